@@ -1,4 +1,5 @@
-"""The host's time of a small add from Python, on a GPU: beside a raw launch of the driver in the same process, and beside PyTorch's where it is installed.
+"""Measures the host time of a small add from Python on a GPU, compared with a raw launch through the driver in the same process, and with PyTorch
+if it is installed.
 
     PYTHONPATH=python python scripts/overhead.py [FILE]
 
@@ -52,7 +53,7 @@ def raw_launch(cuda):
 
 
 def empty_call(cuda):
-    """Returns a call through ctypes that does nothing, with as many arguments."""
+    """Returns a ctypes call that does nothing, with the same number of arguments."""
     version = ctypes.c_int()
     ask, one = cuda.cuDriverGetVersion, ctypes.c_uint(1)
 

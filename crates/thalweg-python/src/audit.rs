@@ -11,7 +11,7 @@ use crate::failure::{call_python, run};
 use crate::graphs::capture_mode;
 use crate::lines::Reader;
 
-/// Runs a function without arguments once, eagerly, and returns what a capture of it would meet, as a dictionary.
+/// Runs a function without arguments once, eagerly, and returns the obstacles that a capture of it would meet, as a dictionary.
 #[pyfunction]
 fn _audit<'py>(
     py: Python<'py>,

@@ -14,7 +14,7 @@ use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::node::{PyNode, object_of};
 
-/// A place of a graph: a tensor, or a result of a node.
+/// An end point of a backward pass: a tensor, or one result of a node.
 #[derive(FromPyObject)]
 enum Place<'py> {
     Tensor(Bound<'py, PyTensor>),
@@ -30,8 +30,8 @@ impl Place<'_> {
     }
 }
 
-/// Runs a backward pass from places, each with its gradient. With `accumulates`, leaves accumulate what arrives: all, or those of `inputs`;
-/// without, the gradients of `inputs` are returned, `None` where there is none.
+/// Runs a backward pass from end points, each with its gradient. With `accumulates`, gradients are accumulated in the leaves: all
+/// of them, or those of `inputs`. Without it, the gradients of `inputs` are returned, with `None` where there is no gradient.
 #[pyfunction]
 fn _run_backward(
     py: Python<'_>,
@@ -58,7 +58,7 @@ fn _run_backward(
         .collect()
 }
 
-/// Lets the backward pass that this thread runs call a function once it has succeeded.
+/// Registers a function that is called after the backward pass of this thread has succeeded.
 #[pyfunction]
 fn _queue_callback(py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
     _ = py;
@@ -68,7 +68,8 @@ fn _queue_callback(py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
     }
 }
 
-/// Calls a function at the end of the backward pass that this thread runs, also where that fails; what it raises is lost.
+/// Calls a function at the end of this thread's backward pass, even if the pass fails. An exception that the function raises is
+/// dropped.
 #[pyfunction]
 fn _at_pass_end(callback: Py<PyAny>) {
     at_pass_end(move || {
@@ -76,7 +77,7 @@ fn _at_pass_end(callback: Py<PyAny>) {
     });
 }
 
-/// Returns whether the backward pass that this thread runs comes to the node that a tensor's gradient goes to.
+/// Returns whether this thread's backward pass will reach the node that receives the tensor's gradient.
 #[pyfunction]
 fn _will_run(tensor: &Bound<'_, PyTensor>) -> bool {
     will_run(&tensor.tensor())
@@ -94,13 +95,13 @@ fn _current_autograd_node(py: Python<'_>) -> PyResult<Option<Bound<'_, PyNode>>>
     running_node().map(|node| object_of(py, node)).transpose()
 }
 
-/// Sets whether operators record themselves, and returns whether they did.
+/// Sets whether operators are recorded, and returns the previous setting.
 #[pyfunction]
 fn _set_grad_enabled(enabled: bool) -> bool {
     thalweg::autograd::set_grad_enabled(enabled)
 }
 
-/// Sets whether this thread is in inference mode, and returns whether it was.
+/// Sets whether this thread is in inference mode, and returns the previous setting.
 #[pyfunction]
 fn _set_inference_mode(enabled: bool) -> bool {
     thalweg::autograd::set_inference_mode_enabled(enabled)
@@ -112,7 +113,7 @@ fn is_inference_mode_enabled() -> bool {
     thalweg::autograd::is_inference_mode_enabled()
 }
 
-/// Sets anomaly mode and its look for NaN, and returns what they were.
+/// Sets anomaly mode and its NaN check, and returns the previous settings.
 #[pyfunction]
 fn _set_anomaly(mode: bool, check_nan: bool) -> (bool, bool) {
     thalweg::autograd::set_anomaly_enabled(mode, check_nan)
@@ -124,25 +125,25 @@ fn is_anomaly_enabled() -> bool {
     thalweg::autograd::is_anomaly_enabled()
 }
 
-/// Returns whether anomaly mode looks for NaN (`torch.is_anomaly_check_nan_enabled`).
+/// Returns whether anomaly mode checks for NaN (`torch.is_anomaly_check_nan_enabled`).
 #[pyfunction]
 fn is_anomaly_check_nan_enabled() -> bool {
     thalweg::autograd::is_anomaly_check_nan_enabled()
 }
 
-/// Returns whether operators record themselves (`torch.is_grad_enabled`).
+/// Returns whether operators are recorded (`torch.is_grad_enabled`).
 #[pyfunction]
 fn is_grad_enabled() -> bool {
     thalweg::autograd::is_grad_enabled()
 }
 
-/// Returns whether the innermost region of `autocast` keeps casts of leaves.
+/// Returns whether the innermost `autocast` region caches casts of leaves.
 #[pyfunction]
 fn is_autocast_cache_enabled() -> bool {
     thalweg::tensor::autocast::is_autocast_cache_enabled()
 }
 
-/// Returns whether operators choose the dtype that they compute in (`torch.is_autocast_enabled`).
+/// Returns whether autocast chooses the dtypes that operators compute in (`torch.is_autocast_enabled`).
 #[pyfunction]
 #[pyo3(signature = (device_type=None))]
 fn is_autocast_enabled(device_type: Option<&str>) -> bool {
@@ -150,7 +151,7 @@ fn is_autocast_enabled(device_type: Option<&str>) -> bool {
     thalweg::tensor::autocast::is_autocast_enabled()
 }
 
-/// An open region of autocast; it belongs to its thread.
+/// An open autocast region, which belongs to its thread.
 #[pyclass(frozen, unsendable)]
 struct _AutocastRegion(Cell<Option<Region>>);
 
@@ -169,7 +170,7 @@ impl _AutocastRegion {
     }
 }
 
-/// Returns the calls of Python that led here, as a traceback has them.
+/// Returns the current Python call stack, formatted as in a traceback.
 fn stack_of_python() -> Option<String> {
     Python::try_attach(|py| -> PyResult<String> {
         let lines = py.import("traceback")?.call_method0("format_stack")?;

@@ -1,4 +1,4 @@
-//! Switches of the libraries behind operators, for `thalweg.backends`: each by its name in PyTorch.
+//! Switches of the libraries that operators use, for `thalweg.backends`, each under its PyTorch name.
 
 use pyo3::prelude::*;
 use thalweg::backends::cuda::matmul::{self, ReducedPrecisionReduction};
@@ -7,7 +7,7 @@ use thalweg::tensor::deterministic::{self, DeterministicDebugMode};
 
 use crate::failure::{run, value_error};
 
-/// A switch: its name, how it is read and how it is set.
+/// A switch: its name, its getter and its setter.
 type Switch = (&'static str, fn() -> bool, fn(bool));
 
 const SWITCHES: [Switch; 7] = [
@@ -33,7 +33,7 @@ fn switch(name: &str) -> PyResult<Switch> {
     found.ok_or_else(|| value_error(format!("there is no switch `{name}`")))
 }
 
-/// Returns how a switch stands.
+/// Returns whether a switch is on.
 #[pyfunction]
 fn _switch(name: &str) -> PyResult<bool> {
     Ok(switch(name)?.1())
@@ -46,13 +46,13 @@ fn _set_switch(name: &str, value: bool) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns what becomes of an operator that cannot repeat its bits: 0, 1 for a warning, 2 for an error.
+/// Returns how operators that are not deterministic are treated: 0 to allow them, 1 to warn, 2 to raise an error.
 #[pyfunction]
 fn _deterministic_debug_mode() -> u8 {
     deterministic::deterministic_debug_mode() as u8
 }
 
-/// Sets what becomes of an operator that cannot repeat its bits.
+/// Sets how operators that are not deterministic are treated: 0 to allow them, 1 to warn, 2 to raise an error.
 #[pyfunction]
 fn _set_deterministic_debug_mode(mode: u8) -> PyResult<()> {
     let modes =
@@ -64,7 +64,7 @@ fn _set_deterministic_debug_mode(mode: u8) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns how parts of products of 16-bit floats may be added up: in reduced precision, and split along k.
+/// Returns whether products of 16-bit floats may be accumulated in reduced precision, and whether they may be split along k.
 #[pyfunction]
 fn _reduction(dtype: &str) -> PyResult<(bool, bool)> {
     let reduction = match dtype {
@@ -75,7 +75,7 @@ fn _reduction(dtype: &str) -> PyResult<(bool, bool)> {
     Ok((reduction.allow, reduction.allow_split_k))
 }
 
-/// Sets how parts of products of 16-bit floats may be added up.
+/// Sets whether products of 16-bit floats may be accumulated in reduced precision, and whether they may be split along k.
 #[pyfunction]
 fn _set_reduction(py: Python<'_>, dtype: &str, allow: bool, allow_split_k: bool) -> PyResult<()> {
     let reduction = ReducedPrecisionReduction { allow, allow_split_k };
@@ -86,7 +86,7 @@ fn _set_reduction(py: Python<'_>, dtype: &str, allow: bool, allow_split_k: bool)
     }
 }
 
-/// Returns how products of float32 are computed, in the words of `set_float32_matmul_precision`.
+/// Returns how products of float32 are computed, by the names of `set_float32_matmul_precision`.
 #[pyfunction]
 fn _float32_matmul_precision() -> &'static str {
     backends::get_float32_matmul_precision()
@@ -98,19 +98,19 @@ fn _set_float32_matmul_precision(py: Python<'_>, precision: &str) -> PyResult<()
     run(py, || backends::set_float32_matmul_precision(precision))
 }
 
-/// Returns how many algorithms of cuDNN are tried at most.
+/// Returns the maximum number of cuDNN algorithms that are tried.
 #[pyfunction]
 fn _benchmark_limit() -> u32 {
     cudnn::benchmark_limit()
 }
 
-/// Sets how many algorithms of cuDNN are tried at most.
+/// Sets the maximum number of cuDNN algorithms that are tried.
 #[pyfunction]
 fn _set_benchmark_limit(limit: u32) {
     cudnn::set_benchmark_limit(limit);
 }
 
-/// Sets which of cuDNN, Flash and operators may compute attention in this thread, and returns which could before.
+/// Sets which of cuDNN, Flash and operators may compute attention in this thread, and returns the previous settings.
 #[pyfunction]
 fn _replace_sdp(cudnn: bool, flash: bool, math: bool) -> (bool, bool, bool) {
     thalweg::tensor::sdp::replace_allowed([cudnn, flash, math]).into()

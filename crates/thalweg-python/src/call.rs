@@ -1,11 +1,11 @@
-//! The generic path: a call of Python to an operator of the table.
+//! The generic path from a call in Python to an operator of the table.
 //!
-//! A name has one or several overloads. Each is tried with the arguments by their places and names, first as they are, then with
-//! tensors of one element for numbers, as PyTorch's parser does; the first that fits is called. Nothing is looked up by name and
-//! no dictionary is made on the way.
+//! A name has one or more overloads. Each is tried with the call's positional and keyword arguments, first strictly, then with
+//! one-element tensors accepted as numbers, as PyTorch's parser does. The first overload that fits is called. The path has no
+//! lookup by name and creates no dictionary.
 //!
-//! This module is a hub: `functions` makes the functions that Python calls from it, `table` describes them, and the error of a
-//! call shows the signatures of `table`.
+//! This module is a hub: `functions` builds the functions that Python calls from it, `table` describes them, and the error for a
+//! call that fits no overload shows the signatures of `table`.
 
 use std::ffi::CString;
 
@@ -27,23 +27,23 @@ use crate::failure::{exception, left_out, run, type_error};
 use crate::generator::PyGenerator;
 use crate::handle::{Held, PyTensor};
 
-/// The arguments of one overload: `None` where the call leaves one out.
+/// The arguments of one overload: `None` where the call omits one.
 type Read = SmallVec<[Option<Value>; 8]>;
 
-/// The arguments by place and by name of a call that is put in other words.
+/// The positional and keyword arguments of a call that was rewritten into another form.
 type Rewritten<'py> = (Vec<Bound<'py, PyAny>>, Vec<(Bound<'py, PyString>, Bound<'py, PyAny>)>);
 
 /// An overload as Python calls it.
 pub struct Overload {
     /// The operator.
     pub operator: &'static Operator,
-    /// The place of the parameter `self`, for methods.
+    /// The position of the parameter `self`, for methods.
     pub receiver: Option<usize>,
-    /// The number of parameters that may be passed by their places.
+    /// The number of parameters that may be passed by position.
     positional: usize,
-    /// The defaults.
+    /// The default of each parameter.
     defaults: Vec<Option<Value>>,
-    /// The place of the parameter `dtype`, of a function that makes tensors: it takes `requires_grad` as well.
+    /// Whether the function makes tensors, with parameters such as `dtype`, and so takes `requires_grad` as well.
     is_factory: bool,
     /// Whether a result is a number.
     gives_numbers: bool,
@@ -51,19 +51,19 @@ pub struct Overload {
     gives_one: bool,
 }
 
-/// A function of Python: the overloads of a name.
+/// A Python function: the overloads of a name.
 pub struct Function {
     /// The name.
     pub name: String,
     /// The overloads, in the order in which they are tried.
     pub overloads: Vec<Overload>,
-    /// The class of several named results.
+    /// The class of named tuples for several named results.
     pub results: Option<Py<PyAny>>,
-    /// Whether numbers stand for its tensors, as in `remainder(5, x)`.
+    /// Whether numbers are accepted for its tensors, as in `remainder(5, x)`.
     pub takes_numbers: bool,
 }
 
-/// The functions of two operands of which PyTorch takes numbers for tensors, without `_` and aliases in place.
+/// The functions of two operands for which PyTorch accepts numbers as tensors, without `_` and in-place aliases.
 pub const TAKES_NUMBERS: &[&str] = &[
     "add",
     "bitwise_and",
@@ -99,13 +99,13 @@ pub const TAKES_NUMBERS: &[&str] = &[
     "special_xlogy",
 ];
 
-/// A call: the receiver of a method, and the arguments by place and by name.
+/// A call: the receiver of a method, and the positional and keyword arguments.
 pub struct Passed<'a, 'py> {
     /// The tensor whose method is called.
     pub receiver: Option<&'a Bound<'py, PyAny>>,
-    /// The arguments by place.
+    /// The positional arguments.
     pub places: &'a [Bound<'py, PyAny>],
-    /// The names and arguments by name.
+    /// The keyword arguments, each with its name.
     pub names: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
 }
 
@@ -116,7 +116,7 @@ impl<'a, 'py> Passed<'a, 'py> {
     }
 }
 
-/// The arguments by name that no schema has.
+/// The keyword arguments that no schema has.
 #[derive(Default)]
 struct Extra<'a, 'py> {
     out: Option<&'a Bound<'py, PyAny>>,
@@ -142,7 +142,7 @@ fn default_of(parameter: &Parameter) -> Option<Value> {
 }
 
 impl Overload {
-    /// Returns an operator as Python calls it.
+    /// Returns an operator as an overload for Python.
     pub fn new(operator: &'static Operator) -> Self {
         let (parameters, returns) = (&operator.schema().parameters, operator.schema().returns.as_slice());
         let is_tensor = |parameter: &Parameter| parameter.ty.kind == Kind::Tensor && !parameter.ty.list;
@@ -164,7 +164,7 @@ impl Overload {
         self.operator.schema()
     }
 
-    /// Returns the place of a parameter by the name that a call has for it: PyTorch's own, or NumPy's.
+    /// Returns the position of a parameter by its name in the call: PyTorch's own, or NumPy's.
     fn place_of(&self, name: &str) -> Option<usize> {
         let parameters = &self.schema().parameters;
         let find = |name: &str| parameters.iter().position(|parameter| parameter.name == name);
@@ -179,7 +179,7 @@ impl Overload {
         })
     }
 
-    /// Holds a call against the schema and writes its arguments to `bound`. Returns whether it fits.
+    /// Matches a call against the schema and writes its arguments to `bound`. Returns whether the call fits.
     fn bind(&self, passed: &Passed<'_, '_>, lenient: bool, bound: &mut Read) -> PyResult<bool> {
         let parameters = &self.schema().parameters;
         bound.clear();
@@ -233,7 +233,7 @@ impl Overload {
         Ok(!bound.iter().zip(&self.defaults).any(is_missing))
     }
 
-    /// Returns what is wrong with a call, in PyTorch's words of a function that has one form.
+    /// Returns the reason why a call does not fit, in the words that PyTorch uses for a function with one overload.
     fn misfit(&self, name: &str, passed: &Passed<'_, '_>) -> Option<String> {
         let parameters = &self.schema().parameters;
         let kind = |value: &Bound<'_, PyAny>| {
@@ -244,7 +244,7 @@ impl Overload {
         };
         let skipped = passed.receiver.and(self.receiver);
         let positional: Vec<usize> = (0..self.positional).filter(|&place| Some(place) != skipped).collect();
-        // Sizes one by one are a list.
+        // Sizes that are passed one by one form a list.
         let are_sizes = positional.len() == 1
             && self
                 .repeated(positional.first().copied(), passed.places, true)
@@ -292,7 +292,7 @@ impl Overload {
         (count > 0).then(|| format!("{name}() missing {count} required positional arguments: {list}"))
     }
 
-    /// Returns integers that are passed one by one for the only parameter, a list (`x.view(2, 3)`).
+    /// Returns integers that are passed one by one for a list that is the only parameter (`x.view(2, 3)`).
     fn repeated(
         &self,
         place: Option<usize>,
@@ -360,7 +360,7 @@ impl Function {
         }
     }
 
-    /// Returns the overload that fits a call, and writes its arguments to `bound`.
+    /// Returns the overload that fits a call, after writing its arguments to `bound`.
     fn fitting(&self, passed: &Passed<'_, '_>, bound: &mut Read) -> PyResult<Option<&Overload>> {
         for lenient in [false, true] {
             for overload in &self.overloads {
@@ -372,8 +372,9 @@ impl Function {
         Ok(None)
     }
 
-    /// Returns a call of PyTorch's older forms, which have numbers before and between the tensors (`addcmul(x, 0.5, y, z)`), as one that names
-    /// them, with PyTorch's warning; `None` where the function has no such form.
+    /// Rewrites a call in one of PyTorch's older forms, which have numbers before and between the tensors (`addcmul(x, 0.5, y,
+    /// z)`), as one that passes the numbers by name, and shows PyTorch's warning. Returns `None` if the function has no such
+    /// form.
     fn without_numbers_between<'py>(
         &self,
         py: Python<'py>,
@@ -411,8 +412,9 @@ impl Function {
         Ok(Some((places, names)))
     }
 
-    /// Returns the arguments by place with tensors for numbers, of a function that takes these: a first operand, a second one where no
-    /// overload has a number there, and a truth value beside truth values, which kernels with a number do not take.
+    /// Converts numbers among the positional arguments to tensors, for a function that accepts numbers as tensors: a first
+    /// operand, a second operand where no overload takes a number, and a bool next to bools, because kernels with a number do not
+    /// take bools.
     fn numbers_as_tensors<'py>(
         &self,
         py: Python<'py>,
@@ -427,7 +429,7 @@ impl Function {
         if passed.receiver.is_none()
             && passed.places.iter().all(|value| matches!(read_scalar(value, false), Ok(Some(_))))
         {
-            // Of two numbers the result is a tensor without dimensions.
+            // The result for two numbers is a tensor without dimensions.
             let made = |value| Ok(PyTensor::object(py, tensor_of(value, None, None)?)?.into_any());
             return passed.places.iter().map(made).collect::<PyResult<_>>().map(Some);
         }
@@ -451,7 +453,7 @@ impl Function {
         Ok(Some(places))
     }
 
-    /// Returns whether it draws random numbers, and takes a generator.
+    /// Returns whether the function draws random numbers and takes a generator.
     fn draws(&self) -> bool {
         self.overloads.iter().any(|overload| overload.operator.takes_generator())
     }
@@ -528,7 +530,7 @@ impl Function {
         }
     }
 
-    /// Calls an operator that writes its results into given tensors.
+    /// Calls an operator that writes its results into the given tensors.
     fn run_out<'py>(
         &self,
         py: Python<'py>,
@@ -544,7 +546,7 @@ impl Function {
         };
         let dtype = overload.schema().parameters.iter().position(|parameter| parameter.name == "dtype");
         if let (true, Some(place), Some(target)) = (overload.is_factory, dtype, targets.first()) {
-            // What is made has the dtype of what it is written to.
+            // A tensor that the operator creates has the dtype of the tensor that it is written to.
             arguments.resize(arguments.len().max(place + 1), Argument::None);
             if matches!(arguments[place], Argument::None) {
                 arguments[place] = Argument::DType(target.dtype());
@@ -554,7 +556,7 @@ impl Function {
         Ok(out.clone())
     }
 
-    /// Returns the exception of a call that fits no overload.
+    /// Returns the exception for a call that fits no overload.
     fn refusal(&self, passed: &Passed<'_, '_>) -> PyErr {
         let kind = |value: &Bound<'_, PyAny>| {
             value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string())
@@ -588,7 +590,7 @@ fn first_tensor<'a>(arguments: &[Argument<'a>]) -> Option<&'a Tensor> {
     })
 }
 
-/// Refuses to make a result on another device than that of the tensors: the layers below give it on theirs.
+/// Refuses a result on another device than that of the tensors, because the layers below create it on the tensors' device.
 fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> PyResult<()> {
     match arguments
         .iter()
@@ -602,14 +604,14 @@ fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> PyResult<()> {
     }
 }
 
-/// Returns the object of an argument that the result is: `x.add_(y)` and `x.contiguous()` give `x` itself.
+/// Returns the argument's object if the result is that same tensor: `x.add_(y)` and `x.contiguous()` return `x` itself.
 fn same_object<'py>(result: &Tensor, passed: &Passed<'_, 'py>) -> Option<Bound<'py, PyAny>> {
     let candidate = passed.receiver.or(passed.places.first())?;
     let tensor = candidate.cast::<PyTensor>().ok()?;
     tensor.holds(result).then(|| candidate.clone())
 }
 
-/// Calls an operator whose results are numbers, which the host reads.
+/// Calls an operator whose results are numbers that the host reads.
 fn number_results<'py>(
     py: Python<'py>,
     operator: &'static Operator,

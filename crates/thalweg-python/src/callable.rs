@@ -1,4 +1,4 @@
-//! Functions and modules of Python as graphs, for `thalweg.cuda.make_graphed_callables`.
+//! Python functions and modules as graphs, for `thalweg.cuda.make_graphed_callables`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -12,13 +12,13 @@ use crate::graphs::graph_pool;
 use crate::handle::{Held, PyTensor};
 use crate::lines::Reader;
 
-/// A function of Python from which graphs are captured.
+/// A Python function from which graphs are captured.
 struct PythonCallable {
     name: String,
     function: Py<PyAny>,
     parameters: Vec<Tensor>,
     buffers: Vec<Tensor>,
-    /// The module, whose attribute `training` counts.
+    /// The module, whose `training` attribute is part of the key of a graph.
     module: Option<Py<PyAny>>,
 }
 
@@ -54,7 +54,7 @@ impl Callable for PythonCallable {
     }
 }
 
-/// A function that replays graphs.
+/// A function that replays captured graphs.
 #[pyclass(frozen)]
 struct _GraphedCallable(GraphedCallable);
 
@@ -72,7 +72,7 @@ impl _GraphedCallable {
     }
 }
 
-/// A function to capture: name, function of a tuple, parameters, buffers, and the module.
+/// A function to capture: its name, a function that takes a tuple, its parameters, its buffers, and the module.
 type Described<'py> =
     (String, Py<PyAny>, Vec<Bound<'py, PyTensor>>, Vec<Bound<'py, PyTensor>>, Option<Py<PyAny>>);
 
@@ -101,7 +101,7 @@ fn _make_graphed_callables(
         warm_up: num_warmup_iters,
         allow_unused_input,
         pool: pool.map(graph_pool).transpose()?,
-        // A loop that names its result anew holds the former one while it calls.
+        // A loop that rebinds the name of its result still holds the previous result during the next call.
         live_outputs: LiveOutputs::Clone,
         ..CallableOptions::default()
     };

@@ -1,6 +1,6 @@
-//! A function of Python under the simulated GPU of a check: many seeds, with the sanitizer watching (`thalweg::sim`).
+//! Runs a Python function on the simulated GPU for many seeds, under the sanitizer (`thalweg::sim`).
 //!
-//! While one runs, labels have lines of Python (`lines`), and `cpu`, `cuda` and `sim` name the device of the check.
+//! While a check runs, labels have lines of Python (`lines`), and `cpu`, `cuda` and `sim` name the device of the check.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::failure::guarded;
 use crate::lines::Reader;
 use crate::regions::apart;
 
-/// The number of checks that run.
+/// The number of checks that are running.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// A guard that counts a check while it runs.
@@ -37,17 +37,17 @@ pub fn is_running() -> bool {
     RUNNING.load(Ordering::Relaxed) != 0
 }
 
-/// Runs a function under so many seeds on a simulated GPU that a sanitizer watches. Raises the function's exception, or a `RuntimeError` with the report of
-/// what was found.
+/// Runs a function once for each of `seeds` seeds on a simulated GPU with the sanitizer. Raises the function's exception, or a
+/// `RuntimeError` with the report of the findings.
 #[pyfunction]
 fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let found = guarded(|| {
         Ok(py.detach(|| {
             let _running = (Running::begin(), Reader::new());
-            // Tensors that Python still holds at the end are the garbage collector's affair.
+            // Tensors that Python still holds at the end are left to the garbage collector.
             Check::new().seeds(0..seeds).allow_leaks().find(|gpu| {
-                // The program's own threads are on the device of the check, too.
+                // The program's own threads use the device of the check, too.
                 let _default = gpu.device().make_default();
                 let _apart = apart();
                 Python::attach(|py| {

@@ -1,7 +1,6 @@
-//! Values of Python as arguments, and numbers and nested lists as tensors and back.
+//! Conversion of Python values to arguments, and of numbers and nested lists to tensors and back.
 //!
-//! This module and `handle` use each other: a value of Python may be a tensor, and the only element of a tensor is a value of
-//! Python.
+//! This module and `handle` use each other: a Python value may be a tensor, and the only element of a tensor is a Python value.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PySequence, PyString, PyTuple};
@@ -16,8 +15,8 @@ use crate::dtype::{self, Numbered};
 use crate::failure::{exception, run, runtime, type_error, value_error};
 use crate::handle::{Held, PyTensor, complex_item, item};
 
-/// Reads an argument for a parameter of a type; `None` if it has another type. A lenient reading takes a tensor of one element
-/// for a number, whose value the host waits for.
+/// Reads an argument for a parameter of the given type. Returns `None` if the argument has another type. A lenient read accepts a
+/// tensor of one element as a number; the host waits for its value.
 pub fn read_value(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResult<Option<Value>> {
     if !ty.list
         && ty.kind == Kind::Tensor
@@ -56,7 +55,7 @@ pub fn read_value(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResul
     })
 }
 
-/// Reads a list; one number stands for a list of a length.
+/// Reads a list. A single number stands for a list of the type's fixed length.
 fn read_list(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResult<Option<Value>> {
     let is_list = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
     if !is_list {
@@ -99,7 +98,7 @@ fn read_list(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResult<Opt
     })
 }
 
-/// Reads an integer: one of Python, or what counts as one (`__index__`), but no truth value.
+/// Reads an integer: a Python `int` or an object with `__index__`, but not a `bool`.
 pub fn read_int(value: &Bound<'_, PyAny>) -> Option<i64> {
     if value.is_instance_of::<PyBool>()
         || value.is_instance_of::<PyTensor>()
@@ -110,7 +109,7 @@ pub fn read_int(value: &Bound<'_, PyAny>) -> Option<i64> {
     value.extract().ok()
 }
 
-/// Reads an integer; a lenient reading takes a tensor of one element for it.
+/// Reads an integer. A lenient read accepts a tensor of one element.
 pub fn read_int_or_tensor(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<i64>> {
     if lenient
         && let Ok(tensor) = value.cast::<PyTensor>()
@@ -147,15 +146,15 @@ pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<S
     {
         return Ok(None);
     }
-    // Numbers of other libraries.
+    // Numbers of other libraries, such as NumPy.
     if let Ok(integer) = value.extract::<i64>() {
         return Ok(Some(Scalar::I64(integer)));
     }
     Ok(value.extract::<f64>().ok().map(Scalar::F64))
 }
 
-/// Returns a number as a tensor without dimensions beside another one, in whose dtype it is where that has numbers of its category;
-/// `None` where the object is not a number.
+/// Converts a number to a tensor without dimensions, for an operation with `like`. The result has the dtype of `like` if that can
+/// hold numbers of its category. Returns `None` if the object is not a number.
 pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Option<Tensor>> {
     if let Some(complex) = read_complex(number) {
         let dtype = if like.dtype().is_complex() { like.dtype() } else { default_dtype().complex() };
@@ -171,7 +170,7 @@ pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Optio
     run(number.py(), || Tensor::full(&[], scalar, dtype, like.device())).map(Some)
 }
 
-/// Returns the dtype of Python's numbers of a category.
+/// Returns the dtype of Python numbers of a category.
 fn dtype_of(category: Category) -> DType {
     match category {
         Category::Bool => DType::Bool,
@@ -180,7 +179,7 @@ fn dtype_of(category: Category) -> DType {
     }
 }
 
-/// Returns the number in a tensor without dimensions that wants no gradient.
+/// Returns the number in a tensor without dimensions that does not require a gradient.
 fn one_element(tensor: &Bound<'_, PyTensor>) -> PyResult<Option<Scalar>> {
     let inner = tensor.tensor();
     if inner.rank() != 0 || inner.requires_grad() {
@@ -189,7 +188,7 @@ fn one_element(tensor: &Bound<'_, PyTensor>) -> PyResult<Option<Scalar>> {
     item(tensor.py(), &inner).map(Some)
 }
 
-/// Returns a number as Python has it.
+/// Returns a number as a Python object.
 pub fn number_object<'py>(py: Python<'py>, number: Scalar) -> PyResult<Bound<'py, PyAny>> {
     Ok(match number {
         Scalar::Bool(truth) => PyBool::new(py, truth).to_owned().into_any(),
@@ -237,7 +236,7 @@ fn nest<'py, T>(
     Ok(PyList::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any())
 }
 
-/// Returns whether an object is a sequence of elements: a list, a tuple, a range, a deque, but no text.
+/// Returns whether an object is a sequence of elements: a list, a tuple, a range or a deque, but not text.
 pub fn is_sequence(value: &Bound<'_, PyAny>) -> bool {
     value.is_instance_of::<PyList>()
         || value.is_instance_of::<PyTuple>()
@@ -246,7 +245,7 @@ pub fn is_sequence(value: &Bound<'_, PyAny>) -> bool {
             && value.cast::<PySequence>().is_ok())
 }
 
-/// Returns the dtype that an object of NumPy names, an array or a number.
+/// Returns the dtype of a NumPy object, an array or a number.
 fn numpy_dtype(value: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
     let is_plain = value.cast_exact::<PyFloat>().is_ok()
         || value.cast_exact::<PyInt>().is_ok()
@@ -260,7 +259,7 @@ fn numpy_dtype(value: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
     Ok(DType::ALL.iter().copied().find(|dtype| dtype.name() == name))
 }
 
-/// Returns the exception of an object that cannot be an element of a tensor.
+/// Returns the exception for an object that cannot be an element of a tensor.
 fn no_element(value: &Bound<'_, PyAny>, depth: usize) -> PyErr {
     let name = value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
     let is_text = value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>();
@@ -276,15 +275,15 @@ fn no_element(value: &Bound<'_, PyAny>, depth: usize) -> PyErr {
 #[derive(Default)]
 struct Nested {
     shape: Vec<usize>,
-    /// The dtype in which those that were read meet.
+    /// The dtype to which the numbers read so far promote.
     own: Option<DType>,
     numbers: Vec<Scalar>,
-    /// The imaginary parts, up to that of the last complex number; none where all numbers are real.
+    /// The imaginary parts up to that of the last complex number. Empty if all numbers are real.
     imaginary: Vec<f64>,
 }
 
 impl Nested {
-    /// Reads a value `depth` lists deep.
+    /// Reads a value that is nested `depth` lists deep.
     fn read(&mut self, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<()> {
         if is_sequence(value) {
             return self.read_sequence(value, depth);
@@ -345,7 +344,7 @@ impl Nested {
         value.try_iter()?.try_for_each(|element| self.read(&element?, depth + 1))
     }
 
-    /// Reads the element of a tensor that has one.
+    /// Reads the only element of a tensor.
     fn read_tensor(&mut self, tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
         let inner = tensor.tensor();
         if inner.elements() != 1 {
@@ -366,7 +365,7 @@ impl Nested {
         self.numbers.push(Scalar::F64(number.re));
     }
 
-    /// Notes the dtype of a number, which is promoted with those that were read before it.
+    /// Promotes the dtype of a number with that of the numbers that were read before it.
     fn meet(&mut self, dtype: DType) -> PyResult<()> {
         self.own = Some(match self.own {
             None => dtype,
@@ -380,7 +379,7 @@ impl Nested {
         self.own.unwrap_or_else(default_dtype)
     }
 
-    /// Returns them as a tensor. Numbers go to the device in the widest form of their kind and are converted there.
+    /// Returns the numbers as a tensor. They are copied to the device in the widest type of their kind and are converted there.
     fn tensor(&self, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
         let Self { shape, numbers, imaginary, .. } = self;
         numbers.iter().try_for_each(|&number| thalweg::tensor::check_convertible(number, dtype))?;
@@ -408,7 +407,7 @@ impl Nested {
     }
 }
 
-/// Makes a tensor of numbers, nested lists, a tensor or a buffer (`torch.tensor`).
+/// Creates a tensor from numbers, nested lists, a tensor or a buffer (`torch.tensor`).
 pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<Device>) -> PyResult<Tensor> {
     let py = data.py();
     let current = || device.clone().map_or_else(|| Device::current().map_err(|error| exception(&error)), Ok);
@@ -439,7 +438,7 @@ pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<D
     run(py, || nested.tensor(dtype, &device))
 }
 
-/// Returns the tensor of another library, an object with `__dlpack__`, as one of ours; `None` for any other object.
+/// Converts an object of another library with `__dlpack__` to a tensor. Returns `None` for any other object.
 pub fn external(data: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
     if !data.hasattr("__dlpack__")? {
         return Ok(None);
@@ -448,7 +447,7 @@ pub fn external(data: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
     Ok(Some(made.cast::<PyTensor>()?.tensor()))
 }
 
-/// Reads the elements of an object with the buffer protocol, such as an array of NumPy, with shape and dtype.
+/// Reads the elements, the shape and the dtype of an object with the buffer protocol, such as a NumPy array.
 #[allow(clippy::type_complexity)]
 pub fn read_buffer<'py>(
     data: &Bound<'py, PyAny>,
@@ -487,7 +486,7 @@ pub fn read_buffer<'py>(
     Ok(Some((bytes, shape, dtype)))
 }
 
-/// Makes a tensor of the bytes of its elements.
+/// Creates a tensor from the bytes of its elements.
 pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
     let tensor = Tensor::empty(shape, dtype, device)?;
     if bytes.len() != tensor.elements() * dtype.size_bytes() {

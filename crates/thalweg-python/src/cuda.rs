@@ -1,6 +1,7 @@
-//! Streams and what concerns devices as a whole, for `thalweg.cuda`. They are those of the GPU and of the simulated one alike.
+//! Streams, and functions that concern a device in general, for `thalweg.cuda`. They work in the same way on a GPU and on the
+//! simulated one.
 //!
-//! This module is a hub: it registers the others of `thalweg.cuda` in the same module of Python, and they take its streams.
+//! This module is a hub: it registers the other modules of `thalweg.cuda` in the same Python module, and they use its streams.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +46,7 @@ impl PyStream {
         PyDevice::of(self.0.device().clone())
     }
 
-    /// The priority: lower numbers go first.
+    /// The priority: streams with lower numbers run first.
     #[getter]
     fn priority(&self) -> i32 {
         self.0.priority()
@@ -57,7 +58,7 @@ impl PyStream {
         self.0.device().index()
     }
 
-    /// PyTorch's number of the kind of device: 1, CUDA, also for the simulated GPU.
+    /// PyTorch's number for the kind of device: 1 for CUDA, also for the simulated GPU.
     #[getter]
     fn device_type(&self) -> i64 {
         1
@@ -69,7 +70,7 @@ impl PyStream {
         self.0.id().raw()
     }
 
-    /// Returns the least and the greatest priority that streams of the current device may have.
+    /// Returns the least and the greatest priority that are allowed for streams of the current device.
     #[staticmethod]
     fn priority_range(py: Python<'_>) -> PyResult<(i32, i32)> {
         Ok(or_current(py, None)?.properties().stream_priority_range)
@@ -81,13 +82,13 @@ impl PyStream {
         self.0.cuda_stream().map_err(|error| exception(&error))
     }
 
-    /// CUDA's handle (`cuda_stream`).
+    /// CUDA's handle, as `cuda_stream` also returns it.
     #[getter]
     fn native_handle(&self) -> PyResult<u64> {
         self.cuda_stream()
     }
 
-    /// Returns the version of the protocol and CUDA's handle, for libraries that take any object with a stream.
+    /// Returns the version of the protocol and CUDA's handle, for libraries that accept any object with a stream.
     fn __cuda_stream__(&self) -> PyResult<(u32, u64)> {
         Ok((0, self.cuda_stream()?))
     }
@@ -113,29 +114,29 @@ impl PyStream {
         leave(Owner::object(slf.as_any()));
     }
 
-    /// Returns whether all work of the stream is done.
+    /// Returns whether all work of the stream has finished.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         run(py, || self.0.query())
     }
 
-    /// Blocks until all work of the stream is done.
+    /// Blocks until all work of the stream has finished.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || self.0.synchronize())
     }
 
-    /// Lets work that is submitted from now on wait for an event.
+    /// Makes work that is submitted from now on wait for an event.
     fn wait_event(&self, py: Python<'_>, event: &Bound<'_, PyEvent>) -> PyResult<()> {
         let event = event.get();
         run(py, || self.0.wait_event(&event.0))
     }
 
-    /// Lets work that is submitted from now on wait for what another stream has now.
+    /// Makes work that is submitted from now on wait for the current work of another stream.
     fn wait_stream(&self, py: Python<'_>, stream: &Bound<'_, PyStream>) -> PyResult<()> {
         let stream = stream.get();
         run(py, || self.0.wait_stream(&stream.0))
     }
 
-    /// Records an event behind the work that the stream has now, and returns it.
+    /// Records an event after the current work of the stream, and returns the event.
     #[pyo3(signature = (event=None))]
     fn record_event<'py>(
         slf: &Bound<'py, Self>,
@@ -171,7 +172,7 @@ impl PyStream {
         ))
     }
 
-    /// Makes the stream current on this thread, until `_exit` is called for the same object.
+    /// Makes the stream current on this thread, until `_exit` is called for the same owner.
     fn _enter(&self, owner: &Bound<'_, PyAny>) {
         enter(Owner::object(owner), Current::stream(&self.0));
     }
@@ -182,7 +183,7 @@ impl PyStream {
     }
 }
 
-/// Returns the current stream where none is given.
+/// Returns the given stream, or the current stream if there is none.
 pub fn stream_or_current(py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<Stream> {
     match stream {
         Some(stream) => Ok(stream.get().0.clone()),
@@ -204,7 +205,8 @@ fn default_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult
     Ok(PyStream(or_current(py, device)?.default_stream()))
 }
 
-/// Records that work of a stream uses a tensor: also what it is given until the tensor is dropped, or only what it has now.
+/// Records that a stream uses a tensor: all work until the tensor is dropped, or with `so_far` only the work that the stream has
+/// now.
 #[pyfunction]
 fn _record_stream(
     py: Python<'_>,
@@ -223,14 +225,14 @@ fn _record_stream(
     })
 }
 
-/// Returns whether the current stream captures.
+/// Returns whether the current stream is being captured.
 #[pyfunction]
 fn is_current_stream_capturing(py: Python<'_>) -> PyResult<bool> {
     run(py, || Device::current()?.current_stream().is_capturing())
 }
 
-/// Returns the number of GPUs that can be used. NVML tells it, so that nothing is initialised and the process may still fork; where it
-/// cannot, the driver is asked.
+/// Returns the number of usable GPUs. The number is read from NVML, so CUDA is not initialised and the process may still fork. If
+/// NVML is not available, the driver is queried.
 #[pyfunction]
 fn _gpu_count(py: Python<'_>) -> PyResult<u32> {
     run(py, || {
@@ -248,36 +250,37 @@ fn _device_count(py: Python<'_>) -> PyResult<u32> {
     run(py, || Ok(Device::current()?.driver().device_count()))
 }
 
-/// Lets later work of a stream of another library wait for what the current stream of a device has now. The number is that of DLPack: 1 is
-/// the legacy default stream, 2 the calling thread's own default stream, any other a `CUstream`.
+/// Makes later work of another library's stream wait for the current work of the device's current stream. The number is that of
+/// DLPack: 1 is the legacy default stream, 2 the calling thread's own default stream, any other a `CUstream`.
 #[pyfunction]
 fn _let_wait(py: Python<'_>, device: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
     let device = or_current(py, Some(device))?;
     run(py, || external(&device, number)?.wait_stream(&device.current_stream()))
 }
 
-/// Lets later work of the current stream of a device wait for what a stream of another library has now.
+/// Makes later work of the device's current stream wait for the current work of another library's stream.
 #[pyfunction]
 fn _wait_for(py: Python<'_>, device: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
     let device = or_current(py, Some(device))?;
     run(py, || device.current_stream().wait_stream(&external(&device, number)?))
 }
 
-/// Returns a stream of another library.
+/// Returns a stream of another library as an external stream.
 fn external(device: &Device, number: u64) -> thalweg::Result<Stream> {
-    // SAFETY: by DLPack's and the interface's rules the number is a stream of the device, which lives during a call that drops the handle at
-    // its end; of an `ExternalStream`, PyTorch's rules ask that of the program. 2 is CUDA's own name of the thread's default stream.
+    // SAFETY: by the rules of DLPack and of the CUDA array interface, the number is a stream of the device that lives during the
+    // call, and the call drops the handle at its end. For an `ExternalStream`, PyTorch's rules require the program to ensure
+    // this. 2 is CUDA's own value for the thread's default stream.
     Stream::from_external(device, unsafe { ExternalStream::new(number) })
 }
 
-/// Returns the number by which other libraries know the current stream of a device: never 0, which is ambiguous.
+/// Returns the number that identifies the device's current stream to other libraries: never 0, which is ambiguous.
 #[pyfunction]
 fn _stream_number(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<u64> {
     let device = or_current(py, Some(device))?;
     run(py, || Ok(device.current_stream().cuda_stream()?.max(1)))
 }
 
-/// Keeps the current stream busy for a number of cycles of a GPU of one gigahertz: the host sleeps in its order.
+/// Keeps the current stream busy for the given number of cycles of a 1 GHz GPU, by a host function that sleeps in stream order.
 #[pyfunction]
 fn _sleep(py: Python<'_>, cycles: u64) -> PyResult<()> {
     run(py, || {
@@ -291,7 +294,7 @@ fn _sleep(py: Python<'_>, cycles: u64) -> PyResult<()> {
     })
 }
 
-/// Blocks until all work of a device is done.
+/// Blocks until all work of a device has finished.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -299,13 +302,13 @@ fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()
     run(py, || device.synchronize())
 }
 
-/// Returns the devices of the current one's kind that are open.
+/// Returns the open devices of the current device's kind.
 #[pyfunction]
 fn _opened_devices(py: Python<'_>) -> PyResult<Vec<PyDevice>> {
     Ok(run(py, || Ok(Device::current()?.opened()))?.into_iter().map(PyDevice::of).collect())
 }
 
-/// Gives all memory of all devices of the current one's kind that is cached and unused back to the driver.
+/// Returns all cached and unused memory of all devices of the current device's kind to the driver.
 #[pyfunction]
 fn empty_cache(py: Python<'_>) -> PyResult<()> {
     run(py, || Device::current()?.opened().iter().try_for_each(Device::empty_cache))
@@ -323,7 +326,7 @@ fn memory_stats<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyR
     Ok(stats)
 }
 
-/// Returns the statistics as a table for people.
+/// Returns the statistics as a readable table.
 #[pyfunction]
 #[pyo3(signature = (device=None, abbreviated=false))]
 fn memory_summary(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, abbreviated: bool) -> PyResult<String> {
@@ -331,7 +334,7 @@ fn memory_summary(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, abbreviated
     run(py, || Ok(device.memory_summary(abbreviated)))
 }
 
-/// Sets the peaks of the statistics to what is current.
+/// Resets the peaks of the statistics to the current values.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn reset_peak_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -342,7 +345,7 @@ fn reset_peak_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) ->
     })
 }
 
-/// Sets the sums of the statistics to 0.
+/// Resets the accumulated statistics to 0.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn reset_accumulated_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -353,7 +356,7 @@ fn reset_accumulated_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAn
     })
 }
 
-/// Returns what a device is and can do, by PyTorch's names.
+/// Returns the properties of a device, by PyTorch's names.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn _device_properties<'py>(
@@ -385,7 +388,7 @@ fn _device_properties<'py>(
     Ok(properties)
 }
 
-/// Adds the classes and the functions, in a module of their own.
+/// Adds the classes and the functions, in a submodule.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let own = PyModule::new(module.py(), "_cuda")?;
     own.add_class::<PyStream>()?;

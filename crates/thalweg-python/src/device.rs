@@ -1,4 +1,4 @@
-//! `device`, and the device of a call that names none.
+//! `device`, and the default device of a call that names none.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -10,7 +10,7 @@ use thalweg::{Device, Error};
 use crate::failure::{exception, run, type_error};
 use crate::regions::{self, Current, Owner};
 
-/// A device (`torch.device`): `cuda:0`, `sim:0`, `meta`. That of a GPU is a name until it is used.
+/// A device (`torch.device`): `cuda:0`, `sim:0`, `meta`. A GPU is only a name until it is used.
 #[pyclass(name = "device", module = "thalweg", frozen)]
 #[derive(Clone)]
 pub struct PyDevice(Place);
@@ -21,7 +21,8 @@ enum Place {
     Named { kind: &'static str, index: Option<u32> },
 }
 
-/// The kinds of devices that are names until they are used: PyTorch's, of which all but the first have no backend here.
+/// The kinds of devices that are only names until they are used: PyTorch's kinds, of which all but the first have no backend
+/// here.
 const NAMES: [&str; 20] = [
     "cuda",
     "ipu",
@@ -45,7 +46,7 @@ const NAMES: [&str; 20] = [
     "quantized",
 ];
 
-/// The kind that the simulated GPU is shown as: its own, or one of PyTorch's where this package is `torch`.
+/// The kind that the simulated GPU is shown as: its own, or one of PyTorch's kinds if this package is `torch`.
 static SHOWN: AtomicU8 = AtomicU8::new(0);
 const SHOWN_KINDS: [&str; 3] = ["sim", "cpu", "cuda"];
 
@@ -53,13 +54,13 @@ fn shown_kind() -> &'static str {
     SHOWN_KINDS[usize::from(SHOWN.load(Ordering::Relaxed))]
 }
 
-/// Returns whether `cuda` means the simulated GPU: where this package is `torch`, and the machine has no GPU.
+/// Returns whether `cuda` means the simulated GPU: this package is `torch` and the machine has no GPU.
 fn stands_in() -> bool {
     static HAS_GPU: OnceLock<bool> = OnceLock::new();
     SHOWN.load(Ordering::Relaxed) != 0 && !*HAS_GPU.get_or_init(thalweg::is_available)
 }
 
-/// Returns the simulated GPU in the place of a GPU, and says so once.
+/// Returns the simulated GPU in place of a GPU, and warns about it once.
 fn stand_in(index: &str) -> thalweg::Result<Device> {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
     if !IS_SAID.swap(true, Ordering::Relaxed) {
@@ -72,11 +73,11 @@ fn stand_in(index: &str) -> thalweg::Result<Device> {
     Device::from_name(&format!("sim:{}", if index.is_empty() { "0" } else { index }))
 }
 
-/// Returns the device of a name. `cpu` names the simulated GPU, whose memory is the host's; a kind without a number is its current
-/// device.
+/// Returns the device with the given name. `cpu` names the simulated GPU, whose memory is host memory. A kind without a number is
+/// its current device.
 pub fn named(name: &str) -> thalweg::Result<Device> {
     let name = match name.split_once(':').unwrap_or((name, "")) {
-        // A check has one device, whatever the program calls it.
+        // During a check there is one device, under every name that the program uses.
         ("cpu" | "cuda" | "sim", "" | "0") if crate::check::is_running() => return Device::current(),
         ("cpu", _) => return Device::sim(0),
         ("cuda", index) if stands_in() => return stand_in(index),
@@ -102,7 +103,7 @@ pub fn named(name: &str) -> thalweg::Result<Device> {
     })
 }
 
-/// Reads a device: an object of one, a name, or the number of a GPU.
+/// Reads a device: a device object, a name, or the number of a GPU.
 pub fn read(value: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     if let Ok(device) = value.cast::<PyDevice>() {
         return device.get().open(value.py()).map(Some);
@@ -116,13 +117,13 @@ pub fn read(value: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     Ok(None)
 }
 
-/// Returns the device of a number: of the kind of the current device.
+/// Returns the device with the given number, of the current device's kind.
 fn numbered(number: u32) -> thalweg::Result<Device> {
     let current = Device::current()?;
     if current.is_simulated() { Device::sim(number) } else { Device::cuda(number) }
 }
 
-/// Returns the device of an argument: the current one of `None`.
+/// Returns the device of an argument, or the current device for `None`.
 pub fn or_current(py: Python<'_>, value: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
     match value {
         None => run(py, Device::current),
@@ -131,7 +132,7 @@ pub fn or_current(py: Python<'_>, value: Option<&Bound<'_, PyAny>>) -> PyResult<
     }
 }
 
-/// Returns the device of a text, as a name where its kind is a GPU's.
+/// Parses the name of a device. A GPU stays a name.
 fn parsed(py: Python<'_>, text: &str) -> PyResult<PyDevice> {
     let (kind, number) = text.split_once(':').unwrap_or((text, ""));
     match NAMES.into_iter().find(|&known| known == kind) {
@@ -155,7 +156,7 @@ impl PyDevice {
         Self(Place::Open(device))
     }
 
-    /// Returns the device, which is looked up if it is a name.
+    /// Returns the device, opening it if it is only a name.
     fn open(&self, py: Python<'_>) -> PyResult<Device> {
         match &self.0 {
             Place::Open(device) => Ok(device.clone()),
@@ -240,12 +241,12 @@ impl PyDevice {
     }
 }
 
-/// Returns whether a device is shown as a GPU of CUDA.
+/// Returns whether a device is shown as a CUDA GPU.
 pub fn is_shown_as_cuda(device: &Device) -> bool {
     !device.is_meta() && (!device.is_simulated() || shown_kind() == "cuda")
 }
 
-/// Returns the text of a tensor with its device as it is shown: `cpu` is not said.
+/// Returns a tensor's text with its device as it is shown. `cpu` is omitted.
 pub fn with_shown_device(text: String, device: &Device) -> String {
     if !device.is_simulated() || device.is_meta() || shown_kind() == "sim" {
         return text;
@@ -257,8 +258,8 @@ pub fn with_shown_device(text: String, device: &Device) -> String {
     text.replace(&own, &format!("device='{shown}'"))
 }
 
-/// Sets the kind that the simulated GPU is shown as: `sim`, `cpu` or `cuda`. With one of PyTorch's, `cuda` means the simulated GPU
-/// where there is no other.
+/// Sets the kind that the simulated GPU is shown as: `sim`, `cpu` or `cuda`. With one of PyTorch's kinds, `cuda` means the
+/// simulated GPU if there is no other GPU.
 #[pyfunction]
 fn _show_simulated_as(kind: &str) -> PyResult<()> {
     let Some(place) = SHOWN_KINDS.iter().position(|&known| known == kind) else {
@@ -276,7 +277,7 @@ fn _simulated_is_shown_as() -> &'static str {
     shown_kind()
 }
 
-/// Makes a device current on this thread, until `_exit` is called for the same object.
+/// Makes a device current on this thread, until `_exit` is called for the same owner.
 #[pyfunction]
 fn _enter_device(device: &Bound<'_, PyAny>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
     let device = or_current(device.py(), Some(device))?;
@@ -284,7 +285,7 @@ fn _enter_device(device: &Bound<'_, PyAny>, owner: &Bound<'_, PyAny>) -> PyResul
     Ok(())
 }
 
-/// Makes a device the current one of this thread (`torch.set_default_device`).
+/// Makes a device the current device of this thread (`torch.set_default_device`).
 #[pyfunction]
 fn _set_current_device(device: &Bound<'_, PyAny>) -> PyResult<()> {
     let device = or_current(device.py(), Some(device))?;
@@ -292,7 +293,7 @@ fn _set_current_device(device: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns the device on which tensors are made that name none (`torch.get_default_device`).
+/// Returns the device for tensors that are made without a `device` argument (`torch.get_default_device`).
 #[pyfunction]
 fn get_default_device() -> PyResult<PyDevice> {
     Device::current().map(PyDevice::of).map_err(|error| exception(&error))

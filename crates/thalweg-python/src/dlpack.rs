@@ -1,8 +1,9 @@
-//! DLPack: tensors of other libraries, in and out, by the version 1.0 of its structures (`dlpack.h`), with capsules of both forms.
+//! DLPack: exchange of tensors with other libraries, by version 1.0 of its structures (`dlpack.h`), with capsules of both forms.
 //!
-//! Memory of a GPU is handed out as it is, and the capsule keeps the tensor; what comes in is used where it lies, and the tensor keeps the
-//! capsule. Memory of the simulated GPU is not host memory that other libraries could address, so a copy on the host is handed out; and what
-//! comes in from the host is copied to the device. The order of streams is the package's part (`_dlpack.py`).
+//! Memory of a GPU is exported without a copy, and the capsule keeps the tensor alive. Imported GPU memory is used in place, and
+//! the tensor keeps the capsule alive. Other libraries cannot address the memory of the simulated GPU as host memory, so a copy
+//! on the host is exported; imported host memory is copied to the device. The ordering of streams is done in Python
+//! (`_dlpack.py`).
 
 use std::ffi::{CStr, c_void};
 
@@ -80,7 +81,7 @@ const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 const USED: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
-/// Returns DLPack's type of a dtype.
+/// Returns DLPack's type for a dtype.
 fn type_of(dtype: DType) -> PyResult<DlType> {
     let code = match dtype {
         DType::Bool => 6,
@@ -93,7 +94,7 @@ fn type_of(dtype: DType) -> PyResult<DlType> {
     Ok(DlType { code, bits: 8 * dtype.size_bytes() as u8, lanes: 1 })
 }
 
-/// Returns the dtype of DLPack's type.
+/// Returns the dtype for DLPack's type.
 fn dtype_of(ty: DlType) -> PyResult<DType> {
     let found = DType::ALL.into_iter().find(|&dtype| {
         type_of(dtype).is_ok_and(|own| (own.code, own.bits, own.lanes) == (ty.code, ty.bits, ty.lanes))
@@ -106,7 +107,7 @@ fn dtype_of(ty: DlType) -> PyResult<DType> {
     })
 }
 
-/// The memory behind a capsule of ours, and the lists that the structure points to.
+/// The memory of an exported capsule, and the arrays that its structure points to.
 struct Kept {
     _tensor: Tensor,
     bytes: Vec<u8>,
@@ -115,7 +116,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Returns the structure over what is kept, which must not move.
+    /// Returns the structure that describes `tensor`. It points into `self`, which must not move.
     fn describe(&mut self, tensor: &Tensor) -> PyResult<DlTensor> {
         let is_host = !is_on_gpu(tensor.device());
         let data = match is_host {
@@ -141,7 +142,7 @@ fn is_on_gpu(device: &Device) -> bool {
     !device.is_simulated() && !device.is_meta()
 }
 
-/// Frees a structure of ours without a version.
+/// Deletes an exported structure without a version.
 ///
 /// # Safety
 /// Called once, with a pointer that [`_to_dlpack`] made.
@@ -153,7 +154,7 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
     }
 }
 
-/// Frees a structure of ours with a version.
+/// Deletes an exported structure with a version.
 ///
 /// # Safety
 /// Called once, with a pointer that [`_to_dlpack`] made.
@@ -165,7 +166,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     }
 }
 
-/// Frees what a capsule holds that no consumer has taken: a consumer renames it.
+/// Frees the structure of a capsule that no consumer has taken. A consumer renames the capsule.
 ///
 /// # Safety
 /// Called by the interpreter with a capsule that [`_to_dlpack`] made.
@@ -180,7 +181,7 @@ unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// Returns a capsule over a tensor: of the form with a version where that is asked for.
+/// Returns a capsule over a tensor, with a version if `versioned` is true.
 #[pyfunction]
 fn _to_dlpack<'py>(
     py: Python<'py>,
@@ -219,23 +220,24 @@ fn _to_dlpack<'py>(
         let managed = Managed { tensor: described, context, deleter: Some(delete) };
         (Box::into_raw(Box::new(managed)).cast(), NAME)
     };
-    // SAFETY: the name lives for ever; the pointer is that of the form which the name says.
+    // SAFETY: the name is static; the pointer has the type that the name denotes.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(destroy))) }
 }
 
-/// A capsule's structure that this side has taken; dropping it calls the deleter.
+/// A structure that was taken out of another library's capsule. Dropping it calls the deleter.
 enum Taken {
     Plain(*mut Managed),
     Versioned(*mut ManagedVersioned),
 }
 
 impl Taken {
-    /// Takes the structure out of a capsule, which is renamed so that nothing else does. Of several threads that ask for it at once, one gets it.
+    /// Takes the structure out of a capsule and renames the capsule, so that it is taken only once. If several threads try at
+    /// once, one succeeds.
     fn of(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         with_critical_section(capsule, || Self::taken_out(capsule))
     }
 
-    /// Takes the structure out of a capsule that no other thread of this package looks at meanwhile.
+    /// Takes the structure out of a capsule that no other thread of this package accesses meanwhile.
     fn taken_out(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let object = capsule.as_ptr();
         // SAFETY: a capsule with one of these names holds the structure of that form, by DLPack's rules.
@@ -291,7 +293,7 @@ unsafe impl Sync for Taken {}
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // SAFETY: it was taken, so this is the only call of the deleter.
+        // SAFETY: the structure was taken, so this is the only call of the deleter.
         unsafe {
             match *self {
                 Self::Plain(managed) => {
@@ -309,7 +311,7 @@ impl Drop for Taken {
     }
 }
 
-/// Returns the extents and strides of a tensor of another library; strides are those of the order of rows where it has none.
+/// Returns the extents and strides of a tensor of another library. Without strides, they are those of row-major order.
 fn layout_of(tensor: &DlTensor) -> PyResult<(Vec<usize>, Vec<i64>)> {
     let rank =
         usize::try_from(tensor.rank).map_err(|_| value_error("the number of dimensions is negative"))?;
@@ -330,7 +332,7 @@ fn layout_of(tensor: &DlTensor) -> PyResult<(Vec<usize>, Vec<i64>)> {
     Ok((shape, strides))
 }
 
-/// Returns the elements of a tensor in the host's memory, row-major.
+/// Returns the elements of a tensor in host memory, row-major.
 fn host_bytes(tensor: &DlTensor, shape: &[usize], strides: &[i64], size: usize) -> Vec<u8> {
     let count: usize = shape.iter().product();
     let mut bytes = Vec::with_capacity(count * size);
@@ -339,7 +341,7 @@ fn host_bytes(tensor: &DlTensor, shape: &[usize], strides: &[i64], size: usize) 
         let offset: i64 = place.iter().zip(strides).map(|(&place, &stride)| place as i64 * stride).sum();
         let start = tensor.data.cast::<u8>().wrapping_add(tensor.offset_bytes as usize);
         let element = start.wrapping_offset(offset as isize * size as isize);
-        // SAFETY: the producer says that there is an element at each place within the extents.
+        // SAFETY: the producer guarantees an element at each position within the extents.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(element, size) });
         for (place, &extent) in place.iter_mut().zip(shape).rev() {
             *place += 1;
@@ -352,7 +354,7 @@ fn host_bytes(tensor: &DlTensor, shape: &[usize], strides: &[i64], size: usize) 
     bytes
 }
 
-/// Makes a tensor of a capsule: over the memory of a GPU as it is, or with a copy of the host's on a device. Memory that must not be written
+/// Creates a tensor from a capsule: over GPU memory without a copy, or from host memory with a copy on a device. Read-only memory
 /// is copied.
 #[pyfunction]
 fn _from_dlpack<'py>(
@@ -382,7 +384,7 @@ fn _from_dlpack<'py>(
     PyTensor::object(py, tensor)
 }
 
-/// Returns a tensor over memory of a GPU, whose owner is kept.
+/// Returns a tensor over GPU memory, and keeps the owner of the memory alive.
 fn over(
     py: Python<'_>,
     address: u64,
@@ -402,14 +404,14 @@ fn over(
         .map(|(&extent, &stride)| extent.saturating_sub(1).saturating_mul(stride))
         .sum();
     let bytes = (last as u64).saturating_add(1).saturating_mul(dtype.size_bytes() as u64);
-    // SAFETY: the producer says that the elements lie in memory of that GPU, and keeps it until the owner is dropped. The tensor drops it
-    // after the work of its streams.
+    // SAFETY: the producer guarantees that the elements are in memory of that GPU, and keeps the memory until the owner is
+    // dropped. The tensor drops the owner after the work of its streams.
     let memory = unsafe { ExternalMemory::new(DevicePointer::new(address), bytes, owner) };
     run(py, || Tensor::from_external(shape, &steps, dtype, &Device::cuda(index)?, memory))
 }
 
-/// Returns a tensor over the memory of an object with `__cuda_array_interface__`, whose parts were read: strides count bytes, and are none
-/// where elements lie row by row.
+/// Returns a tensor over the memory of an object with `__cuda_array_interface__`, from the fields of the interface. Strides are
+/// in bytes, and `None` for row-major order.
 #[pyfunction]
 fn _from_cuda_array<'py>(
     py: Python<'py>,

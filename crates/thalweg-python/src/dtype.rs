@@ -1,4 +1,4 @@
-//! `dtype`, and the objects of PyTorch that stand for numbers: memory formats and layouts.
+//! `dtype`, and the PyTorch objects that are plain numbers here: memory formats and layouts.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -7,19 +7,19 @@ use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyType};
 use thalweg::DType;
 use thalweg::ops::{default_dtype, set_default_dtype};
 
-/// A dtype (`torch.dtype`). Each is one object, so `is` compares as `==` does.
+/// A dtype (`torch.dtype`). There is one object per dtype, so `is` compares as `==` does.
 #[pyclass(name = "dtype", module = "thalweg", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyDType(Kind);
 
-/// A dtype of tensors, or one of PyTorch's that no tensor here has: programs compare with it.
+/// A dtype of tensors, or one of PyTorch's dtypes that no tensor here has but that programs compare with.
 #[derive(PartialEq, Eq, Hash)]
 enum Kind {
     Held(DType),
     Named(&'static str, usize),
 }
 
-/// PyTorch's dtypes that no tensor here has, with the bytes of an element.
+/// PyTorch's dtypes that no tensor here has, with the size of an element in bytes.
 const NAMED: [(&str, usize); 31] = [
     ("uint32", 4),
     ("uint64", 8),
@@ -55,7 +55,7 @@ const NAMED: [(&str, usize); 31] = [
 ];
 
 impl PyDType {
-    /// Returns the dtype of tensors, or an error where no tensor has it.
+    /// Returns the dtype of tensors, or an error if no tensor can have it.
     pub fn held(&self) -> PyResult<DType> {
         match self.0 {
             Kind::Held(dtype) => Ok(dtype),
@@ -76,7 +76,7 @@ impl PyDType {
         self._name().to_owned()
     }
 
-    /// Whether it is a floating-point dtype.
+    /// Whether the dtype is a floating-point one.
     #[getter]
     fn is_floating_point(&self) -> bool {
         match self.0 {
@@ -85,7 +85,7 @@ impl PyDType {
         }
     }
 
-    /// Whether it is a complex dtype.
+    /// Whether the dtype is complex.
     #[getter]
     fn is_complex(&self) -> bool {
         match self.0 {
@@ -94,7 +94,7 @@ impl PyDType {
         }
     }
 
-    /// Whether it has negative numbers.
+    /// Whether the dtype can represent negative numbers.
     #[getter]
     fn is_signed(&self) -> bool {
         match self.0 {
@@ -103,7 +103,7 @@ impl PyDType {
         }
     }
 
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     #[getter]
     fn itemsize(&self) -> usize {
         match self.0 {
@@ -121,7 +121,7 @@ impl PyDType {
         }
     }
 
-    /// Whether tensors have it.
+    /// Whether tensors can have this dtype.
     #[getter]
     fn _is_held(&self) -> bool {
         matches!(self.0, Kind::Held(_))
@@ -131,7 +131,7 @@ impl PyDType {
 /// The objects of the dtypes, in the order of [`DType::ALL`].
 static OBJECTS: PyOnceLock<Vec<Py<PyDType>>> = PyOnceLock::new();
 
-/// Returns the object of a dtype.
+/// Returns the Python object of a dtype.
 pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Py<PyDType>> {
     let objects = OBJECTS.get_or_try_init(py, || {
         DType::ALL.iter().map(|&dtype| Py::new(py, PyDType(Kind::Held(dtype)))).collect::<PyResult<Vec<_>>>()
@@ -140,7 +140,7 @@ pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Py<PyDType>> {
     Ok(objects[place].clone_ref(py))
 }
 
-/// Reads a dtype: an object of one, or a type of Python that stands for one.
+/// Reads a dtype: a dtype object, or a Python type that stands for one.
 pub fn read(value: &Bound<'_, PyAny>) -> Option<DType> {
     if let Ok(dtype) = value.cast::<PyDType>() {
         return dtype.get().held().ok();
@@ -160,7 +160,7 @@ pub fn read(value: &Bound<'_, PyAny>) -> Option<DType> {
     }
 }
 
-/// An order of dimensions in memory (`torch.memory_format`), or a layout (`torch.layout`): PyTorch's number for it.
+/// An order of dimensions in memory (`torch.memory_format`) or a layout (`torch.layout`), with PyTorch's number for it.
 #[pyclass(name = "memory_format", module = "thalweg", frozen)]
 pub struct Numbered {
     /// The name, as it is printed.
@@ -189,7 +189,7 @@ const NUMBERED: [(&str, i64); 5] = [
     ("strided", 0),
 ];
 
-/// Other names of dtypes.
+/// Aliases of dtypes.
 const ALIASES: [(&str, DType); 9] = [
     ("half", DType::F16),
     ("float", DType::F32),
@@ -202,15 +202,15 @@ const ALIASES: [(&str, DType); 9] = [
     ("cdouble", DType::C128),
 ];
 
-/// Returns the dtype of floats that name none (`torch.get_default_dtype`).
+/// Returns the default floating-point dtype (`torch.get_default_dtype`).
 #[pyfunction]
 fn get_default_dtype(py: Python<'_>) -> PyResult<Py<PyDType>> {
     object(py, default_dtype())
 }
 
-/// Makes a floating-point dtype the default of the process (`torch.set_default_dtype`): float64, float32, float16 or bfloat16. Tensors that
-/// are made from floats without a dtype have it, and operators that make floats of integers give it; complex numbers that name no dtype have
-/// parts of it.
+/// Sets the default floating-point dtype of the process (`torch.set_default_dtype`): float64, float32, float16 or bfloat16.
+/// Tensors that are made from floats without a dtype have it, and operators that turn integers into floats return it. The parts
+/// of complex numbers without a dtype have it as well.
 #[pyfunction(name = "set_default_dtype")]
 fn choose_default_dtype(d: &PyDType) -> PyResult<()> {
     let dtype = d.held()?;

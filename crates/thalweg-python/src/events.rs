@@ -15,7 +15,8 @@ pub struct PyEvent(pub Event);
 
 #[pymethods]
 impl PyEvent {
-    /// Takes PyTorch's arguments of both classes: `torch.Event` has a device in front, which the first record chooses.
+    /// Accepts PyTorch's arguments of both classes: `torch.Event` has a leading device argument. The first record chooses the
+    /// device.
     #[new]
     #[pyo3(signature = (*args, enable_timing=false, blocking=false, interprocess=false, external=false, device=None))]
     fn new(
@@ -51,13 +52,13 @@ impl PyEvent {
         Ok(Self(if external { event.external() } else { event }))
     }
 
-    /// The driver's handle, which other libraries take; 0 until the event is recorded first.
+    /// The driver's handle, for other libraries; 0 until the event is first recorded.
     #[getter]
     fn cuda_event(&self) -> PyResult<u64> {
         self.0.cuda_event().map_err(|error| exception(&error))
     }
 
-    /// The driver's handle (`cuda_event`).
+    /// The driver's handle, the same as `cuda_event`.
     #[getter]
     fn event_id(&self) -> PyResult<u64> {
         self.cuda_event()
@@ -69,18 +70,18 @@ impl PyEvent {
         py.import("ctypes")?.getattr("c_void_p")?.call1((self.cuda_event()?,))
     }
 
-    /// The device, which the first record chooses; `None` until then.
+    /// The device of the first record; `None` until then.
     #[getter]
     fn device(&self) -> Option<PyDevice> {
         self.0.device().map(PyDevice::of)
     }
 
-    /// Refuses: events of other processes are left out.
+    /// Refuses: events of other processes are not supported.
     fn ipc_handle(&self) -> PyResult<()> {
         Err(left_out("Event.ipc_handle is left out: events of other processes are in the Rust crate only"))
     }
 
-    /// Refuses: events of other processes are left out.
+    /// Refuses: events of other processes are not supported.
     #[classmethod]
     fn from_ipc_handle(
         _cls: &Bound<'_, PyType>,
@@ -92,26 +93,26 @@ impl PyEvent {
         ))
     }
 
-    /// Records the event behind the work that a stream has now: the current one, where none is given.
+    /// Records the event after the current work of a stream, by default the current stream.
     #[pyo3(signature = (stream=None))]
     fn record(&self, py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<()> {
         let stream = stream_or_current(py, stream)?;
         run(py, || self.0.record(&stream))
     }
 
-    /// Lets a stream wait for the event: the current one, where none is given.
+    /// Makes a stream wait for the event, by default the current stream.
     #[pyo3(signature = (stream=None))]
     fn wait(&self, py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<()> {
         let stream = stream_or_current(py, stream)?;
         run(py, || self.0.wait(&stream))
     }
 
-    /// Returns whether the work in front of the event is done.
+    /// Returns whether the work before the event has finished.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         run(py, || self.0.query())
     }
 
-    /// Blocks until the work in front of the event is done.
+    /// Blocks until the work before the event has finished.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || self.0.synchronize())
     }

@@ -1,4 +1,4 @@
-//! Errors and panics as Python's exceptions.
+//! Conversion of errors and panics to Python exceptions.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -37,7 +37,7 @@ create_exception!(
     "The exception of a matrix whose values an algorithm cannot work with, such as a singular one (`torch.linalg.LinAlgError`)."
 );
 
-/// Returns the exception of an error, as PyTorch would raise it.
+/// Returns the exception that PyTorch would raise for an error.
 pub fn exception(error: &Error) -> PyErr {
     let text = message(error);
     if error.is_out_of_memory() {
@@ -55,7 +55,7 @@ pub fn exception(error: &Error) -> PyErr {
     }
 }
 
-/// Names of Rust's interface in messages, with those of Python's.
+/// Names of the Rust interface in messages, with their Python equivalents.
 const IN_PYTHON: &[(&str, &str)] = &[
     ("Specify `BackwardOptions::retain_graph`", "Specify retain_graph=True"),
     ("`Buffer::duplicate`", "`clone`"),
@@ -78,7 +78,7 @@ const IN_PYTHON: &[(&str, &str)] = &[
     ("assign([", "__setitem__(["),
 ];
 
-/// Returns a text in Python's words: whole names alone are replaced.
+/// Replaces Rust names in a text by their Python equivalents. Only entire names are replaced.
 fn in_python(mut text: String) -> String {
     for (rust, python) in IN_PYTHON {
         let is_name = rust.ends_with("([");
@@ -96,14 +96,15 @@ fn in_python(mut text: String) -> String {
     text
 }
 
-/// Returns the text of an error in Python's words: without lines of Rust, as the traceback has the program's own, and without names of Rust.
+/// Returns an error's message for Python users: without source lines of Rust, because the traceback has the program's own lines,
+/// and without names of Rust.
 fn message(error: &Error) -> String {
     in_python(without_lines_of_rust(&error.to_string()))
 }
 
-/// Returns a text without ` at FILE.rs:LINE` in it, and without lines that would be empty then.
+/// Removes ` at FILE.rs:LINE` from a text, and the lines that become empty.
 fn without_lines_of_rust(text: &str) -> String {
-    /// Returns the signs behind a place in a file of Rust; `None` of any other word.
+    /// Returns the punctuation that follows a location in a Rust file, or `None` if the word is not a location.
     fn behind_place(word: &str) -> Option<&str> {
         let (_, number) = word.rsplit_once(".rs:")?;
         let signs = number.trim_start_matches(|letter: char| letter.is_ascii_digit());
@@ -133,12 +134,12 @@ fn without_lines_of_rust(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Runs a function whose panic becomes a `RuntimeError`.
+/// Runs a function and converts a panic to a `RuntimeError`.
 pub fn guarded<T>(function: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(function)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
 
-/// Returns the exception of a panic.
+/// Returns the exception for a panic.
 fn panicked(panic: &(dyn Any + Send)) -> PyErr {
     let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => text,
@@ -150,12 +151,12 @@ fn panicked(panic: &(dyn Any + Send)) -> PyErr {
     ))
 }
 
-/// Runs a call of the layers below: without the interpreter lock, its error an exception, its panic as well.
+/// Runs a call of the layers below without the interpreter lock. Errors and panics become exceptions.
 pub fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> thalweg::Result<T> + Send) -> PyResult<T> {
     attempt(py, call)?.map_err(|error| exception(&error))
 }
 
-/// Runs a call as [`run`] does, but leaves its error; one that is an exception of Python is that exception.
+/// Runs a call as [`run`] does, but returns its error unchanged, unless the error is a Python exception, which is raised.
 pub fn attempt<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> thalweg::Result<T> + Send,
@@ -169,14 +170,14 @@ pub fn attempt<T: Send>(
         let shown = show_warnings(py);
         match (shown, &answer) {
             (Err(raised), Ok(Ok(_))) => return Err(raised),
-            // The call has an error of its own, which goes on.
+            // The call returns an error of its own, which takes precedence.
             (Err(raised), _) => raised.print(py),
             (Ok(()), _) => {}
         }
     }
     match answer {
         Ok(Ok(value)) => {
-            // An exception that the layers below have dealt with, as that which ends a checkpointed function early.
+            // An exception that the layers below have handled, such as the one that ends a checkpointed function early.
             let _left = RAISED.take();
             Ok(Ok(value))
         }
@@ -186,11 +187,11 @@ pub fn attempt<T: Send>(
 }
 
 thread_local! {
-    /// The exception that a signal has raised during a call of the layers below.
+    /// The exception that a signal handler raised during a call of the layers below.
     static INTERRUPTED: Interrupted = const { Interrupted { calls: Cell::new(0), exception: RefCell::new(None) } };
 }
 
-/// The calls of the layers below that a thread is in, and the exception of a signal.
+/// The number of calls of the layers below that a thread is in, and the exception of a signal.
 struct Interrupted {
     calls: Cell<usize>,
     exception: RefCell<Option<PyErr>>,
@@ -205,7 +206,7 @@ impl Drop for CallGuard<'_> {
     }
 }
 
-/// Runs a call, and returns the exception of a signal that came while it waited as well.
+/// Runs a call, and returns its result with the exception of a signal that arrived while it waited.
 fn with_signals<T>(call: impl FnOnce() -> T) -> (T, Option<PyErr>) {
     INTERRUPTED.with(|interrupted| {
         interrupted.calls.set(interrupted.calls.get() + 1);
@@ -216,8 +217,8 @@ fn with_signals<T>(call: impl FnOnce() -> T) -> (T, Option<PyErr>) {
     })
 }
 
-/// Lets signals of Python, such as that of Ctrl-C, interrupt the waits of calls. (A wait that comes from elsewhere, such as the end of an
-/// object, has no caller that would get the exception: it is not interrupted.)
+/// Lets Python signals, such as that of Ctrl-C, interrupt the waits of calls. A wait outside of a call, such as one in the
+/// destructor of an object, has no caller that could receive the exception, so it is not interrupted.
 pub fn watch_signals() {
     thalweg::driver::set_interruption(|| {
         INTERRUPTED.with(|interrupted| {
@@ -229,20 +230,20 @@ pub fn watch_signals() {
                     interrupted.exception.replace(Some(exception));
                     true
                 }
-                // A handler may have raised before, in a wait whose refusal was dealt with: the call is to end.
+                // A handler may have raised before, in a wait whose error was handled: the call must end.
                 _ => interrupted.exception.borrow().is_some(),
             }
         })
     });
 }
 
-/// Warnings of calls that are not back in Python yet.
+/// Warnings of calls that have not returned to Python yet.
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Whether there are any.
+/// Whether [`WARNINGS`] is not empty.
 static HAS_WARNINGS: AtomicBool = AtomicBool::new(false);
 
-/// Keeps warnings until the call that they come from is back in Python.
+/// Collects warnings until the call that caused them returns to Python.
 pub fn keep_warnings() {
     set_warning_handler(|text| {
         WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
@@ -250,7 +251,7 @@ pub fn keep_warnings() {
     });
 }
 
-/// Hands warnings to Python's `warnings`, whose filters may make an exception of one.
+/// Passes warnings to Python's `warnings`, whose filters may turn one into an exception.
 #[cold]
 fn show_warnings(py: Python<'_>) -> PyResult<()> {
     let texts = {
@@ -266,17 +267,17 @@ fn show_warnings(py: Python<'_>) -> PyResult<()> {
 }
 
 thread_local! {
-    /// The number of functions of Python that this thread runs that were called from below.
+    /// The nesting depth of Python functions that the layers below have called on this thread.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
-    /// The exception that a function of Python raised last when it was called from below, with its number.
+    /// The last exception of a Python function that the layers below called, with its number.
     static RAISED: RefCell<Option<(u64, PyErr)>> = const { RefCell::new(None) };
 }
 
-/// The greatest depth of functions of Python that are called from below: each level has frames on the stack of the process, which the
-/// interpreter's own limit knows nothing of.
+/// The maximum nesting depth of Python functions that the layers below call. Each level uses stack of the process that the
+/// interpreter's own recursion limit does not count.
 const DEEPEST: usize = 256;
 
-/// A guard that puts the depth back.
+/// A guard that restores the depth.
 struct Back(usize);
 
 impl Drop for Back {
@@ -285,11 +286,11 @@ impl Drop for Back {
     }
 }
 
-/// The part of the text of an error that is an exception of Python, in front of its number.
+/// The text before the number in an error that is a Python exception.
 const MARK: &str = "an exception of Python, number ";
 
-/// Calls Python from the layers below, with the interpreter lock. An exception is an error there, and the exception itself again where
-/// that error comes back to Python ([`run`]).
+/// Calls Python from the layers below, with the interpreter lock. An exception becomes an error there, and the original exception
+/// again when that error returns to Python ([`run`]).
 pub fn call_python<T>(function: impl FnOnce(Python<'_>) -> PyResult<T>) -> thalweg::Result<T> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let depth = DEPTH.get();
@@ -312,7 +313,7 @@ pub fn call_python<T>(function: impl FnOnce(Python<'_>) -> PyResult<T>) -> thalw
     }
 }
 
-/// Returns the exception of Python that an error is.
+/// Returns the Python exception that an error carries.
 fn raised(error: &Error) -> Option<PyErr> {
     let (number, exception) = RAISED.take()?;
     let is_that = error.is_invalid_argument() && error.to_string().contains(&format!("{MARK}{number};"));
@@ -334,12 +335,12 @@ pub fn value_error(text: impl Into<String>) -> PyErr {
     PyValueError::new_err(text.into())
 }
 
-/// Returns the exception of what PyTorch has and Thalweg leaves out.
+/// Returns the exception for a feature of PyTorch that Thalweg leaves out.
 pub fn left_out(text: impl Into<String>) -> PyErr {
     PyNotImplementedError::new_err(text.into())
 }
 
-/// Panics, for the test that a panic is an exception.
+/// Panics, for the test that a panic becomes an exception.
 #[pyfunction]
 fn _panic(py: Python<'_>) -> PyResult<()> {
     run(py, || -> thalweg::Result<()> { panic!("asked for") })

@@ -11,7 +11,7 @@ use crate::device::or_current;
 use crate::failure::{run, type_error};
 use crate::handle::{Held, PyTensor};
 
-/// Returns a value of Python as one that is saved.
+/// Converts a Python value to one that can be saved.
 fn to_object(value: &Bound<'_, PyAny>) -> PyResult<Object> {
     if let Ok(tensor) = value.cast::<PyTensor>() {
         return Ok(Object::Tensor(tensor.tensor()));
@@ -34,7 +34,7 @@ fn to_object(value: &Bound<'_, PyAny>) -> PyResult<Object> {
     } else if value.is_instance_of::<PyTuple>() {
         Ok(Object::Tuple(all(value)?))
     } else if let Ok(dictionary) = value.cast::<PyDict>() {
-        // A copy is made at once, and no other thread changes it.
+        // The copy is made at once, and no other thread can change it.
         let copy = dictionary.copy()?;
         let pairs = copy.iter().map(|(key, value)| Ok((to_object(&key)?, to_object(&value)?)));
         Ok(Object::Dict(pairs.collect::<PyResult<_>>()?))
@@ -46,7 +46,7 @@ fn to_object(value: &Bound<'_, PyAny>) -> PyResult<Object> {
     }
 }
 
-/// Returns a loaded value as one of Python.
+/// Converts a loaded value to a Python object.
 fn to_python<'py>(py: Python<'py>, object: Object) -> PyResult<Bound<'py, PyAny>> {
     Ok(match object {
         Object::None => py.None().into_bound(py),
@@ -86,7 +86,7 @@ fn _load_safetensors<'py>(
     to_python(py, Object::from(tensors))
 }
 
-/// Writes tensors to a `safetensors` file, with notes.
+/// Writes tensors to a `safetensors` file, with metadata.
 #[pyfunction]
 fn _save_safetensors(
     py: Python<'_>,

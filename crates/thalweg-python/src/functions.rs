@@ -1,10 +1,10 @@
-//! A function and a method of Python for every name of the operator table.
+//! A Python function and a method for every name of the operator table.
 //!
 //! # Note: functions without an object
-//! A call of Python costs least where the callee is a C function with the convention `METH_FASTCALL | METH_KEYWORDS`: the arguments
-//! are a slice on the interpreter's stack, and no tuple, dictionary or bound method is made. Such a function of a *method* learns
-//! its receiver and nothing else, so each name needs a function of its own; they are instances of one generic function, by the
-//! number of the name ([`TRAMPOLINES`]).
+//! A call from Python is cheapest if the callee is a C function with the convention `METH_FASTCALL | METH_KEYWORDS`: the
+//! arguments are a slice on the interpreter's stack, and no tuple, dictionary or bound method is created. Such a C function
+//! receives only its receiver and the arguments, not which function it is, so each name needs a C function of its own. They are
+//! instances of one generic function, parameterised by the number of the name ([`TRAMPOLINES`]).
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
@@ -21,7 +21,7 @@ use crate::call::{Function, Overload, Passed, TAKES_NUMBERS};
 use crate::failure::{exception, guarded};
 use crate::handle::PyTensor;
 
-/// The functions by their number.
+/// The functions, indexed by their numbers.
 static FUNCTIONS: OnceLock<Vec<Function>> = OnceLock::new();
 
 /// Returns the functions, by name.
@@ -34,7 +34,8 @@ pub fn number_of(name: &str) -> Option<usize> {
     functions().binary_search_by(|function| function.name.as_str().cmp(name)).ok()
 }
 
-/// Calls the function of the name with number `N`, as the C function that Python holds. `receiver` is null for functions of the module.
+/// Calls the function whose name has number `N`. This is the C function that Python holds. `receiver` is null for functions of
+/// the module.
 ///
 /// # Safety
 /// Called by the interpreter, by the convention `METH_FASTCALL | METH_KEYWORDS`.
@@ -44,15 +45,15 @@ unsafe extern "C" fn trampoline<const N: usize>(
     count: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls this as `enter` asks for.
+    // SAFETY: the interpreter fulfils the requirements of `enter`.
     unsafe { enter(N, receiver, arguments, count, names) }
 }
 
 /// Calls a function by its number.
 ///
 /// # Safety
-/// The thread holds the interpreter lock; `arguments` has `count` objects and one more for each name in the tuple `names`, which may
-/// be null, as may `receiver`; all live until the call returns.
+/// The thread holds the interpreter lock. `arguments` has `count` objects, plus one for each name in the tuple `names`. `names`
+/// and `receiver` may be null. All objects live until the call returns.
 unsafe fn enter(
     number: usize,
     receiver: *mut ffi::PyObject,
@@ -63,7 +64,7 @@ unsafe fn enter(
     // SAFETY: the caller holds the lock.
     let py = unsafe { Python::assume_attached() };
     let result = guarded(|| {
-        // SAFETY: the caller's promise; each object gets a count of its own.
+        // SAFETY: the caller's promise; the `Bound` takes a reference of its own.
         let receiver = unsafe { Bound::from_borrowed_ptr_or_opt(py, receiver) };
         let count = count as usize;
         let at = |place: usize| {
@@ -90,7 +91,7 @@ unsafe fn enter(
     }
 }
 
-/// Instances of [`trampoline`] in rows of 16.
+/// Expands to instances of [`trampoline`] in rows of 16.
 macro_rules! trampolines {
     ($($row:literal)*) => {
         [$(
@@ -104,7 +105,7 @@ macro_rules! trampolines {
     };
 }
 
-/// As many functions as there may be names.
+/// The trampolines, one for each possible number of a name.
 static TRAMPOLINES: [ffi::PyCFunctionFastWithKeywords; 2048] = trampolines! {
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45
     46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88
@@ -112,8 +113,8 @@ static TRAMPOLINES: [ffi::PyCFunctionFastWithKeywords; 2048] = trampolines! {
     124 125 126 127
 };
 
-/// Returns every operator that Python has, by its name without overload: those of the table, and their forms in place. Parts that
-/// operators are made of have a namespace, and are left out.
+/// Returns every operator that Python has, by its name without overload: those of the table and their in-place variants.
+/// Operators that only serve as parts of others have a namespace and are left out.
 fn by_name() -> PyResult<BTreeMap<String, Vec<Overload>>> {
     let mut names: BTreeMap<String, Vec<Overload>> = BTreeMap::new();
     for operator in operators() {
@@ -127,14 +128,15 @@ fn by_name() -> PyResult<BTreeMap<String, Vec<Overload>>> {
             let in_place = find_operator(&schema.name).map_err(|error| exception(&error))?;
             names.entry(base_name(in_place.name()).to_owned()).or_default().push(Overload::new(in_place));
         }
-        // Forms in place are there already where a program has called them.
+        // In-place variants are already in the table if a program has called them.
         let list = names.entry(operator.base_name().to_owned()).or_default();
         if list.iter().all(|known| known.operator.name() != operator.name()) {
             list.push(Overload::new(operator));
         }
     }
     for overloads in names.values_mut() {
-        // Tensors before numbers: a tensor is never a number at first sight. Numbers before lists: one number may stand for a list.
+        // Tensors before numbers: in a strict match a tensor is never a number. Numbers before lists: one number may stand for a
+        // list.
         let numbers = |overload: &Overload| {
             overload.schema().parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Scalar).count()
         };
@@ -149,7 +151,7 @@ fn by_name() -> PyResult<BTreeMap<String, Vec<Overload>>> {
     Ok(names)
 }
 
-/// Returns the class of results that have names: a named tuple, as PyTorch's `return_types`.
+/// Returns the class for several named results: a named tuple, as in PyTorch's `return_types`.
 fn results_class(py: Python<'_>, name: &str, overloads: &[Overload]) -> PyResult<Option<Py<PyAny>>> {
     let is_named = |schema: &&Schema| {
         schema.return_names.len() > 1 && schema.return_names.iter().all(|name| !name.is_empty())
@@ -162,13 +164,13 @@ fn results_class(py: Python<'_>, name: &str, overloads: &[Overload]) -> PyResult
     Ok(Some(make.call1((name, fields))?.unbind()))
 }
 
-/// Leaks a text for the interpreter, which keeps pointers to the definitions of functions as long as the process lives.
+/// Leaks a text for the interpreter, which keeps pointers to function definitions until the process ends.
 fn leaked(text: String) -> &'static CStr {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     Box::leak(text.into_boxed_c_str())
 }
 
-/// Returns the definition of a C function, or of a method.
+/// Returns the definition of a C function or method.
 fn definition(number: usize, function: &Function, is_method: bool) -> *mut ffi::PyMethodDef {
     Box::leak(Box::new(ffi::PyMethodDef {
         ml_name: leaked(function.name.clone()).as_ptr(),
@@ -178,8 +180,8 @@ fn definition(number: usize, function: &Function, is_method: bool) -> *mut ffi::
     }))
 }
 
-/// Makes a function of the module, and a method where an overload has a `self`. Functions that work in place are entries of
-/// `in_place`: PyTorch has some of them in its module.
+/// Adds a function to the module, and a method if an overload has `self`. In-place functions are added to the module if
+/// `in_place` lists them: PyTorch has some of them there.
 fn install(
     module: &Bound<'_, PyModule>,
     in_place: &Bound<'_, PyDict>,
@@ -203,7 +205,7 @@ fn install(
     } else {
         module.add(name, object)?
     }
-    // What the class has of its own does more than the operator.
+    // A method that the class already defines does more than the operator.
     if function.overloads.iter().any(|overload| overload.receiver.is_some()) && !class.hasattr(name)? {
         let definition = definition(number, function, true);
         // SAFETY: as above; `class` is a type object.
@@ -221,7 +223,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut functions = Vec::new();
     for (name, overloads) in by_name()? {
         let results = results_class(py, &name, &overloads)?;
-        // Forms in place have the rules of their functions; both operands of `add(2, 3)` may be numbers in PyTorch, which stays left out.
+        // In-place variants follow the rules of their functions. PyTorch accepts numbers for both operands of `add(2, 3)`, which
+        // is left out here.
         let takes_numbers = TAKES_NUMBERS.contains(&name.strip_suffix('_').unwrap_or(&name));
         functions.push(Function { name, overloads, results, takes_numbers });
     }

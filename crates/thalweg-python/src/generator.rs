@@ -13,23 +13,23 @@ use crate::failure::{run, runtime, value_error};
 #[pyclass(name = "Generator", module = "thalweg", frozen)]
 pub struct PyGenerator(Mutex<Arc<DeviceGenerator>>);
 
-/// The seed of a generator that was given none, PyTorch's.
+/// The seed of a generator that was not seeded, the same as PyTorch's.
 const SEED: u64 = 67_280_421_310_721;
 
 impl PyGenerator {
-    /// Returns the source itself.
+    /// Returns the random source.
     pub fn source(&self) -> Arc<DeviceGenerator> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the source for a call that the host and the device make together, which a capture cannot hold.
+    /// Returns the source for a call that host and device perform together, which cannot be captured.
     fn for_host(&self, py: Python<'_>, call: &str) -> PyResult<Arc<DeviceGenerator>> {
         let source = self.source();
         check_host(py, source.device(), &format!("Generator.{call}"))?;
         Ok(source)
     }
 
-    /// Refuses a generator of another device than that of the numbers.
+    /// Refuses a generator of another device than that of the result.
     pub fn check(&self, device: &Device) -> PyResult<()> {
         let source = self.source();
         if source.device() == device {
@@ -42,7 +42,7 @@ impl PyGenerator {
     }
 }
 
-/// Refuses a call that the host and the device make together while the current stream is captured.
+/// Refuses, while the current stream is captured, a call that host and device perform together.
 pub fn check_host(py: Python<'_>, device: &Device, call: &str) -> PyResult<()> {
     if run(py, || device.current_stream().is_capturing())? {
         return Err(runtime(format!(
@@ -80,7 +80,7 @@ impl PyGenerator {
         Ok(slf.clone())
     }
 
-    /// Sets a seed that differs each time, and returns it.
+    /// Sets a seed that differs from call to call, and returns it.
     fn seed(&self, py: Python<'_>) -> PyResult<u64> {
         let seed: u64 = py.import("secrets")?.call_method1("randbits", (53,))?.extract()?;
         let source = self.for_host(py, "seed")?;
@@ -94,7 +94,7 @@ impl PyGenerator {
         run(py, || Ok(source.state()?.0))
     }
 
-    /// Pickles device, seed and offset.
+    /// Pickles the device, the seed and the offset.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (PyDevice, u64, u64))> {
         let py = slf.py();
         let generator = slf.get().for_host(py, "__reduce__")?;
@@ -120,7 +120,7 @@ impl PyGenerator {
         Self(Mutex::new(self.source()))
     }
 
-    /// Shares the state of another generator from now on. Draws that were captured stay with the former.
+    /// Shares the state of another generator from now on. Draws that were already captured keep the former state.
     fn graphsafe_set_state(&self, state: &Bound<'_, Self>) -> PyResult<()> {
         let source = state.get().source();
         state.get().check(self.source().device())?;

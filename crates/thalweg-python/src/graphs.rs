@@ -21,44 +21,45 @@ use crate::memory::_MemPool;
 use crate::regions::{Current, Owner, enter, leave};
 
 thread_local! {
-    /// The captures that this thread has begun and not ended.
+    /// The captures that this thread has begun and not yet ended.
     static CAPTURES: RefCell<Vec<UnderWay>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A capture that is under way.
+/// A capture in progress.
 struct UnderWay {
     /// The number of its graph.
     graph: u64,
     capture: Capture,
     /// Weak references to optimizers whose steps were captured.
     optimizers: Vec<Py<PyAny>>,
-    /// Replays that are refused later name the lines of the capture.
+    /// Keeps Python lines in labels during the capture, so that a replay that is refused later can name them.
     _reader: Reader,
 }
 
-/// The graphs that were dropped while another thread captured into them.
+/// The numbers of graphs that were dropped while another thread captured into them.
 static ABANDONED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// Whether there are any.
+/// Whether [`ABANDONED`] is not empty.
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// A captured graph (`torch.cuda.CUDAGraph`).
 #[pyclass(name = "CUDAGraph", module = "thalweg.cuda", subclass, frozen)]
 struct PyGraph {
-    /// A number that no other graph has.
+    /// The unique number of the graph.
     number: u64,
-    /// Whether a thread captures into it.
+    /// Whether a thread is capturing into the graph.
     is_captured_into: AtomicBool,
     graph: Mutex<Option<Graph>>,
     pool: Mutex<Option<GraphPool>>,
-    /// The captured graph, where it is kept.
+    /// The captured graph, if it is kept.
     captured: Mutex<Option<CapturedGraph>>,
     keeps: AtomicBool,
-    /// Weak references to optimizers whose steps are in the graph: they bring their learning rates up to date before a replay.
+    /// Weak references to the optimizers whose steps are in the graph. They update their learning rates on the device before a
+    /// replay.
     optimizers: Mutex<Vec<Py<PyAny>>>,
 }
 
-/// Locks what one call at a time may touch; what a panic left behind is whole.
+/// Locks state that one call at a time may access. A panic leaves it consistent, so poison is ignored.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -67,7 +68,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[pyclass(module = "thalweg.cuda", frozen)]
 pub struct _GraphPool(pub GraphPool);
 
-/// It is the pair that a pool's `id` is, as far as programs look.
+/// The sequence protocol: to programs the pool looks like the pair that a pool's `id` is.
 #[pymethods]
 impl _GraphPool {
     fn __len__(&self) -> usize {
@@ -115,13 +116,13 @@ impl PyGraph {
         }
     }
 
-    /// Keeps what is captured from now on (`keep_graph=True`), so that `debug_dump` can write it.
+    /// Keeps the graphs that are captured from now on (`keep_graph=True`), so that `debug_dump` can write them.
     fn enable_debug_mode(&self) {
         self.keeps.store(true, Ordering::Relaxed);
     }
 
-    /// Begins to capture what is submitted to a stream: the given one, else the current one. Where that is the default stream, which cannot capture,
-    /// a stream of the device's own becomes the current one.
+    /// Begins to capture the work submitted to a stream: the given stream or the current one. The default stream cannot be
+    /// captured, so in its place a stream of the device's own becomes the current one.
     #[pyo3(signature = (pool=None, capture_error_mode="global", stream=None))]
     fn capture_begin(
         &self,
@@ -137,7 +138,8 @@ impl PyGraph {
         self.begin(py, pool, capture_error_mode, stream)
     }
 
-    /// Begins a capture on the given stream, else on one of the device's own, and makes that the current one (`torch.cuda.graph`).
+    /// Begins a capture on the given stream, or else on one of the device's own, and makes that stream current
+    /// (`torch.cuda.graph`).
     fn _capture_begin_aside(
         &self,
         py: Python<'_>,
@@ -148,8 +150,8 @@ impl PyGraph {
         self.begin(py, pool, capture_error_mode, stream.map(|stream| stream.get().0.clone()))
     }
 
-    /// Ends the capture; the stream that was current before is so again. What was captured is instantiated, or kept until it is replayed
-    /// first.
+    /// Ends the capture and restores the former current stream. The captured graph is instantiated, or kept until its first
+    /// replay.
     fn capture_end(&self, py: Python<'_>) -> PyResult<()> {
         let UnderWay { capture, optimizers, .. } = self.taken()?;
         *locked(&self.optimizers) = optimizers;
@@ -168,10 +170,10 @@ impl PyGraph {
         Ok(())
     }
 
-    /// Makes an executable of what was captured and kept; `replay` does it where that was not done.
+    /// Instantiates a captured graph that was kept. `replay` does this if it has not been done before.
     fn instantiate(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || {
-            // In the order of `replay`, whose locks these are too.
+            // The locks are taken in the same order as in `replay`.
             let (mut graph, captured) = (locked(&self.graph), locked(&self.captured));
             let captured = captured.as_ref().ok_or_else(|| {
                 thalweg::Error::invalid(
@@ -183,7 +185,7 @@ impl PyGraph {
         })
     }
 
-    /// Writes the graph to a file in the language of Graphviz.
+    /// Writes the graph to a file in Graphviz format.
     #[pyo3(signature = (debug_path, *, verbose=false))]
     fn debug_dump(&self, py: Python<'_>, debug_path: PathBuf, verbose: bool) -> PyResult<()> {
         run(py, || match &*locked(&self.captured) {
@@ -194,12 +196,12 @@ impl PyGraph {
         })
     }
 
-    /// Gives a capture up whose region failed.
+    /// Abandons a capture whose region failed.
     fn _capture_abandon(&self) -> PyResult<()> {
         self.taken().map(drop)
     }
 
-    /// Queues the whole graph on the current stream.
+    /// Queues the graph on the current stream.
     fn replay(&self, py: Python<'_>) -> PyResult<()> {
         let optimizers: Vec<Py<PyAny>> =
             locked(&self.optimizers).iter().map(|optimizer| optimizer.clone_ref(py)).collect();
@@ -223,7 +225,7 @@ impl PyGraph {
         })
     }
 
-    /// Gives the graph up, and its memory unless something else keeps it; a capture into it that is under way is given up too.
+    /// Drops the graph, and its memory unless something else keeps it. A capture in progress into the graph is abandoned as well.
     fn reset(&self) {
         self.abandon();
         *locked(&self.graph) = None;
@@ -233,7 +235,7 @@ impl PyGraph {
     /// Does nothing: the state of every generator is on its device, where replays advance it.
     fn register_generator_state(&self, _generator: &Bound<'_, PyGenerator>) {}
 
-    /// Returns the pools of its memory: one.
+    /// Returns the list of the graph's memory pools, which has one element.
     fn pools(&self) -> PyResult<Vec<_GraphPool>> {
         Ok(vec![self.pool()?])
     }
@@ -250,7 +252,7 @@ impl PyGraph {
         Err(left_out("CUDAGraph.raw_cuda_graph_exec is left out: the driver's graph is Thalweg's own"))
     }
 
-    /// Returns the pool of its memory, for other captures to share.
+    /// Returns the graph's memory pool, for other captures to share.
     fn pool(&self) -> PyResult<_GraphPool> {
         let pool = locked(&self.pool).clone();
         pool.map(_GraphPool).ok_or_else(|| value_error("the graph has no pool yet: nothing was captured"))
@@ -274,7 +276,7 @@ impl PyGraph {
         let reader = Reader::new();
         let _line = noted(py);
         let options = CaptureOptions { pool, mode, stream, policy: OverwritePolicy::Unchecked };
-        // A capture belongs to this thread, so the lock is kept.
+        // A capture belongs to this thread, so the interpreter lock is kept.
         let capture = Graph::capture_begin(&device, options).map_err(|error| exception(&error))?;
         // As in PyTorch, the program sees to it that graphs which leave memory to this one are replayed before it.
         capture.pool().vouch(capture.stream());
@@ -288,7 +290,7 @@ impl PyGraph {
         Ok(())
     }
 
-    /// Returns the capture into this graph that is under way on this thread, and puts the current stream back.
+    /// Returns this thread's capture into this graph, and restores the current stream.
     fn taken(&self) -> PyResult<UnderWay> {
         let taken = take(self.number);
         let under_way = taken.ok_or_else(|| value_error("this thread captures nothing into this graph"))?;
@@ -296,7 +298,8 @@ impl PyGraph {
         Ok(under_way)
     }
 
-    /// Gives up a capture into this graph: at once, or, where another thread has begun it, as soon as that calls the layers below.
+    /// Abandons a capture into this graph: at once, or, if another thread has begun it, at that thread's next call of the layers
+    /// below.
     fn abandon(&self) {
         if !self.is_captured_into.swap(false, Ordering::Relaxed) {
             return;
@@ -317,7 +320,7 @@ impl Drop for PyGraph {
     }
 }
 
-/// Returns the capture into a graph that is under way on this thread, if there is one, and puts the current stream back.
+/// Returns this thread's capture into a graph, if there is one, and restores the current stream.
 fn take(graph: u64) -> Option<UnderWay> {
     let taken = CAPTURES.try_with(|captures| {
         let mut captures = captures.borrow_mut();
@@ -329,7 +332,8 @@ fn take(graph: u64) -> Option<UnderWay> {
     Some(under_way)
 }
 
-/// Notes that a step of an optimizer is captured, where this thread captures: replays call its `_before_replay` first. Returns whether it does.
+/// Notes that a step of an optimizer is captured, if this thread is capturing: replays call the optimizer's `_before_replay`
+/// first. Returns whether the thread is capturing.
 #[pyfunction]
 fn _step_is_captured(optimizer: &Bound<'_, PyAny>) -> PyResult<bool> {
     if CAPTURES.with_borrow(Vec::is_empty) {
@@ -344,7 +348,7 @@ fn _step_is_captured(optimizer: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(true)
 }
 
-/// Ends the captures of this thread whose graphs other threads have dropped.
+/// Ends the captures of this thread into graphs that other threads have dropped.
 fn end_abandoned() {
     if !ANY_ABANDONED.load(Ordering::Acquire) {
         return;
@@ -360,7 +364,7 @@ fn end_abandoned() {
     }
 }
 
-/// Returns the pool of graphs that an argument names: that of a graph or a handle, or a `MemPool` or its `id`.
+/// Returns the graph pool of an argument: a graph, a handle, a `MemPool` or its `id`.
 pub fn graph_pool(value: &Bound<'_, PyAny>) -> PyResult<GraphPool> {
     if let Ok(pool) = value.cast::<_GraphPool>() {
         return Ok(pool.get().0.clone());
@@ -369,7 +373,7 @@ pub fn graph_pool(value: &Bound<'_, PyAny>) -> PyResult<GraphPool> {
     pools.call_method1("_inner_of", (value,))?.cast::<_MemPool>()?.get().for_graphs(value.py())
 }
 
-/// Returns the mode of a capture by PyTorch's name.
+/// Returns the capture mode with PyTorch's name.
 pub fn capture_mode(name: &str) -> PyResult<CaptureMode> {
     match name {
         "global" => Ok(CaptureMode::Global),
@@ -381,7 +385,7 @@ pub fn capture_mode(name: &str) -> PyResult<CaptureMode> {
     }
 }
 
-/// Returns a pool that captures share.
+/// Returns a pool that captures can share.
 #[pyfunction]
 fn graph_pool_handle(py: Python<'_>) -> PyResult<_GraphPool> {
     Ok(_GraphPool(GraphPool::with_policy(&or_current(py, None)?, OverwritePolicy::Unchecked)))

@@ -1,4 +1,4 @@
-//! [`PyTensor`]: the object of a tensor. Its methods are in `tensor`, its operators in `protocol`.
+//! [`PyTensor`]: the Python object of a tensor. Its methods are in `tensor`, its operators in `protocol`.
 
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
@@ -11,34 +11,34 @@ use thalweg::{DType, Scalar, Tensor, c128};
 
 use crate::failure::{run, runtime};
 
-/// A tensor on one device (`torch.Tensor`): elements of one dtype, seen through a shape and strides.
+/// A tensor on one device (`torch.Tensor`): elements of one dtype, with a shape and strides.
 #[pyclass(name = "Tensor", module = "thalweg", subclass, weakref, dict, frozen)]
 pub struct PyTensor {
     slot: Slot,
-    /// Of a view: the object that it was made of, which may be gone.
+    /// For a view, the object that it was made from, which may have been freed.
     base: Option<Py<PyWeakrefReference>>,
-    /// The object of the gradient that Python was given last, which may be gone.
+    /// The gradient object that Python received last, which may have been freed.
     grad: Mutex<Option<Py<PyWeakrefReference>>>,
 }
 
-/// The place of an object's tensor, which `data` replaces while other threads may read it.
+/// The cell of an object's tensor, which `data` replaces while other threads may read it.
 ///
-/// # Note: a place without a lock of its own
-/// Every call reads the tensors of its arguments, so reading one costs as little as it can: an interpreter with its lock lets one thread at
-/// a time run what is attached to it, and a free-threaded one has a lock in each object ([`with_critical_section`]), which stands for
-/// nothing in an interpreter with its lock.
+/// # Note: a cell without a lock of its own
+/// Every call reads the tensors of its arguments, so a read must be cheap. An interpreter with its lock runs one attached thread
+/// at a time. A free-threaded interpreter has a lock in each object ([`with_critical_section`], which does nothing in an
+/// interpreter with its lock).
 struct Slot(UnsafeCell<ManuallyDrop<Tensor>>);
 
 // SAFETY: the cell is touched in `Slot::with` alone, by one thread at a time; `Tensor` may be used and dropped on every thread.
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// Runs a function with the tensor of an object, which no other thread touches meanwhile. The function calls nothing of Python.
+    /// Runs a function with the tensor of an object, which no other thread accesses meanwhile. The function must not call Python.
     fn with<T>(object: &Bound<'_, PyTensor>, function: impl FnOnce(&mut Tensor) -> T) -> T {
         let Self(cell) = &object.get().slot;
-        // SAFETY: this thread is attached to the interpreter, as it has a `Bound`, and stays so, since the function calls nothing of Python.
-        // So no other thread is within this closure for the same object: by the interpreter's lock, or by the object's own, which
-        // `with_critical_section` holds. The function cannot come back here for the same reason.
+        // SAFETY: this thread is attached to the interpreter, as it has a `Bound`, and stays so, since the function does not call
+        // Python. So no other thread is inside this closure for the same object: the interpreter's lock prevents it, or the
+        // object's own lock, which `with_critical_section` holds. For the same reason the function cannot re-enter here.
         with_critical_section(object.as_any(), || function(unsafe { &mut *cell.get() }))
     }
 }
@@ -46,20 +46,20 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let (_line, _stack) = (crate::lines::noted_at_drop(), crate::history::noted_at_drop());
-        // SAFETY: the slot goes with its object, and nothing reads it any more.
+        // SAFETY: the slot is dropped with its object, and nothing reads it afterwards.
         unsafe { ManuallyDrop::drop(self.0.get_mut()) };
     }
 }
 
-/// The tensor in an object.
+/// Access to the tensor in a Python object.
 pub trait Held {
-    /// Returns the tensor, as it is now: another thread may put another one in its place.
+    /// Returns the current tensor. Another thread may replace it.
     fn tensor(&self) -> Tensor;
 
-    /// Puts another tensor in its place.
+    /// Replaces the tensor.
     fn replace(&self, tensor: Tensor);
 
-    /// Returns whether it is this very tensor.
+    /// Returns whether the object holds this same tensor.
     fn holds(&self, tensor: &Tensor) -> bool;
 }
 
@@ -69,7 +69,7 @@ impl Held for Bound<'_, PyTensor> {
     }
 
     fn replace(&self, tensor: Tensor) {
-        // The former one is dropped outside: what it holds may run code of Python.
+        // The former tensor is dropped outside of `with`, because its drop may run Python code.
         let _line = crate::lines::noted(self.py());
         let _former = Slot::with(self, |own| std::mem::replace(own, tensor));
     }
@@ -80,7 +80,7 @@ impl Held for Bound<'_, PyTensor> {
 }
 
 impl PyTensor {
-    /// Returns what an object of a tensor is made of.
+    /// Returns the initial state of a tensor's object.
     pub fn new(tensor: Tensor) -> Self {
         Self { slot: Slot(UnsafeCell::new(ManuallyDrop::new(tensor))), base: None, grad: Mutex::new(None) }
     }
@@ -90,7 +90,7 @@ impl PyTensor {
         Bound::new(py, Self::new(tensor))
     }
 
-    /// Returns a result as an object; a view of the tensor of an object, or of what that is a view of, knows the object.
+    /// Returns a result as an object. A view keeps a reference to the object of its base, or to the base of that object.
     pub fn object_of<'py>(
         py: Python<'py>,
         tensor: Tensor,
@@ -109,7 +109,7 @@ impl PyTensor {
         Bound::new(py, made)
     }
 
-    /// Returns the object of the gradient: the same one while Python has it.
+    /// Returns the object of the gradient: the same one as long as Python holds it.
     pub fn gradient<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(gradient) = slf.tensor().grad() else { return Ok(None) };
         let known = slf.get().known_gradient().as_ref().and_then(|known| known.bind(slf.py()).upgrade());
@@ -123,7 +123,7 @@ impl PyTensor {
         Ok(Some(made.into_any()))
     }
 
-    /// Keeps in mind the object of the gradient.
+    /// Remembers the object of the gradient.
     pub fn know_gradient(slf: &Bound<'_, Self>, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
         let known =
             gradient.map(|gradient| PyWeakrefReference::new(gradient)).transpose()?.map(Bound::unbind);
@@ -151,7 +151,7 @@ impl PyTensor {
         own.base().map(|base| Ok(Self::object(slf.py(), base)?.into_any())).transpose()
     }
 
-    /// Returns the only element as Python has it.
+    /// Returns the only element as a Python number.
     pub fn one_object<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let tensor = slf.tensor();
         if tensor.dtype().is_complex() && tensor.elements() == 1 {
@@ -161,7 +161,7 @@ impl PyTensor {
         crate::convert::number_object(slf.py(), Self::one(slf)?)
     }
 
-    /// Returns the only element, which is real. The interpreter lock is released while the host waits for it.
+    /// Returns the only element, a real number. The interpreter lock is released while the host waits for it.
     pub fn one(slf: &Bound<'_, Self>) -> PyResult<Scalar> {
         let tensor = slf.tensor();
         if tensor.elements() != 1 {

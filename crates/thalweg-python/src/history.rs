@@ -1,11 +1,13 @@
-//! The history of a device's memory with stacks of Python, for `thalweg.cuda.memory`.
+//! The history of a device's memory with Python stacks, for `thalweg.cuda.memory`.
 //!
-//! The interpreter lock is released while an operator runs, and its allocations must not wait for it. So while stacks are wanted, each call
-//! of the layers below notes the stack of Python before it releases the lock ([`noted`]), and an event of the memory takes what its thread
-//! noted. A tensor that the program drops is freed outside such a call: where stacks of frees are wanted, the drop notes its own ([`noted_at_drop`]).
+//! The interpreter lock is released while an operator runs, and its allocations must not wait for it. So while stacks are
+//! recorded, each call of the layers below notes the Python stack before it releases the lock ([`noted`]), and a memory event
+//! takes the stack that its thread noted. A tensor that the program drops is freed outside of such a call: if stacks of frees are
+//! recorded, the drop notes its own stack ([`noted_at_drop`]).
 //!
-//! With `failure`, `device`, `handle`, `convert` and `check` this module is a circle: every call enters and leaves by `failure`, which notes
-//! its stack here; a device may be that of a check, whose labels are the lines of calls; and values become tensors on a device.
+//! This module forms a circle with `failure`, `device`, `handle`, `convert` and `check`: every call enters and leaves through
+//! `failure`, which notes its stack here; a device may be that of a check, whose labels are the lines of calls; and values become
+//! tensors on a device.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +27,13 @@ use crate::failure::run;
 use crate::handle::{Held, PyTensor};
 use crate::lines::innermost_frame;
 
-/// Whether some history wants stacks.
+/// Whether any history records stacks.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether some history wants those of frees.
+/// Whether any history records the stacks of frees.
 static IS_WANTED_OF_FREES: AtomicBool = AtomicBool::new(false);
 
-/// Frames beyond these, which are the outermost, are left out.
+/// The maximum number of frames of a stack. Frames further out are left out.
 const MOST_FRAMES: usize = 128;
 
 thread_local! {
@@ -39,7 +41,7 @@ thread_local! {
     static CURRENT: Cell<Option<StackId>> = const { Cell::new(None) };
 }
 
-/// The stacks that were noted, by their numbers: they grow with the program's code, not with time.
+/// The noted stacks by their numbers. They grow with the program's code, not with time.
 #[derive(Default)]
 struct Stacks(Mutex<Kept>);
 
@@ -91,7 +93,7 @@ impl StackSource for Stacks {
 /// The stacks of all devices.
 static STACKS: LazyLock<Arc<Stacks>> = LazyLock::new(Arc::default);
 
-/// A guard that puts the former stack of the thread back.
+/// A guard that restores the thread's former stack.
 pub struct Noted(Option<StackId>);
 
 impl Drop for Noted {
@@ -100,7 +102,7 @@ impl Drop for Noted {
     }
 }
 
-/// Notes the stack of Python for the events of the memory that a call is about to cause, while some history wants stacks.
+/// Notes the Python stack for the memory events that a call is about to cause, while any history records stacks.
 pub fn noted(py: Python<'_>) -> Option<Noted> {
     if !IS_WANTED.load(Ordering::Relaxed) {
         return None;
@@ -109,14 +111,14 @@ pub fn noted(py: Python<'_>) -> Option<Noted> {
     Some(Noted(CURRENT.replace(stack)))
 }
 
-/// Notes the stack of Python for the free that a dropped tensor may cause, while some history wants stacks of frees.
+/// Notes the Python stack for the free that a dropped tensor may cause, while any history records stacks of frees.
 #[inline]
 pub fn noted_at_drop() -> Option<Noted> {
     if !IS_WANTED_OF_FREES.load(Ordering::Relaxed) {
         return None;
     }
     Python::try_attach(|py| {
-        // A tensor may be dropped while an exception is on its way, which asking for a frame must not change.
+        // A tensor may be dropped while an exception is propagating, which reading a frame must not change.
         let raised = PyErr::take(py);
         let noted = noted(py);
         if let Some(raised) = raised {
@@ -127,7 +129,7 @@ pub fn noted_at_drop() -> Option<Noted> {
     .flatten()
 }
 
-/// Returns the frames of Python of the calling thread, innermost first.
+/// Returns the Python frames of the calling thread, innermost first.
 fn walk(py: Python<'_>) -> PyResult<Vec<Frame>> {
     let mut frames = Vec::new();
     let Some(mut frame) = innermost_frame(py) else { return Ok(frames) };
@@ -146,7 +148,7 @@ fn walk(py: Python<'_>) -> PyResult<Vec<Frame>> {
     Ok(frames)
 }
 
-/// Begins or ends to record what happens to a device's memory; words are numbers by their places in PyTorch's lists.
+/// Begins or ends the recording of a device's memory events. Words are passed as their positions in PyTorch's lists.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are PyTorch's")]
 fn _record_memory_history(
@@ -183,33 +185,33 @@ fn _record_memory_history(
         IS_WANTED_OF_FREES.store(context == 3, Ordering::Relaxed);
     }
     run(py, || {
-        // A device that has a source keeps it: it is this one.
+        // A device that already has a source keeps it: it is this same one.
         let _kept = device.allocator().set_stack_source(STACKS.clone());
         device.allocator().record_memory_history(settings);
         Ok(())
     })
 }
 
-/// Stops to note stacks: no history wants them any more.
+/// Stops noting stacks, because no history records them any more.
 #[pyfunction]
 fn _forget_stacks() {
     IS_WANTED.store(false, Ordering::Relaxed);
     IS_WANTED_OF_FREES.store(false, Ordering::Relaxed);
 }
 
-/// Sets the text that events of this thread have beside them.
+/// Sets the text that is attached to events of this thread.
 #[pyfunction]
 fn _set_memory_metadata(text: &str) {
     set_user_metadata(text);
 }
 
-/// Returns the text that events of this thread have beside them.
+/// Returns the text that is attached to events of this thread.
 #[pyfunction]
 fn _get_memory_metadata() -> String {
     user_metadata().to_string()
 }
 
-/// Puts a text beside the memory of a tensor in the history; returns whether the history has it.
+/// Attaches a text to the memory of a tensor in the history. Returns whether the history contains that memory.
 #[pyfunction]
 fn _annotate_tensor(py: Python<'_>, tensor: &Bound<'_, PyTensor>, text: &str) -> PyResult<bool> {
     let tensor = tensor.tensor();
@@ -219,8 +221,8 @@ fn _annotate_tensor(py: Python<'_>, tensor: &Bound<'_, PyTensor>, text: &str) ->
     })
 }
 
-/// Changes settings of a device's allocator, by a text in the form of `PYTORCH_CUDA_ALLOC_CONF`. What the text does not name stays, but for the
-/// settings that PyTorch begins anew with each text.
+/// Changes settings of a device's allocator from a text in the format of `PYTORCH_CUDA_ALLOC_CONF`. Settings that the text does
+/// not name are kept, except for those that PyTorch resets with each text.
 #[pyfunction]
 fn _set_allocator_settings(py: Python<'_>, text: &str, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let device = or_current(py, device)?;

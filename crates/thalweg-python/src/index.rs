@@ -1,4 +1,4 @@
-//! Subscripts of Python: `x[0, 1:3, ::2, None, ..., indices, mask]`.
+//! Python subscripts: `x[0, 1:3, ::2, None, ..., indices, mask]`.
 
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
@@ -21,8 +21,8 @@ pub fn read_subscript(subscript: &Bound<'_, PyAny>, device: &Device) -> PyResult
     Ok(SmallVec::from_iter([read_part(subscript, device)?]))
 }
 
-/// Returns whether a sequence is a subscript of several parts, as PyTorch takes it, with its warning: a short one with a part that is
-/// more than a number.
+/// Returns whether a sequence is a subscript of several parts, and shows PyTorch's warning for it. As in PyTorch, that is a short
+/// sequence with a part that is not just a number.
 fn stands_for_tuple(subscript: &Bound<'_, PyAny>) -> PyResult<bool> {
     let is_number = subscript.is_instance_of::<PyInt>() || subscript.is_instance_of::<PySlice>();
     if is_number
@@ -48,8 +48,8 @@ fn stands_for_tuple(subscript: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(false)
 }
 
-/// Reads a tensor as a part of a subscript. An integer without dimensions is a place, for whose number the host waits: what it names is a view, as in
-/// PyTorch. A captured step cannot wait; what it names there is a copy.
+/// Reads a tensor as a part of a subscript. An integer tensor without dimensions is an index. The host waits for its value, and
+/// the result is a view, as in PyTorch. A captured step cannot wait, so there the result is a copy.
 fn read_tensor(part: &Bound<'_, PyTensor>) -> PyResult<Index> {
     let tensor = part.tensor();
     let is_place = tensor.rank() == 0

@@ -1,19 +1,20 @@
-//! Thalweg in Python: the extension module behind `import thalweg`.
+//! The extension module that `import thalweg` loads: Thalweg in Python.
 //!
-//! It holds what needs Rust: tensors, the generic path of every operator, the fused optimizers, streams and graphs, files. Modules,
-//! optimizers as classes and everything else that Python programs subclass is Python, in the package beside this crate.
+//! This crate holds the parts that need Rust: tensors, the generic path of every operator, the fused optimizers, streams and
+//! graphs, files. Modules, optimizer classes and everything else that Python programs subclass are written in Python, in the
+//! package next to this crate.
 //!
 //! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
-//! - `functions` makes a Python function and a method of every name of the table. It, `handle` (the place of a tensor in its object), `dlpack`
-//!   and the streams of other libraries in `cuda` are the parts with `unsafe`.
-//! - `check` runs a function of Python under the simulator's seeds.
-//! - `failure` turns errors and panics into Python's exceptions: nothing that a program does may end the interpreter.
+//! - `functions` creates a Python function and a method for every name of the table. The parts with `unsafe` are `functions`,
+//!   `handle` (the cell of a tensor in its object), `dlpack` and the streams of other libraries in `cuda`.
+//! - `check` runs a Python function under the simulator with many seeds.
+//! - `failure` turns errors and panics into Python exceptions, so that no program can crash the interpreter.
 //!
 //! # Invariants
-//! - No operator has code of its own here: what the table has, Python has.
+//! - No operator has code of its own here: Python has every operator of the table.
 //! - The interpreter lock is released around every call of the layers below.
-//! - Classes are frozen, and no call holds an object to itself: what calls change lies behind a lock (`handle` has that of a tensor), or
-//!   belongs to its thread. So the module does without the interpreter lock, where a build of Python has none.
+//! - Classes are frozen, and no call has exclusive access to an object: mutable state is protected by a lock (`handle` has that
+//!   of a tensor) or belongs to its thread. So the module also works in Python builds without the interpreter lock.
 
 mod audit;
 mod autograd;

@@ -1,7 +1,8 @@
-//! The lines of Python that calls come from, in labels: of reports, of refused replays, of captures.
+//! The Python lines that calls come from, for the labels of reports, refused replays and captures.
 //!
-//! One rule for all: while there is a reader of lines, the code that calls the layers below ([`crate::failure::run`]), or drops a tensor, says first which line
-//! of the program that is ([`noted`]), and every label that is made meanwhile has it. Otherwise this is one load.
+//! While there is a reader of lines, the code that calls the layers below ([`crate::failure::run`]) or drops a tensor first notes
+//! the current line of the program ([`noted`]), and every label that is made meanwhile contains it. Without a reader, this costs
+//! one load.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,18 +15,18 @@ use rustc_hash::FxHashMap;
 use thalweg::driver::{CalledFrom, SourceLine, called_from};
 use thalweg::runtime::Environment;
 
-/// The number of those who read lines: checks, audits and captures that run. A program under `thalweg sim` has one.
+/// The number of readers of lines: running checks, audits and captures. A program under `thalweg sim` has one.
 static READERS: AtomicUsize = AtomicUsize::new(0);
 
-/// The function that runs before a line is noted.
+/// The function that is called before a line is noted.
 static BEFORE: OnceLock<fn()> = OnceLock::new();
 
-/// Has a function run before a line is noted: for what a thread must do itself, and learns from others.
+/// Sets a function that is called before a line is noted, for work that other threads request but that a thread must do itself.
 pub fn run_before(function: fn()) {
     let _already = BEFORE.set(function);
 }
 
-/// A reader of lines, while it lives.
+/// A guard: there is a reader of lines while it lives.
 pub struct Reader(());
 
 impl Reader {
@@ -48,14 +49,14 @@ pub fn are_read() -> bool {
     READERS.load(Ordering::Relaxed) != 0
 }
 
-/// Says that calls of this thread come from the line of Python that runs now, until what this returns is dropped. `None` where no reader is,
-/// and where no line is known.
+/// Notes that calls of this thread come from the Python line that runs now, until the result is dropped. Returns `None` without a
+/// reader, or if the line is not known.
 #[inline]
 pub fn noted(py: Python<'_>) -> Option<CalledFrom> {
     if are_read() { note(py) } else { None }
 }
 
-/// Says so while a tensor is dropped, which may be on any thread and at any time.
+/// Notes the current Python line while a tensor is dropped, which may happen on any thread and at any time.
 #[inline]
 pub fn noted_at_drop() -> Option<CalledFrom> {
     if are_read() { Python::try_attach(note).flatten() } else { None }
@@ -66,7 +67,7 @@ fn note(py: Python<'_>) -> Option<CalledFrom> {
     if let Some(function) = BEFORE.get() {
         function();
     }
-    // A tensor may be dropped while an exception is on its way, which asking for a frame must not change.
+    // A tensor may be dropped while an exception is propagating, which reading a frame must not change.
     let raised = PyErr::take(py);
     let line = line_of_program(py).unwrap_or_default();
     if let Some(raised) = raised {
@@ -75,7 +76,7 @@ fn note(py: Python<'_>) -> Option<CalledFrom> {
     line.map(called_from)
 }
 
-/// Returns the innermost line of Python that is not this package's.
+/// Returns the innermost Python line that is outside of this package.
 fn line_of_program(py: Python<'_>) -> PyResult<Option<&'static SourceLine>> {
     static PACKAGE: OnceLock<String> = OnceLock::new();
     let package = match PACKAGE.get() {
@@ -98,16 +99,18 @@ fn line_of_program(py: Python<'_>) -> PyResult<Option<&'static SourceLine>> {
     Ok(None)
 }
 
-/// Returns the innermost frame of Python that runs; `None` where none does.
+/// Returns the innermost Python frame, or `None` if no Python code runs.
 ///
-/// `sys._getframe`, called from here, is not the same: while the locals of a function that has returned are dropped, the innermost frame of
-/// CPython 3.12 is one on the interpreter's stack that belongs to none, and an object of it outlives its memory.
+/// Calling `sys._getframe` from here is not equivalent: while the locals of a function that has returned are dropped, the
+/// innermost frame in CPython 3.12 is one on the interpreter's stack that belongs to no object, and a frame object made for it
+/// outlives its memory.
 pub fn innermost_frame(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-    // SAFETY: this thread is attached to the interpreter, as `py` says. The reference is borrowed, and null where no frame is.
+    // SAFETY: this thread is attached to the interpreter, as `py` proves. The reference is borrowed, and null if there is no
+    // frame.
     unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) }
 }
 
-/// Lines that were met. They live as long as the process: they grow with the program's text, not with time.
+/// Interned lines. They live as long as the process: they grow with the program's text, not with time.
 #[derive(Default)]
 struct Kept {
     files: HashSet<&'static str>,
@@ -130,7 +133,7 @@ fn kept(file: &str, line: u32) -> &'static SourceLine {
         .or_insert_with(|| Box::leak(Box::new(SourceLine { file, line })))
 }
 
-/// Lets a program under `thalweg sim` have lines.
+/// Adds a reader of lines for a program that runs under `thalweg sim`.
 pub fn read_under_sim() {
     if Environment::get().sim_check.is_some() {
         std::mem::forget(Reader::new());

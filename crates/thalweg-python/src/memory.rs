@@ -1,4 +1,4 @@
-//! Memory beyond tensors, for `thalweg.cuda.memory`: pools, limits, snapshots, statistics of pinned memory.
+//! Memory management beyond tensors, for `thalweg.cuda.memory`: pools, limits, snapshots, statistics of pinned memory.
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ use crate::device::or_current;
 use crate::failure::{exception, run};
 use crate::regions::{Current, Owner, enter};
 
-/// A memory pool of a part of the program (`torch.cuda.MemPool`).
+/// A memory pool for a part of the program (`torch.cuda.MemPool`).
 #[pyclass(module = "thalweg.cuda", frozen)]
 pub struct _MemPool(MemPool, OnceLock<GraphPool>);
 
@@ -36,14 +36,14 @@ impl _MemPool {
         self.0.id().raw()
     }
 
-    /// Returns how many hold the pool: its object, and each region that uses it.
+    /// Returns the number of references to the pool: that of its object, and one for each region that uses it.
     fn use_count(&self) -> usize {
         self.0.use_count()
     }
 
-    /// Makes this thread allocate from the pool, until `_exit` is called for the same object.
+    /// Makes this thread allocate from the pool, until `_exit` is called for the same owner.
     fn enter(&self, owner: &Bound<'_, PyAny>) -> PyResult<()> {
-        // The scope belongs to this thread, so the lock is kept.
+        // The scope belongs to this thread, so the interpreter lock is kept.
         let scope = self.0.enter().map_err(|error| exception(&error))?;
         enter(Owner::object(owner), Current::Pool(scope));
         Ok(())
@@ -51,7 +51,7 @@ impl _MemPool {
 }
 
 impl _MemPool {
-    /// Returns the pool as one of graphs: the same one each time.
+    /// Returns the pool as a graph pool: the same one each time.
     pub fn for_graphs(&self, py: Python<'_>) -> PyResult<GraphPool> {
         if let Some(pool) = self.1.get() {
             return Ok(pool.clone());
@@ -61,7 +61,7 @@ impl _MemPool {
     }
 }
 
-/// Returns the bytes that a device has free, and all that it has.
+/// Returns the free bytes and the total bytes of a device.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn mem_get_info(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, u64)> {
@@ -70,7 +70,7 @@ fn mem_get_info(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<(
     Ok((info.free_bytes, info.total_bytes))
 }
 
-/// Limits what the allocator takes to a fraction of a device's memory.
+/// Limits the allocator to a fraction of a device's memory.
 #[pyfunction]
 #[pyo3(signature = (fraction, device=None))]
 fn set_per_process_memory_fraction(
@@ -93,7 +93,7 @@ fn get_per_process_memory_fraction(py: Python<'_>, device: Option<&Bound<'_, PyA
     run(py, || Ok(device.allocator().memory_fraction()))
 }
 
-/// Returns a snapshot of a device's memory, or of one pool of it, with its history or without, as a pickle in PyTorch's form.
+/// Returns a snapshot of a device's memory, or of one of its pools, with or without the history, as a pickle in PyTorch's format.
 #[pyfunction]
 fn _memory_snapshot<'py>(
     py: Python<'py>,
@@ -121,7 +121,7 @@ fn host_memory_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(stats)
 }
 
-/// Sets the peaks of the statistics of pinned memory to what is now.
+/// Resets the peaks of the statistics of pinned memory to the current values.
 #[pyfunction]
 fn reset_peak_host_memory_stats(py: Python<'_>) -> PyResult<()> {
     let device = or_current(py, None)?;
@@ -131,7 +131,7 @@ fn reset_peak_host_memory_stats(py: Python<'_>) -> PyResult<()> {
     })
 }
 
-/// Sets the sums of the statistics of pinned memory to 0.
+/// Resets the accumulated statistics of pinned memory to 0.
 #[pyfunction]
 fn reset_accumulated_host_memory_stats(py: Python<'_>) -> PyResult<()> {
     let device = or_current(py, None)?;
@@ -141,7 +141,7 @@ fn reset_accumulated_host_memory_stats(py: Python<'_>) -> PyResult<()> {
     })
 }
 
-/// Returns whether kernels of a device can touch the memory of another of its kind.
+/// Returns whether kernels of a device can access the memory of another device of its kind.
 #[pyfunction]
 fn can_device_access_peer(
     py: Python<'_>,

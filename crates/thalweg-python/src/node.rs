@@ -1,4 +1,4 @@
-//! Nodes of the graph that autograd records, and hooks of Python: of tensors and of nodes.
+//! Nodes of the graph that autograd records, and Python hooks of tensors and nodes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -14,22 +14,22 @@ use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::record::saved_hooks;
 
-/// A recorded operator that a tensor is the result of (`torch.autograd.graph.Node`).
+/// A recorded operator, whose results are tensors (`torch.autograd.graph.Node`).
 #[pyclass(name = "Node", module = "thalweg.autograd.graph", frozen, subclass, weakref)]
 pub struct PyNode(pub Arc<Node>);
 
-/// A node on its way into an object: programs cannot make one.
+/// A node that is passed to the constructor of its object. Programs cannot create one.
 #[pyclass(frozen)]
 struct _NodeToken(Arc<Node>);
 
-/// The things that Python has put beside a node.
+/// The Python data that is attached to a node.
 #[derive(Default)]
 struct Beside {
-    /// The object of the node, as long as a program has it.
+    /// A weak reference to the object of the node.
     object: Mutex<Option<Py<PyWeakrefReference>>>,
-    /// Of a function of Python, its class of nodes and its context.
+    /// For a Python function, its node class and its context.
     function: Option<(Py<PyType>, Py<PyAny>)>,
-    /// The dictionary of the program itself.
+    /// The program's own dictionary.
     metadata: OnceLock<Py<PyDict>>,
 }
 
@@ -38,13 +38,13 @@ fn beside(node: &Node) -> PyResult<&Beside> {
         .ok_or_else(|| runtime("another library has put something beside this node"))
 }
 
-/// Puts the class of nodes and the context of a function of Python beside its node.
+/// Attaches the node class and the context of a Python function to its node.
 pub fn put_function(node: &Node, class: Py<PyType>, context: Py<PyAny>) -> PyResult<()> {
     let beside = Beside { function: Some((class, context)), ..Beside::default() };
     node.attachment(|| beside).map(drop).ok_or_else(|| runtime("something is beside this node already"))
 }
 
-/// Returns the class of nodes of this name.
+/// Returns the node class with this name.
 fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
     static CLASSES: Mutex<BTreeMap<String, Py<PyType>>> = Mutex::new(BTreeMap::new());
     let known =
@@ -60,7 +60,7 @@ fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
     Ok(classes.entry(title.to_owned()).or_insert(class).clone_ref(py))
 }
 
-/// Returns the object of a node: the same one as long as the program has it.
+/// Returns the object of a node: the same one as long as the program holds it.
 pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>> {
     let kept = beside(&node)?;
     let known =
@@ -79,7 +79,7 @@ pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>>
     Ok(object)
 }
 
-/// A node, as long as something else has it: a context knows its node by this.
+/// A weak reference to a node, by which a context refers to its node.
 #[pyclass(frozen)]
 pub struct _NodeReference(pub Weak<Node>);
 
@@ -91,7 +91,7 @@ impl _NodeReference {
     }
 }
 
-/// A tensor that a node keeps (`torch._C._autograd.SavedTensor`).
+/// A tensor that a node has saved (`torch._C._autograd.SavedTensor`).
 #[pyclass(frozen)]
 struct SavedTensor {
     node: Arc<Node>,
@@ -106,7 +106,7 @@ impl SavedTensor {
         Err(runtime("Trying to create a SavedTensor object from Python is forbidden."))
     }
 
-    /// Packs the tensor by hooks of its own.
+    /// Packs the tensor by a pair of hooks.
     #[pyo3(signature = (*hooks))]
     fn register_hooks(&self, py: Python<'_>, hooks: &Bound<'_, PyTuple>) -> PyResult<()> {
         let (pack, unpack) = pair_of_hooks(hooks)?;
@@ -119,13 +119,13 @@ impl SavedTensor {
     }
 }
 
-/// Returns the place where a node keeps a tensor.
+/// Returns the handle of a tensor that a node has saved.
 #[pyfunction]
 fn _saved_tensor(node: &Bound<'_, PyNode>, name: String) -> SavedTensor {
     SavedTensor { node: node.get().0.clone(), name }
 }
 
-/// Reads the two functions that pack and unpack a saved tensor.
+/// Reads the pair of functions that pack and unpack a saved tensor.
 pub fn pair_of_hooks(hooks: &Bound<'_, PyTuple>) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
     if hooks.len() != 2 || hooks.iter().any(|hook| !hook.is_callable()) {
         return Err(type_error(
@@ -142,19 +142,19 @@ impl PyNode {
         Self(token.get().0.clone())
     }
 
-    /// The context of a function of Python; None of another operator.
+    /// The context of a Python function; None for other operators.
     #[getter]
     fn _context(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         Ok(beside(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
     }
 
-    /// The dictionary that the program has beside the node.
+    /// The dictionary in which the program keeps its own data for the node.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
         Ok(beside(&self.0)?.metadata.get_or_init(|| PyDict::new(py).unbind()).clone_ref(py))
     }
 
-    /// Returns what the node keeps: `_saved_self` is a tensor, and `_raw_saved_self` the place where it is kept.
+    /// Returns a value that the node has saved: `_saved_self` is a tensor, and `_raw_saved_self` the handle of the saved tensor.
     fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         let (py, node) = (slf.py(), slf.get().0.clone());
         if let Some(name) = name.strip_prefix("_raw_saved_").filter(|&name| has_saved(&node, name)) {
@@ -171,7 +171,7 @@ impl PyNode {
         Err(PyAttributeError::new_err(format!("'{class}' object has no attribute '{name}'")))
     }
 
-    /// Returns the names of attributes, with those of what the node keeps.
+    /// Returns the names of attributes, including those of the saved values.
     fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
         let names = slf.py().get_type::<PyAny>().call_method1("__dir__", (slf,))?;
         let names = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
@@ -183,7 +183,7 @@ impl PyNode {
         Ok(names)
     }
 
-    /// Calls its backward function by itself, with a gradient of each of its results.
+    /// Calls only this node's backward function, with a gradient for each of its results.
     #[pyo3(signature = (*gradients))]
     fn __call__<'py>(
         slf: &Bound<'py, Self>,
@@ -208,13 +208,13 @@ impl PyNode {
         if found.len() == 1 { found.get_item(0) } else { Ok(found.into_any()) }
     }
 
-    /// Returns the name: that of the operator, as PyTorch writes it.
+    /// Returns the name of the operator, as PyTorch writes it.
     fn name(&self) -> String {
         let title = self.0.title();
         if self.0.is_accumulator() { format!("torch::autograd::{title}") } else { title.to_owned() }
     }
 
-    /// The nodes that the gradients of the inputs go to, each with the place among that node's results.
+    /// The nodes that receive the gradients of the inputs, each with the position among that node's results.
     #[getter]
     fn next_functions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let edges = self.0.next_functions().into_iter().map(|edge| match edge {
@@ -224,13 +224,13 @@ impl PyNode {
         PyTuple::new(py, edges.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// Returns the number of the node: later ones have greater numbers.
+    /// Returns the sequence number of the node: later nodes have greater numbers.
     fn _sequence_nr(&self) -> u64 {
         self.0.sequence_number()
     }
 
-    /// Registers a hook that backward passes call behind the node, with the gradients of its inputs and those of its results; it may
-    /// return other gradients of the inputs.
+    /// Registers a hook that backward passes call after the node, with the gradients of its inputs and those of its results. The
+    /// hook may return other gradients for the inputs.
     #[pyo3(name = "register_hook")]
     fn add_hook(&self, r#fn: Py<PyAny>) -> _HookHandle {
         let handle = self.0.register_hook(move |inputs, results| {
@@ -243,7 +243,8 @@ impl PyNode {
         _HookHandle(handle)
     }
 
-    /// Registers a hook that backward passes call before the node, with the gradients of its results; it may return others.
+    /// Registers a hook that backward passes call before the node, with the gradients of its results. The hook may return other
+    /// gradients.
     #[pyo3(name = "register_prehook")]
     fn add_prehook(&self, r#fn: Py<PyAny>) -> _HookHandle {
         let handle = self.0.register_prehook(move |results| {
@@ -268,7 +269,7 @@ impl PyNode {
     }
 }
 
-/// Warns where a program asks for a gradient that no pass keeps.
+/// Warns if a program reads a gradient that no pass keeps.
 pub fn warn_of_missing_gradient(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.is_leaf() || tensor.retains_grad() {
         return Ok(());
@@ -298,7 +299,8 @@ pub fn gradient_objects<'py>(py: Python<'py>, gradients: &[Option<Tensor>]) -> P
     PyTuple::new(py, objects.collect::<PyResult<Vec<_>>>()?)
 }
 
-/// Reads what a hook of a node has returned: nothing, or as many gradients as it was given; one stands for a tuple of one.
+/// Reads the return value of a node's hook: nothing, or as many gradients as it received; a single gradient stands for a tuple of
+/// one.
 fn replaced(given: &Bound<'_, PyAny>, count: usize) -> PyResult<Option<Gradients>> {
     if given.is_none() {
         return Ok(None);
@@ -324,13 +326,13 @@ fn replaced(given: &Bound<'_, PyAny>, count: usize) -> PyResult<Option<Gradients
     }
 }
 
-/// A registered hook; `remove` takes it back.
+/// A registered hook. `remove` unregisters it.
 #[pyclass(frozen)]
 pub struct _HookHandle(HookHandle);
 
 #[pymethods]
 impl _HookHandle {
-    /// Takes the hook back.
+    /// Unregisters the hook.
     fn remove(&self) {
         self.0.remove();
     }
@@ -346,52 +348,53 @@ impl _HookHandle {
 
 #[pymethods]
 impl PyTensor {
-    /// The recorded operator that it is the result of.
+    /// The recorded operator that produced this tensor.
     #[getter]
     fn grad_fn<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyNode>>> {
         slf.tensor().grad_fn().map(|node| object_of(slf.py(), node)).transpose()
     }
 
-    /// The place of the gradient among the results of `grad_fn`.
+    /// The position of this tensor among the results of `grad_fn`.
     #[getter]
     fn output_nr(slf: &Bound<'_, Self>) -> usize {
         slf.tensor().gradient_edge().map_or(0, |edge| edge.place())
     }
 
-    /// Returns the node that its gradient goes to, the accumulator of a leaf, and the place among that node's results; None where none does.
+    /// Returns the node that receives this tensor's gradient (for a leaf its accumulator) and the position among that node's
+    /// results. Returns None if there is no such node.
     fn _gradient_edge<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<(Bound<'py, PyNode>, usize)>> {
         let edge = slf.tensor().gradient_edge();
         edge.map(|edge| Ok((object_of(slf.py(), edge.node().clone())?, edge.place()))).transpose()
     }
 
-    /// Returns it as the result of a function of the program's own over the memory of an input, which is not recorded.
+    /// Returns the tensor as the result of the program's own function over the memory of an input. The new view is not recorded.
     fn _of_function<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         Self::object(slf.py(), slf.tensor().detached_view())
     }
 
-    /// Returns whether it is a view, of which a base has the history.
+    /// Returns whether the tensor is a view, whose base has the history.
     fn _is_part(slf: &Bound<'_, Self>) -> bool {
         slf.tensor().is_view()
     }
 
-    /// Makes it the result of the node that another tensor is a result of, which has written it in place.
+    /// Makes the tensor a result of the node that produced `result`, and that has written this tensor in place.
     fn _take_history(slf: &Bound<'_, Self>, result: &Bound<'_, Self>) {
         if let Some(edge) = result.tensor().gradient_edge() {
             slf.tensor().set_history(edge);
         }
     }
 
-    /// Sets the number of writes in place that are counted.
+    /// Sets the count of in-place writes.
     fn _set_version(slf: &Bound<'_, Self>, version: u32) {
         slf.tensor().set_version(version);
     }
 
-    /// Counts a write of its memory in place, by the program itself.
+    /// Counts an in-place write of the memory by the program itself.
     fn _bump_version(slf: &Bound<'_, Self>) {
         slf.tensor().bump_version();
     }
 
-    /// Registers a hook that backward passes call with the gradient of this tensor; it may return another.
+    /// Registers a hook that backward passes call with the gradient of this tensor. The hook may return another gradient.
     #[pyo3(name = "register_hook")]
     fn add_gradient_hook(slf: &Bound<'_, Self>, hook: Py<PyAny>) -> PyResult<_HookHandle> {
         let called = move |gradient: Option<&Tensor>| {
@@ -414,11 +417,11 @@ impl PyTensor {
         slf.tensor().register_hook_of_any(called).map(_HookHandle).map_err(|error| exception(&error))
     }
 
-    /// Registers a hook that backward passes call with this leaf once its gradient is accumulated.
+    /// Registers a hook that backward passes call with this leaf after its gradient has been accumulated.
     #[pyo3(name = "register_post_accumulate_grad_hook")]
     fn add_accumulated_hook(slf: &Bound<'_, Self>, hook: Py<PyAny>) -> PyResult<_HookHandle> {
         check_callable(slf.py(), &hook)?;
-        // The hook gets the program's own object where that is still there.
+        // The hook receives the program's own object if it still exists.
         let object = PyWeakrefReference::new(slf)?.unbind();
         let called = move |leaf: &Tensor| {
             call_python(|py| {
@@ -438,7 +441,7 @@ impl PyTensor {
         registered.map(_HookHandle).map_err(|error| exception(&error))
     }
 
-    /// Lets backward passes keep the gradient of this result of an operator in `grad`.
+    /// Makes backward passes keep the gradient of this result of an operator in `grad`.
     #[pyo3(name = "retain_grad")]
     fn keep_gradient(slf: &Bound<'_, Self>) -> PyResult<()> {
         slf.tensor().retain_grad().map_err(|error| exception(&error))
@@ -450,7 +453,7 @@ impl PyTensor {
         slf.tensor().retains_grad()
     }
 
-    /// Returns whether its memory was allocated in inference mode.
+    /// Returns whether the memory was allocated in inference mode.
     #[pyo3(name = "is_inference")]
     fn is_of_inference(slf: &Bound<'_, Self>) -> bool {
         slf.tensor().is_inference()

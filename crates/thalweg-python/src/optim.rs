@@ -17,10 +17,10 @@ use crate::device::or_current;
 use crate::failure::{run, value_error};
 use crate::handle::{Held, PyTensor};
 
-/// Options by PyTorch's names; a flag is 1 or 0, the parts of a pair are `betas.0` and `betas.1`.
+/// Options by PyTorch's names. A flag is 1 or 0; the parts of a pair are `betas.0` and `betas.1`.
 type Options = HashMap<String, f64>;
 
-/// An optimizer of any rule.
+/// An optimizer with any rule.
 trait AnyOptimizer: Send {
     fn step(&self) -> Result<()>;
     fn step_scaled(&self, scaler: &GradientScaler) -> Result<()>;
@@ -77,7 +77,7 @@ impl<O: OptimizerOptions> AnyOptimizer for Optimizer<O> {
     }
 }
 
-/// Returns the options of a rule with some values set.
+/// Returns the default options of a rule with some values changed.
 fn options<O: OptimizerOptions>(values: &Options) -> Result<O> {
     let mut options = O::default();
     for (name, &value) in values {
@@ -88,7 +88,7 @@ fn options<O: OptimizerOptions>(values: &Options) -> Result<O> {
     Ok(options)
 }
 
-/// Makes an optimizer of groups of parameters.
+/// Creates an optimizer from groups of parameters.
 fn made<O: OptimizerOptions>(groups: &[(Vec<Tensor>, Options)]) -> Result<Box<dyn AnyOptimizer>> {
     let mut groups = groups.iter();
     let (parameters, values) =
@@ -100,13 +100,13 @@ fn made<O: OptimizerOptions>(groups: &[(Vec<Tensor>, Options)]) -> Result<Box<dy
     Ok(Box::new(optimizer))
 }
 
-/// A function that makes an optimizer of a rule.
+/// A function that creates an optimizer with a rule.
 type Maker = fn(&[(Vec<Tensor>, Options)]) -> Result<Box<dyn AnyOptimizer>>;
 
 /// A function that returns the default options of a rule.
 type Defaults = fn() -> Vec<(&'static str, f64)>;
 
-/// A rule of the table of optimizers, as Python uses it.
+/// A rule of the optimizer table, for Python.
 struct Rule {
     title: &'static str,
     make: Maker,
@@ -117,7 +117,7 @@ fn rule<O: OptimizerOptions + 'static>() -> Rule {
     Rule { title: O::RULE.title, make: made::<O>, defaults: defaults::<O> }
 }
 
-/// Returns the rules. SparseAdam is left out, as `thalweg.optim` says: there are no sparse tensors.
+/// Returns the rules. SparseAdam is left out because there are no sparse tensors (see `thalweg.optim`).
 fn rules() -> [Rule; 12] {
     [
         rule::<AdadeltaOptions>(),
@@ -139,7 +139,7 @@ fn defaults<O: OptimizerOptions>() -> Vec<(&'static str, f64)> {
     O::default().named()
 }
 
-/// Returns each rule with its options by PyTorch's names and their defaults.
+/// Returns each rule with its options, by PyTorch's names, and their defaults.
 #[pyfunction]
 fn _optimizers(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let titles = PyDict::new(py);
@@ -153,7 +153,7 @@ fn _optimizers(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(titles)
 }
 
-/// An optimizer: the rule, the parameters in groups, and their states on the device.
+/// An optimizer: its rule, the parameters in groups, and their states on the device.
 #[pyclass(frozen)]
 struct _FusedOptimizer(Mutex<Box<dyn AnyOptimizer>>);
 
@@ -176,7 +176,8 @@ impl _FusedOptimizer {
         run(py, || make(&groups)).map(|optimizer| Self(Mutex::new(optimizer)))
     }
 
-    /// Updates every parameter that has a gradient; through a scaler, by gradients that it has scaled, or that were unscaled since.
+    /// Updates every parameter that has a gradient. With a scaler, the gradients are those that it has scaled, or that have been
+    /// unscaled since.
     #[pyo3(signature = (scaler=None, is_unscaled=false))]
     fn step(
         &self,
@@ -208,19 +209,19 @@ impl _FusedOptimizer {
         run(py, || self.lock().set_options(&options))
     }
 
-    /// Takes the learning rate of a group from a tensor, without reading it.
+    /// Takes the learning rate of a group from a tensor on the device, which the host does not read.
     fn follow_learning_rate(&self, group: usize, rate: &Bound<'_, PyTensor>) -> PyResult<()> {
         let tensor = rate.tensor();
         run(rate.py(), || self.lock().follow_learning_rate(group, &tensor))
     }
 
-    /// Returns whether these are the parameters that are stepped.
+    /// Returns whether these are the optimizer's parameters.
     fn steps(&self, tensors: Vec<Bound<'_, PyTensor>>) -> bool {
         let own = self.lock().parameters();
         own.len() == tensors.len() && own.iter().zip(&tensors).all(|(own, tensor)| tensor.holds(own))
     }
 
-    /// Returns the states of each parameter by their names, and the options of each group.
+    /// Returns the states of each parameter by name, and the options of each group.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyList>)> {
         let state = self.lock().state();
         let states = PyDict::new(py);
@@ -238,7 +239,7 @@ impl _FusedOptimizer {
         Ok((states, groups))
     }
 
-    /// Overwrites states and options.
+    /// Overwrites the states and options.
     fn load(
         &self,
         py: Python<'_>,
@@ -260,7 +261,7 @@ impl _FusedOptimizer {
     }
 }
 
-/// A scale of gradients that finds itself; it lives on the device.
+/// A gradient scale that adapts itself and is stored on the device.
 #[pyclass(frozen)]
 struct _GradientScaler(GradientScaler);
 
@@ -280,7 +281,7 @@ impl _GradientScaler {
         run(py, || GradientScaler::new(options, &device)).map(Self)
     }
 
-    /// Returns the loss, scaled.
+    /// Returns the scaled loss.
     fn scale<'py>(&self, loss: &Bound<'py, PyTensor>) -> PyResult<Bound<'py, PyTensor>> {
         let own = loss.tensor();
         PyTensor::object(loss.py(), run(loss.py(), || self.0.scale(&own))?)
@@ -291,7 +292,7 @@ impl _GradientScaler {
         run(py, || self.0.update())
     }
 
-    /// Divides the gradients of parameters by the scale, in place; returns a tensor that is not 0 if one of them was not finite.
+    /// Divides the gradients of parameters by the scale, in place. Returns a tensor that is not 0 if one of them was not finite.
     fn unscale<'py>(
         &self,
         py: Python<'py>,
@@ -301,7 +302,8 @@ impl _GradientScaler {
         PyTensor::object(py, run(py, || self.0.unscale_gradients(&parameters))?)
     }
 
-    /// Returns the tensors of the scale, of the steps in a row with finite gradients, and of whether a gradient of this step is not finite.
+    /// Returns three tensors: the scale, the number of consecutive steps with finite gradients, and whether a gradient of this
+    /// step is not finite.
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<[Bound<'py, PyTensor>; 3]> {
         let state = self.0.state();
         let [scale, steps, found_inf] = [&state.scale, self.0.growth_steps(), &state.found_inf]
@@ -314,7 +316,7 @@ fn tensors(objects: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
     objects.iter().map(|object| object.tensor()).collect()
 }
 
-/// Scales gradients so that their norm is at most a number, and returns the norm that they had.
+/// Scales gradients so that their norm is at most a given number, and returns their norm before that.
 #[pyfunction]
 fn _clip_grad_norm<'py>(
     py: Python<'py>,
@@ -326,7 +328,7 @@ fn _clip_grad_norm<'py>(
     PyTensor::object(py, run(py, || thalweg::optim::clip_grad_norm_(&parameters, max_norm, norm_type))?)
 }
 
-/// Cuts gradients off at ± a number.
+/// Clamps gradients to ± a number.
 #[pyfunction]
 fn _clip_grad_value(py: Python<'_>, parameters: Vec<Bound<'_, PyTensor>>, clip_value: f64) -> PyResult<()> {
     let parameters = tensors(&parameters);

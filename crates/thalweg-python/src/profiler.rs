@@ -1,4 +1,4 @@
-//! Recordings of what devices do, for `thalweg.profiler`.
+//! Recordings of device activity, for `thalweg.profiler`.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ fn profiler(device: &Device) -> thalweg::Result<std::sync::Arc<ProfilerDriver>> 
     })
 }
 
-/// Begins to record what a device does, with each block of its caching allocator or without.
+/// Begins to record a device's activity, optionally with each block of its caching allocator.
 #[pyfunction]
 fn _profiler_start(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, profile_memory: bool) -> PyResult<()> {
     let device = or_current(py, device)?;
@@ -49,18 +49,18 @@ struct _Trace(Trace);
 
 #[pymethods]
 impl _Trace {
-    /// Writes the timeline as Kineto does.
+    /// Writes the timeline in Kineto's format.
     fn export(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         py.detach(|| self.0.export_chrome_trace(path)).map_err(PyErr::from)
     }
 
-    /// Returns the sums per operator as a table.
+    /// Returns the sums per operator as a formatted table.
     fn table(&self, sort_by: Option<&str>, row_limit: usize) -> PyResult<String> {
         let sort_by = sort_by.map_or(Ok(SortBy::default()), str::parse).map_err(value_error)?;
         Ok(self.0.key_averages().table(sort_by, row_limit))
     }
 
-    /// Returns the sums of each operator: times in microseconds.
+    /// Returns the sums for each operator, with times in microseconds.
     fn averages<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = PyList::empty(py);
         for average in self.0.key_averages().0 {
@@ -79,7 +79,7 @@ impl _Trace {
     }
 }
 
-/// A region of the program that recordings show by its name; it belongs to its thread.
+/// A named region of the program that is shown in recordings; it belongs to its thread.
 #[pyclass(frozen, unsendable)]
 struct _RecordFunction(Cell<Option<RecordFunction>>);
 
@@ -96,7 +96,7 @@ impl _RecordFunction {
     }
 }
 
-/// Regions and operators are NVTX ranges while it is open.
+/// A guard: regions and operators are NVTX ranges while it is open.
 #[pyclass(frozen)]
 struct _EmitNvtx(Mutex<Option<EmitNvtx>>);
 
@@ -107,43 +107,43 @@ impl _EmitNvtx {
         Self(Mutex::new(Some(emit_nvtx())))
     }
 
-    /// Ends it.
+    /// Ends the emission of NVTX ranges.
     fn close(&self) {
         let _dropped_outside = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
-/// Begins a range of the thread, and returns how many it had.
+/// Begins a range of the thread, and returns how many ranges were open before.
 #[pyfunction]
 fn _nvtx_range_push(msg: &str) -> usize {
     nvtx::range_push(msg)
 }
 
-/// Ends the range that the thread began last, and returns how many are left; -1 where there is none.
+/// Ends the range that the thread began last, and returns how many are still open; -1 if none was open.
 #[pyfunction]
 fn _nvtx_range_pop() -> i64 {
     nvtx::range_pop().map_or(-1, |left| i64::try_from(left).unwrap_or(i64::MAX))
 }
 
-/// Begins a range of the process, and returns its number.
+/// Begins a process-wide range, and returns its number.
 #[pyfunction]
 fn _nvtx_range_start(msg: &str) -> u64 {
     nvtx::range_start(msg).0
 }
 
-/// Ends a range of the process.
+/// Ends a process-wide range.
 #[pyfunction]
 fn _nvtx_range_end(range_id: u64) {
     nvtx::range_end(nvtx::RangeId(range_id));
 }
 
-/// Marks a moment.
+/// Marks a point in time.
 #[pyfunction]
 fn _nvtx_mark(msg: &str) {
     nvtx::mark(msg);
 }
 
-/// Adds the classes and the functions, and lets devices be recorded that are opened from now on.
+/// Adds the classes and the functions, and enables recording on devices that are opened from now on.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     profile_on_demand();
     module.add_class::<_Trace>()?;

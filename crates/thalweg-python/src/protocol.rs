@@ -1,5 +1,5 @@
-//! The operators and protocols of Python that tensors have: arithmetic, comparisons, subscripts, lengths, numbers.
-// What PyO3 makes of methods inside a `macro_rules!` macro is taken for code of this crate.
+//! Python's operators and protocols for tensors: arithmetic, comparisons, subscripts, lengths, numbers.
+// Code that PyO3 generates for methods inside a `macro_rules!` macro counts as code of this crate.
 #![expect(unsafe_op_in_unsafe_fn, reason = "the code is PyO3's")]
 
 use pyo3::basic::CompareOp;
@@ -16,7 +16,8 @@ use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
 
-/// Returns a number as a tensor without dimensions that the device fills, in a capture too; `None` of other values than numbers of the dtype's kind.
+/// Returns a number as a tensor without dimensions that the device fills, which also works in a capture. Returns `None` for
+/// values that are not numbers of the dtype's kind.
 fn number_on(
     py: Python<'_>,
     value: &Bound<'_, PyAny>,
@@ -42,7 +43,7 @@ pub fn call<'py>(
     functions()[number].call(py, &Passed { receiver, places, names: &[] })
 }
 
-/// Returns the number of a function by its literal name, found once.
+/// Returns the number of a function by its literal name. The number is looked up only once.
 macro_rules! number {
     ($name:literal) => {{
         static NUMBER: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
@@ -66,14 +67,15 @@ macro_rules! method {
 
 pub(crate) use {method, number};
 
-/// Returns whether an operand is one that operators take: others get their say by `NotImplemented`.
+/// Returns whether an operand is accepted by operators. For other operands `NotImplemented` is returned, so that their own
+/// methods are tried.
 fn is_operand(value: &Bound<'_, PyAny>) -> bool {
     value.is_instance_of::<PyTensor>()
         || value.is_instance_of::<PyComplex>()
         || matches!(read_scalar(value, false), Ok(Some(_)))
 }
 
-/// An operand that operators take. What is none makes an operator in place return `NotImplemented`.
+/// An operand that operators accept. For any other operand, an in-place operator returns `NotImplemented`.
 struct Operand<'py>(Bound<'py, PyAny>);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Operand<'py> {
@@ -85,13 +87,13 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Operand<'py> {
     }
 }
 
-/// Returns an operand other than a tensor as one without dimensions, beside another tensor.
+/// Returns an operand that is not a tensor as a tensor without dimensions, for an operation with another tensor.
 fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
     PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is not a number"))?)
 }
 
-/// Refuses a tensor of other than one element, which does not convert to a number of Python.
+/// Refuses a tensor that does not have exactly one element, because it cannot be converted to a Python number.
 fn check_one(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
     match tensor.tensor().elements() {
         1 => Ok(()),
@@ -99,7 +101,7 @@ fn check_one(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
     }
 }
 
-/// Warns of a number that is taken out of the graph, where autograd does not see it.
+/// Warns about a number that is read from a tensor in the graph, because autograd does not see it.
 fn warn_of_gradient(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
     if !tensor.tensor().requires_grad() {
         return Ok(());
@@ -108,7 +110,7 @@ fn warn_of_gradient(tensor: &Bound<'_, PyTensor>) -> PyResult<()> {
     PyErr::warn(tensor.py(), &tensor.py().get_type::<PyUserWarning>(), text, 1)
 }
 
-/// Operators of Python that are operators of the table: binary ones, with their forms in place.
+/// Defines Python's binary operators as operators of the table, with their in-place variants.
 macro_rules! binary {
     ($($python:ident $in_place:ident $name:literal $name_in_place:literal;)*) => {
         #[pymethods]
@@ -143,7 +145,7 @@ binary! {
     __rshift__ __irshift__ "bitwise_right_shift" "bitwise_right_shift_";
 }
 
-/// Operators whose left operand is a number.
+/// Defines operators whose left operand is a number.
 macro_rules! reflected {
     ($($python:ident $name:literal;)*) => {
         #[pymethods]

@@ -1,4 +1,4 @@
-//! The state of GPUs as NVML tells it, for `thalweg.cuda`. A GPU that is named by its number is not opened for it.
+//! The state of GPUs as NVML reports it, for `thalweg.cuda`. A GPU that is given by its number is not opened for it.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use thalweg::driver::cuda::{Reading, StateUnknown, device_processes, device_read
 use crate::device::or_current;
 use crate::failure::run;
 
-/// Returns the number of the GPU that a call of the function of this name is about.
+/// Returns the number of the GPU that the argument of the named function refers to.
 fn gpu_of(py: Python<'_>, function: &str, device: Option<&Bound<'_, PyAny>>) -> PyResult<u32> {
     if let Some(value) = device {
         let text = value.extract::<String>().unwrap_or_default();
@@ -25,7 +25,7 @@ fn gpu_of(py: Python<'_>, function: &str, device: Option<&Bound<'_, PyAny>>) -> 
     Ok(device.index())
 }
 
-/// Asks NVML without the interpreter lock.
+/// Queries NVML without the interpreter lock.
 fn ask<T: Send>(
     py: Python<'_>,
     function: &str,
@@ -71,10 +71,10 @@ fn clock_rate(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64
     ask(py, "clock_rate", device, |gpu| device_reading(gpu, Reading::ClockRate))
 }
 
-/// The number of a GPU and its processes: the number of each, and the bytes that it uses.
+/// The number of a GPU and its processes, each with its process id and the bytes that it uses, if known.
 type Processes = (u32, Vec<(u32, Option<u64>)>);
 
-/// Returns the number of a GPU, and the processes that compute on it: number, and bytes of its memory where they are known.
+/// Returns the number of a GPU and the processes that compute on it: process id, and bytes of GPU memory if known.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn _gpu_processes(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Processes> {

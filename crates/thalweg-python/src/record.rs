@@ -1,5 +1,5 @@
-//! Parts of the graph that programs put in themselves: functions with a backward pass of their own, hooks of saved tensors, checkpointed
-//! functions, and checks of gradients.
+//! Parts of the graph that programs define themselves: functions with a backward pass of their own, hooks of saved tensors,
+//! checkpointed functions, and gradient checks.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -25,7 +25,7 @@ fn inner(tensors: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
     tensors.iter().map(|tensor| tensor.tensor()).collect()
 }
 
-/// Returns a name that lives as long as the process: there are as many as classes of functions.
+/// Returns the name with static lifetime. There is at most one allocation per class of functions.
 fn lasting(name: String) -> &'static str {
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -44,7 +44,7 @@ struct _SavedTensors(Vec<Option<Saved>>);
 
 #[pymethods]
 impl _SavedTensors {
-    /// Keeps tensors; those that are results of the function are known by their places.
+    /// Saves tensors. Those that are results of the function are identified by their positions.
     #[new]
     fn new(
         py: Python<'_>,
@@ -64,7 +64,7 @@ impl _SavedTensors {
         .map(Self)
     }
 
-    /// Returns how many there are.
+    /// Returns the number of saved tensors.
     fn count(&self) -> usize {
         self.0.len()
     }
@@ -74,7 +74,7 @@ impl _SavedTensors {
         run(py, || self.0.iter().flatten().try_for_each(Saved::check_kept))
     }
 
-    /// Returns the tensors. They may not have been written since.
+    /// Returns the tensors. Fails if one was written since it was saved.
     fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let tensors = run(py, || {
             self.0
@@ -86,7 +86,7 @@ impl _SavedTensors {
     }
 }
 
-/// A function of Python with a backward pass of its own.
+/// A Python function with its own backward pass.
 struct PythonFunction {
     name: &'static str,
     /// Computes the gradients of the inputs from those of the results.
@@ -95,7 +95,7 @@ struct PythonFunction {
 }
 
 impl Drop for PythonFunction {
-    /// Frees what was kept: the context may live on.
+    /// Frees the saved tensors, because the context may outlive the node.
     fn drop(&mut self) {
         self.release();
     }
@@ -144,8 +144,8 @@ impl Backward for PythonFunction {
 /// The results of a function as parts of the graph, and its node.
 type Recorded<'py> = (Vec<Option<Bound<'py, PyTensor>>>, Option<_NodeReference>);
 
-/// Records a function of one's own over tensors: returns its results as parts of the graph, None where one is not a tensor. `backward` takes the
-/// gradients of the results and gives those of the inputs.
+/// Records a user-defined function over tensors. Returns its results as parts of the graph, with None for a result that is not a
+/// tensor. `backward` takes the gradients of the results and returns those of the inputs.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are parts of one function")]
 fn _record_function<'py>(
@@ -171,7 +171,7 @@ fn _record_function<'py>(
     Ok((results, node.map(|node| _NodeReference(Arc::downgrade(&node)))))
 }
 
-/// Returns the hooks of saved tensors that call these functions.
+/// Returns hooks of saved tensors that call these functions.
 #[expect(clippy::type_complexity, reason = "they are functions")]
 pub fn saved_hooks(
     pack: Py<PyAny>,
@@ -197,7 +197,7 @@ pub fn saved_hooks(
     (packed, unpacked)
 }
 
-/// An open region with hooks of saved tensors; it belongs to its thread.
+/// An open region with hooks of saved tensors, which belongs to its thread.
 #[pyclass(frozen, unsendable)]
 struct _SavedTensorsRegion(Cell<Option<SavedTensorsRegion>>);
 
@@ -215,7 +215,7 @@ impl _SavedTensorsRegion {
     }
 }
 
-/// Runs a function of tensors without keeping what its operators save: the backward pass runs it again.
+/// Runs a function of tensors without saving tensors for its operators: the backward pass runs the function again.
 #[pyfunction]
 fn _checkpoint(
     py: Python<'_>,

@@ -1,8 +1,8 @@
-//! Regions of `with` statements: a thread has a stream, a device or a pool current in them, or for good.
+//! Regions of `with` statements, in which a stream, a device or a pool is current on a thread, and settings without a region.
 //!
-//! A region ends by the object that entered it, so regions that end in another order than they began, or on another thread, end nothing but
-//! themselves. What is set for good within a region (`set_stream`, `set_device`) ends with that region, as in PyTorch, where leaving one puts
-//! back what was there before.
+//! A region is ended by the object that entered it, so regions that end in another order than they began, or on another thread,
+//! end only themselves. A setting without a region of its own (`set_stream`, `set_device`) ends with the region that surrounds
+//! it, as in PyTorch, where leaving a region restores the previous setting.
 
 use std::cell::RefCell;
 
@@ -31,7 +31,7 @@ impl Current {
         Self::Device(device.make_current())
     }
 
-    /// Returns whether nothing is left of another one once this was made current for good behind it.
+    /// Returns whether nothing remains of `former` once `self` has been set after it without a region.
     fn replaces(&self, former: &Self) -> bool {
         match (self, former) {
             (Self::Stream(_, stream), Self::Stream(_, former)) => stream.device() == former.device(),
@@ -40,23 +40,23 @@ impl Current {
         }
     }
 
-    /// Returns whether the end of a region puts back what was current before the other one.
+    /// Returns whether the end of a region with `self` restores the state from before `other`.
     fn ends(&self, other: &Self) -> bool {
         matches!((self, other), (Self::Stream(..), _) | (Self::Device(_), Self::Device(_)))
     }
 }
 
-/// The one who entered a region.
+/// The owner of a region: the object that entered it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// An object of Python, by its address.
+    /// A Python object, by its address.
     Object(usize),
-    /// A graph that is captured, by its number.
+    /// A graph that is being captured, by its number.
     Graph(u64),
 }
 
 impl Owner {
-    /// Returns an object as an owner.
+    /// Returns a Python object as an owner.
     pub fn object(object: &Bound<'_, PyAny>) -> Self {
         Self::Object(object.as_ptr().addr())
     }
@@ -66,14 +66,14 @@ impl Owner {
 struct Region {
     owner: Owner,
     current: Current,
-    /// The streams and devices that were made current for good within it.
+    /// The streams and devices that were set without a region inside this one.
     set: Vec<Current>,
 }
 
 #[derive(Default)]
 struct Regions {
     entered: Vec<Region>,
-    /// The streams and devices that were made current for good outside of regions.
+    /// The streams and devices that were set outside of all regions.
     set: Vec<Current>,
 }
 
@@ -81,16 +81,16 @@ thread_local! {
     static REGIONS: RefCell<Regions> = RefCell::default();
 }
 
-/// Changes the regions of this thread. What it returns is dropped outside, since that may come back here. `None` at the end of the thread, whose regions
-/// are over.
+/// Changes the regions of this thread. The result must be dropped outside, because its drop may re-enter this function. Returns
+/// `None` at the end of the thread, when its regions are over.
 fn change<T>(change: impl FnOnce(&mut Regions) -> T) -> Option<T> {
     REGIONS.try_with(|regions| change(&mut regions.borrow_mut())).ok()
 }
 
-/// A guard: what this thread made current before is as it was then once this is dropped, and what it has made current since is not.
+/// A guard that restores the former regions of this thread when it is dropped, and discards those entered since.
 pub struct Apart(Option<Regions>);
 
-/// Sets what this thread has made current so far apart: a program that runs now may leave regions open.
+/// Sets this thread's regions aside, because a program that runs now may leave regions open.
 pub fn apart() -> Apart {
     Apart(change(std::mem::take))
 }
@@ -102,13 +102,13 @@ impl Drop for Apart {
     }
 }
 
-/// Keeps something current on this thread until [`leave`] is called for the same owner.
+/// Makes something current on this thread until [`leave`] is called for the same owner.
 pub fn enter(owner: Owner, current: Current) {
     let region = Region { owner, current, set: Vec::new() };
     change(|regions| regions.entered.push(region));
 }
 
-/// Ends the innermost region of this thread that an owner has entered; nothing, where it has entered none.
+/// Ends the innermost region of this thread that an owner has entered. Does nothing if there is none.
 pub fn leave(owner: Owner) {
     let _ended = change(|regions| {
         let place = regions.entered.iter().rposition(|region| region.owner == owner)?;
@@ -116,7 +116,8 @@ pub fn leave(owner: Owner) {
     });
 }
 
-/// Keeps something current on this thread until the innermost region ends that puts back what was there before, or for good.
+/// Makes something current on this thread until the innermost region that restores the previous setting ends; permanently if
+/// there is no such region.
 pub fn set(current: Current) {
     let _replaced = change(|regions| {
         let around = regions.entered.iter_mut().rev().find(|region| region.current.ends(&current));

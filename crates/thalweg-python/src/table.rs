@@ -1,4 +1,5 @@
-//! The operator table for Python: signatures and documentation of its functions, and all of it as data, for stubs and tests.
+//! The operator table for Python: signatures and documentation of its functions, and the table's entries as data, for stubs and
+//! tests.
 
 use std::fmt::Write as _;
 
@@ -22,12 +23,12 @@ pub fn type_name(ty: &Type) -> String {
     if ty.list { format!("tuple of {kind}s") } else { kind.to_owned() }
 }
 
-/// Returns a parameter's name as messages have it.
+/// Returns a parameter's name as shown in messages.
 pub fn shown_name(parameter: &Parameter) -> &str {
     if parameter.name == "self" { "input" } else { &parameter.name }
 }
 
-/// Returns a default as Python writes it.
+/// Returns a default in Python syntax.
 fn default_text(literal: &Literal) -> String {
     match literal {
         Literal::None => "None".to_owned(),
@@ -65,8 +66,8 @@ pub fn signature(overload: &Overload, is_method: bool) -> String {
     text
 }
 
-/// Returns a function's parameters in Python's notation, for `inspect.signature`; `None` where it has overloads, or a parameter that
-/// Python cannot name.
+/// Returns a function's parameters in Python's notation, for `inspect.signature`. Returns `None` for a function with overloads,
+/// or with a parameter that has no valid Python name.
 fn python_signature(function: &Function, is_method: bool) -> Option<String> {
     let [overload] = function.overloads.as_slice() else { return None };
     let mut parts: Vec<String> = is_method.then(|| "$self".to_owned()).into_iter().collect();
@@ -89,8 +90,8 @@ fn python_signature(function: &Function, is_method: bool) -> Option<String> {
     Some(parts.join(", "))
 }
 
-/// Returns the documentation of a function: of each overload its schema and what it computes; before them its signature, which Python
-/// takes off.
+/// Returns the documentation of a function: for each overload its schema and a description. The signature comes first, and Python
+/// strips it.
 pub fn documentation(function: &Function, is_method: bool) -> String {
     let mut text = match python_signature(function, is_method) {
         Some(signature) => format!("{}({signature})\n--\n\n", function.name),
@@ -146,7 +147,8 @@ fn _table(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     Ok(table)
 }
 
-/// Returns the names of every operator of the table with their overloads, parts of others included: what [`_table`] is held to.
+/// Returns the names of all operators of the table with their overloads, including parts of other operators, to check [`_table`]
+/// against.
 #[pyfunction]
 fn _operator_names() -> Vec<&'static str> {
     thalweg::dispatch::operators().iter().map(|operator| operator.name()).collect()

@@ -1,4 +1,4 @@
-//! `Tensor`: the class, with what is not an operator of the table.
+//! `Tensor`: the class, with the members that are not operators of the table.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use crate::handle::{Held, PyTensor};
 use crate::node::warn_of_missing_gradient;
 use crate::protocol::method;
 
-/// The class of shapes, of the package.
+/// The class of shapes, `thalweg.Size`.
 static SIZE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Returns numbers as a shape.
@@ -28,7 +28,7 @@ fn size_object<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyA
 }
 
 impl PyTensor {
-    /// Returns the tensor in a dtype and on a device; itself where it is so.
+    /// Returns the tensor in a dtype and on a device, or the tensor itself if nothing changes.
     fn moved(
         slf: &Bound<'_, Self>,
         device: Option<&Device>,
@@ -49,7 +49,7 @@ impl PyTensor {
         })
     }
 
-    /// Returns the object itself where a call gave the tensor that it has.
+    /// Returns the object itself if a call returned the tensor that it already holds.
     fn same_or<'py>(slf: &Bound<'py, Self>, tensor: Tensor) -> PyResult<Bound<'py, Self>> {
         if slf.holds(&tensor) { Ok(slf.clone()) } else { Self::object(slf.py(), tensor) }
     }
@@ -57,7 +57,7 @@ impl PyTensor {
 
 #[pymethods]
 impl PyTensor {
-    /// Makes a tensor over the memory of another, outside the graph: what classes of tensors call.
+    /// Creates a tensor over the memory of another, outside of the graph. The constructors of tensor classes call this.
     #[new]
     #[pyo3(signature = (*data, requires_grad=false))]
     fn make(data: &Bound<'_, PyTuple>, requires_grad: bool) -> PyResult<Self> {
@@ -66,7 +66,7 @@ impl PyTensor {
                 .and_then(|device| Tensor::empty(sizes, default_dtype(), &device))
                 .map_err(|error| exception(&error))
         };
-        // Integers one by one are a shape, as a `Size` is; everything else is data.
+        // Integers passed one by one are a shape, as a `Size` is; everything else is data.
         let sizes: Option<Vec<usize>> = data
             .iter()
             .map(|one| one.is_exact_instance_of::<PyInt>().then(|| one.extract().ok()).flatten())
@@ -115,19 +115,19 @@ impl PyTensor {
         PyDevice::of(slf.tensor().device().clone())
     }
 
-    /// The number of dimensions.
+    /// The number of dimensions of the tensor.
     #[getter]
     fn ndim(slf: &Bound<'_, Self>) -> usize {
         slf.tensor().rank()
     }
 
-    /// Whether it is on a GPU, or on a simulated one that is shown as such.
+    /// Whether the tensor is on a GPU, or on a simulated GPU that is shown as one.
     #[getter]
     fn is_cuda(slf: &Bound<'_, Self>) -> bool {
         device::is_shown_as_cuda(slf.tensor().device())
     }
 
-    /// Whether its elements are in the memory of a GPU, which the host does not read.
+    /// Whether the elements are in the memory of a GPU, which the host does not read.
     #[getter]
     fn _is_on_gpu(slf: &Bound<'_, Self>) -> bool {
         let tensor = slf.tensor();
@@ -135,26 +135,26 @@ impl PyTensor {
         !device.is_simulated() && !device.is_meta()
     }
 
-    /// Whether it has no elements, only a shape and a dtype.
+    /// Whether the tensor has only a shape and a dtype, and no elements.
     #[getter]
     fn is_meta(slf: &Bound<'_, Self>) -> bool {
         slf.tensor().device().is_meta()
     }
 
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     #[getter]
     fn itemsize(slf: &Bound<'_, Self>) -> usize {
         slf.tensor().dtype().size_bytes()
     }
 
-    /// Bytes of all elements.
+    /// The size of all elements in bytes.
     #[getter]
     fn nbytes(slf: &Bound<'_, Self>) -> usize {
         let tensor = slf.tensor();
         tensor.elements() * tensor.dtype().size_bytes()
     }
 
-    /// Whether gradients flow to it.
+    /// Whether gradients are computed for the tensor.
     #[getter]
     fn get_requires_grad(slf: &Bound<'_, Self>) -> bool {
         slf.tensor().requires_grad()
@@ -165,7 +165,7 @@ impl PyTensor {
         slf.tensor().set_requires_grad(requires_grad).map_err(|error| exception(&error))
     }
 
-    /// Whether it is not the result of a recorded operator.
+    /// Whether the tensor is not the result of a recorded operator.
     #[getter]
     fn is_leaf(slf: &Bound<'_, Self>) -> bool {
         slf.tensor().is_leaf()
@@ -205,13 +205,13 @@ impl PyTensor {
         Err(runtime("requires_grad of a tensor can't be deleted"))
     }
 
-    /// The tensor outside the graph; another may be put in its place.
+    /// The tensor outside of the graph. Assigning another tensor replaces it.
     #[getter]
     fn get_data<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         Self::object(slf.py(), slf.tensor().data())
     }
 
-    /// The number of writes in place so far, of its views too.
+    /// The number of in-place writes so far, including writes through views.
     #[getter]
     fn _version(slf: &Bound<'_, Self>) -> u32 {
         slf.tensor().version()
@@ -238,19 +238,19 @@ impl PyTensor {
         method!("numpy_T", slf)
     }
 
-    /// The matrices with rows and columns swapped.
+    /// The transpose of the matrices in the last two dimensions.
     #[getter(mT)]
     fn matrices_transposed<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         method!("mT", slf)
     }
 
-    /// The matrix with rows and columns swapped, conjugated.
+    /// The conjugate transpose of a matrix.
     #[getter(H)]
     fn adjoint_matrix<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         method!("matrix_H", slf)
     }
 
-    /// The matrices with rows and columns swapped, conjugated.
+    /// The conjugate transpose of the matrices in the last two dimensions.
     #[getter(mH)]
     fn adjoint_matrices<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         method!("mH", slf)
@@ -290,7 +290,7 @@ impl PyTensor {
         }
     }
 
-    /// Returns the strides in elements, or that of a dimension.
+    /// Returns the strides in elements, or the stride of a dimension.
     #[pyo3(signature = (dim=None))]
     fn stride<'py>(slf: &Bound<'py, Self>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
         let tensor = slf.tensor();
@@ -319,12 +319,12 @@ impl PyTensor {
         slf.tensor().elements()
     }
 
-    /// Returns the bytes of an element.
+    /// Returns the size of an element in bytes.
     fn element_size(slf: &Bound<'_, Self>) -> usize {
         slf.tensor().dtype().size_bytes()
     }
 
-    /// Returns the device address of the first element; 0 where there is none.
+    /// Returns the device address of the first element, or 0 if there is none.
     fn data_ptr(slf: &Bound<'_, Self>) -> u64 {
         let tensor = slf.tensor();
         if tensor.elements() == 0 || tensor.device().is_meta() {
@@ -334,12 +334,12 @@ impl PyTensor {
         tensor.pointer().address()
     }
 
-    /// Returns the place of the first element in the storage, in elements.
+    /// Returns the offset of the first element in the storage, in elements.
     fn storage_offset(slf: &Bound<'_, Self>) -> usize {
         slf.tensor().layout().offset()
     }
 
-    /// Returns whether the elements lie in memory in the order of a format without gaps.
+    /// Returns whether the elements are contiguous in memory, in the order of a memory format.
     #[pyo3(signature = (memory_format=None))]
     fn is_contiguous(slf: &Bound<'_, Self>, memory_format: Option<&Bound<'_, Numbered>>) -> bool {
         match memory_format.map_or(0, |format| format.get().number) {
@@ -361,18 +361,18 @@ impl PyTensor {
 
     // ---- Elements -------------------------------------------------------------------------------------------------
 
-    /// Returns the only element as a number. Blocks until it is there.
+    /// Returns the only element as a number. Blocks until it has been computed.
     fn item<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         Self::one_object(slf)
     }
 
-    /// Returns the elements as nested lists. Blocks until they are there.
+    /// Returns the elements as nested lists. Blocks until they have been computed.
     fn tolist<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let tensor = slf.tensor();
         to_list(slf.py(), &tensor)
     }
 
-    /// Returns the bytes of the elements, row-major. Blocks until they are there.
+    /// Returns the bytes of the elements, row-major. Blocks until they have been computed.
     fn _bytes<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyByteArray>> {
         let tensor = slf.tensor();
         let bytes = run(slf.py(), || to_bytes(&tensor))?;
@@ -381,8 +381,8 @@ impl PyTensor {
 
     // ---- Other devices and dtypes ---------------------------------------------------------------------------------
 
-    /// Returns the tensor in another dtype or on another device; itself where nothing is to do. A move to another device blocks, and
-    /// is not recorded.
+    /// Returns the tensor in another dtype or on another device, or the tensor itself if nothing changes. A move to another
+    /// device blocks and is not recorded.
     #[pyo3(signature = (*args, **kwargs))]
     fn to<'py>(
         slf: &Bound<'py, Self>,
@@ -424,7 +424,7 @@ impl PyTensor {
         Self::same_or(slf, moved)
     }
 
-    /// Returns the tensor on the simulated GPU, whose memory is the host's.
+    /// Returns the tensor on the simulated GPU, whose memory is host memory.
     fn cpu<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         let device = run(slf.py(), || device::named("cpu"))?;
         let moved = Self::moved(slf, Some(&device), None, false)?;
@@ -433,7 +433,7 @@ impl PyTensor {
 
     // ---- Autograd -------------------------------------------------------------------------------------------------
 
-    /// Computes the gradients of the leaves that it depends on, and adds them to their `grad`.
+    /// Computes the gradients of the leaves that the tensor depends on, and adds them to their `grad`.
     #[pyo3(signature = (gradient=None, retain_graph=None, create_graph=false, inputs=None))]
     fn backward(
         slf: &Bound<'_, Self>,
@@ -448,7 +448,7 @@ impl PyTensor {
             .map(drop)
     }
 
-    /// Returns a tensor over the same memory that is outside the graph.
+    /// Returns a tensor over the same memory that is outside of the graph.
     fn detach<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         Self::object(slf.py(), slf.tensor().detach())
     }
@@ -465,15 +465,15 @@ impl PyTensor {
         Ok(slf.clone())
     }
 
-    /// Sets whether gradients flow to it, in place.
+    /// Sets whether gradients are computed for the tensor, in place.
     #[pyo3(signature = (requires_grad=true))]
     fn requires_grad_<'py>(slf: &Bound<'py, Self>, requires_grad: bool) -> PyResult<Bound<'py, Self>> {
         Self::set_requires_grad(slf, requires_grad)?;
         Ok(slf.clone())
     }
 
-    /// Overwrites the elements with those of another tensor, also one of another library, converted and, where it is on another device,
-    /// moved.
+    /// Overwrites the elements with those of another tensor, which may belong to another library. They are converted, and moved
+    /// if they are on another device.
     #[pyo3(signature = (src, non_blocking=false))]
     fn copy_<'py>(
         slf: &Bound<'py, Self>,
@@ -506,14 +506,14 @@ impl PyTensor {
         Ok(slf.clone())
     }
 
-    /// Returns whether pinned memory was asked for: on the simulated GPU, whose memory is the host's.
+    /// Returns whether pinned memory was requested, on the simulated GPU, whose memory is host memory.
     #[pyo3(signature = (device=None))]
     fn is_pinned(slf: &Bound<'_, Self>, device: Option<&Bound<'_, PyAny>>) -> bool {
         _ = device;
         slf.tensor().is_pinned()
     }
 
-    /// Returns a copy in pinned memory; itself where it is in pinned memory.
+    /// Returns a copy in pinned memory, or the tensor itself if it is already there.
     #[pyo3(signature = (device=None))]
     fn pin_memory<'py>(
         slf: &Bound<'py, Self>,
@@ -538,12 +538,12 @@ impl PyTensor {
         Self::object(slf.py(), pinned)
     }
 
-    /// Notes that pinned memory was asked for, where there is no other kind: on the simulated GPU.
+    /// Notes that pinned memory was requested. Only the simulated GPU, which has no other kind of memory, supports this.
     fn _mark_pinned(slf: &Bound<'_, Self>) {
         let _on_a_gpu = slf.tensor().mark_pinned();
     }
 
-    /// Returns the bytes of the storage.
+    /// Returns the size of the storage in bytes.
     fn _storage_bytes(slf: &Bound<'_, Self>) -> u64 {
         slf.tensor().storage_bytes()
     }
@@ -559,7 +559,7 @@ impl PyTensor {
         slf.tensor().storage_identity()
     }
 
-    /// Gives the storage's memory back, or has so many bytes from now on.
+    /// Resizes the storage to a number of bytes; 0 frees its memory.
     fn _resize_storage(slf: &Bound<'_, Self>, bytes: u64) -> PyResult<()> {
         let own = slf.tensor();
         run(slf.py(), || own.resize_storage(bytes))
@@ -572,29 +572,29 @@ impl PyTensor {
         Self::object(slf.py(), bytes)
     }
 
-    /// Returns whether it was made as a view of another tensor.
+    /// Returns whether the tensor was made as a view of another tensor.
     fn _is_view(slf: &Bound<'_, Self>) -> bool {
         slf.tensor().is_view()
     }
 
-    /// The tensor that a view was made of, or that one was made of which was a view itself.
+    /// The base of a view: the tensor that it was made from, or the base of that tensor if it is a view itself.
     #[getter]
     fn _base<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
         Self::base(slf)
     }
 
-    /// Becomes another object of a tensor, with its history.
+    /// Makes this object share another object's tensor, with its history.
     fn _share(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) {
         slf.replace(other.tensor());
     }
 
-    /// Returns whether both are one tensor.
+    /// Returns whether both objects hold the same tensor.
     fn _is_same(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) -> bool {
         slf.holds(&other.tensor())
     }
 }
 
-/// Returns the subscript of all elements.
+/// Returns the subscript that selects all elements.
 fn py_ellipsis<'py>(tensor: &Bound<'py, PyTensor>) -> Bound<'py, PyEllipsis> {
     PyEllipsis::get(tensor.py()).to_owned()
 }
@@ -608,10 +608,10 @@ fn is_channels_last(tensor: &Tensor, rank: usize) -> bool {
     tensor.detach().permute(&order).is_ok_and(|tensor| tensor.is_contiguous())
 }
 
-/// The number of `preserve_format`, which dimensions keep their order by.
+/// PyTorch's number for `preserve_format`, which keeps the order of the dimensions.
 const PRESERVE: i64 = 1;
 
-/// The device, dtype and order that [`PyTensor::to`] is asked for.
+/// The device, dtype and memory format that are requested from [`PyTensor::to`].
 #[derive(Default)]
 struct Target<'py> {
     device: Option<Device>,
@@ -635,7 +635,7 @@ impl<'py> Target<'py> {
             return Ok(());
         }
         if let Ok(flag) = value.extract::<bool>() {
-            // The first flag is `non_blocking`, the next `copy`.
+            // The first flag is `non_blocking`, the second `copy`.
             if place >= 2 && flag {
                 self.copy = true;
             }
@@ -680,14 +680,14 @@ fn is_storage(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!is_other && data.get_type().name()?.to_cow()?.ends_with("Storage"))
 }
 
-/// Returns a tensor over a storage: of a dtype, of the storage's, or of the default one.
+/// Returns a tensor over a storage, in the given dtype, the storage's dtype, or the default dtype.
 fn over_storage(data: &Bound<'_, PyAny>, dtype: Option<DType>) -> PyResult<Tensor> {
     let dtype = dtype.map(|dtype| dtype::object(data.py(), dtype)).transpose()?;
     let made = data.py().import("thalweg._storage")?.call_method1("tensor_over", (data, dtype))?;
     Ok(made.cast::<PyTensor>()?.tensor())
 }
 
-/// Makes a tensor of numbers, nested lists, a tensor, a storage or a buffer: a copy.
+/// Creates a tensor with a copy of numbers, nested lists, a tensor, a storage or a buffer.
 #[pyfunction]
 #[pyo3(signature = (data, *, dtype=None, device=None, requires_grad=false, pin_memory=false))]
 fn tensor<'py>(
@@ -721,7 +721,7 @@ fn tensor<'py>(
     PyTensor::object(data.py(), tensor)
 }
 
-/// Makes a tensor of the bytes of its elements, row-major.
+/// Creates a tensor from the bytes of its elements, row-major.
 #[pyfunction]
 fn _from_bytes<'py>(
     bytes: &Bound<'py, PyAny>,
@@ -769,7 +769,7 @@ fn _set_rng_state(py: Python<'_>, seed: u64, offset: u64, device: Option<&Bound<
     run(py, || thalweg::random::default_generator(&device)?.set_state(seed, offset))
 }
 
-/// Sets how tensors are printed; `sci_mode` is whether floats have an exponent.
+/// Sets how tensors are printed. `sci_mode` selects scientific notation for floats.
 #[pyfunction]
 fn _set_print_options(
     precision: usize,

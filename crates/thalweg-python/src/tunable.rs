@@ -1,4 +1,4 @@
-//! The choice of kernels by measurement, for `thalweg.cuda.tunable`.
+//! Choice of kernels by measurement, for `thalweg.cuda.tunable`.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use thalweg::cuda::tunable;
 use crate::device::or_current;
 use crate::failure::run;
 
-/// Functions of Rust that set or return one value.
+/// Defines Python functions that set or return one value by the Rust function of the same name.
 macro_rules! forwarded {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $kind:ty)?) $(-> $result:ty)?;)*) => {
         $(
@@ -31,7 +31,7 @@ macro_rules! forwarded {
 forwarded! {
     /// Turns tuning and the use of its results on or off.
     enable(on: bool);
-    /// Returns whether products are looked up.
+    /// Returns whether the results of tuning are used for products.
     is_enabled() -> bool;
     /// Sets whether products without a result are tuned.
     tuning_enable(on: bool);
@@ -41,26 +41,26 @@ forwarded! {
     record_untuned_enable(on: bool);
     /// Returns whether products without a result are recorded.
     record_untuned_is_enabled() -> bool;
-    /// Sets how many milliseconds a candidate is timed at most.
+    /// Sets the maximum time in milliseconds for which a candidate is timed.
     set_max_tuning_duration(milliseconds: u32);
-    /// Returns how many milliseconds a candidate is timed at most.
+    /// Returns the maximum time in milliseconds for which a candidate is timed.
     get_max_tuning_duration() -> u32;
-    /// Sets how often a candidate is timed at most.
+    /// Sets the maximum number of times that a candidate is timed.
     set_max_tuning_iterations(iterations: u32);
-    /// Returns how often a candidate is timed at most.
+    /// Returns the maximum number of times that a candidate is timed.
     get_max_tuning_iterations() -> u32;
-    /// Sets how many MB the copies of the operands fill.
+    /// Sets the total size in MB of the rotating copies of the operands.
     set_rotating_buffer_size(megabytes: i64);
 }
 
-/// Returns how many MB the copies of the operands fill on the current device.
+/// Returns the total size in MB of the rotating copies of the operands on the current device.
 #[pyfunction]
 fn get_rotating_buffer_size(py: Python<'_>) -> PyResult<u64> {
     let device = or_current(py, None)?;
     run(py, || Ok(tunable::get_rotating_buffer_size(&device)))
 }
 
-/// Sets the tolerances of a candidate's result.
+/// Sets the tolerances for checking a candidate's result.
 #[pyfunction]
 fn set_numerical_check_tolerances(py: Python<'_>, enable: bool, atol: f64, rtol: f64) -> PyResult<()> {
     run(py, || {
@@ -69,7 +69,7 @@ fn set_numerical_check_tolerances(py: Python<'_>, enable: bool, atol: f64, rtol:
     })
 }
 
-/// Sets the file of the results.
+/// Sets the file for the results.
 #[pyfunction]
 fn set_filename(py: Python<'_>, filename: String, insert_device_ordinal: bool) -> PyResult<()> {
     run(py, || {
@@ -78,7 +78,7 @@ fn set_filename(py: Python<'_>, filename: String, insert_device_ordinal: bool) -
     })
 }
 
-/// Returns the file of the current device's results.
+/// Returns the file for the current device's results.
 #[pyfunction]
 fn get_filename(py: Python<'_>) -> PyResult<String> {
     let device = or_current(py, None)?;
@@ -95,28 +95,28 @@ fn get_results(py: Python<'_>) -> PyResult<Vec<(String, String, String, f64)>> {
     })
 }
 
-/// Returns what the results of the current device depend on.
+/// Returns the versions and properties that the results of the current device depend on.
 #[pyfunction]
 fn get_validators(py: Python<'_>) -> PyResult<Vec<(String, String)>> {
     let device = or_current(py, None)?;
     run(py, || Ok(tunable::get_validators(&device)))
 }
 
-/// Takes results from a file, by default the current device's own.
+/// Reads results from a file, by default the current device's own.
 #[pyfunction]
 fn read_file(py: Python<'_>, filename: Option<String>) -> PyResult<bool> {
     let device = or_current(py, None)?;
     run(py, || tunable::read_file(&device, filename.as_deref().map(Path::new)))
 }
 
-/// Writes the results into a file, by default the current device's own.
+/// Writes the results to a file, by default the current device's own.
 #[pyfunction]
 fn write_file(py: Python<'_>, filename: Option<String>) -> PyResult<()> {
     let device = or_current(py, None)?;
     run(py, || tunable::write_file(&device, filename.as_deref().map(Path::new)))
 }
 
-/// Tunes the products of a file.
+/// Tunes the products that are listed in a file.
 #[pyfunction]
 fn tune_gemm_in_file(py: Python<'_>, filename: String) -> PyResult<()> {
     let device = or_current(py, None)?;

@@ -1,4 +1,4 @@
-"""Calls that are refused, of goldens/bad_calls.txt, and how a library takes them."""
+"""The refused calls of goldens/bad_calls.txt, and a library's response to them."""
 
 import importlib
 import io
@@ -35,7 +35,7 @@ def outcome(library, call):
         try:
             found = eval(call, names)
             if isinstance(found, library.Tensor):
-                # What the device refuses is seen when its work is waited for.
+                # Errors on the device are only reported when its work is waited for.
                 found.tolist()
         except Exception as error:
             return type(error).__name__, str(error)

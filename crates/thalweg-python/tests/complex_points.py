@@ -1,18 +1,18 @@
-"""The functions and the points of `test_complex.py`, for the script that writes PyTorch's results, too."""
+"""The functions and points of `test_complex.py`, which the script that writes PyTorch's results also uses."""
 
 import math
 
 DTYPES = ("complex128", "complex64")
 
-# Functions with a value of their own at infinities and on both sides of a branch cut.
+# Functions with defined values at infinities and on both sides of a branch cut.
 EXACT = ("exp", "log", "log2", "log10", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh")
-# Functions whose values are compared where they are finite.
+# Functions whose values are only compared where they are finite.
 FINITE = ("expm1", "log1p", "sinc", "silu", "softsign", "sigmoid", "logaddexp")
 FUNCTIONS = EXACT + FINITE
 
 
 def points(dtype):
-    """Returns complex numbers of zeros, small, middling and great numbers, infinities and NaN."""
+    """Returns complex numbers with zeros, small, medium and large numbers, infinities and NaN as parts."""
     large = 3e38 if dtype == "complex64" else 1.5e308
     parts = (0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 30.0, 1e-12, -1e10, large, math.inf, -math.inf, math.nan)
     return [complex(a, b) for a in parts for b in parts]

@@ -1,4 +1,4 @@
-"""Distributions at fixed arguments, and what is asked of each: under PyTorch and under this package alike.
+"""Distributions with fixed arguments, and the queries for each, under PyTorch and this package.
 
     python distribution_cases.py FILE
 
@@ -69,7 +69,7 @@ def distributions(torch, D):
 
 
 def answered(call):
-    """Returns the numbers that a call gives as a list, or the name of its exception."""
+    """Returns the numbers that a call returns as a list, or the name of its exception."""
     try:
         found = call()
     except (NotImplementedError, ValueError) as error:
@@ -78,7 +78,7 @@ def answered(call):
 
 
 def answers(torch, D):
-    """Returns what is asked, with the answers."""
+    """Returns the queries with their answers."""
     t, made, found = _tensors(torch), distributions(torch, D), {}
     for name, (one, value) in made.items():
         found[name] = {

@@ -1,4 +1,4 @@
-"""Modules whose tensors are functions of others, pruned, fused and averaged ones: for the goldens of PyTorch and for their test."""
+"""Modules whose tensors are computed from others, pruned, fused and averaged, for the goldens of PyTorch and for their test."""
 
 import copy
 import importlib
@@ -15,7 +15,7 @@ WEIGHT, SQUARE, KERNEL, INPUT = _random(4, 3), _random(4, 4), _random(4, 2, 3, 3
 
 
 class World:
-    """A library, with modules of given weights."""
+    """A library, with modules that have fixed weights."""
 
     def __init__(self, library):
         self.library, self.nn = library, library.nn
@@ -46,7 +46,7 @@ class World:
 
 
 def _learned(world, module):
-    """Returns what a module computes, and the gradients of its parameters."""
+    """Returns the output of a module, and the gradients of its parameters."""
     result = module(world.tensor(INPUT))
     (result * result).sum().backward()
     return [result, *(parameter.grad for parameter in module.parameters()), [name for name, _ in module.named_parameters()]]
@@ -208,7 +208,7 @@ def numbers(value):
 
 
 def outcome(world, function, arguments):
-    """Returns what a case gives, with no warnings."""
+    """Returns the outcome of a case, without warnings."""
     import warnings
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
-"""Runs the tests of the Python package: every function `test_…` of every `test_….py` beside this file, or those with an argument in
-their names. Needs Python and the extension module; NumPy is used where it is there.
+"""Runs the tests of the Python package: every function `test_…` of every `test_….py` in this folder, or those whose names contain
+an argument. Needs Python and the extension module; NumPy is used if it is installed.
 
     cargo xtask python [FILTER]
 """

@@ -1,4 +1,4 @@
-"""Schedules of all kinds, and what rates they give: for the goldens of PyTorch and for their test."""
+"""Schedules of all kinds and their rates, for the goldens of PyTorch and for their test."""
 
 import itertools
 import warnings
@@ -10,7 +10,7 @@ def _optimizer(library, kind):
     return getattr(library.optim, kind)([{"params": [first]}, {"params": [second], "lr": 0.3}], lr=0.5, **options)
 
 
-# How each schedule is made of the module of schedules and an optimizer of two groups.
+# Constructors of each schedule, from the module of schedules and an optimizer with two groups.
 SINGLE = {
     "lambda": lambda S, o: S.LambdaLR(o, [lambda step: 0.95**step, lambda step: 1 / (1 + step)]),
     "multiplicative": lambda S, o: S.MultiplicativeLR(o, lambda step: 0.9 + 0.01 * step),
@@ -43,13 +43,13 @@ SCHEDULES = {
     "chained": lambda S, o: S.ChainedScheduler([SINGLE[name](S, o) for name in ("constant", "exponential", "cosine")]),
     "three": _sequence("constant", "exponential", "step", milestones=[3, 8]),
 }
-# Steps that are named, and those that follow the last one.
+# Explicit steps, and steps that follow the previous one.
 WALKS = ([None] * 14, [5, None, None, 2, None, 0, None], [1, 3, 7, 12])
 
 
 def rates(library, name, kind, walk, reloaded=None):
-    """Returns rates and momenta of both groups after each step of a walk, up to a refusal, whose class is the last entry. After the step
-    `reloaded` a new schedule of a new optimizer goes on from the states of the old ones."""
+    """Returns the rates and momenta of both groups after each step of a walk, up to a refusal, whose class is the last entry.
+    After the step `reloaded`, a new schedule with a new optimizer continues from the states of the old ones."""
     schedules = library.optim.lr_scheduler
     optimizer = _optimizer(library, kind)
     with warnings.catch_warnings():
@@ -77,7 +77,7 @@ def rates(library, name, kind, walk, reloaded=None):
 
 
 def cases():
-    """Yields the name of each case with its arguments of `rates`."""
+    """Yields the name of each case with its arguments for `rates`."""
     for name in SCHEDULES:
         for number, walk in enumerate(WALKS):
             yield f"{name}; {number}", (name, "Adam" if name in ("cycle", "cyclic") else "SGD", walk)

@@ -1,4 +1,4 @@
-"""Optimizers with options, and how they are stepped: for the goldens of PyTorch and for their test."""
+"""Optimizers with options, and functions that step them, for the goldens of PyTorch and for their test."""
 
 import random
 
@@ -20,14 +20,14 @@ def _numbers(seed, shape):
 
 
 def made(library, name, options, starts=None):
-    """Returns parameters and an optimizer of them."""
+    """Returns parameters and an optimizer for them."""
     starts = [_numbers(seed, shape) for seed, shape in enumerate(SHAPES)] if starts is None else starts
     parameters = [library.nn.Parameter(library.tensor(start, dtype=library.float64)) for start in starts]
     return parameters, getattr(library.optim, name)(parameters, **options)
 
 
 def stepped(library, parameters, optimizer, steps):
-    """Takes steps of given numbers; the last parameter never has a gradient."""
+    """Takes steps with fixed gradients. The last parameter never has a gradient."""
     for step in steps:
         for number, parameter in enumerate(parameters[:-1]):
             parameter.grad = library.tensor(_numbers(100 * step + number + 10, SHAPES[number]), dtype=library.float64)

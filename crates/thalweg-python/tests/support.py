@@ -1,4 +1,4 @@
-"""Helpers of several tests."""
+"""Helpers that several tests use."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ import thalweg
 
 @contextlib.contextmanager
 def raises(kind, part=""):
-    """Fails unless its block raises this class of exception, with this part in its text."""
+    """Fails unless its block raises this class of exception, with this text in the message."""
     try:
         yield
     except kind as error:
@@ -34,7 +34,7 @@ def close(found, expected, tolerance=1e-5):
 
 
 def saved(value):
-    """Returns the file that a value is saved in, at its start."""
+    """Returns a file that a value has been saved to, positioned at its start."""
     file = io.BytesIO()
     thalweg.save(value, file)
     file.seek(0)

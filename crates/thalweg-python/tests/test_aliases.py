@@ -1,4 +1,4 @@
-"""Other names of operators, constructors by dtype, and functions about dtypes and shapes."""
+"""Aliases of operators, constructors by dtype, and functions about dtypes and shapes."""
 
 import thalweg as th
 from support import raises
@@ -67,7 +67,7 @@ def test_random_states():
 
 def test_tensors_of_other_libraries():
     class Other:
-        """A stand-in for other libraries: an object that hands out a capsule."""
+        """A stand-in for other libraries: an object that exports a capsule."""
 
         def __init__(self, tensor):
             self.tensor = tensor

@@ -1,4 +1,5 @@
-"""Regions of autocast and the scaler of gradients, as objects that programs of PyTorch look at. Expected values are PyTorch's."""
+"""Autocast regions and the gradient scaler as objects, with the attributes that PyTorch programs use. Expected values are
+PyTorch's."""
 
 import math
 import warnings

@@ -1,4 +1,5 @@
-"""The namespace of the array API standard: what the standard asks beyond what tensors do. `tests/array_api/skips.txt` is of the standard's own suite."""
+"""The namespace of the array API standard: its requirements beyond tensors. `tests/array_api/skips.txt` is for the standard's own
+suite."""
 
 import cmath
 import pathlib

@@ -1,5 +1,6 @@
-"""Autocast against what PyTorch gives on a GPU (`autocast/pytorch.json.gz`, which `autocast/cases.py` writes there): for every operator of its lists,
-and for functions and modules made of them, the dtypes of results and gradients, and numbers that tell in which dtype was computed."""
+"""Autocast compared with PyTorch's results on a GPU (`autocast/pytorch.json.gz`, which `autocast/cases.py` writes there): for
+every operator of its lists, and for functions and modules composed of them, the dtypes of results and gradients, and numbers that
+reveal the dtype of the computation."""
 
 import gzip
 import json
@@ -11,7 +12,7 @@ import thalweg
 
 FOLDER = pathlib.Path(__file__).parent / "autocast"
 
-# The difference that results of a dtype may have, relative to the largest number of a tensor.
+# The allowed difference of results of a dtype, relative to the largest number of a tensor.
 UNITS = {"float64": 1e-5, "float32": 3e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -27,7 +28,7 @@ def loaded():
 
 
 def unit(answer, dtype):
-    """Returns how far numbers of a dtype may be off: by the narrowest dtype that PyTorch computed in or gave."""
+    """Returns the tolerance for numbers of a dtype, by the narrowest dtype that PyTorch computed in or returned."""
     computed = [SHORT[name] for call in answer["computed"].split() for name in call.split(":")[1].split(",") if name in SHORT]
     return max(UNITS.get(name, 0.0) for name in [dtype, *computed])
 
@@ -54,14 +55,15 @@ DIFFERENCES = {
 
 
 def is_left_out(key, found, wanted):
-    """Returns whether a case differs for a reason: a listed one, a name that is not there, or a mixture of dtypes that PyTorch refuses."""
+    """Returns whether a difference of a case is intended: a listed one, a missing name, or a mixture of dtypes that PyTorch
+    refuses."""
     name, region, _ = key.split("|")
     listed = any(part in DIFFERENCES for part in (name, f"{name}|{region}", key))
     return listed or found.get("error") in ("AttributeError", "TypeError") or ("error" in wanted and "error" not in found)
 
 
 def difference(found, wanted):
-    """Returns how an answer differs from PyTorch's; None where it does not."""
+    """Returns how an answer differs from PyTorch's, or None if it does not."""
     if "error" in wanted or "error" in found:
         return None if "error" in wanted and "error" in found else f"{found} is not {wanted}"
     if found["dtypes"] != wanted["dtypes"]:

@@ -1,4 +1,5 @@
-"""Calls that modules, functions, optimizers and schedules refuse, held against PyTorch's classes of exceptions (`goldens/make_bad_calls.py`)."""
+"""Calls that modules, functions, optimizers and schedules refuse, checked against PyTorch's exception classes
+(`goldens/make_bad_calls.py`)."""
 
 import json
 import pathlib
@@ -8,7 +9,7 @@ from bad_calls import calls, outcome
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens/bad_calls.json"
 
-# What differs from PyTorch on the CPU, with what there is here, and why.
+# Differences from PyTorch on the CPU: this package's outcome, and the reason.
 DIFFERENT = {
     "F.one_hot(z(2) + 3, 2)": ("IndexError", "the device finds it, as an index out of bounds"),
     "F.embedding_bag(z(3), r(3, 2), z(1) + 1)": ("IndexError", "the device finds it, as an index out of bounds"),

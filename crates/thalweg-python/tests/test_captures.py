@@ -1,5 +1,5 @@
-"""Captures as programs make them: which stream is captured, captures that are given up, pools that graphs share, steps whose rates change, and graphed
-modules."""
+"""Captures in the forms that programs use: the captured stream, abandoned captures, pools that graphs share, steps with changing
+rates, and graphed modules."""
 
 import gc
 import threading
@@ -11,7 +11,7 @@ from support import close, raises
 
 
 def ready(x):
-    """Loads the kernels of `(x + 1) * 2`, which a capture may not."""
+    """Loads the kernels of `(x + 1) * 2`, which cannot be loaded during a capture."""
     ((x + 1) * 2).tolist()
 
 
@@ -42,7 +42,7 @@ def test_the_current_stream_is_captured():
 
 
 def works_again(x):
-    """Captures and replays, and says that nothing is left of an earlier capture."""
+    """Captures and replays, and checks that no earlier capture is left."""
     default = th.cuda.default_stream()
     assert th.cuda.current_stream() == default and not th.cuda.is_current_stream_capturing()
     th.cuda.synchronize()
@@ -84,7 +84,7 @@ def test_a_capture_ends_with_its_graph():
     thread = threading.Thread(target=graphs.clear)
     thread.start()
     thread.join()
-    x.is_cuda or th.zeros(1)  # this thread's next call ends it
+    x.is_cuda or th.zeros(1)  # this thread's next call ends the capture
     works_again(x)
 
 
@@ -154,7 +154,7 @@ def test_generators_in_graphs():
 
 
 def trained(captured, make, rate):
-    """Returns a weight after four steps between which the schedule goes on."""
+    """Returns a weight after four steps, with the schedule advancing between them."""
     th.manual_seed(0)
     weight, x = th.nn.Parameter(th.ones(2, 2)), th.tensor([[2.0, 1.0], [0.5, 3.0]])
     optimizer = make([weight], lr=rate())

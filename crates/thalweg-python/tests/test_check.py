@@ -1,4 +1,5 @@
-"""Programs under seeds: what is right passes, a missing wait is reported with the lines of the program, and pytest's fixture does so."""
+"""Programs under seeds: correct ones pass, and a missing wait is reported with the lines of the program, with `check` and with
+the pytest fixture."""
 
 import importlib.util
 import os
@@ -126,7 +127,7 @@ def test_tensors_from_outside_and_regions_left_open():
 
 
 def lines_of_both(operation):
-    """Returns the two lines of this file that the report of a race has."""
+    """Returns the two lines of this file in the report of a race."""
     def program():
         x, y, side = th.ones(64) * 1, th.ones(64) * 1, th.cuda.Stream()
         side.wait_stream(th.cuda.current_stream())

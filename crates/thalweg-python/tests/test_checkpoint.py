@@ -1,4 +1,5 @@
-"""Checkpointed functions, saved tensors, anomaly mode, inference mode and checks of gradients. What is asserted holds of PyTorch too."""
+"""Checkpointed functions, saved tensors, anomaly mode, inference mode and gradient checks. All assertions also hold for
+PyTorch."""
 
 import threading
 

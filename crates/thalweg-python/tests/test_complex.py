@@ -25,12 +25,13 @@ def results():
 
 
 def size(z):
-    """Returns the greater part of a number without its sign; NaN where one is."""
+    """Returns the greater magnitude of a number's parts, or NaN if one is NaN."""
     return math.nan if z != z else max(abs(z.real), abs(z.imag))
 
 
 def agree(found, expected, whole, tolerance, zeros_have_signs):
-    """Returns whether a part of a number is PyTorch's: what it is, its sign, and its digits as far as those of the whole number go."""
+    """Returns whether a part of a number equals PyTorch's: its kind, its sign, and its digits to a precision relative to the
+    entire number."""
     if math.isnan(expected) or math.isinf(expected):
         return math.isnan(found) if math.isnan(expected) else found == expected
     if expected == 0.0 and found == 0.0:
@@ -41,15 +42,15 @@ def agree(found, expected, whole, tolerance, zeros_have_signs):
 def test_functions_are_pytorchs_at_extreme_points():
     wrong, counted = [], 0
     for dtype, function, z, expected in results():
-        # PyTorch's arccos beside 1 has ten digits.
+        # Near 1, PyTorch's arccos is accurate to ten digits.
         tolerance = 2e-6 if dtype == "complex64" else 1e-9 if function == "acos" else 1e-13
         found = points.called(thalweg, function, thalweg.tensor(z, dtype=getattr(thalweg, dtype))).tolist()
         for point, ours, theirs in zip(z, found, expected):
             if function in points.FINITE and not (size(point) < 1e9 and size(theirs) < 1e30):
                 continue
             counted += 1
-            # PyTorch's arccos of the real axis has a zero of another sign than C99 says.
-            # Beside NaN and an angle that is none, C99 leaves signs of zeros open.
+            # On the real axis, PyTorch's arccos has a zero with another sign than C99 requires. Next to NaN and an undefined
+            # angle, C99 leaves the signs of zeros open.
             signs = function in points.EXACT and function != "acos" and not (math.isnan(theirs.real) or math.isnan(theirs.imag))
             pairs = ((ours.real, theirs.real), (ours.imag, theirs.imag))
             if not all(agree(one, other, size(theirs), tolerance, signs) for one, other in pairs):

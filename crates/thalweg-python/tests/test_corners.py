@@ -1,4 +1,5 @@
-"""One-line programs at the corners of operators: results, gradients and the classes of exceptions are PyTorch's (`corners/pytorch.json`)."""
+"""One-line programs at the corner cases of operators: results, gradients and exception classes are PyTorch's
+(`corners/pytorch.json`)."""
 
 import json
 import math
@@ -21,7 +22,7 @@ def loaded():
 
 
 def answer(probes, line):
-    """Returns what a line gives here; what only the device sees is reported when something waits for it."""
+    """Returns the outcome of a line in this package. Errors on the device are reported when its work is waited for."""
     found = probes.run(thalweg, line, "sim")
     try:
         thalweg.cuda.synchronize("sim")
@@ -31,12 +32,12 @@ def answer(probes, line):
 
 
 def class_of(wanted):
-    """Returns the name of the class that PyTorch raises."""
+    """Returns the name of the exception class that PyTorch raises."""
     return wanted["raises"] and wanted["raises"].removeprefix("_")
 
 
 def same(found, wanted):
-    """Returns whether results are equal, numbers but for rounding."""
+    """Returns whether results are equal, up to rounding."""
     if isinstance(wanted, (list, tuple)):
         return isinstance(found, (list, tuple)) and len(found) == len(wanted) and all(map(same, found, wanted))
     if isinstance(wanted, float) and isinstance(found, float):
@@ -55,7 +56,7 @@ def test_results_at_corners_are_those_of_pytorch():
 
 
 def reasons():
-    """Returns the lines of `corners/differences.txt`: a program, and why what it raises is not what PyTorch raises."""
+    """Returns the lines of `corners/differences.txt`: a program, and the reason why its exception differs from PyTorch's."""
     lines = [line for line in (FOLDER / "differences.txt").read_text().splitlines() if line]
     return dict(line.split("  # ", 1) for line in lines)
 

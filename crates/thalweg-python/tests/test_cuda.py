@@ -1,4 +1,4 @@
-"""Streams, events, graphs and memory, on whatever device there is."""
+"""Streams, events, graphs and memory, on any device."""
 
 import os
 import pickle
@@ -179,7 +179,7 @@ def test_tunable():
         with raises(RuntimeError):
             tunable.read_file(folder + "/none.csv")
         assert not tunable.write_file(folder + "/none/none.csv")
-    # Said twice, it is written once; taken back, it is not.
+    # Set twice, the path is written once; after it is unset, it is not written.
     for wanted in (True, True, False):
         tunable.write_file_on_exit(wanted)
     with raises(OverflowError):

@@ -1,4 +1,4 @@
-"""Every public name of PyTorch's `torch.cuda` is here, or is left out by name; the documentation lists those that are left out."""
+"""Every public name of PyTorch's `torch.cuda` exists here or is listed as left out, and the documentation has the same list."""
 
 import importlib
 import pathlib

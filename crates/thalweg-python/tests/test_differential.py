@@ -1,4 +1,4 @@
-"""Random calls give what PyTorch gave for them: dtypes, shapes, numbers, gradients, what is printed, and classes of exceptions.
+"""Random calls have PyTorch's results: dtypes, shapes, numbers, gradients, printed text, and exception classes.
 
 `tools/differential.py` makes the probes and PyTorch's results, and finds new ones.
 """

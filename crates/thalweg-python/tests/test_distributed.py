@@ -1,4 +1,5 @@
-"""Programs that may use several GPUs run on one: groups of one rank, the wrapper around a module, the switches they set."""
+"""Programs that could use several GPUs run on one: groups of one rank, the module wrapper, and the switches that such programs
+set."""
 
 import copy
 import os

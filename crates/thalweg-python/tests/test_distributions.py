@@ -1,4 +1,4 @@
-"""Distributions: densities, moments, divergences and transforms are PyTorch's, and samples are drawn from what they say."""
+"""Distributions: densities, moments, divergences and transforms are PyTorch's, and samples follow the distributions."""
 
 import gzip
 import json
@@ -11,8 +11,8 @@ from support import close, raises
 from thalweg import distributions as D
 
 GOLDEN = pathlib.Path(__file__).parent / "goldens/distributions.json.gz"
-# Places where PyTorch is wrong or refuses: the mode of Kumaraswamy comes out as NaN there; a density within the bounds of another has a finite
-# divergence, which is given as infinite; and there are more transforms here.
+# Cases in which PyTorch is wrong or refuses: its mode of Kumaraswamy is NaN there; it returns an infinite divergence for a
+# density within the bounds of another, which is finite; and this package has more transforms.
 OTHERS = {("Kumaraswamy", "mode"), ("Uniform from ContinuousBernoulli", "divergence"), ("ContinuousBernoulli from Uniform", "divergence")}
 
 
@@ -47,7 +47,7 @@ def test_samples_have_the_moments():
         if name in ("StudentT", "FisherSnedecor", "GeneralizedPareto", "VonMises") or not bool((mean.isfinite() & variance.isfinite()).all()):
             continue
         drawn = one.sample((count,)).double()
-        # Within 5 standard deviations of a mean of so many.
+        # Within 5 standard deviations of the mean of `count` samples.
         distance = (drawn.mean(0) - mean).abs() - 5 * (variance / count).sqrt()
         assert bool((distance <= 0).all()), (name, drawn.mean(0), mean)
 

@@ -1,4 +1,4 @@
-"""DLPack: with itself, and with NumPy and PyTorch where they are installed."""
+"""DLPack: with this package itself, and with NumPy and PyTorch if they are installed."""
 
 import gc
 
@@ -61,7 +61,8 @@ def test_other_libraries():
 
 
 def test_streams_of_consumers():
-    # Of a GPU's tensor: None and 1 are the legacy default stream, 2 the thread's own, others are CUDA's numbers, and −1 asks for no order.
+    # For a GPU tensor: None and 1 are the legacy default stream, 2 the thread's own, others are CUDA's numbers, and −1 requests
+    # no ordering.
     assert [_dlpack._stream_of(True, stream) for stream in (None, 1, 2, 0x7F00, -1)] == [1, 1, 2, 0x7F00, None]
     for stream in (0, -2):
         with raises(ValueError, "is not a stream"):
@@ -79,7 +80,7 @@ def test_streams_of_consumers():
 
 def test_streams_are_ordered_and_the_host_waits_for_nothing():
     def handed(to_consumer, is_ordered):
-        """Makes numbers on one stream and reads them on another, which a library knows by its number."""
+        """Writes numbers on one stream and reads them on another, which a library knows by its number."""
         producer, consumer = th.cuda.Stream(), th.cuda.Stream()
         with th.cuda.stream(producer):
             x = th.arange(64) * 2
@@ -105,7 +106,7 @@ def test_cuda_array_interface():
     x = th.arange(6.0).view(2, 3)
     if not x.is_cuda:
         assert not hasattr(x, "__cuda_array_interface__")
-    # What a GPU's tensor tells, whatever it lies on.
+    # The interface of a GPU tensor, independent of the actual device.
     told = _dlpack._interface(x, 7)
     assert told == {"shape": (2, 3), "typestr": "<f4", "strides": None, "data": (x.data_ptr(), False), "version": 3, "stream": 7}
     assert _dlpack._interface(x.t(), 1)["strides"] == (4, 12) and _dlpack._interface(x[:0], 1)["data"] == (0, False)
@@ -127,7 +128,7 @@ def test_cuda_array_interface():
 
 
 class External:
-    """An object of a library for GPUs, as far as the protocols see it."""
+    """An object of another GPU library, as far as the protocols see it."""
 
     def __init__(self, **parts):
         self.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (4096, False), "version": 3, "stream": None, **parts}
@@ -171,7 +172,7 @@ def test_memory_of_a_gpu_is_shared_with_pytorch():
     with torch.cuda.stream(side):
         for _ in range(200):
             theirs.add_(1)
-        # The producer lets this package's stream wait for its own.
+        # The producer makes this package's stream wait for its own.
         ours = [th.from_dlpack(theirs), th.from_dlpack(theirs.view(1024, 1024).t())]
     assert [x.data_ptr() for x in ours] == [theirs.data_ptr()] * 2 and ours[1].stride() == (1, 1024)
     assert (ours[0] * 2).min().item() == 400.0 and ours[1].max().item() == 200.0

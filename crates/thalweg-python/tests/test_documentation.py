@@ -1,4 +1,4 @@
-"""The blocks of Python in `docs/python.md` run as they stand."""
+"""The Python blocks in `docs/python.md` run unchanged."""
 
 import pathlib
 import re

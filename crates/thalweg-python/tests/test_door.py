@@ -1,4 +1,4 @@
-"""Programs and libraries of others under PyTorch's name: `python -m thalweg`, `install_as_torch`, names that are left out."""
+"""Third-party programs and libraries under PyTorch's name: `python -m thalweg`, `install_as_torch`, names that are left out."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ PACKAGE = str(pathlib.Path(__file__).resolve().parent.parent / "python")
 
 
 def run(*arguments, **environment):
-    """Runs `python -m thalweg` in a folder of its own, and returns what it printed."""
+    """Runs `python -m thalweg` in a temporary folder, and returns the printed text."""
     with tempfile.TemporaryDirectory() as folder:
         result = subprocess.run([sys.executable, "-m", "thalweg", *arguments], capture_output=True, text=True, cwd=folder, timeout=120,
                                 env={**os.environ, "PYTHONPATH": PACKAGE, **environment})

@@ -1,4 +1,4 @@
-"""Results at the edges of what operators take: truth values of other bytes, poles, bounds, dtypes that differ, given tensors of another shape.
+"""Edge cases of operators: bools with other bytes, poles, bounds, mixed dtypes, `out` tensors of another shape.
 
 The numbers are PyTorch's."""
 
@@ -17,7 +17,7 @@ def test_truth_values_of_any_byte_are_true():
     assert (x.to(th.int32) + 0).tolist() == [1, 1, 0, 1]
     assert th.where(x, 1.0, 0.0).tolist() == [1.0, 1.0, 0.0, 1.0]
     assert x[th.tensor([1, 2])].logical_not().tolist() == [False, True]
-    # A view of the bytes: they are not written.
+    # A view of the bytes, which are not rewritten.
     assert x.view(th.uint8).tolist() == [2, 255, 0, 1]
 
 

@@ -1,4 +1,4 @@
-"""Values in files: those of PyTorch (`goldens/make_values.py`), and the same values written here and read again."""
+"""Values in files: those from PyTorch (`goldens/make_values.py`), and the same values written and read here."""
 
 import collections
 import copy

@@ -1,4 +1,5 @@
-"""Children of `fork`: what is asked before leaves them free to use devices, and after a use they get an error that says what to do."""
+"""Forked children: queries before the fork leave them free to use devices. After a use of a device they get an error with
+advice."""
 
 import os
 import pathlib
@@ -9,7 +10,7 @@ import thalweg as th
 
 
 def child(function):
-    """Returns what a function gives in a forked child, as text."""
+    """Returns the result of a function in a forked child, as text."""
     read, write = os.pipe()
     process = os.fork()
     if process == 0:
@@ -37,13 +38,13 @@ def test_a_child_after_a_use_is_told_what_to_do():
     for place, call in enumerate(calls):
         text = child(call)
         assert text.startswith("RuntimeError: ") and "start workers with the spawn method" in text, (place, text)
-    # What touches no device goes on, and the parent is as it was.
+    # Calls that use no device still work in the child, and the parent is unaffected.
     assert child(lambda: (x.shape, x.dtype, th.cuda.is_available())) == repr((x.shape, x.dtype, th.cuda.is_available()))
     assert (x + 1).tolist() == [2.0, 2.0]
 
 
 def test_availability_initializes_nothing():
-    # In a process of its own, so that nothing was used before.
+    # In a separate process, so that no device has been used before.
     program = """if True:
         import os, sys
         sys.path.insert(0, sys.argv[1])

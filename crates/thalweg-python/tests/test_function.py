@@ -1,4 +1,4 @@
-"""Functions with a backward pass of their own. What is asserted holds of PyTorch too."""
+"""Functions with their own backward pass. All assertions also hold for PyTorch."""
 
 import thalweg as th
 from support import close, raises
@@ -280,14 +280,14 @@ def test_inputs_that_a_function_writes():
     assert Tripled.apply(x) is x and x.tolist() == [3.0, 6.0] and before.item() == 3.0
     (x.sum() + before).backward()
     assert leaf.grad.tolist() == [6.0, 3.0]
-    # A view: its base knows.
+    # A view: the write is recorded by its base.
     leaf.grad = None
     x = leaf * 1
     Tripled.apply(x[1:])
     assert x.tolist() == [1.0, 6.0]
     (x * x).sum().backward()
     assert leaf.grad.tolist() == [2.0, 36.0]
-    # A result that is kept, and one that is not written.
+    # One result is saved, and another one is not written.
     leaf.grad = None
     x = leaf * 1
     double, power = Exponential.apply(x, leaf)

@@ -1,7 +1,8 @@
-"""Functions and methods of the table with random arguments: wrong types, hostile shapes, numbers out of every range. Whatever they are given, the interpreter
-goes on, and what they raise is an exception of a call, not of a bug.
+"""Functions and methods of the table with random arguments: wrong types, hostile shapes, numbers out of range. The interpreter
+must survive every call, and an exception must be that of a bad call, not of a bug.
 
-    THALWEG_FUZZ_SECONDS=600 python3 tests/run.py fuzz      with other calls each time, for so long; `THALWEG_FUZZ_SEED` names the first
+    THALWEG_FUZZ_SECONDS=600 python3 tests/run.py fuzz      with new calls each time, for that many seconds; `THALWEG_FUZZ_SEED`
+    sets the first seed
 """
 
 import faulthandler
@@ -13,7 +14,7 @@ import time
 import thalweg as th
 
 CALLS = 3000
-# Of these a call may wait for ever, end the thread's default for all later tests, or allocate what a number says.
+# These may wait for ever, change defaults for all later tests, or allocate as much as a number requests.
 LEFT_OUT = {"set_default_device", "_cufft_set_plan_cache_max_size"}
 DTYPES = [getattr(th, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", "complex64")]
 SHAPES = [(), (0,), (1,), (3,), (2, 3), (3, 2), (0, 3), (1, 1, 1), (2, 1, 3), (4, 4), (2, 3, 4, 5), (1,) * 9, (33,)]
@@ -68,7 +69,7 @@ def argument(source, depth=0):
 
 
 def likely(source, parameter):
-    """Returns an argument of the kind that a parameter of a schema wants."""
+    """Returns an argument of the kind that a schema's parameter requires."""
     kind = parameter.split("=")[0].rsplit(" ", 1)[0]
     if kind.startswith("Tensor["):
         return [tensor(source) for _ in range(source.randrange(4))]
@@ -88,7 +89,7 @@ def likely(source, parameter):
 
 
 def calls(source):
-    """Names, functions and arguments without end."""
+    """Yields names, functions and arguments endlessly."""
     table = [overload for overload in th._core._table() if overload["function"] not in LEFT_OUT]
     while True:
         overload = source.choice(table)
@@ -111,7 +112,8 @@ def calls(source):
 
 
 def own_functions():
-    """Returns the functions and methods that the package has in Python beside the table, by names. None of them changes what later calls do."""
+    """Returns the Python functions and methods outside of the table, by name. None of them changes the behaviour of later
+    calls."""
     spaces = [(th.nn.functional, "nn.functional."), (th.nn.init, "nn.init."), (th.nn.utils, "nn.utils.")]
     found = {f"{prefix}{name}": value for space, prefix in spaces for name, value in vars(space).items() if name[0] != "_"}
     own = [name for name in th._functions.__all__ if not name.startswith(("set_", "use_"))]
@@ -121,8 +123,8 @@ def own_functions():
 
 
 def own_calls(source):
-    """Names, functions and arguments without end, of what the package has in Python. Its loops are as long as a number says, so numbers are
-    small."""
+    """Yields names, functions and arguments endlessly, for the package's Python functions. Numbers are small, because they may be
+    the lengths of Python loops."""
     functions = sorted(own_functions().items())
     while True:
         name, function = source.choice(functions)
@@ -134,7 +136,7 @@ def own_calls(source):
 
 
 def run(seed, count=None, seconds=None, calls=calls):
-    """Makes calls from a seed on, and returns how many went well and what was a bug."""
+    """Makes calls starting from a seed. Returns the number of calls that succeeded, and the bugs."""
     source, begin, good, bugs = random.Random(seed), time.monotonic(), 0, {}
     for number, (name, function, places, names) in enumerate(calls(source)):
         if number == count or seconds is not None and time.monotonic() - begin > seconds:
@@ -165,7 +167,7 @@ def test_no_call_of_what_is_in_python_ends_the_interpreter():
 def fuzz(calls):
     seconds = float(os.environ.get("THALWEG_FUZZ_SECONDS", 0))
     seed = int(os.environ.get("THALWEG_FUZZ_SEED", time.time() if seconds else 0))
-    # A crash leaves the line that led to it.
+    # After a crash, the log contains the line that led to it.
     faulthandler.enable()
     th.manual_seed(seed)
     made, good, bugs = run(seed, seconds=seconds, calls=calls) if seconds else run(seed, count=CALLS, calls=calls)

@@ -1,4 +1,4 @@
-"""Nodes and edges of recorded graphs, passes between them, and hooks of several tensors. What is asserted holds of PyTorch too."""
+"""Nodes and edges of recorded graphs, passes between them, and hooks of several tensors. All assertions also hold for PyTorch."""
 
 import warnings
 
@@ -8,7 +8,7 @@ from thalweg.autograd import Function, grad, graph
 
 
 class Twice(Function):
-    """Twice its input, which it keeps."""
+    """Returns twice its input, which it saves."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""Hooks of tensors, of nodes of the graph and of modules. What is asserted holds of PyTorch too."""
+"""Hooks of tensors, graph nodes and modules. All assertions also hold for PyTorch."""
 
 import copy
 import threading

@@ -1,4 +1,4 @@
-"""Writes in place: versions, numbers that are assigned, memory, and draws in captures."""
+"""In-place writes: versions, assigned numbers, memory, and random numbers in captures."""
 
 import pickle
 
@@ -11,7 +11,7 @@ def test_data_has_a_version_of_its_own():
     loss = (weight * weight).sum()
     weight.data.clamp_(-1, 1)  # weight clipping of a WGAN, between forward and backward
     loss.backward()
-    # Backward reads the elements as they are now.
+    # The backward pass reads the current elements.
     assert weight.tolist() == [1, -1] and weight.grad.tolist() == [2, -2]
 
     x = th.ones(3, requires_grad=True)
@@ -177,7 +177,7 @@ def test_generators_are_pickled():
 
 def test_the_first_draw_may_be_captured():
     def program():
-        # A check has devices of its own, on which nothing was drawn.
+        # A check has its own devices, on which nothing has been drawn yet.
         x, graph = th.empty(64), th.cuda.CUDAGraph()
         with th.cuda.graph(graph):
             x.uniform_()

@@ -1,4 +1,4 @@
-"""Ctrl-C while the program waits for the device: KeyboardInterrupt at once, and everything goes on afterwards."""
+"""Ctrl-C while the program waits for the device: KeyboardInterrupt is raised at once, and everything works afterwards."""
 
 import pathlib
 import signal
@@ -44,7 +44,7 @@ def test_a_wait_for_the_device_ends_with_keyboard_interrupt():
             if line != "waits\n":
                 assert line == "6.0 0\n" and interrupted == 8, (line, interrupted)
                 break
-            # So that the signal comes in the wait, and not before it, where Python itself sees it.
+            # The signal must arrive during the wait, not before it, when Python itself would handle it.
             time.sleep(0.03)
             child.send_signal(signal.SIGINT)
             assert child.stdout.readline() == "interrupted\n"

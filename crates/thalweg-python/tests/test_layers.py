@@ -1,4 +1,4 @@
-"""Convolutions, sequences of different lengths and attention of several heads, as functions."""
+"""Convolutions, sequences of different lengths and multi-head attention, as functions."""
 
 import thalweg as th
 import thalweg.nn as nn

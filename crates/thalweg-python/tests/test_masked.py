@@ -1,4 +1,4 @@
-"""Reductions under a mask (`thalweg.masked`) against the same over lists of the elements that the mask names."""
+"""Masked reductions (`thalweg.masked`), compared with reductions over lists of the selected elements."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ MASK = [[True, False, True, True], [False, True, True, False], [False, False, Fa
 
 
 def reduced(function):
-    """Returns what a function gives for the elements of each row that the mask names; NaN where there is none."""
+    """Returns the results of a function for the selected elements of each row, or NaN for a row without any."""
     chosen = [[value for value, kept in zip(row, mask) if kept] for row, mask in zip(ROWS, MASK)]
     return [function(row) if row else math.nan for row in chosen]
 

@@ -1,4 +1,4 @@
-"""Memory beyond tensors: what is free, limits, snapshots and pools, pinned memory; states of all generators."""
+"""Memory beyond tensors: free memory, limits, snapshots and pools, pinned memory; states of all generators."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Modules as objects: the order of members, states with their hooks, conversions that change all or nothing, hooks of all modules."""
+"""Modules as objects: the order of members, states with their hooks, conversions that change all or nothing, global hooks."""
 
 import collections
 import copy
@@ -46,7 +46,7 @@ def test_states_have_metadata_and_more():
     state, other = Counting(5).state_dict(), Counting()
     assert list(state)[0] == "_extra_state" and dict(state._metadata) == {"": {"version": 3}, "layer": {"version": 2}}
     assert str(other.load_state_dict(state)) == "<All keys matched successfully>" and other.count == 5
-    # States of the first version have no number of batches; a plain dictionary says nothing of versions.
+    # States of the first version lack the number of batches, and a plain dictionary has no version.
     former = {name: value for name, value in nn.BatchNorm1d(1).state_dict().items() if name != "num_batches_tracked"}
     assert nn.BatchNorm1d(1).load_state_dict(former).missing_keys == []
     with raises(RuntimeError, "expected torch.Tensor"):
@@ -159,7 +159,7 @@ def test_containers():
     assert list(named) == ["a", "b"] and list(nn.ParameterDict(collections.OrderedDict(b=th.ones(1), a=th.ones(1)))) == ["b", "a"]
     named |= {"c": th.ones(3)}
     assert named.popitem()[0] == "c" and "c" not in named
-    # A subclass sees no call before it is ready.
+    # A subclass is not called before it is ready.
     class Late(nn.ModuleDict):
         def __init__(self):
             super().__init__()
@@ -234,9 +234,9 @@ def test_lazy_modules_find_their_shapes():
         lazy(th.ones(shape, dtype=th.float64))
         assert type(lazy) is type(eager) and repr(lazy) == repr(eager)
         assert {name: value.shape for name, value in lazy.state_dict().items()} == {name: value.shape for name, value in eager.state_dict().items()}
-        # What an optimizer was given is what the module has.
+        # The parameters that the optimizer received are those of the module.
         assert all(one is two and type(one) is nn.Parameter and one.dtype == th.float64 for one, two in zip(held, lazy.parameters()))
-        # A state gives shapes, too, and the first call leaves it as it is.
+        # A loaded state sets the shapes as well, and the first call does not change it.
         other.load_state_dict(eager.state_dict())
         assert not other.has_uninitialized_params()
         other.eval()(th.ones(shape))

@@ -236,7 +236,7 @@ def test_synchronized_batch_norm():
     x = th.randn(5, 4)
     close(after.eval()(x), before.eval()(x).tolist())
     close(after.train()(x), before.train()(x).tolist())
-    # Both count in the same statistics.
+    # Both modules update the same statistics.
     assert after.running_mean is before.running_mean and after(th.randn(2, 4, 3)).shape == (2, 4, 3)
     with raises(ValueError, "at least 2D"):
         after(th.ones(4))
@@ -395,7 +395,7 @@ def test_states_of_the_first_form_of_spectral_norm():
     net.eval(), other.eval()
     with raises(RuntimeError, "Cannot register two spectral_norm hooks on the same parameter weight"):
         nn.utils.spectral_norm(net)
-    # That form has the weight that was computed, and neither a version nor the right singular vector.
+    # That format has the computed weight, and neither a version nor the right singular vector.
     del state._metadata[""]["spectral_norm"], state["weight_v"]
     state["weight"] = net.weight.detach().clone()
     other.load_state_dict(state)

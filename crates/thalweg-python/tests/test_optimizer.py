@@ -1,4 +1,4 @@
-"""Optimizers with a rule of one's own: they subclass `Optimizer`, as in PyTorch."""
+"""User-defined optimizers: they subclass `Optimizer`, as in PyTorch."""
 
 import thalweg as th
 from thalweg import nn
@@ -32,7 +32,7 @@ class Momentum(th.optim.Optimizer):
 
 
 def trained(make, steps, saved=None):
-    """Returns what a parameter is after each step of minimizing a sum of fourth powers, and the optimizer."""
+    """Returns the value of a parameter after each step of minimizing a sum of fourth powers, and the optimizer."""
     p = nn.Parameter(th.tensor([1.0, -2.0, 0.5]) if saved is None else saved)
     optimizer = make([p])
     places = []

@@ -1,4 +1,4 @@
-"""`profiler`: what is recorded, when by a schedule, and the file."""
+"""`profiler`: the contents of a recording, the schedule, and the file."""
 
 import gzip
 import json
@@ -67,7 +67,7 @@ def test_memory_and_backward_nodes():
         (weight * 3.0).sum().backward()
         weight.grad = None
     rows = {row.key: row for row in prof.key_averages()}
-    # The product's megabyte is taken by `mul`, and freed outside of it.
+    # The product's megabyte is allocated inside `mul`, and freed outside of it.
     assert rows["mul"].self_device_memory_usage == 1 << 20, rows["mul"]
     assert rows["MulBackward0"].device_memory_usage >= 1 << 20 and rows["SumBackward0"].count == 1
     assert sum(row.self_device_memory_usage for row in rows.values()) == 0, rows

@@ -1,4 +1,4 @@
-"""Programs in PyTorch's style run with `thalweg` in the place of `torch`, and lose what PyTorch loses from the same weights."""
+"""Programs in PyTorch's style run with `thalweg` in place of `torch`, and have PyTorch's losses from the same weights."""
 
 import json
 import pathlib
@@ -8,12 +8,12 @@ import sys
 import thalweg
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
-# By PyTorch 2.11 on a CPU: `python programs/NAME.py` there prints them.
+# Computed by PyTorch 2.11 on a CPU, where `python programs/NAME.py` prints them.
 LOSSES = json.loads((PROGRAMS / "losses.json").read_text())
 
 
 def run(name):
-    """Returns what a program's `train` returns, with every `import torch` meaning this package."""
+    """Returns the result of a program's `train`, where every `import torch` imports this package."""
     added = {"torch" + known.removeprefix("thalweg"): module for known, module in list(sys.modules.items())
              if known == "thalweg" or known.startswith("thalweg.")}
     former = {known: sys.modules.get(known) for known in added}
@@ -62,7 +62,7 @@ def test_typed():
 
 def test_optimizers():
     for number, (found, expected) in enumerate(zip(run("optimizers"), LOSSES["optimizers"], strict=True)):
-        # Muon computes in bfloat16, and searches along lines amplify what float32 rounds.
+        # Muon computes in bfloat16, and line searches amplify rounding errors of float32.
         for mine, theirs in zip(found, expected, strict=True):
             assert abs(mine - theirs) < 2e-3 * max(1.0, abs(theirs)), (number, found, expected)
 

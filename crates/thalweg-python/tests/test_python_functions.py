@@ -1,4 +1,5 @@
-"""Functions whose arguments or results in Python are not those of one operator. Expected values are PyTorch's, or follow from a definition."""
+"""Functions whose Python arguments or results are not those of one operator. Expected values are PyTorch's, or follow from a
+definition."""
 
 import collections
 import inspect

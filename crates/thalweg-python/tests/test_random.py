@@ -1,4 +1,4 @@
-"""Generators as objects, and complex numbers. What is asserted of dtypes, values and errors holds of PyTorch too."""
+"""Generators as objects, and complex numbers. The dtypes, values and errors that are asserted are also PyTorch's."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Parametrizations, norms of weights, pruning, fusion and averages of models against PyTorch (`goldens/make_reshaping.py`)."""
+"""Parametrizations, weight norms, pruning, fusion and model averages, compared with PyTorch (`goldens/make_reshaping.py`)."""
 
 import gzip
 import json

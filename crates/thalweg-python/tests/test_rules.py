@@ -1,4 +1,5 @@
-"""Steps that are not of the kernels alone: recorded ones, and those of parameters and options that the kernels do not take."""
+"""Steps that the kernels do not take alone: recorded steps, and steps with parameters and options that the kernels do not
+support."""
 
 import warnings
 
@@ -15,7 +16,7 @@ def gradient(step, number=0):
 
 
 def stepped_by_operators(name, options, steps):
-    """Returns what recorded steps of a parameter lead to, and its states."""
+    """Returns a parameter after recorded steps, and its states."""
     parameter = th.tensor(_numbers(0, SHAPES[0]), dtype=th.float64, requires_grad=True).clone()
     optimizer = getattr(th.optim, name)([parameter], differentiable=True, **options)
     for step in steps:

@@ -1,4 +1,5 @@
-"""Schedules against PyTorch's rates (`goldens/make_schedules.py`), step by step, at steps that are named, and from saved states."""
+"""Schedules compared with PyTorch's rates (`goldens/make_schedules.py`): step by step, at explicit steps, and from saved
+states."""
 
 import copy
 import gzip
@@ -48,7 +49,7 @@ def test_a_schedule_within_another_has_its_own_rates():
             finally:
                 del SCHEDULES["wrapped"]
             if name not in ("cycle", "three phases", "cyclic", "triangular2", "exp_range", "function"):
-                # Those set the rate of their first step as the first rate.
+                # These schedules set the rate of their first step as the initial rate.
                 agree(found, expected)
 
 

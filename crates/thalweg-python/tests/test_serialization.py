@@ -1,4 +1,5 @@
-"""`save` and `load` of objects beside tensors: modules, objects of a program's classes, and what may be loaded without running code."""
+"""`save` and `load` of objects other than tensors: modules, objects of a program's classes, and the limits of loading without
+running code."""
 
 import argparse
 import io
@@ -13,7 +14,7 @@ from support import close, raises, saved
 from thalweg import nn
 from thalweg.serialization import add_safe_globals, clear_safe_globals, get_safe_globals, safe_globals
 
-# By PyTorch 2.11: Sequential(Linear(2, 3), GELU(), BatchNorm1d(3)), whose parameters are arange / 4.
+# Written by PyTorch 2.11: Sequential(Linear(2, 3), GELU(), BatchNorm1d(3)), whose parameters are arange / 4.
 OF_PYTORCH = str(pathlib.Path(__file__).parent / "files/module.pt")
 
 

@@ -1,6 +1,8 @@
-"""Signatures of public functions, methods and constructors are PyTorch's: names, order, defaults, what is named only, fields of results.
+"""Signatures of public functions, methods and constructors are PyTorch's: names, order, defaults, keyword-only parameters, result
+fields.
 
-`signatures/torch.txt` has PyTorch's, written by `tools/signatures.py`; `signatures/differences.txt` has what differs, with the reason.
+`signatures/torch.txt` has PyTorch's signatures, written by `tools/signatures.py`; `signatures/differences.txt` has the
+differences with reasons.
 """
 
 import collections
@@ -13,10 +15,10 @@ import thalweg as th
 import thalweg.signal.windows  # noqa: F401
 
 FOLDER = pathlib.Path(__file__).parent / "signatures"
-# Defaults that mean what PyTorch's stubs write in another way.
+# Defaults with the same meaning that PyTorch's stubs write differently.
 SAME = {"pin_memory": ("None",), "layout": ("None",), "dtype": ("int64",), "memory_format": ("None",), "stride": ("None",)}
 Parameter = collections.namedtuple("Parameter", "name kind default")
-# The kinds of parameters: by place or name, by name alone, any number by place, any by name.
+# The kinds of parameters: positional or keyword, keyword-only, any number of positional ones, any keywords.
 PLACE, NAMED, PLACES, NAMES = "place", "named", "places", "names"
 KINDS = {
     inspect.Parameter.POSITIONAL_ONLY: PLACE, inspect.Parameter.POSITIONAL_OR_KEYWORD: PLACE, inspect.Parameter.KEYWORD_ONLY: NAMED,
@@ -24,7 +26,7 @@ KINDS = {
 
 
 def read_line(line):
-    """Returns name, parameters and results of a line."""
+    """Returns the name, parameters and results of a line."""
     line = line.replace("(cls, ", "(self, ")
     name, inner, results = re.fullmatch(r"([\w.]+)\((.*)\)(?: -> ([\w,]+))?", line).groups()
     parameters, is_named = [], False
@@ -43,7 +45,7 @@ def read_line(line):
 
 
 def normal(default):
-    """Returns a default's text in one form: `(1,)` is 1, and numbers are floats."""
+    """Returns a default's text in canonical form: `(1,)` becomes 1, and numbers become floats."""
     if default is None:
         return None
     text = default.strip("'\"").removeprefix("torch.").replace(",)", ")").replace(", ", ",")
@@ -65,7 +67,7 @@ def text_of(value):
 
 
 def running(value):
-    """Returns the parameters of a function of Python."""
+    """Returns the parameters of a Python function."""
     return [Parameter(one.name, KINDS[one.kind], None if one.default is one.empty else text_of(one.default))
             for one in inspect.signature(value).parameters.values()]
 
@@ -74,7 +76,7 @@ def of_table(overload, is_method):
     """Returns the parameters of an overload of the table."""
     found = []
     for place, one in enumerate(overload["parameters"]):
-        # A word that Python keeps is taken with `_` as well.
+        # A parameter whose name is a Python keyword is also accepted with `_` appended.
         name = "from_" if one["name"] == "from" else one["name"]
         if place == overload["receiver"]:
             name = "self" if is_method else "input"
@@ -96,15 +98,15 @@ for _overload in th._core._table():
 
 
 def ours(name):
-    """Returns what a name is here, and its signatures with the results of each; None where there is none."""
+    """Returns the object with a name in this package, and its signatures with their results; None if there is none."""
     value = th
     for part in name.removeprefix("torch.").split("."):
-        # Names that a module makes when they are asked for count.
+        # Names that a module creates on access count as well.
         value = inspect.getattr_static(value, part, None) if isinstance(value, type) else getattr(value, part, None)
         # Names that are left out are objects that raise when they are called.
         if value is None or hasattr(type(value), "_refusal") or type(value).__name__ == "_LeftOut":
             return None
-    # A function around an operator takes what the operator takes.
+    # A wrapper of an operator accepts the arguments of the operator.
     value = inspect.unwrap(getattr(value, "__func__", value))
     kind = type(value).__name__
     overloads = TABLE.get(getattr(value, "__name__", ""), [])
@@ -114,7 +116,7 @@ def ours(name):
 
 
 def results_differ(overload, results):
-    """Returns whether an operator gives one tensor where PyTorch gives a tuple, or one with other fields."""
+    """Returns whether an operator returns one tensor where PyTorch returns a tuple, or a tuple with other fields."""
     if overload is None or results is None:
         return False
     own = overload["results"]
@@ -124,16 +126,16 @@ def results_differ(overload, results):
 
 
 def difference(wanted, own, is_method, others):
-    """Returns in which way a signature refuses a call that PyTorch's takes, or takes it in another way; None where it does not."""
+    """Returns how a signature refuses a call that PyTorch accepts, or accepts it differently; None if it does not."""
     if own and own[0].name == "input":
-        # Both names are taken; PyTorch's stubs have the second one where a number may stand for the tensor.
+        # Both names are accepted. PyTorch's stubs have the second one if a number may be passed as the tensor.
         wanted = [one._replace(name="input") if one.name == "self" else one for one in wanted] if not is_method else wanted
     named = {one.name: one for one in own if one.kind in (PLACE, NAMED)}
     places = [one for one in own if one.kind == PLACE]
     has_names = any(one.kind == NAMES for one in own)
     has_places = any(one.kind == PLACES for one in own)
     if is_method and places:
-        # The first parameter of a method has no name for its callers.
+        # The first parameter of a method has no name that callers can use.
         own = [places[0]._replace(name="self"), *own[1:]]
         named["self"] = places[0] = own[0]
     for place, one in enumerate(one for one in wanted if one.kind == PLACE):
@@ -150,7 +152,7 @@ def difference(wanted, own, is_method, others):
             if not has_names:
                 return f"**{one.name} is missing"
         elif one.name not in named:
-            # A stub may have two overloads in one: what is optional there is in the other overload here.
+            # A stub may combine two overloads: its optional parameter is in the other overload here.
             if one.default is None or one.name not in others:
                 return f"{one.name} is missing"
         elif one.default not in (None, "...") and normal(named[one.name].default) not in (normal(one.default), *SAME.get(one.name, ())):
@@ -164,9 +166,9 @@ def difference(wanted, own, is_method, others):
 
 
 def differences():
-    """Yields each line of PyTorch's that has no match here, with the way in which it differs."""
+    """Yields each of PyTorch's lines without a match here, with the difference."""
     for line in (FOLDER / "torch.txt").read_text().splitlines():
-        # Some functions in Python say of themselves that they take anything.
+        # Some Python functions declare that they accept any arguments.
         if "(?)" in line or "(*args, **kwargs)" in line:
             continue
         name, wanted, results = read_line(line)

@@ -1,4 +1,5 @@
-"""Optimizers as objects: their states by PyTorch's names, in files of either library, copied, pickled and changed by programs."""
+"""Optimizers as objects: their states under PyTorch's names, in files of either library, copied, pickled and changed by
+programs."""
 
 import copy
 import gzip
@@ -107,7 +108,7 @@ def test_options_that_change():
             parameter.grad = th.ones(2)
             optimizer.step()
         return parameter.tolist()
-    # v = 1, 1.5, 1.75 with a momentum of 0.5 from the second step on; gradients are climbed in the last step, whose v is then −0.25.
+    # v = 1, 1.5, 1.75 with a momentum of 0.5 from the second step on. The last step ascends the gradient, so v is −0.25 then.
     close(stepping(lambda group, step: group.update(momentum=0.9 if step == 0 else 0.5)), [1 - 0.1 * (1 + 1.5 + 1.75)] * 2)
     close(stepping(lambda group, step: group.update(momentum=0.5, maximize=step == 2)), [1 - 0.1 * (1 + 1.5 - 0.25)] * 2)
 

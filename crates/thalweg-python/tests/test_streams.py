@@ -1,4 +1,5 @@
-"""Regions of streams, devices and pools in any order and to any end of their thread, events, and what other threads see of them."""
+"""Regions of streams, devices and pools in any order and until the end of their thread, events, and their visibility in other
+threads."""
 
 import array
 import contextlib
@@ -15,7 +16,7 @@ from support import raises
 
 
 def in_process(text):
-    """Returns what a program prints, and how it ends."""
+    """Returns the output of a program, and its exit status."""
     ran = subprocess.run([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(th.__file__))}, capture_output=True, text=True)
     return ran.stdout.strip() if ran.returncode == 0 else f"{ran.returncode}: {ran.stderr}"
 
@@ -75,7 +76,7 @@ def test_regions_end_in_any_order():
     assert in_pool(pools[1], large())
     inner.__exit__(None, None, None)
     assert not in_pool(pools[1], large())
-    # One object, entered twice; and the end of a region ends what was set in it.
+    # One object, entered twice; and the end of a region ends the settings made in it.
     with side, side:
         assert th.cuda.current_stream() == side
         th.cuda.set_stream(th.cuda.Stream())
@@ -199,7 +200,7 @@ def test_external_events_take_the_time_of_a_part_of_a_graph():
         graph.replay()
     end.synchronize()
     assert start.elapsed_time(end) >= 0.0 and y.tolist() == [2.0] * 64
-    # Outside of captures it is an event like others.
+    # Outside of captures, it is an ordinary event.
     start.record(), end.record(), end.synchronize()
     assert start.elapsed_time(end) >= 0.0
 

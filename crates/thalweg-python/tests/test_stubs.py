@@ -1,4 +1,5 @@
-"""Type stubs: what is written from the table is Python and has every name, and `mypy --strict` accepts the stubs and programs over them."""
+"""Type stubs: the stubs generated from the table are valid Python and have every name, and `mypy --strict` accepts them and
+programs that use them."""
 
 import ast
 import importlib.util
@@ -40,7 +41,7 @@ def test_stubs_have_every_module():
 
 
 def mypy(arguments, folder):
-    """Returns what `mypy --strict` finds."""
+    """Returns the errors that `mypy --strict` reports."""
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", f"{folder}/cache", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ, "MYPYPATH": f"{folder}/package"})
     return "" if run.returncode == 0 else run.stdout + run.stderr
@@ -62,6 +63,6 @@ def test_mypy_accepts_them():
         for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)):
             path = pathlib.Path(folder, f"block_{number}.py")
             path.write_text(block)
-            # Functions of the page have no types, and read gradients without a look at whether they are there.
+            # The functions on that page have no annotations, and read gradients without checking for None.
             found = mypy(["--allow-untyped-defs", "--allow-untyped-calls", "--no-strict-optional", str(path)], folder)
             assert not found, found

@@ -1,4 +1,5 @@
-"""The operator table is Python's: every operator is a function, a method and a form in place, with its schema as documentation."""
+"""The operator table in Python: every operator is a function, a method and an in-place variant, with its schema as
+documentation."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""`thalweg.testing`: comparisons and tensors for tests; and checks of gradients."""
+"""`thalweg.testing`: comparisons and tensors for tests; and gradient checks."""
 
 import math
 import warnings
@@ -23,7 +23,7 @@ def test_what_is_compared_with_what():
         close(1.0, 1.0, rtol=0.1)
     with raises(AssertionError, "None mismatch"):
         close(None, 0)
-    # Kinds of all items are looked at before the first value.
+    # The types of all items are compared before any values.
     with raises(TypeError, "item [1]"):
         close([1, "a"], [2, "a"])
     close(th.empty(2, device="meta"), th.empty(2, device="meta"))
@@ -83,7 +83,7 @@ def test_gradients_of_what_a_function_holds_are_checked():
     assert th.autograd.gradcheck(lambda *args: layer(args[0]).tanh(), inputs)
     assert th.autograd.gradgradcheck(lambda *args: layer(args[0]).tanh(), inputs)
     assert [value.tolist() for value in inputs] == former
-    # The weight that is an argument is not the one that this function uses: its Jacobian is 0.
+    # The weight passed as an argument is not the one that this function uses, so its Jacobian is 0.
     other = nn.Linear(2, 3, dtype=th.float64)
     assert th.autograd.gradcheck(lambda *args: other(args[0]), inputs)
     with raises(th.autograd.GradcheckError, "Jacobian mismatch for output 0 with respect to input 1"):

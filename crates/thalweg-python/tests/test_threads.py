@@ -1,5 +1,6 @@
-"""Several threads at once: what each computes by itself is right, what they share for reading is right, and what they change at once is one of
-the values that were set. With the interpreter lock threads are switched as often as it lets them; a free-threaded build runs them at once."""
+"""Several threads at once: independent computations are right, shared reads are right, and concurrent changes result in one of
+the values that were set. With the interpreter lock, threads are switched as often as the interpreter allows; a free-threaded
+build runs them in parallel."""
 
 import copy
 import contextlib
@@ -18,7 +19,7 @@ THREADS = 6
 
 @contextlib.contextmanager
 def often_switched():
-    """Lets the interpreter switch threads as often as it can."""
+    """Makes the interpreter switch threads as often as possible."""
     former = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -28,7 +29,8 @@ def often_switched():
 
 
 def together(function, count=THREADS):
-    """Calls `function(number)` in so many threads, which start at once; returns the results by number. The first exception is raised."""
+    """Calls `function(number)` in `count` threads that start together. Returns the results by number, or raises the first
+    exception."""
     results, failures, start = [None] * count, [], threading.Barrier(count)
 
     def run(number):
@@ -53,7 +55,7 @@ def test_a_free_threaded_interpreter_stays_without_its_lock():
         return "the interpreter has its lock"
     program = "import sys; sys.path.insert(0, sys.argv[1]); import thalweg; sys.exit(sys._is_gil_enabled())"
     package = str(pathlib.Path(th.__file__).parent.parent)
-    # A module that needs the lock is a warning, and turns it on.
+    # Importing a module that needs the lock causes a warning and enables the lock.
     subprocess.run([sys.executable, "-W", "error", "-c", program, package], check=True)
 
 
@@ -132,7 +134,7 @@ def test_shapes_change_while_others_read_them():
             elif number == 2:
                 y.resize_(4 if step % 2 else 6)
             else:
-                # A call may refuse a shape that changes while it runs. It computes with none that never was.
+                # A call may refuse a shape that changes while it runs, but it never computes with a shape that did not exist.
                 try:
                     assert sorted(x.flatten().tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and len(x.shape) in (2, 3)
                 except RuntimeError:
@@ -142,7 +144,7 @@ def test_shapes_change_while_others_read_them():
                 except RuntimeError:
                     pass
     together(work)
-    # What was computed with a shape that was changing is not kept for calls with either.
+    # Results for a shape that was changing are not cached for later calls.
     for size in (4, 6):
         y.resize_(size)
         y.copy_(th.arange(size))
@@ -214,7 +216,8 @@ def test_hooks_of_modules_are_added_while_it_is_called():
     called.clear()
     layer(x)
     assert sorted(called) == [(number, place) for number in range(1, THREADS) for place in range(20)]
-    # Those of one thread in the order of their registration, or the other way round; and all of the latter in front.
+    # The hooks of one thread are in the order of their registration, or reversed if they were prepended; all prepended ones
+    # come first.
     for number in range(1, THREADS):
         places = [place for thread, place in called if thread == number]
         assert places == sorted(places, reverse=number % 2 == 1)
@@ -317,7 +320,7 @@ def test_threads_share_streams_events_and_generators():
             drawn += th.rand(4, dtype=th.float64, generator=generator).tolist()
         return drawn
     drawn = [number for numbers in together(work) for number in numbers]
-    # No numbers were drawn twice, and together they are those that one thread draws.
+    # No number was drawn twice, and together they are the numbers that a single thread draws.
     generator.manual_seed(7)
     alone = [number for _ in range(25 * THREADS) for number in th.rand(4, dtype=th.float64, generator=generator).tolist()]
     assert sorted(drawn) == sorted(alone) and len(set(drawn)) == len(drawn)
@@ -347,7 +350,7 @@ def test_threads_share_graphs_and_pools():
     shared = th.cuda.graph_pool_handle()
 
     def capture(number):
-        # One capture at a time: those of other threads are refused meanwhile, as CUDA does it.
+        # Only one capture at a time: captures of other threads are refused meanwhile, as in CUDA.
         with captures:
             own, y = th.cuda.CUDAGraph(), th.full([4], float(number))
             with th.cuda.graph(own, pool=shared, capture_error_mode="thread_local"):

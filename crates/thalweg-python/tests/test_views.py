@@ -1,4 +1,4 @@
-"""Views and the tensors that they are of, `set_`, gradients as objects, masks of bytes and other subscripts, and older forms of calls."""
+"""Views and their bases, `set_`, gradients as objects, masks of bytes and other subscripts, and older forms of calls."""
 
 import copy
 import gc
@@ -22,7 +22,7 @@ def test_a_view_knows_the_object_that_it_was_made_of():
     with th.no_grad():
         assert x[0]._base is x and x[0][1]._base is x
     assert not x[th.tensor([0, 1])]._is_view() and not x[x > 0]._is_view()
-    # The object goes with its last owner, though a view of it is there.
+    # The object is freed with its last owner, even if a view of it still exists.
     seen, view = weakref.ref(x), x[0]
     del x, views
     view.zero_()

@@ -1,9 +1,9 @@
-"""Runs random probes of the Python API beside PyTorch, and prints where the two differ, each difference as the shortest call that shows it.
+"""Runs random probes of the Python API and of PyTorch, and prints each difference as the shortest call that shows it.
 
     PYTHONPATH=python python tools/differential.py --seed 1 --seconds 600      needs PyTorch 2.11 (the CPU's will do)
     PYTHONPATH=python python tools/differential.py --write 1500                writes the probes of the test, with PyTorch's results
 
-`--only NAME` takes the functions with a part of their names. A seed gives the same probes again.
+`--only NAME` selects the functions whose names contain a text. A seed always produces the same probes.
 """
 
 import argparse
@@ -30,12 +30,12 @@ import thalweg  # noqa: E402
 
 
 def known_differences():
-    """Returns the patterns of calls that differ for a reason."""
+    """Returns the patterns of calls for which a difference is intended."""
     return [line.partition(" | ")[0] for line in (FOLDER / "known.txt").read_text().splitlines() if line and not line.startswith("#")]
 
 
 def available():
-    """Returns the signatures of functions that this library has: what is missing is listed beside the signatures."""
+    """Returns the signatures of functions that this library has. Missing ones are listed next to the signatures."""
     def has(name):
         value = thalweg
         for part in name.removeprefix("torch.").split("."):
@@ -45,7 +45,7 @@ def available():
 
 
 def way_of(probe):
-    """Returns in which way the libraries differ on a probe, and PyTorch's result."""
+    """Returns the kind of difference between the libraries on a probe, and PyTorch's result."""
     faulthandler.dump_traceback_later(30, exit=True)
     theirs = probes.run(torch, probe)
     ours = probes.run(thalweg, probe)
@@ -56,7 +56,7 @@ def way_of(probe):
 
 
 def smaller(probe):
-    """Yields probes that are shorter by one thing."""
+    """Yields probes that are smaller in one respect."""
     if probe["kind"]:
         yield {**probe, "kind": ""}
     head, _, inner = probe["call"].partition("(")
@@ -81,7 +81,7 @@ def split_arguments(text):
 
 
 def shorter_tensors(text):
-    """Yields tensors with fewer numbers, and with plainer ones."""
+    """Yields tensors with fewer or simpler numbers."""
     scope = {"torch": torch}
     value = eval(text, scope)
     dtype = str(value.dtype)
@@ -95,7 +95,7 @@ def shorter_tensors(text):
 
 
 def minimised(probe, way):
-    """Returns the shortest probe that differs in the same way."""
+    """Returns the shortest probe with the same kind of difference."""
     for _ in range(20):
         for other in smaller(probe):
             found, theirs = way_of(other)
@@ -113,7 +113,7 @@ def described(probe):
 
 
 def search(arguments):
-    """Runs probes until the time is over; returns how many differ."""
+    """Runs probes until the time is over. Returns the number of probes that differ."""
     source = random.Random(arguments.seed)
     signatures = [one for one in available() if arguments.only in one[0] and not re.search(arguments.skip, one[0])]
     known, counts, seen = known_differences(), collections.Counter(), collections.Counter()
@@ -145,7 +145,7 @@ def search(arguments):
 
 
 def write(arguments):
-    """Writes probes of which PyTorch has a result, with it, and some that it refuses."""
+    """Writes probes with PyTorch's results, and some that PyTorch refuses."""
     source = random.Random(arguments.seed)
     signatures = [one for one in available() if not re.search(arguments.skip, one[0])]
     known, found, each = known_differences(), [], collections.Counter()

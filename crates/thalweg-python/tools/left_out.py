@@ -1,4 +1,4 @@
-"""Prints the table of docs/python.md of what `thalweg.cuda` leaves out, from the list in the package."""
+"""Prints the table in docs/python.md of the names that `thalweg.cuda` leaves out, from the list in the package."""
 
 import pathlib
 import sys

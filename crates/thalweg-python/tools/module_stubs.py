@@ -1,7 +1,7 @@
-"""Type stubs of the package's modules that are written in Python: names and parameters as the running modules have them.
+"""Type stubs of the package's Python modules, with the names and parameters of the imported modules.
 
-Types come from what a module shows: defaults that are truth values, functions that return nothing, and first sentences ("Returns whether …",
-"Returns the number of …"). Everything else is `Any`.
+Types are derived from a module's source: bool defaults, functions without a return value, and first sentences of docstrings
+("Returns whether …", "Returns the number of …"). Everything else is `Any`.
 """
 
 import ast
@@ -10,7 +10,7 @@ import inspect
 import keyword
 import textwrap
 
-# mypy's checks of a class against its base compare signatures that differ on purpose, as PyTorch's do.
+# mypy's checks of a class against its base compare signatures that differ on purpose, as they do in PyTorch.
 HEADER = ('# mypy: disable-error-code="override,misc,assignment,overload-overlap,explicit-override"\n'
           '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nimport enum\nfrom typing import Any, Callable, Iterator, TypeVar\nfrom typing_extensions import Self\n')
 FUNCTION = '_F = TypeVar("_F", bound=Callable[..., Any])\n'
@@ -38,7 +38,7 @@ GIVEN = {
 }
 # Base classes that need arguments.
 GENERIC = {"tuple": "tuple[Any, ...]", "list": "list[Any]", "dict": "dict[Any, Any]"}
-# Functions whose names begin with a line below, as PyTorch's do.
+# Public functions whose names begin with an underscore, as in PyTorch.
 UNDERSCORED = {"_record_memory_history", "_snapshot", "_dump_snapshot", "_set_memory_metadata", "_get_memory_metadata",
                "_memory_metadata_supported", "_annotate_tensor", "_set_allocator_settings"}
 SELF = {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "apply", "type"}
@@ -47,7 +47,7 @@ SEVERAL = ("return_indices", "need_weights")
 
 
 def tree_of(value):
-    """Returns the syntax tree of a function; None where there is no source, or it is a lambda."""
+    """Returns the syntax tree of a function, or None if it is a lambda or has no source."""
     try:
         node = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
     except (OSError, TypeError, SyntaxError):
@@ -56,7 +56,7 @@ def tree_of(value):
 
 
 def own_nodes(node):
-    """Yields the nodes of a function, without those of functions within it."""
+    """Yields the nodes of a function, without those of nested functions."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
             yield child
@@ -64,7 +64,7 @@ def own_nodes(node):
 
 
 def result(name, value, module, owner):
-    """Returns the type of what a function returns, as far as the function shows it."""
+    """Returns the type of a function's result, as far as its source and docstring determine it."""
     doc = inspect.getdoc(value) or ""
     node = tree_of(value)
     if name in ("__init__", "__exit__", "__setitem__", "__delitem__"):
@@ -90,7 +90,7 @@ def result(name, value, module, owner):
 
 
 def parameter(one):
-    """Returns a parameter as a stub has it."""
+    """Returns a parameter in stub syntax."""
     kind = "builtins.bool" if isinstance(one.default, bool) else "Any"
     name = f"{one.name}_" if keyword.iskeyword(one.name) else one.name
     if one.kind is one.VAR_POSITIONAL:
@@ -101,7 +101,7 @@ def parameter(one):
 
 
 def signature(value):
-    """Returns the parameters of a function; any where it does not tell them."""
+    """Returns the parameters of a function; `*args` and `**kwargs` if it has no signature."""
     try:
         found = list(inspect.signature(value).parameters.values())
     except (TypeError, ValueError):
@@ -172,19 +172,20 @@ def class_stub(name, cls, bases, module):
 
 
 def is_named(name):
-    """Returns whether programs call a function by its name."""
+    """Returns whether programs call a function by this name, which makes it public."""
     return not name.startswith("_") or name in UNDERSCORED
 
 
 def imported(node, running):
-    """Returns the lines of an import out of the package, whose names the module hands on, as the running one does."""
+    """Returns the lines of an import from the package, whose names the module re-exports."""
     names = [ast.unparse(alias) if alias.name == "*" else f"{alias.name} as {alias.asname or alias.name}"
              for alias in node.names if not inspect.isfunction(getattr(running, alias.name, None)) or is_named(alias.name)]
     return [f"from {'.' * node.level}{node.module or ''} import {', '.join(names)}"] if node.level and names else []
 
 
 def module_stub(module, path, functions=()):
-    """Returns the stub of a module by its name within the package and its file; `functions` are operators that it has too."""
+    """Returns the stub of a module, from its name within the package and its file. `functions` are operators that it contains as
+    well."""
     if module == "_pytest":
         return "from typing import Any\n\ndef __getattr__(name: str) -> Any: ...\n"
     running = importlib.import_module(f"thalweg.{module}")
@@ -215,7 +216,7 @@ def module_stub(module, path, functions=()):
 
 
 def hasattr_static(tree, name):
-    """Returns whether a module's text defines a name."""
+    """Returns whether a module's source defines a name."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return True
@@ -226,7 +227,7 @@ def hasattr_static(tree, name):
 
 
 def assigned(name, value, node, module):
-    """Returns the lines of a name that is assigned."""
+    """Returns the lines for a name that is assigned."""
     if name == "__all__":
         return [f"__all__ = {value!r}"]
     if name.startswith("_") and not name.startswith("__"):

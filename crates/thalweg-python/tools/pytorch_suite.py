@@ -1,13 +1,14 @@
-"""Runs test files of PyTorch over this package, and holds what does not pass against a list of reasons.
+"""Runs test files of PyTorch with this package, and compares the tests that do not pass with a list of reasons.
 
     python tools/pytorch_suite.py --tests FOLDER --torch SITE_PACKAGES [FILE ...] [--select TEXT] [--seconds 60] [--report FILE]
 
-FOLDER has test files of PyTorch (`test_optim.py`, `nn/test_pooling.py`), SITE_PACKAGES an installed PyTorch, of which only
-`torch/testing/_internal` is loaded, over this package. Neither is kept in this repository. Each file runs in a process of its own: a
-test that ends the process or takes longer than `--seconds` is counted as such, and the next process goes on with the test after it.
+FOLDER has test files of PyTorch (`test_optim.py`, `nn/test_pooling.py`). SITE_PACKAGES has an installed PyTorch, of which only
+`torch/testing/_internal` is loaded, on top of this package. Neither is in this repository. Each file runs in a separate process.
+A test that crashes the process or takes longer than `--seconds` is counted as such, and a new process continues with the next
+test.
 
-`tests/pytorch_suite.txt` has lines of a pattern over `file::Class.test` and the reason why such tests do not pass. A test that fails and has no
-reason is printed with its error; a pattern that matches only tests that pass is printed, too.
+Each line of `tests/pytorch_suite.txt` has a pattern for `file::Class.test` and the reason why such tests do not pass. A test that
+fails without a reason is printed with its error. A pattern that matches only passing tests is printed as well.
 """
 
 import argparse
@@ -27,16 +28,16 @@ HERE = pathlib.Path(__file__).resolve()
 PACKAGE = HERE.parent.parent / "python"
 REASONS = HERE.parent.parent / "tests" / "pytorch_suite.txt"
 OUTCOMES = ("passed", "skipped", "failed", "crashed", "timeout")
-# Names of tests of PyTorch's operators written again in Python (`torch._refs`): there is none of this package's code in them, so they are not
-# run. Files of tests that are made from PyTorch's table of operators have thousands.
+# Names of tests of PyTorch's operators written in Python (`torch._refs`). They do not run any code of this package, so they are
+# skipped. Test files that are generated from PyTorch's operator table have thousands of them.
 REFERENCES = "__refs_"
 
 
-# The child process: one test file, outcomes as lines of JSON.
+# The child process: runs one test file and writes its outcomes as lines of JSON.
 
 
 def child(file, skip, select, log, seconds):
-    """Runs the tests of a file but for the first `skip`, and writes a line before and a line after each."""
+    """Runs the tests of a file except for the first `skip`, and writes one line before and one line after each."""
     import faulthandler
     import signal
     import unittest
@@ -72,17 +73,18 @@ def child(file, skip, select, log, seconds):
                 test.run(result)
             except TimeoutError as error:
                 result.outcome, result.text = "timeout", str(error)
-            except Exception as error:  # of what PyTorch's classes of tests do around a test
+            except Exception as error:  # raised by PyTorch's test classes outside of a test
                 result.outcome, result.text, result.place = "failed", _text(error), _place(error)
             signal.alarm(0)
             _finish()
             write(ended=name, outcome=result.outcome, text=result.text[:600], place=result.place)
-    # Tests may leave threads and captures: none of them is waited for.
+    # Tests may leave threads and captures, which the exit must not wait for.
     os._exit(0)
 
 
 class _Absent:
-    """A name that a test file imports and this package lacks: an error when it is used, so that the other tests of the file run."""
+    """A name that a test file imports and this package lacks. Only using it is an error, so that the other tests of the file
+    run."""
 
     def __init__(self, name):
         self._name = name
@@ -94,14 +96,14 @@ class _Absent:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads a test file in which each import of a name by itself may fail."""
+    """Loads a test file in which each import of a name may fail separately."""
 
     def source_to_code(self, data, path, *, _optimize=-1):
         return compile(ast.fix_missing_locations(_Imports().visit(ast.parse(data))), path, "exec", dont_inherit=True)
 
 
 class _Imports(ast.NodeTransformer):
-    """Gives each imported name of PyTorch a statement of its own, which leaves an `_Absent` where the name is not to be had."""
+    """Gives each imported name of PyTorch its own statement, which assigns an `_Absent` if the name does not exist."""
 
     def visit_ImportFrom(self, node):
         if node.level or not (node.module or "").startswith("torch") or node.names[0].name == "*":
@@ -125,38 +127,38 @@ def _flat(suite):
 
 
 def _is_selected(name, select):
-    """Returns whether a test is to be run."""
+    """Returns whether a test is selected to run."""
     return select in name and REFERENCES not in name
 
 
 def _name(test):
-    """Returns `Class.test`."""
+    """Returns a test's name in the form `Class.test`."""
     return ".".join(test.id().split(".")[-2:])
 
 
 def _finish():
-    """Waits for what a test has left to the device, so that no later test sees its errors."""
+    """Waits for device work that a test has left, so that no later test gets its errors."""
     import torch
 
     try:
         torch.cuda.synchronize()
     except Exception:
-        pass  # The test is over, and its outcome known.
+        pass  # The test is over and its outcome is known.
 
 
 def _text(error):
-    """Returns the class and the words of an exception, with those of the one it comes from before it."""
+    """Returns the class and message of an exception, after those of its cause."""
     own = f"{type(error).__name__}: {error}"
     return own if error.__cause__ is None else f"{_text(error.__cause__)}\n{own}"
 
 
 def _is_late(error):
-    """Returns whether an exception, or one that it comes from, is that of the alarm."""
+    """Returns whether an exception, or one of its causes, is that of the alarm."""
     return error is not None and (isinstance(error, TimeoutError) or _is_late(error.__cause__))
 
 
 def _place(error):
-    """Returns the innermost line of an exception's traceback, and that in the test's file."""
+    """Returns the innermost line of an exception's traceback, and the innermost line in the test file."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -167,7 +169,7 @@ def _result_class():
     import unittest
 
     class Result(unittest.TestResult):
-        """The outcome of one test: the first failure wins."""
+        """The outcome of one test. The first failure counts."""
 
         outcome, text, place = "passed", "", ()
 
@@ -203,7 +205,7 @@ def _Result():
 # The parent process.
 
 
-# Code that interpreters which tests start run first: PyTorch's name is this package's there, too.
+# Code that runs first in interpreters that tests start, so that PyTorch's name refers to this package there as well.
 _CUSTOMIZE = """import sys
 
 # A child of the runner does it itself; `sys.argv` is not known yet while this runs.
@@ -215,7 +217,7 @@ if "--child" not in sys.orig_argv:
 
 
 def environment(options, log):
-    """Returns the environment of a child, and of those that it starts."""
+    """Returns the environment for a child process and for the processes that it starts."""
     folder = pathlib.Path(log).with_suffix(".site")
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(_CUSTOMIZE)
@@ -224,7 +226,8 @@ def environment(options, log):
 
 
 def run_file(options, file, log):
-    """Runs a file, in as many processes as it takes. Returns its outcomes by names of tests, and why it could not be loaded."""
+    """Runs a file, in as many processes as necessary. Returns the outcomes by test name, and the reason if the file could not be
+    loaded."""
     outcomes, begun, skip = {}, None, 0
     while True:
         pathlib.Path(log).write_text("")
@@ -261,7 +264,7 @@ def reasons():
 
 
 def summary(found, known):
-    """Prints the table of files, and what has no reason. Returns the number of failures without one."""
+    """Prints the table of files, and the failures without a reason. Returns the number of those failures."""
     total, used, open_ones = collections.Counter(), set(), []
     print(f"{'file':44}" + "".join(f"{outcome:>9}" for outcome in OUTCOMES) + f"{'known':>9}")
     for file, (outcomes, broken) in found.items():

@@ -2,8 +2,9 @@
 
     python tools/signatures.py
 
-A line is `name(parameters)`, with `-> tuple` or the fields of a named tuple where it gives one; overloads have a line each. Functions in Python are asked for their signature; builtin ones
-have it in PyTorch's type stubs or, where these lack them, in the schemas of their operators.
+A line is `name(parameters)`, followed by `-> tuple` or by the fields of a named tuple if the function returns one. Each overload
+has its own line. Signatures of Python functions come from `inspect`; those of builtin functions come from PyTorch's type stubs,
+or from the schemas of their operators if the stubs lack them.
 """
 
 import ast
@@ -23,7 +24,7 @@ CLASSES = [("nn", torch.nn), ("optim", torch.optim), ("optim.lr_scheduler", torc
 
 
 def default_text(value):
-    """Returns a default of a running function as a text."""
+    """Returns the default of an imported function's parameter as text."""
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return str(value).removeprefix("torch.")
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -33,7 +34,7 @@ def default_text(value):
     return getattr(value, "__name__", type(value).__name__)
 
 
-# Constructors that take any parameters, and hand them to one that says in a comment which they are.
+# Constructors that accept any parameters and pass them to another one. The real parameters are documented in a comment.
 TANH = "nonlinearity='tanh', "
 RECURRENT = "num_layers=1, {}bias=True, batch_first=False, dropout=0.0, bidirectional=False, {}device=None, dtype=None"
 GIVEN = {
@@ -43,7 +44,7 @@ GIVEN = {
 
 
 def inner(value):
-    """Returns the function whose parameters one with any parameters takes."""
+    """Returns the function that has the real parameters of one that accepts any parameters."""
     name = getattr(value, "__name__", "")
     if inspect.isclass(value) or list(inspect.signature(value).parameters) != ["args", "kwargs"]:
         return value
@@ -52,7 +53,7 @@ def inner(value):
 
 
 def running_line(value):
-    """Returns parameters and results of a function in Python."""
+    """Returns the parameters and results of a Python function."""
     parts, is_named = [], False
     if value in GIVEN:
         return GIVEN[value]
@@ -67,7 +68,7 @@ def running_line(value):
 
 
 def results_of(annotation):
-    """Returns the results that a stub gives: the fields of a named tuple, `tuple`, or nothing for all else."""
+    """Returns the results of a stub's annotation: the fields of a named tuple, `tuple`, or nothing for other types."""
     text = "" if annotation is None else ast.unparse(annotation)
     if text.startswith("torch.return_types."):
         return " -> " + ",".join(getattr(torch.return_types, text.rpartition(".")[2]).__match_args__)
@@ -75,7 +76,7 @@ def results_of(annotation):
 
 
 def stub_lines(node):
-    """Returns parameters and results of a function in a stub."""
+    """Returns the parameters and results of a function in a stub."""
     arguments = node.args
     places = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(places) - len(arguments.defaults)) + list(arguments.defaults)
@@ -109,7 +110,7 @@ def stub(name, owner=None):
 
 
 def schema_lines(name):
-    """Returns parameters and results of an operator's overloads, by their schemas."""
+    """Returns the parameters and results of an operator's overloads, from their schemas."""
     found = []
     for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
         if any(one.alias_info is not None and one.alias_info.is_write and one.kwarg_only for one in schema.arguments):
@@ -128,14 +129,15 @@ def schema_lines(name):
     return found
 
 
-# Signatures that are not asked for: doors to libraries, compiled programs, sparse, quantized and named tensors, and deprecated orders of arguments.
+# Signatures that are skipped: entries to libraries, compiled programs, sparse, quantized and named tensors, and deprecated
+# orders of arguments.
 UNASKED = re.compile(
     r"torch\.(cudnn|miopen|mkldnn|fbgemm|sym|import_ir|parse)_|.*[( ]names[,)]|.*outdim|.*out_dim|.*sparse|.*quantize|.*\.q_|"
     r"\w+\.\w+\((beta, self|self, alpha|self, value), ")
 
 
 def lines_of(name, value, stubs, operator):
-    """Returns the lines of a function or a method, without its name."""
+    """Returns the lines of a function or method, without its name."""
     if inspect.isfunction(value):
         return [running_line(value)]
     found = next((found[name] for found in stubs if name in found), None) or schema_lines(operator)
@@ -152,7 +154,7 @@ def is_function(value):
 
 
 def is_public(module, name, value):
-    """Returns whether a name is the namespace's own, and not one that it imports."""
+    """Returns whether a namespace defines a name itself instead of importing it."""
     if name.startswith("_") or not is_function(value):
         return False
     home = getattr(value, "__module__", None)

@@ -41,7 +41,7 @@ def annotation(parameter):
 
 
 def result(overload):
-    """Returns the type of what an overload gives."""
+    """Returns the type of an overload's result."""
     types = [f"tuple[{RESULTS[kind]}, ...]" if is_list else RESULTS[kind] for kind, is_list in overload["results"]]
     if not types:
         return "None"
@@ -51,7 +51,7 @@ def result(overload):
 
 
 def results_classes(table):
-    """Returns the classes of results that have names."""
+    """Returns the classes of named results."""
     classes = {}
     for overload in table:
         name = result(overload)
@@ -63,7 +63,7 @@ def results_classes(table):
 
 
 def parameters(overload, is_method):
-    """Returns the parameters of an overload as Python writes them; nothing where one has a name that Python keeps."""
+    """Returns the parameters of an overload in Python syntax, or nothing if a name is a Python keyword."""
     before, named = [], []
     is_optional = False
     for place, parameter in enumerate(overload["parameters"]):
@@ -90,7 +90,7 @@ def parameters(overload, is_method):
 
 
 def varargs(overload, is_method):
-    """Returns the parameters of a call that passes the integers of a list one by one, where there is one."""
+    """Returns the parameters of a call that passes the integers of a list as separate arguments, if the overload allows that."""
     own = [parameter for place, parameter in enumerate(overload["parameters"])
            if not (is_method and place == overload["receiver"]) and not parameter["keyword_only"]]
     if len(own) != 1 or not own[0]["list"] or own[0]["kind"] != "int":
@@ -104,7 +104,7 @@ def varargs(overload, is_method):
 
 
 def definitions(name, overloads, is_method):
-    """Returns the lines of a function or a method: an overload each, in the order in which they are tried."""
+    """Returns the lines of a function or method, with one overload each, in the order in which they are tried."""
     signatures = []
     for overload in overloads:
         for text in (parameters(overload, is_method), varargs(overload, is_method)):
@@ -118,7 +118,7 @@ def definitions(name, overloads, is_method):
 
 
 def own_members(names):
-    """Returns the lines of what the class has beside the table."""
+    """Returns the lines of the class members that are not in the table."""
     lines = []
     for name in sorted(vars(thalweg.Tensor)):
         if name in names or name.startswith("_") or name in ("layout", "is_sparse", "is_quantized"):
@@ -199,7 +199,7 @@ def core_stub():
     functions = {}
     for overload in table:
         functions.setdefault(overload["function"], []).append(overload)
-    # Overloads that a type checker cannot tell apart differ in what they compute, not in what they take; comparisons give tensors.
+    # Overloads that a type checker cannot distinguish differ in the result, not in the arguments; comparisons return tensors.
     lines = ['# mypy: disable-error-code="overload-overlap,overload-cannot-match,override,misc"\n',
              HEADER.format(doc="The extension module.") + "import builtins\nfrom typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, overload\n",
              "from ._results import Size\n",
@@ -284,7 +284,7 @@ def package_stub():
 
 
 def stubs():
-    """Yields the files of all stubs, by their paths in the package, with their texts."""
+    """Yields the stub files, as pairs of a path in the package and a text."""
     yield "_core.pyi", core_stub()
     yield "__init__.pyi", package_stub()
     functions = sorted({overload["function"] for overload in thalweg._core._table() if overload["function"].isidentifier()

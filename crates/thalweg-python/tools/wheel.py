@@ -1,10 +1,10 @@
-"""Writes the wheel `thalweg` of the package and its extension module.
+"""Writes the wheel `thalweg` from the package and its extension module.
 
     python3 tools/wheel.py OUT VERSION
 
-A wheel is a zip file: the package, and a folder with its metadata and a list of all files with their digests (PEP 427, PEP 491). The
-platform's tag is the oldest C library that has the symbols which the module wants (PEP 600). The interpreter that runs this is the one that the
-wheel is for: where it is a free-threaded build, that version alone; else every one from 3.10 on, by the stable interface.
+A wheel is a zip file with the package and a folder with its metadata and a list of all files with their digests (PEP 427, PEP
+491). The platform tag is that of the oldest C library with the symbols that the module needs (PEP 600). The wheel is for the
+interpreter that runs this script: for a free-threaded build only this version, else all versions from 3.10 on, by the stable ABI.
 """
 
 import base64
@@ -72,7 +72,7 @@ def main(out, version):
     wheel = out / f"thalweg-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
-            # The same files give the same bytes.
+            # Identical input files result in an identical wheel.
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16

@@ -1,4 +1,4 @@
-"""The names that programs ask of `torch._C`, the part of PyTorch that is compiled: classes by their other names, and what was built in."""
+"""The names that programs use from `torch._C`, the compiled part of PyTorch: classes under other names, and build settings."""
 
 import contextlib
 import sys
@@ -10,29 +10,29 @@ from ._core import (  # noqa: F401
 from ._left_out import rest
 from ._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-# `torch._C._distributed_c10d` and others are imported as if they were there.
+# `torch._C._distributed_c10d` and others can be imported as if they existed.
 __path__ = []
 has_lapack, has_spectral, has_openmp, has_mkl, has_mkldnn, _has_mkldnn, has_cuda = True, True, False, False, False, False, False
 _GLIBCXX_USE_CXX11_ABI = True
 
 
 def _get_privateuse1_backend_name():
-    """Returns the name of a backend that could be added."""
+    """Returns the name of the backend that an extension could add."""
     return "privateuseone"
 
 
 def _get_graph_executor_optimize(new=None):
-    """Returns False: there is no executor of graphs."""
+    """Returns False: there is no graph executor."""
     return False
 
 
 def _set_nothing(*values, **names):
-    """Does nothing, and returns False: what it would set is not here."""
+    """Does nothing and returns False: there is no such setting here."""
     return False
 
 
 _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_mode = _jit_set_num_profiled_runs = _set_nothing
-# The stream of a thread is what `cuda.stream` makes it.
+# A thread's stream is set by `cuda.stream` only.
 _cuda_setStream = _set_nothing
 _set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
@@ -51,10 +51,10 @@ def _cuda_setDevice(device):
 
 
 def _log_api_usage_once(event):
-    """Does nothing: nothing is logged."""
+    """Does nothing: API usage is not logged."""
 
 def _parse_to(*args, **kwargs):
-    """Returns the device, the dtype, whether to copy at once, and the memory format of a call of `to`."""
+    """Returns the device, the dtype, the `non_blocking` flag and the memory format of a call of `to`."""
     names = {type(_core.contiguous_format): "memory_format", dtype: "dtype", device: "device", bool: "non_blocking"}
     found = {"device": None, "dtype": None, "non_blocking": False, "memory_format": None}
     for value in args:
@@ -69,7 +69,7 @@ def _parse_to(*args, **kwargs):
 
 
 def _switches(name, read, write):
-    """Makes the two functions that PyTorch reads and sets a switch of products by."""
+    """Creates the two functions with which PyTorch reads and sets a switch for products."""
     globals()[f"_get_{name}"], globals()[f"_set_{name}"] = read, write
 
 
@@ -84,7 +84,7 @@ _matmul_switches()
 
 
 def _of(name, find):
-    """Makes the module `torch._C.NAME`, whose functions are those that another module finds."""
+    """Creates the module `torch._C.NAME`, whose functions are those that another module finds."""
     made, others = types.ModuleType(f"{__name__}.{name}", f"Functions that programs ask of `torch._C.{name}`."), rest(f"{__name__}.{name}")
     made.__getattr__ = lambda asked: others(asked) if (found := find(asked)) is None else found
     sys.modules[made.__name__] = globals()[name] = made

@@ -9,7 +9,7 @@ def show():
 
 
 def parallel_info():
-    """Returns a description of threads."""
+    """Returns a description of the threads."""
     return "Threads are those of the device.\n"
 
 

@@ -1,10 +1,10 @@
-"""Switches of behaviour that is to come (`torch.__future__`): they are kept, and nothing asks for them."""
+"""Switches for future behaviour (`torch.__future__`): they are stored and have no effect."""
 
 _settings = {"overwrite": False, "swap": False}
 
 
 def set_overwrite_module_params_on_conversion(value):
-    """Keeps the setting."""
+    """Stores the setting."""
     _settings["overwrite"] = value
 
 
@@ -14,7 +14,7 @@ def get_overwrite_module_params_on_conversion():
 
 
 def set_swap_module_params_on_conversion(value):
-    """Keeps the setting."""
+    """Stores the setting."""
     _settings["swap"] = value
 
 

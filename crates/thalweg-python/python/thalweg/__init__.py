@@ -1,7 +1,7 @@
 """Thalweg with PyTorch's names: `import thalweg as torch` runs programs on an NVIDIA GPU, or on a simulated one.
 
-Every operator of the table is a function here and a method of `Tensor`. What PyTorch has and this package leaves out raises by its
-name; `docs/python.md` of the repository lists the differences.
+Every operator of the table is a function here and a method of `Tensor`. Names of PyTorch that this package leaves out raise an
+error that names them; `docs/python.md` in the repository lists the differences.
 """
 
 import math as _math
@@ -11,7 +11,7 @@ import warnings as _warnings
 from importlib.machinery import EXTENSION_SUFFIXES as _SUFFIXES
 
 if "t" in getattr(_sys, "abiflags", "") and not _os.path.exists(_os.path.join(_os.path.dirname(__file__), f"_core{_SUFFIXES[0]}")):
-    # The extension for builds with the interpreter lock would be loaded, and end the process.
+    # The extension for builds with the interpreter lock would be loaded, and would crash the process.
     raise ImportError(f"thalweg has no extension module for this free-threaded build of Python (_core{_SUFFIXES[0]} is missing): install the wheel "
                       f"for cp{_sys.version_info[0]}{_sys.version_info[1]}t, or build it with `cargo xtask wheel thalweg --python {_sys.executable}`")
 
@@ -26,7 +26,7 @@ from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tenso
 from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
 from . import safetensors, serialization, signal, utils
-# What libraries ask of PyTorch beside operators, modules and devices.
+# Modules that libraries use from PyTorch besides operators, modules and devices.
 from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version
 from ._condition_checks import *  # noqa: F401,F403
 from ._dlpack import from_dlpack
@@ -43,7 +43,7 @@ from .futures import Future
 from .jit import ScriptFunction, ScriptModule
 from .serialization import load, save
 
-# Names that builtins have too are not part of `*`.
+# Names that are also builtins are not exported by `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
 from ._devices import *  # noqa: E402,F401,F403
@@ -78,13 +78,13 @@ _rest = _omitted.attributes(__name__)
 
 def __getattr__(name):
     if name == "default_generator":
-        # Made when it is asked for: it opens the device.
+        # Created on first access, because it opens the device.
         return globals().setdefault(name, _core._default_generator("cpu"))
     return _rest(name)
 
 
 def compile(model=None, **options):
-    """Returns the model as it is, with a warning: programs run eagerly, or are captured into graphs (`cuda.graph`)."""
+    """Returns the model unchanged, with a warning: programs run eagerly, or are captured into graphs (`cuda.graph`)."""
     if model is None:
         return compile
     _warnings.warn("thalweg.compile compiles nothing: the model runs eagerly", stacklevel=2)

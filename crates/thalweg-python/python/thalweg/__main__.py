@@ -1,4 +1,4 @@
-"""`python -m thalweg script.py …`: runs a program whose `import torch` gives this package."""
+"""`python -m thalweg script.py …`: runs a program in which `import torch` imports this package."""
 
 import importlib.machinery
 import os
@@ -42,7 +42,8 @@ def main(arguments):
 
 
 def _run_file(path):
-    """Runs a file as the main program. Processes that it spawns run it by `_spawned`, so that `torch` is this package there as well."""
+    """Runs a file as the main program. Processes that it spawns run it through `_spawned`, so that `torch` is this package there
+    as well."""
     os.environ["THALWEG_PROGRAM"] = os.path.abspath(path)
     program = types.ModuleType("__main__")
     program.__file__, program.__builtins__ = path, __builtins__

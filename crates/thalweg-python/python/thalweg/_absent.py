@@ -1,4 +1,4 @@
-"""Modules of devices that this package has no backend of (`torch.xpu`, `torch.mps`, `torch.mtia`, …), and `torch.cpu`."""
+"""Modules of devices for which this package has no backend (`torch.xpu`, `torch.mps`, `torch.mtia`, …), and `torch.cpu`."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ from . import _core
 
 
 class _Absent(types.ModuleType):
-    """The module of a kind of device of which there is none."""
+    """The module of a kind of device that is not available."""
 
     def is_available(self=None):
         """Returns False."""
@@ -46,7 +46,7 @@ class _Absent(types.ModuleType):
 
 
 class _Stream:
-    """The stream of the host, whose work is done at once."""
+    """The stream of the host, whose work completes immediately."""
 
     def wait_stream(self, stream):
         """Does nothing."""
@@ -87,7 +87,7 @@ def add(namespace):
 
 
 def _earlier(amp):
-    """Returns the classes of mixed precision by their earlier names (`torch.cpu.amp`)."""
+    """Returns the mixed-precision classes under their deprecated names (`torch.cpu.amp`)."""
     class autocast(amp.autocast):
         """A region whose operators choose the dtype that they compute in."""
 

@@ -1,4 +1,5 @@
-"""The package under PyTorch's name: `install_as_torch`, after which `import torch` gives this package, for programs and libraries of others."""
+"""The package under PyTorch's name, for programs and third-party libraries.
+After `install_as_torch`, `import torch` imports this package."""
 
 import importlib
 import importlib.abc
@@ -13,13 +14,13 @@ from . import _core, _shims
 PACKAGE = __package__
 # The release of PyTorch whose names and behaviour this package follows.
 VERSION = "2.11.0"
-# Modules that are read from a folder with PyTorch's own files where one is named: what its tests are made of.
+# Modules that are read from a folder with PyTorch's own files, if one is named: helpers of PyTorch's tests.
 _TESTS = ("testing._internal", "testing._comparison", "testing._creation", "_vendor")
 _FOLDER = "THALWEG_TORCH_TESTING"
 
 
 class TorchVersion(str):
-    """A version that compares by its numbers with texts, tuples and versions."""
+    """A version that compares numerically with strings, tuples and versions."""
 
     __slots__ = ()
 
@@ -30,7 +31,7 @@ class TorchVersion(str):
         if release is None:
             raise ValueError(f"{other!r} is not a version")
         numbers = [int(part) for part in release.group().split(".")]
-        # A version that comes before its release: 2.12.0a0, 2.12.0.dev.
+        # A version before its release: 2.12.0a0, 2.12.0.dev.
         is_before = re.match(r"[.\-_]?(a|b|c|rc|alpha|beta|pre|dev)", str(other).strip()[release.end():]) is not None
         while numbers and numbers[-1] == 0:
             numbers.pop()
@@ -70,7 +71,7 @@ class TorchVersion(str):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """The distribution `torch`, for those who ask whether PyTorch is installed and which release."""
+    """The distribution `torch`, for programs that check whether PyTorch is installed and which release it is."""
 
     _FILES = {
         "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {VERSION}\nSummary: Thalweg under PyTorch's name\n",
@@ -83,12 +84,12 @@ class _Distribution(importlib.metadata.Distribution):
         return self._FILES.get(filename)
 
     def locate_file(self, path):
-        """Returns the place of a file of the distribution."""
+        """Returns the path of a file of the distribution."""
         return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
 
 
 class _SameModule(importlib.abc.Loader):
-    """Loads `torch.NAME` as the module `thalweg.NAME`: there is one object of it."""
+    """Loads `torch.NAME` as the module `thalweg.NAME`, so that both names refer to one module object."""
 
     def __init__(self, own):
         self._own, self._spec = own, None
@@ -99,13 +100,13 @@ class _SameModule(importlib.abc.Loader):
         return module
 
     def exec_module(self, module):
-        """Gives the module the description back that it had as part of this package."""
+        """Restores the spec that the module had as part of this package."""
         module.__spec__ = self._spec
         rename(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds `torch` and all below it in this package, and the distribution."""
+    """Finds `torch` and all its submodules in this package, and the distribution."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -125,15 +126,15 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _SameModule(own), is_package=True)
 
     def find_distributions(self, context=importlib.metadata.DistributionFinder.Context()):
-        """Returns the distribution, if it is the one that is asked for."""
+        """Returns the distribution if it is the requested one."""
         return [_Distribution()] if context.name in (None, "torch") else []
 
     def invalidate_caches(self):
-        """Does nothing: nothing is kept."""
+        """Does nothing: nothing is cached."""
 
 
 def rename(module):
-    """Gives the classes and functions of a module PyTorch's name in `__module__`: libraries look at it."""
+    """Sets `__module__` of a module's classes and functions to PyTorch's name, because libraries read it."""
     for value in list(vars(module).values()):
         origin = getattr(value, "__module__", None)
         if not isinstance(origin, str) or origin.partition(".")[0] != PACKAGE or not (isinstance(value, type) or callable(value)):
@@ -141,16 +142,17 @@ def rename(module):
         try:
             value.__module__ = "torch" + origin.removeprefix(PACKAGE)
         except (AttributeError, TypeError):
-            continue  # Functions of the extension module keep theirs.
+            continue  # Functions of the extension module keep their `__module__`.
 
 
 def install_as_torch(*, simulated_as=None, testing=None):
-    """Makes `import torch` give this package, with all modules below it, and `importlib.metadata` find a distribution `torch`.
+    """Makes `import torch` import this package with all its submodules, and makes `importlib.metadata` find a distribution
+    `torch`.
 
-    Without a GPU, `cuda` then means the simulated one, which is said once; the simulated GPU is shown as `simulated_as`: `cpu`, or `cuda`
-    for programs that take nothing else (the variable `THALWEG_SIMULATED_AS` is the default). `testing` is a folder of installed packages with
-    PyTorch in it, whose `torch.testing._internal` is then read (the variable `THALWEG_TORCH_TESTING`). Raises `ImportError` where the real
-    PyTorch has been imported.
+    Without a GPU, `cuda` then means the simulated GPU, and a warning says so once. The simulated GPU is shown as `simulated_as`:
+    `cpu`, or `cuda` for programs that accept nothing else (the default is the variable `THALWEG_SIMULATED_AS`). `testing` is a
+    folder of installed packages that contains PyTorch, from which `torch.testing._internal` is then read (the default is the
+    variable `THALWEG_TORCH_TESTING`). Raises `ImportError` if the real PyTorch has been imported.
     """
     own = sys.modules[PACKAGE]
     former = sys.modules.get("torch")
@@ -173,5 +175,5 @@ def install_as_torch(*, simulated_as=None, testing=None):
             sys.modules["torch" + name.removeprefix(PACKAGE)] = module
     _shims.change_loaded(sys.modules)
     own.__version__, own.torch = TorchVersion(VERSION), own
-    # PyTorch has no function of this name, and programs ask whether it is there.
+    # PyTorch has no function of this name, and programs check whether it exists.
     vars(own).pop("copy", None)

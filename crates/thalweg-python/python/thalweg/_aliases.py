@@ -1,10 +1,10 @@
-"""Other names of operators, as PyTorch has them, and methods that are made of a few operators."""
+"""Aliases of operators, as in PyTorch, and methods that are composed of a few operators."""
 
 from . import _core
 
 Tensor = _core.Tensor
 
-# Names of functions and methods; a method in place follows where the operator has one.
+# Aliases of functions and methods; an in-place method follows if the operator has one.
 _ALIASES = {
     "absolute": "abs", "adjoint": "mH", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
     "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "divide": "div", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
@@ -26,7 +26,7 @@ def _detach_(input):
 
 
 def _unique(self, sorted=True, return_inverse=False, return_counts=False, dim=None):
-    """Returns the distinct elements, or the distinct places of a dimension; the host waits for their number."""
+    """Returns the distinct elements, or the distinct slices of a dimension. The host waits for their number."""
     from ._functions import unique
     return unique(self, sorted, return_inverse, return_counts, dim)
 

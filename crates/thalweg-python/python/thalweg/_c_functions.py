@@ -1,4 +1,4 @@
-"""The names that programs ask of `torch._C._functions` and `torch._C._autograd`: classes of nodes and of the tensors that these keep."""
+"""Names of `torch._C._functions` and `torch._C._autograd` that programs use: classes of nodes and of saved tensors."""
 
 import sys
 import types
@@ -9,20 +9,20 @@ from ._left_out import rest
 
 
 class _OfTitle(type):
-    """The class of a class of nodes that is known by its name."""
+    """The metaclass of a node class that is identified by its name."""
 
     def __instancecheck__(cls, instance):
         return isinstance(instance, _core._Node) and type(instance).__name__ == cls.__name__
 
 
 class AccumulateGrad(metaclass=_OfTitle):
-    """The node of a leaf, which accumulates its gradient."""
+    """The node of a leaf, which accumulates the leaf's gradient."""
 
     is_class_of_nodes = True
 
 
 class UndefinedGrad:
-    """A function that hands tensors on, and no gradients back."""
+    """A function that passes tensors through and returns no gradients."""
 
     is_class_of_nodes = True
 
@@ -30,7 +30,7 @@ class UndefinedGrad:
         from .autograd import Function
 
         class Undefined(Function):
-            """Hands a tensor on, and no gradient back."""
+            """Passes a tensor through and returns no gradient."""
 
             @staticmethod
             def forward(ctx, tensor):
@@ -44,7 +44,7 @@ class UndefinedGrad:
 
 
 class DelayedError:
-    """A function that hands tensors on, and raises in the backward pass."""
+    """A function that passes tensors through and raises in the backward pass."""
 
     is_class_of_nodes = True
 
@@ -55,7 +55,7 @@ class DelayedError:
         from .autograd import Function
 
         class Error(Function):
-            """Hands tensors on, and raises in the backward pass."""
+            """Passes tensors through and raises in the backward pass."""
 
             @staticmethod
             def forward(ctx, message, *tensors):
@@ -76,7 +76,7 @@ class _WeakTensorRef:
         self._reference = weakref.ref(tensor)
 
     def expired(self):
-        """Returns whether the tensor is gone."""
+        """Returns whether the tensor has been freed."""
         return self._reference() is None
 
 
@@ -87,7 +87,7 @@ def _saved_tensors_hooks_is_enabled():
 
 
 def _unsafe_set_version_counter(tensors, versions):
-    """Sets the versions of tensors: backward does not see writes that are no longer counted."""
+    """Sets the versions of tensors, which hides in-place writes from the backward pass."""
     for tensor, version in zip(tensors, versions):
         if version < 0:
             raise RuntimeError("Cannot set a version_counter to a negative value")
@@ -95,7 +95,7 @@ def _unsafe_set_version_counter(tensors, versions):
 
 
 def install(package):
-    """Makes the modules, below a package."""
+    """Creates the modules below a package."""
     for name, given in (("_functions", {
             "AccumulateGrad": AccumulateGrad, "UndefinedGrad": UndefinedGrad, "DelayedError": DelayedError}), ("_autograd", {
             "SavedTensor": _core._SavedTensor, "_saved_tensors_hooks_is_enabled": _saved_tensors_hooks_is_enabled,

@@ -7,7 +7,7 @@ __all__ = ["_check_index", "_check_is_size", "_check_not_implemented", "_check_t
 
 
 def _check_with(error_type, cond, message):
-    """Raises an exception of a class unless a condition holds; a function says its message."""
+    """Raises an exception of the given class unless a condition holds. `message` may be a function that returns the message."""
     if not isinstance(cond, bool):
         raise TypeError(f"cond must be a bool, but got {type(cond)}")
     if cond:
@@ -35,7 +35,7 @@ def _check_is_size(i, message=None, *, max=None):
 
 
 def _check_tensor_all_with(error_type, cond, message=None):
-    """Raises an exception of a class unless all elements of a tensor are true. Blocks."""
+    """Raises an exception of the given class unless all elements of a tensor are true. Blocks."""
     if not isinstance(cond, _core.Tensor):
         raise TypeError(f"cond must be a tensor, but got {type(cond)}")
     if cond.dtype is not _core.bool:

@@ -1,4 +1,4 @@
-"""Devices as regions (`with torch.device("meta"):`), and tensors like others on other devices (`empty_like(x, device=...)`)."""
+"""Devices as context managers (`with torch.device("meta"):`), and `*_like` functions across devices."""
 
 import functools
 
@@ -9,7 +9,7 @@ _open = Open()
 
 
 def _enter(self):
-    """Makes the device the one on which this thread makes tensors that name none, until the region's end."""
+    """Makes the device the default for tensors that this thread creates, until the end of the region."""
     _open.enter(_core.get_default_device())
     _core._set_current_device(self)
     return self
@@ -23,7 +23,7 @@ _core.device.__enter__, _core.device.__exit__ = _enter, _exit
 
 
 def _like(name):
-    """Returns an operator that makes a tensor like another, also on another device."""
+    """Returns an operator that creates a tensor like another, which may be on another device."""
     operator = getattr(_core, name)
 
     @functools.wraps(operator)

@@ -1,4 +1,4 @@
-"""Tensors of other libraries, in and out: DLPack, and `__cuda_array_interface__`."""
+"""Exchange of tensors with other libraries: DLPack and `__cuda_array_interface__`."""
 
 from . import _core
 
@@ -12,12 +12,12 @@ _TYPES = {
 
 
 def _device(self):
-    """Returns DLPack's kind and number of the device: what a simulated GPU hands out lies in the host's memory."""
+    """Returns DLPack's kind and number of the device. Tensors of a simulated GPU are exported in host memory."""
     return (_CUDA, self.device.index) if self._is_on_gpu else (_HOST, 0)
 
 
 def _stream_of(is_on_gpu, stream):
-    """Returns the number of the stream that a consumer says it will use, whose work has to wait; None where nothing has to."""
+    """Returns the number of the consumer's stream, whose work has to wait, or None if no work has to wait."""
     if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
         raise TypeError(f"stream must be an int or None, not {type(stream).__name__}")
     if not is_on_gpu:
@@ -32,8 +32,8 @@ def _stream_of(is_on_gpu, stream):
 def _dlpack(self, *, stream=None, max_version=None, dl_device=None, copy=None):
     """Returns a capsule over the tensor.
 
-    `stream` is the consumer's: a number of CUDA, 1 or None for the legacy default stream, 2 for the thread's own. What it is given later waits
-    for the tensor's work, and the host for nothing; −1 asks for no order.
+    `stream` is the consumer's stream: a number in CUDA's sense, 1 or None for the legacy default stream, 2 for the thread's own.
+    Later work of that stream waits for the tensor's work, without blocking the host. −1 requests no ordering.
     """
     if self.requires_grad:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
@@ -50,8 +50,8 @@ def _dlpack(self, *, stream=None, max_version=None, dl_device=None, copy=None):
 
 
 def from_dlpack(ext_tensor, *, device=None, copy=None):
-    """Returns the tensor of another library: over its memory where that is a GPU's, in the order of the current stream; of host memory, a copy
-    on the current device. `copy=True` copies always, `copy=False` never."""
+    """Returns the tensor of another library. GPU memory is used in place, in the order of the current stream; host memory is
+    copied to the current device. `copy=True` always copies, `copy=False` never does."""
     if not hasattr(ext_tensor, "__dlpack__"):
         if copy is False:
             raise BufferError("from_dlpack(copy=False) of a capsule: it does not tell where its elements are; pass the object that has it")
@@ -71,12 +71,13 @@ def from_dlpack(ext_tensor, *, device=None, copy=None):
 
 
 def to_dlpack(tensor):
-    """Returns a capsule over a tensor, of the form without a version."""
+    """Returns a capsule over a tensor, in the form without a version."""
     return tensor.__dlpack__()
 
 
 def _cuda_array_interface(self):
-    """The description by which other libraries use a GPU's tensor where it lies, version 3; `stream` is the one whose work they have to wait for."""
+    """The description with which other libraries use a GPU tensor in place, version 3. `stream` is the stream whose work they
+    must wait for."""
     if not self._is_on_gpu:
         raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__: its memory is not a GPU's")
     return _interface(self, _inner._stream_number(self.device))
@@ -95,7 +96,7 @@ def _interface(tensor, stream):
 
 
 def _parts(interface):
-    """Returns address, shape, strides in bytes, dtype and stream of an interface, and whether it must not be written."""
+    """Returns the address, shape, strides in bytes, dtype and stream of an interface, and whether the memory is read-only."""
     if interface.get("mask") is not None:
         raise NotImplementedError("__cuda_array_interface__ with a mask is left out")
     order, code = interface["typestr"][0], interface["typestr"][1:]
@@ -109,8 +110,8 @@ def _parts(interface):
 
 
 def from_cuda_array(array):
-    """Returns a tensor over the memory of an object with `__cuda_array_interface__`: work of the current stream waits for that of its stream.
-    Memory that must not be written is copied."""
+    """Returns a tensor over the memory of an object with `__cuda_array_interface__`. Work of the current stream waits for that of
+    the object's stream. Read-only memory is copied."""
     address, shape, strides, dtype, stream, is_read_only = _parts(array.__cuda_array_interface__)
     device = _core.get_default_device()
     index = device.index if device.type == "cuda" else 0

@@ -1,4 +1,5 @@
-"""Random numbers by rejection (`torch.poisson`, `torch.binomial`, gamma and Dirichlet numbers): the host waits for what was rejected."""
+"""Random numbers by rejection (`torch.poisson`, `torch.binomial`, gamma and Dirichlet numbers).
+The host waits to know which were rejected."""
 
 from . import _core
 from ._functions import broadcast_tensors
@@ -6,7 +7,8 @@ from .autograd import Function, no_grad
 
 
 def _rejected(propose):
-    """Returns numbers, each the first that was accepted: `propose` gives candidates and whether they are accepted."""
+    """Returns, for each element, the first number that is accepted. `propose` returns candidates and whether they are
+    accepted."""
     drawn, accepted = propose()
     while not bool(accepted.all()):
         again, is_accepted = propose()
@@ -16,10 +18,11 @@ def _rejected(propose):
 
 
 def _gamma_of(shape, generator=None):
-    """Returns gamma numbers of scale 1 (Marsaglia and Tsang, 2000), in float64 of float64 and float32 of others."""
+    """Returns gamma numbers of scale 1 (Marsaglia and Tsang, 2000), computed in float64 for float64 and in float32 for other
+    dtypes."""
     alpha = shape if shape.dtype is _core.float64 else shape.float()
     is_small = alpha < 1
-    # A gamma number of shape a is one of shape a + 1 times a uniform number to the power 1 / a.
+    # A gamma number of shape a is one of shape a + 1 times a uniform number to the power of 1 / a.
     d = _core.where(is_small, alpha + 1, alpha) - 1.0 / 3.0
     c = (9 * d).rsqrt()
 
@@ -35,12 +38,13 @@ def _gamma_of(shape, generator=None):
 
 
 def _gamma_gradient(alpha, x):
-    """Returns the derivative of gamma numbers by their shape at a fixed probability: −(∂P/∂a) / density, by differences in float64."""
+    """Returns the derivative of gamma numbers by their shape at a fixed probability: −(∂P/∂a) / density, by differences in
+    float64."""
     a, x = alpha.double(), x.double()
     step = 1e-4 * a.clamp_min(1e-2)
     slope = (-_core.igamma(a + 2 * step, x) + 8 * _core.igamma(a + step, x) - 8 * _core.igamma(a - step, x) + _core.igamma(a - 2 * step, x)) / (12 * step)
     density = ((a - 1) * x.log() - x - a.lgamma()).exp()
-    # Where numbers vanish, P is x^a / (a Γ(a)), whose logarithm has the derivative log x − digamma(a + 1).
+    # Where numbers underflow to 0, P is x^a / (a Γ(a)), whose logarithm has the derivative log x − digamma(a + 1).
     near_zero = -x / a * (x.log() - _core.digamma(a + 1))
     return _core.where(x < 1e-5, near_zero, -slope / density.clamp_min(1e-300)).to(alpha.dtype)
 
@@ -58,7 +62,7 @@ class _StandardGamma(Function):
 
 
 def _standard_gamma(input, generator=None):
-    """Returns gamma numbers of the scale 1, through which gradients flow to the shape."""
+    """Returns gamma numbers of scale 1. Gradients flow to the shape."""
     if generator is not None:
         return _gamma_of(input, generator).to(input.dtype)
     return _StandardGamma.apply(input)
@@ -71,7 +75,7 @@ def _sample_dirichlet(input, generator=None):
 
 
 def _small_poisson(rate, generator):
-    """Returns Poisson numbers of rates up to some 10: the numbers of uniform factors until a product is small."""
+    """Returns Poisson numbers for rates up to about 10: the number of uniform factors until their product is small."""
     limit = (-rate).exp()
     product, count = _core.ones_like(rate), _core.zeros_like(rate)
     is_open = rate > 0
@@ -83,7 +87,7 @@ def _small_poisson(rate, generator):
 
 
 def _large_poisson(rate, generator):
-    """Returns Poisson numbers of rates from 10 on by transformed rejection (Hörmann, 1993)."""
+    """Returns Poisson numbers for rates of at least 10, by transformed rejection (Hörmann, 1993)."""
     b = 0.931 + 2.53 * rate.sqrt()
     a = -0.059 + 0.02483 * b
     inverse = 1.1239 + 1.1328 / (b - 3.4)
@@ -103,7 +107,7 @@ def _large_poisson(rate, generator):
 
 @no_grad()
 def poisson(input, generator=None):
-    """Returns Poisson numbers, whose means are the elements."""
+    """Returns Poisson numbers whose means are the elements."""
     rate = input.detach() if input.dtype is _core.float64 else input.detach().double()
     if bool((rate < 0).any()):
         raise RuntimeError("invalid Poisson rate, expected rate to be non-negative")
@@ -116,7 +120,8 @@ def poisson(input, generator=None):
 
 @no_grad()
 def binomial(count, prob, generator=None):
-    """Returns the numbers of successes among `count` trials of probability `prob`: trial by trial, some thousand at once."""
+    """Returns the numbers of successes in `count` trials of probability `prob`, by simulating the trials in batches of some
+    thousand."""
     count, prob = broadcast_tensors(count, prob)
     if bool((count < 0).any()):
         raise RuntimeError("binomial: count must not be negative")

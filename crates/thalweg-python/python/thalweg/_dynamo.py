@@ -1,4 +1,4 @@
-"""Dynamo's marks (`torch._dynamo`): programs run eagerly, so each leaves its function as it is."""
+"""Dynamo's decorators (`torch._dynamo`): programs run eagerly, so each returns its function unchanged."""
 
 import types as _types
 
@@ -12,12 +12,12 @@ def graph_break(msg=""):
 
 
 def optimize(backend="eager", **options):
-    """Returns a decorator that leaves its function as it is."""
+    """Returns a decorator that returns its function unchanged."""
     return lambda function: function
 
 
 def mark_dynamic(t, index=None, **options):
-    """Does nothing: no shape is fixed."""
+    """Does nothing: shapes are never specialised."""
 
 
 maybe_mark_dynamic = mark_static = mark_static_address = mark_unbacked = mark_dynamic
@@ -26,7 +26,7 @@ config = _types.ModuleType(f"{__name__}.config", "Settings of Dynamo, which noth
 vars(config).update(
     compiled_autograd=False, suppress_errors=False, inline_inbuilt_nn_modules=False, cache_size_limit=8, recompile_limit=8,
     accumulated_recompile_limit=256, capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False, verbose=False)
-# `torch._dynamo.decorators` and others are imported as if they were there.
+# `torch._dynamo.decorators` and others can be imported as if they existed.
 __path__ = []
 
 __getattr__ = _rest(__name__)

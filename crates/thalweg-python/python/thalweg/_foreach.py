@@ -1,4 +1,4 @@
-"""Operators over lists of tensors (`torch._foreach_add`): each is the operator for one tensor after the other."""
+"""Operators over lists of tensors (`torch._foreach_add`): each applies the operator to one tensor after another."""
 
 from . import _core
 
@@ -13,7 +13,7 @@ _OF_TWO = {
 
 
 def _tensors(name, values):
-    """Returns the tensors of an argument, of which there must be some."""
+    """Returns the tensors of an argument, which must not be empty."""
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, Tensor) for value in values):
         raise TypeError(f"{name}() takes a tuple or list of Tensors, not {type(values).__name__}")
     if not values:
@@ -22,7 +22,7 @@ def _tensors(name, values):
 
 
 def _each(name, values, count):
-    """Returns an argument's value for each tensor: those of a list, or the one for all."""
+    """Returns an argument's value for each tensor: the elements of a list, or one value for all."""
     if isinstance(values, Tensor) or not isinstance(values, (list, tuple)):
         return [values] * count
     if len(values) != count:

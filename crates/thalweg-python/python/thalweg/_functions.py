@@ -1,4 +1,4 @@
-"""Functions of `torch` that are more than an operator, and operators that take their tensors one by one."""
+"""Functions of `torch` that do more than one operator, and operators that take their tensors as separate arguments."""
 
 import math
 import sys
@@ -32,7 +32,7 @@ def is_storage(obj):
 
 
 def typename(obj):
-    """Returns the name of an object's type; of a tensor, with its dtype."""
+    """Returns the name of an object's type; for a tensor, with its dtype."""
     return obj.type() if isinstance(obj, _core.Tensor) else type(obj).__qualname__
 
 
@@ -52,11 +52,12 @@ def numel(self):
 
 
 def set_default_device(device):
-    """Makes a device the one on which tensors are made that name none."""
+    """Sets the device for tensors that are created without a `device` argument."""
     _core._set_current_device(device)
 
 
-# How tensors are printed: digits, the most elements that are printed in full, elements at each edge of the others, characters of a line.
+# How tensors are printed: digits, maximum number of elements printed in full, elements at each edge otherwise, characters per
+# line.
 _PROFILES = {
     "default": dict(precision=4, threshold=1000, edgeitems=3, linewidth=80), "short": dict(precision=2, threshold=1000, edgeitems=2, linewidth=80),
     "full": dict(precision=4, threshold=math.inf, edgeitems=3, linewidth=80)}
@@ -64,7 +65,8 @@ _printed = dict(_PROFILES["default"])
 
 
 def set_printoptions(precision=None, threshold=None, edgeitems=None, linewidth=None, profile=None, sci_mode=None):
-    """Sets how tensors are printed, in PyTorch's words; what is not given stays, but `sci_mode`, which becomes what values decide."""
+    """Sets how tensors are printed, with PyTorch's options. Omitted options are kept, except for `sci_mode`, which then depends
+    on the values."""
     if profile is not None and profile not in _PROFILES:
         raise ValueError(f"profile is one of {', '.join(_PROFILES)}, not {profile!r}")
     given = dict(precision=precision, threshold=threshold, edgeitems=edgeitems, linewidth=linewidth)
@@ -75,23 +77,23 @@ def set_printoptions(precision=None, threshold=None, edgeitems=None, linewidth=N
 
 
 def get_num_threads():
-    """Returns 1: threads are those of the device."""
+    """Returns 1: the threads are those of the device."""
     return 1
 
 
 def set_num_threads(num):
-    """Does nothing: threads are those of the device."""
+    """Does nothing: the threads are those of the device."""
     if not 0 < num < 2**31:
         raise RuntimeError("set_num_threads expects a positive integer")
 
 
 def get_num_interop_threads():
-    """Returns 1: threads are those of the device."""
+    """Returns 1: the threads are those of the device."""
     return 1
 
 
 def set_num_interop_threads(num):
-    """Does nothing: threads are those of the device."""
+    """Does nothing: the threads are those of the device."""
     if not 0 < num < 2**31:
         raise RuntimeError("Expected positive number of threads")
 
@@ -102,7 +104,7 @@ def set_flush_denormal(mode):
 
 
 def set_default_tensor_type(t):
-    """Makes the dtype of a class of tensors, or of its name (`"torch.DoubleTensor"`), the default of floats."""
+    """Makes the dtype of a tensor class, or of its name (`"torch.DoubleTensor"`), the default floating-point dtype."""
     from ._typed import NAMES
     warnings.warn(
         "torch.set_default_tensor_type() is deprecated as of PyTorch 2.1, please use torch.set_default_dtype() and torch.set_default_device() "
@@ -123,14 +125,15 @@ def set_float32_matmul_precision(precision):
     _core._backends._set_float32_matmul_precision(precision)
 
 
-# What `warn_only` was last: PyTorch keeps it where nothing must repeat its bits, too.
+# The last value of `warn_only`: PyTorch keeps it even if determinism is not required.
 _warns_only = False
 
 
 def use_deterministic_algorithms(mode, *, warn_only=False):
-    """Sets whether operators must repeat their bits: nearly all always do, convolutions and attention where it is asked for.
+    """Sets whether operators must be deterministic. Nearly all always are; convolutions and attention are on request.
 
-    Memory that is allocated and not written is then filled, unless `utils.deterministic.fill_uninitialized_memory` is false.
+    Memory that is allocated without being initialised is then filled, unless `utils.deterministic.fill_uninitialized_memory` is
+    false.
     """
     if not isinstance(mode, bool):
         raise TypeError(f"_set_deterministic_algorithms(): argument 'mode' (position 1) must be bool, not {type(mode).__name__}")
@@ -142,17 +145,17 @@ def use_deterministic_algorithms(mode, *, warn_only=False):
 
 
 def are_deterministic_algorithms_enabled():
-    """Returns whether operators must repeat their bits."""
+    """Returns whether operators must be deterministic."""
     return get_deterministic_debug_mode() != 0
 
 
 def is_deterministic_algorithms_warn_only_enabled():
-    """Returns whether an operator that cannot repeat its bits is warned of and not refused."""
+    """Returns whether a nondeterministic operator causes a warning instead of an error."""
     return _warns_only
 
 
 def set_deterministic_debug_mode(debug_mode):
-    """Sets what becomes of an operator that cannot repeat its bits: 0 or "default", 1 or "warn", 2 or "error"."""
+    """Sets how nondeterministic operators are treated: 0 or "default", 1 or "warn", 2 or "error"."""
     if not isinstance(debug_mode, (int, str)):
         raise TypeError(f"debug_mode must be str or int, but got {type(debug_mode).__name__}")
     modes = {"default": 0, "warn": 1, "error": 2}
@@ -168,12 +171,12 @@ def set_deterministic_debug_mode(debug_mode):
 
 
 def get_deterministic_debug_mode():
-    """Returns what becomes of an operator that cannot repeat its bits: 0, 1 for a warning, 2 for an error."""
+    """Returns how nondeterministic operators are treated: 0 to allow them, 1 to warn, 2 to raise an error."""
     return _core._backends._deterministic_debug_mode()
 
 
 def as_tensor(data, dtype=None, device=None):
-    """Returns data as a tensor; a tensor that fits is returned itself, a GPU's memory is used where it lies, everything else is copied."""
+    """Returns data as a tensor. A tensor that fits is returned itself, GPU memory is used in place, everything else is copied."""
     if not isinstance(data, _core.Tensor) and hasattr(data, "__cuda_array_interface__"):
         data = from_cuda_array(data)
     if isinstance(data, _core.Tensor):
@@ -192,7 +195,7 @@ def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=False):
 
 
 def from_numpy(ndarray):
-    """Returns an array of NumPy as a tensor: a copy, on the current device."""
+    """Returns a NumPy array as a tensor: a copy, on the current device."""
     return _core.tensor(ndarray)
 
 
@@ -205,7 +208,7 @@ def frombuffer(buffer, *, dtype, count=-1, offset=0, requires_grad=False):
 
 
 def _one_by_one(name):
-    """Returns an operator of a list of tensors that takes them one by one, or as a list."""
+    """Returns an operator of a list of tensors that accepts the tensors as separate arguments or as a list."""
     operator = getattr(_core, name)
 
     def function(*tensors):
@@ -224,14 +227,16 @@ block_diag, broadcast_tensors, cartesian_prod = (_one_by_one(name) for name in (
 
 
 def meshgrid(*tensors, indexing=None):
-    """Returns the coordinates of a grid, a tensor for each dimension; the first one varies along rows (`"ij"`) or columns (`"xy"`)."""
+    """Returns the coordinates of a grid, with one tensor per dimension. The first one varies along rows (`"ij"`) or columns
+    (`"xy"`)."""
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         tensors = tensors[0]
     return _core.meshgrid(list(tensors), **({} if indexing is None else {"indexing": indexing}))
 
 
 def einsum(*args):
-    """Returns sums of products by an equation (`"ij,jk->ik"`) of tensors, or by tensors with a list of numbers for the dimensions of each."""
+    """Returns sums of products by an equation (`"ij,jk->ik"`), or by tensors that are each followed by a list of numbers for its
+    dimensions."""
     if isinstance(args[0], str):
         equation, *operands = args
         if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
@@ -245,7 +250,7 @@ def einsum(*args):
 
 
 def _letters(dims):
-    """Returns the dimensions of an operand as an equation of `einsum` has them: a letter for each number from 0 to 51."""
+    """Returns the dimensions of an operand in the notation of `einsum`: a letter for each number from 0 to 51."""
     def letter(dim):
         if dim is Ellipsis:
             return "..."
@@ -256,17 +261,18 @@ def _letters(dims):
 
 
 def tensordot(a, b, dims=2, out=None):
-    """Returns sums of products over dimensions: so many of the last and first ones, or two lists of them."""
+    """Returns sums of products over dimensions: the last `dims` of `a` and the first `dims` of `b`, or two lists of
+    dimensions."""
     if isinstance(dims, _core.Tensor):
         dims = dims.tolist()
     lists = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
-    # One number in the place of a list is a list of one.
+    # A single number stands for a list of one.
     lists = [[part] if isinstance(part, int) else list(part) for part in lists]
     return _core.tensordot(a, b, *lists, out=out)
 
 
 def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
-    """Returns the distinct elements, or the distinct places of a dimension; the host waits for their number."""
+    """Returns the distinct elements, or the distinct slices of a dimension. The host waits for their number."""
     if dim is not None:
         results = _core.unique_dim(input, dim, sorted, return_inverse, return_counts)
     else:
@@ -276,7 +282,7 @@ def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=No
 
 
 def broadcast_shapes(*shapes):
-    """Returns the shape of tensors of these shapes together; an integer is a shape of one dimension."""
+    """Returns the shape to which these shapes are broadcast. An integer is a shape of one dimension."""
     for shape in shapes:
         if not isinstance(shape, (int, list, tuple)):
             raise RuntimeError(f"Input shapes should be of type ints, a tuple of ints, or a list of ints, got {shape!r}")
@@ -293,7 +299,7 @@ def broadcast_shapes(*shapes):
 
 
 def result_type(tensor, other):
-    """Returns the dtype of what an operator makes of two tensors or numbers."""
+    """Returns the dtype of the result of an operator on two tensors or numbers."""
     def without_elements(value):
         return _core.empty([1] * value.dim(), dtype=value.dtype, device="meta") if isinstance(value, _core.Tensor) else value
     one, other = without_elements(tensor), without_elements(other)
@@ -303,13 +309,13 @@ def result_type(tensor, other):
 
 
 def promote_types(type1, type2):
-    """Returns the smallest dtype that holds what both dtypes hold."""
+    """Returns the smallest dtype that can hold the values of both dtypes."""
     return result_type(_core.empty([1], dtype=type1, device="meta"), _core.empty([1], dtype=type2, device="meta"))
 
 
 def can_cast(from_, to):
-    """Returns whether PyTorch's rules convert one dtype to another: complex numbers to complex ones only, floats not to integers, and
-    only truth values to truth values."""
+    """Returns whether PyTorch's rules allow a conversion from one dtype to another: complex numbers convert to complex numbers
+    only, floats do not convert to integers, and only bools convert to bools."""
     def category(dtype):
         return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype._name == "bool" else 1
     return category(from_) <= category(to)
@@ -318,7 +324,8 @@ def can_cast(from_, to):
 class finfo:
     """The limits of a floating-point dtype."""
 
-    # The digits of the significand, the exponent beyond the largest, and of floats of 8 bits the largest number and the smallest exponent.
+    # Digits of the significand and the exponent above the largest one; for 8-bit floats the largest number and the smallest
+    # exponent.
     _BITS = {
         "float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128), "complex128": (53, 1024), "complex64": (24, 128),
         "complex32": (11, 16),

@@ -1,4 +1,4 @@
-"""HTML of results for notebooks (`_repr_html_`): text is escaped, and nothing is loaded from elsewhere."""
+"""HTML of results for notebooks (`_repr_html_`). Text is escaped, and no external resources are loaded."""
 
 import html
 
@@ -9,7 +9,7 @@ def paragraph(text):
 
 
 def table(names, rows):
-    """Returns a table with a line of names; numbers stand at the right."""
+    """Returns a table with a header row. Numbers are right-aligned."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     lines = "".join("<tr>" + "".join(
         f'<td style="text-align:{"right" if isinstance(cell, int) else "left"}">{html.escape(str(cell))}</td>' for cell in row) + "</tr>"
@@ -18,7 +18,7 @@ def table(names, rows):
 
 
 def size(count):
-    """Returns a number of bytes for readers."""
+    """Returns a number of bytes in readable form."""
     for unit, step in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= step:
             return f"{count / step:.1f} {unit}"
@@ -26,7 +26,8 @@ def size(count):
 
 
 def bar(parts, total, width=480):
-    """Returns a drawing of pieces one behind the other, `(size, color, title)` each, as long as their part of a total."""
+    """Returns a bar of consecutive pieces, `(size, color, title)` each, whose widths are proportional to their shares of a
+    total."""
     drawn, place = [], 0.0
     for extent, color, title in parts:
         length = width * extent / max(total, 1)

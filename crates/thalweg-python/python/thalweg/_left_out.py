@@ -1,7 +1,8 @@
-"""Names of PyTorch that this package leaves out: they can be imported, named in annotations and asked for by `isinstance`, and raise a
-`NotImplementedError` with the reason when they are used.
+"""Names of PyTorch that this package leaves out.
+They can be imported, used in annotations and passed to `isinstance`, and raise a `NotImplementedError` with the reason when they
+are used.
 
-`MODULES` has whole modules, `NAMES` what is missing of modules that are there.
+`MODULES` has modules that are missing entirely, `NAMES` the names that are missing in existing modules.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ _QUANTIZED = "there are no quantized tensors"
 _NOT_YET = "the operator is not in the table"
 _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 
-# Modules that are left out with all that is in them, by their names under `thalweg`.
+# Modules that are left out with all their contents, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
         "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
@@ -50,7 +51,7 @@ MODULES = {
     "numa": "threads are those of the device", "autograd.forward_ad": "there is no forward-mode differentiation",
 }
 
-# Names that are left out of modules that are there.
+# Names that are left out of modules that exist.
 NAMES = {
     "optim": {"SparseAdam": _SPARSE},
     "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
@@ -85,7 +86,7 @@ NAMES = {
 
 
 class _LeftOut(type):
-    """The class of names that are left out: they raise when they are called."""
+    """The metaclass of names that are left out: calling one raises."""
 
     def __call__(cls, *args, **kwargs):
         raise NotImplementedError(cls._refusal)
@@ -120,12 +121,12 @@ _made = {}
 
 
 def _named(full, reason):
-    """Returns a function that gives the object of a name that is left out, whatever it is called with."""
+    """Returns a function that returns the placeholder of a name that is left out, for any arguments."""
     return lambda *args, **kwargs: placeholder(full, reason)
 
 
 def placeholder(full, reason):
-    """Returns the object of a name that is left out: one for each name."""
+    """Returns the placeholder of a name that is left out. There is one per name."""
     if full not in _made:
         module, _, name = full.rpartition(".")
         _made[full] = _LeftOut(name, (), {
@@ -134,14 +135,14 @@ def placeholder(full, reason):
     return _made[full]
 
 
-# Modules that are there, and are imported when they are first asked for.
+# Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
     "hub", "library"}
 
 
 def attributes(module, names=None):
-    """Returns the `__getattr__` of a module that is there: of names and modules below it that are left out."""
+    """Returns the `__getattr__` of an existing module, for its names and submodules that are left out."""
     own = module.partition(".")[2]
     names = NAMES.get(own, {}) if names is None else names
 
@@ -156,7 +157,8 @@ def attributes(module, names=None):
 
 
 def rest(module):
-    """Returns the `__getattr__` of a module that is left out in part: all that it has not is there, and raises when it is used."""
+    """Returns the `__getattr__` of a module that is left out in part: every missing name has a placeholder, which raises when it
+    is used."""
     def __getattr__(name):
         if name.startswith("__"):
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
@@ -165,16 +167,16 @@ def rest(module):
 
 
 def below(module, name):
-    """Returns a module below one that is left out, or the object of a name."""
+    """Returns a submodule of a module that is left out, or the placeholder of a name."""
     own = f"{module}.{name}".partition(".")[2]
     if own in MODULES:
         return importlib.import_module(f"{module}.{name}")
-    # What a module that is there in part has not is of PyTorch's inside.
+    # The missing names of a module that exists in part are PyTorch internals.
     return placeholder(f"{module}.{name}", reason_of(own) or _INSIDE)
 
 
 class _Module(types.ModuleType):
-    """A module that is left out: all that is asked of it is there, and raises when it is used."""
+    """A module that is left out: every name has a placeholder, which raises when it is used."""
 
     def __getattr__(self, name):
         return rest(self.__name__)(name)
@@ -184,7 +186,7 @@ class _Module(types.ModuleType):
 
 
 def reason_of(name):
-    """Returns why a module is left out, by its name under `thalweg`; None where it is not."""
+    """Returns the reason why a module is left out, by its name under `thalweg`. Returns None if it is not left out."""
     while name:
         if name in MODULES:
             return MODULES[name]
@@ -202,12 +204,12 @@ def _false(*args, **kwargs):
 
 
 def _kept(fn=None, *args, **kwargs):
-    """Returns the function as it is, or a decorator that does."""
+    """Returns the function unchanged, or a decorator that does so."""
     return fn if fn is not None else lambda function: function
 
 
 class _Setting(contextlib.ContextDecorator):
-    """A region, or a decorator, with other settings of what is left out: it changes nothing."""
+    """A region or decorator that would change settings of a module that is left out. It changes nothing."""
 
     def __init__(self, *args, **kwargs):
         pass
@@ -219,7 +221,7 @@ class _Setting(contextlib.ContextDecorator):
         pass
 
 
-# What programs read, call or set at their import of modules that are left out.
+# Names that programs read, call or set in these modules at import time.
 _GIVEN = {
     **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
     "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
@@ -262,12 +264,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install():
-    """Lets the modules be imported, after all others."""
+    """Makes the modules importable. Their finder comes after all others."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.append(_Finder())
     for name in MODULES:
         parent = sys.modules.get(f"{__package__}.{name}".rpartition(".")[0])
         if parent is not None and not hasattr(parent, "__path__"):
-            # Only of packages are modules imported.
+            # Submodules are imported only from packages.
             parent.__path__ = []

@@ -1,4 +1,4 @@
-"""Singular values and principal components of a few dimensions, from products with random matrices (`torch.svd_lowrank`)."""
+"""Singular values and principal components in a few dimensions, from products with random matrices (`torch.svd_lowrank`)."""
 
 from . import _core
 
@@ -6,8 +6,8 @@ __all__ = ["get_lowrank_range", "pca_lowrank", "svd_lowrank"]
 
 
 def get_lowrank_range(A, q, niter=2, M=None):
-    """Returns an orthonormal basis of `q` columns that spans most of the range of A − M: of products with a random matrix, made more
-    exact by `niter` rounds of products with the matrix and its adjoint."""
+    """Returns an orthonormal basis of `q` columns that spans most of the range of A − M. It is computed from products with a
+    random matrix, and refined by `niter` rounds of products with the matrix and its adjoint."""
     if M is not None:
         A = A - M
     start = _core.randn([*A.shape[:-2], A.shape[-1], q], dtype=A.dtype, device=A.device)

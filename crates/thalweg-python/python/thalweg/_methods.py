@@ -1,4 +1,4 @@
-"""Methods of `Tensor` that call Python for each element, or ask about memory and class: `map_`, `is_set_to`, `type`."""
+"""Methods of `Tensor` that call Python for each element, or that concern memory and class: `map_`, `is_set_to`, `type`."""
 
 import numbers
 
@@ -9,7 +9,8 @@ Tensor = _core.Tensor
 
 
 def _type(self, dtype=None, non_blocking=False):
-    """Returns the name of the dtype; or the tensor in another dtype, which is one, a class of tensors, or its name (`"torch.FloatTensor"`)."""
+    """Returns the name of the dtype, or with `dtype` the tensor in that dtype. `dtype` may be a tensor class or its name
+    (`"torch.FloatTensor"`)."""
     if dtype is Tensor:
         dtype = _core.get_default_dtype()
     if dtype is None:
@@ -34,14 +35,14 @@ def _polygamma_(self, n):
 
 
 def _map_(self, other, callable):
-    """Replaces each element with what a function of Python makes of it and of another tensor's. Blocks."""
+    """Replaces each element with the result of a Python function of it and of the element of another tensor. Blocks."""
     _check_called("map_", callable, self, other)
     pairs = zip(self.flatten().tolist(), other.expand_as(self).flatten().tolist())
     return self.copy_(_core.tensor([_number(callable(one, other)) for one, other in pairs], dtype=self.dtype, device=self.device).view(self.shape))
 
 
 def _map2_(self, x, y, callable):
-    """Replaces each element with what a function of Python makes of it and of two other tensors'. Blocks."""
+    """Replaces each element with the result of a Python function of it and of the elements of two other tensors. Blocks."""
     _check_called("map2_", callable, self, x, y)
     rows = zip(self.flatten().tolist(), *(other.expand_as(self).flatten().tolist() for other in (x, y)))
     values = [_number(callable(*row)) for row in rows]
@@ -49,7 +50,7 @@ def _map2_(self, x, y, callable):
 
 
 def _check_called(name, function, *tensors):
-    """Refuses what no function of elements can be computed of."""
+    """Refuses tensors on which a Python function cannot be called for each element."""
     if not callable(function):
         raise TypeError(f"'{type(function).__name__}' object is not callable")
     if any(tensor.requires_grad for tensor in tensors):
@@ -57,28 +58,29 @@ def _check_called(name, function, *tensors):
 
 
 def _number(value):
-    """Returns a number that a function of Python has made."""
+    """Returns the number that a Python function returned."""
     if isinstance(value, (str, bytes)) or not isinstance(value, (numbers.Number, Tensor)):
         raise TypeError(f"must be real number, not {type(value).__name__}")
     return value
 
 
 def _apply_(self, callable):
-    """Replaces each element with what a function of Python makes of it. Blocks."""
+    """Replaces each element with the result of a Python function of it. Blocks."""
     _check_called("apply_", callable, self)
     values = [_number(callable(value)) for value in self.flatten().tolist()]
     return self.copy_(_core.tensor(values, dtype=self.dtype, device=self.device).view(self.shape))
 
 
 def _is_set_to(self, tensor):
-    """Returns whether two tensors are the same elements of one memory, in one shape."""
+    """Returns whether two tensors have the same elements of the same storage, with the same shape."""
     def seen(one):
         return one._storage_identity(), one.storage_offset(), one.shape, one.stride(), one.dtype
     return seen(self) == seen(tensor)
 
 
 def _tensordot(self, other, dims=2):
-    """Returns sums of products over dimensions: so many of the last and first ones, or two lists of them."""
+    """Returns sums of products over dimensions: the last `dims` of one and the first `dims` of the other, or two lists of
+    dimensions."""
     from ._functions import tensordot
     return tensordot(self, other, dims)
 

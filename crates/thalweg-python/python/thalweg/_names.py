@@ -1,4 +1,4 @@
-"""Layouts and switches of `torch` that are names here: programs compare with them, and nothing computes with them."""
+"""Layouts and switches of `torch` that are only names here: programs compare with them, and they have no effect."""
 
 import sys
 
@@ -13,7 +13,7 @@ __all__ = [
 
 
 class _Named:
-    """An object that is known by its name, and is one object also after pickling."""
+    """An object that is identified by its name, and keeps its identity when it is pickled."""
 
     __slots__ = ("_name",)
 
@@ -46,7 +46,7 @@ _warns_always = False
 
 
 def set_warn_always(b, /):
-    """Sets whether warnings that are given once are given always: it is kept, and nothing asks for it."""
+    """Sets whether warnings that are shown once are shown always. The setting is stored and has no effect."""
     global _warns_always
     if not isinstance(b, bool):
         raise TypeError(f"setWarnOnlyOnce expects a bool, but got {type(b).__name__}")
@@ -54,12 +54,12 @@ def set_warn_always(b, /):
 
 
 def is_warn_always_enabled():
-    """Returns what `set_warn_always` has set."""
+    """Returns the value that `set_warn_always` has set."""
     return _warns_always
 
 
 def get_device_module(device=None):
-    """Returns the module of a kind of device: `torch.cuda` of a GPU, `torch.cpu` of the host."""
+    """Returns the module of a kind of device: `torch.cuda` for a GPU, `torch.cpu` for the host."""
     kind = _core.device(device).type if device is not None else _core.get_default_device().type
     name = {"sim": "cuda"}.get(kind, kind)
     module = sys.modules.get(f"{__package__}.{name}")

@@ -1,7 +1,8 @@
-"""Files of PyTorch's: tensors and whatever else can be pickled.
+"""Files in PyTorch's format: tensors and any other objects that can be pickled.
 
-A file is a zip archive of a pickle and of the bytes of each storage, which views share. Its names of tensors, dtypes and shapes are PyTorch's, so
-that either library reads what the other one wrote, as far as it has the classes. A class of `torch.nn` in a file is read as the one of this package.
+A file is a zip archive with a pickle and the bytes of each storage, which views share. It uses PyTorch's names for tensors,
+dtypes and shapes, so that each library can read the files of the other if it has the classes. A class of `torch.nn` in a file is
+read as the class of this package.
 """
 
 import codecs
@@ -20,12 +21,12 @@ from .nn.parameter import Buffer, Parameter, is_lazy
 
 _STORAGES = {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
 _FOLDER = "archive"
-# Modules whose functions a file never calls by their names, whatever is allowed.
+# Modules whose functions a file can never call by name, whatever else is allowed.
 _BLOCKED = ("sys", "os", "posix", "nt")
 
 
 class _Name:
-    """A name that the file has and this program need not have."""
+    """A name that is in the file, but need not exist in this program."""
 
     def __init__(self, module, name):
         self.module, self.name = module, name
@@ -39,7 +40,7 @@ def _rebuilder(name, module="torch._utils"):
 
 
 class _Storage:
-    """The elements of a storage, which are a file of their own in the archive."""
+    """The elements of a storage, which are a separate file in the archive."""
 
     def __init__(self, row, key):
         self.row = row
@@ -48,7 +49,7 @@ class _Storage:
         self.described = ("storage", name, key, "cpu", row.numel() if kind else row.nbytes)
 
 
-# The pickler in Python: that in C writes names only of what it can import.
+# The pickler in Python, because the one in C only writes names that it can import.
 class _Pickler(pickle._Pickler):
     dispatch = dict(pickle._Pickler.dispatch)
 
@@ -79,13 +80,13 @@ class _Pickler(pickle._Pickler):
         if isinstance(obj, Size):
             return _Name("torch", "Size"), (tuple(obj),)
         if isinstance(obj, _core.device):
-            # The simulated GPU is a name of this package alone.
+            # The simulated GPU is a name that only this package has.
             parts = (obj.type,) if obj.index is None else (obj.type, obj.index)
             return _Name("torch", "device"), ("cpu",) if obj.type == "sim" else parts
         return NotImplemented
 
     def _tensor(self, tensor):
-        """Returns the function that makes a tensor, and its arguments."""
+        """Returns the function that recreates a tensor, and its arguments."""
         place, tail = (tuple(tensor.shape), tuple(tensor.stride())), (tensor.requires_grad, collections.OrderedDict())
         if tensor.device.type == "meta":
             return _rebuilder("meta_tensor_no_storage"), (tensor.dtype, *place, tensor.requires_grad)
@@ -116,7 +117,7 @@ class _Pickler(pickle._Pickler):
 
 
 def save(obj, file, protocol=2):
-    """Writes an object to a path or a binary file; nothing is written of what cannot be pickled."""
+    """Writes an object to a path or a binary file. Nothing is written if the object cannot be pickled."""
     text = io.BytesIO()
     pickler = _Pickler(text, protocol)
     pickler.dump(obj)
@@ -129,7 +130,7 @@ def save(obj, file, protocol=2):
 
 
 def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
-    """Returns the tensor that a file describes by its storage and its place in it."""
+    """Returns the tensor that a file describes by its storage and its position in the storage."""
     made = view(getattr(storage, "_row", storage), size, stride, offset)
     if metadata and metadata.get("conj"):
         made = made.conj()
@@ -151,7 +152,7 @@ def _parameter(data, requires_grad, hooks, state=None):
 
 
 def _tensor_of_class(function, kind, arguments, state):
-    """Returns a tensor of a subclass, or with attributes."""
+    """Returns a tensor of a subclass, or a tensor with attributes."""
     made = function(*arguments)
     if kind is not _core.Tensor:
         made = kind._of(made) if hasattr(kind, "_of") else made.as_subclass(kind)
@@ -171,7 +172,7 @@ _KNOWN = {
     "torch.Size": Size, "torch.device": _core.device, "torch.Tensor": _core.Tensor, "torch.nn.parameter.Parameter": Parameter,
     "torch.serialization._get_layout": _layout,
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter, "_codecs.encode": codecs.encode,
-    # Files of protocol 2 have the names of Python 2.
+    # Files of protocol 2 use the names of Python 2.
     **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, bytes, complex)},
     **{f"torch.{kind}Storage": getattr(_core, name) for name, kind in _STORAGES.items()}, "torch.storage.UntypedStorage": _core.uint8,
 }
@@ -179,8 +180,8 @@ _KNOWN |= {f"torch.{name}": value for name in dir(_core) if isinstance(value := 
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a pickle's objects; where names are `allowed`, those and what belongs to tensors, else any that the program has. `row` makes the
-    row of elements of a storage, of a key, a dtype and a count."""
+    """Reads the objects of a pickle. If names are `allowed`, only those names and those that belong to tensors are read, else any
+    name that the program has. `row` makes the row of elements of a storage from a key, a dtype and a count."""
 
     def __init__(self, file, row, allowed, encoding):
         super().__init__(file, encoding=encoding)
@@ -219,7 +220,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def folder_of(archive):
-    """Returns the folder of an archive that has the pickle."""
+    """Returns the folder of an archive that contains the pickle."""
     folder = next((name.removesuffix("/data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")), None)
     if folder is None:
         raise RuntimeError("load(): the archive has no data.pkl: it is not a file of torch.save")
@@ -229,7 +230,7 @@ def folder_of(archive):
 
 
 def load(file, device, allowed, encoding="utf-8"):
-    """Reads an object from an archive, with its tensors on one device. `allowed` are classes by their names, or None for any."""
+    """Reads an object from an archive, with its tensors on one device. `allowed` are classes by name, or None for any class."""
     with zipfile.ZipFile(file) as archive:
         folder = folder_of(archive)
 
@@ -239,12 +240,12 @@ def load(file, device, allowed, encoding="utf-8"):
         return _Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), row, allowed, encoding).load()
 
 
-# What a file of PyTorch before 1.6 begins with, and the version of its form.
+# The magic number of files of PyTorch before 1.6, and the version of their format.
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 
 
 def load_stream(file, device, allowed, encoding="utf-8"):
-    """Reads an object from a file of PyTorch before 1.6: pickles one after the other, and then the elements of each storage."""
+    """Reads an object from a file of PyTorch before 1.6: a sequence of pickles, followed by the elements of each storage."""
     def unpickled(row=None):
         return _Unpickler(file, row, allowed, encoding)
     if unpickled().load() != _MAGIC:

@@ -1,6 +1,7 @@
-"""Functions and methods whose arguments or results in Python are not those of the operator: PyTorch has wrappers of its own for them.
+"""Functions and methods whose Python arguments or results differ from those of the operator.
+PyTorch has its own wrappers for them.
 
-Each function of `METHODS` is a method of `Tensor` as well.
+Each function of `METHODS` is also a method of `Tensor`.
 """
 
 import builtins as _builtins
@@ -20,12 +21,13 @@ __all__ = [
 
 
 def _written(result, out):
-    """Returns a result, or `out` with the result written to it."""
+    """Returns a result, or writes it to `out` and returns `out`."""
     return result if out is None else out.copy_(result) if out.shape == result.shape else out.resize_(result.shape).copy_(result)
 
 
 def nonzero(input, *, as_tuple=False, out=None):
-    """Returns the coordinates of the elements that are not 0, one row each; or one tensor for each dimension. Blocks."""
+    """Returns the coordinates of the elements that are not 0: one row for each element, or one tensor for each dimension.
+    Blocks."""
     if not as_tuple:
         return _core.nonzero(input, out=out)
     if out is not None:
@@ -64,14 +66,16 @@ def istft(input, n_fft, hop_length=None, win_length=None, window=None, center=Tr
 
 
 def unique_consecutive(input, return_inverse=False, return_counts=False, dim=None):
-    """Returns the elements, or places of a dimension, without those that repeat the one before; with what else is asked for."""
+    """Returns the elements, or slices of a dimension, without those that repeat the previous one, and on request the inverse and
+    the counts."""
     results = _core.unique_consecutive(input, return_inverse, return_counts, dim)
     wanted = [results[0]] + [results[1]] * return_inverse + [results[2]] * return_counts
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
 
 
 def repeat_interleave(input=None, repeats=None, dim=None, *, output_size=None):
-    """Returns each place of a dimension so many times in a row; of counts alone the place of each, as often as its count says."""
+    """Returns each slice of a dimension repeated the given number of times. With counts alone, returns each index as often as its
+    count."""
     if input is None or repeats is None:
         counts = repeats if input is None else input
         places = _core.arange(counts.numel(), device=counts.device, dtype=counts.dtype)
@@ -83,21 +87,21 @@ _DISTANCES = {"use_mm_for_euclid_dist_if_necessary": None, "use_mm_for_euclid_di
 
 
 def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
-    """Returns the p-norms of the differences of each row of one matrix and each of another."""
+    """Returns the p-norms of the differences between each row of one matrix and each row of another."""
     if compute_mode not in _DISTANCES:
         raise ValueError(f"{compute_mode} is not a valid value for compute_mode: say one of {', '.join(_DISTANCES)}")
     return _core.cdist(x1, x2, p, _DISTANCES[compute_mode])
 
 
 def chain_matmul(*matrices, out=None):
-    """Returns the product of matrices, in the order of multiplication that takes the least work."""
+    """Returns the product of matrices, in the order of multiplication that takes the fewest operations."""
     if len(matrices) == 1 and isinstance(matrices[0], (list, tuple)):
         matrices = matrices[0]
     return _written(matrices[0] if len(matrices) == 1 else _core.linalg_multi_dot(list(matrices)), out)
 
 
 def vander(x, N=None, increasing=False):
-    """Returns the matrix of the powers of each number, those of the highest exponent first."""
+    """Returns the matrix of the powers of each number, with the highest exponent first unless `increasing`."""
     count = x.numel() if N is None else N
     if x.dim() != 1:
         raise RuntimeError("x must be a one-dimensional tensor.")
@@ -108,7 +112,7 @@ def vander(x, N=None, increasing=False):
 
 
 def lu(A, pivot=True, get_infos=False, out=None):
-    """Returns the factors L and U of matrices in one, and the exchanged rows."""
+    """Returns the factors L and U of matrices in one matrix, and the pivots."""
     results = _core.linalg_lu_factor_ex(A, pivot=pivot)
     if out is not None:
         for target, result in zip(out, results):
@@ -117,17 +121,17 @@ def lu(A, pivot=True, get_infos=False, out=None):
 
 
 def split(tensor, split_size_or_sections, dim=0):
-    """Returns the parts of a dimension, each of so many places, or of these sizes."""
+    """Returns the parts of a dimension, each of the given size, or of the sizes in a list."""
     return _core.split(tensor, split_size_or_sections, dim)
 
 
 def unsafe_split_with_sizes(input, split_sizes, dim=0):
-    """Returns the parts of a dimension, of these sizes."""
+    """Returns the parts of a dimension with these sizes."""
     return _core.split_with_sizes(input, split_sizes, dim)
 
 
 def range(start=0, end=None, step=1, *, out=None, dtype=None, layout=None, device=None, pin_memory=False, requires_grad=False):
-    """Returns the numbers from `start` to `end`, the end included; `arange` is the one to use."""
+    """Returns the numbers from `start` to `end`, including the end. `arange` is preferred."""
     start, end = (0, start) if end is None else (start, end)
     if step == 0 or (end - start) / step < 0:
         raise RuntimeError("step must be nonzero" if step == 0 else "upper bound and lower bound inconsistent with step sign")
@@ -137,7 +141,7 @@ def range(start=0, end=None, step=1, *, out=None, dtype=None, layout=None, devic
 
 
 def unravel_index(indices, shape):
-    """Returns the coordinates of places in a flattened tensor of a shape, a tensor for each dimension."""
+    """Returns the coordinates of flat indices into a tensor of the given shape, with one tensor per dimension."""
     if indices.is_floating_point() or indices.is_complex() or indices.dtype is getattr(_core, "bool"):
         raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
     if not isinstance(shape, (int, list, tuple)):
@@ -168,41 +172,43 @@ def nuclear_norm(input, dim=None, keepdim=False, *, out=None):
 
 
 def norm_except_dim(v, pow=2, dim=0):
-    """Returns the norm over all dimensions but one, each with an extent of 1."""
+    """Returns the norm over all dimensions but one. The others have extent 1 in the result."""
     others = [place for place in _builtins.range(v.dim()) if place != dim % max(v.dim(), 1)]
     return norm(v, pow, None if dim == -1 else others, dim != -1)
 
 
 def affine_grid_generator(theta, size, align_corners):
-    """Returns the grid of `grid_sampler` that moves places by matrices."""
+    """Returns the grid of `grid_sampler` that transforms positions by affine matrices."""
     from .nn.functional import affine_grid
     return affine_grid(theta, size, align_corners)
 
 
 def native_channel_shuffle(input, groups):
-    """Returns the channels of groups in turn."""
+    """Returns the channels of all groups interleaved."""
     return _core.channel_shuffle(input, groups)
 
 
 def conv_tbc(input, weight, bias, pad=0):
-    """Returns the convolution of sequences (time, batch, channels) with weights (places, channels, results)."""
+    """Returns the convolution of sequences (time, batch, channels) with weights (kernel positions, input channels, output
+    channels)."""
     return _core.conv1d(input.permute(1, 2, 0), weight.permute(2, 1, 0), bias, 1, pad).permute(2, 0, 1)
 
 
 def orgqr(input, input2, *, out=None):
-    """Returns the matrix of Householder reflectors: `linalg.householder_product`."""
+    """Returns the matrix of Householder reflectors, as `linalg.householder_product` does."""
     return _core.linalg_householder_product(input, input2, out=out)
 
 
 def _matrix_rank(input, tol=None, hermitian=False, *, atol=None, rtol=None, out=None):
-    """Returns how many singular values are above a bound: a number, or a share of the greatest one."""
+    """Returns how many singular values are above a bound, which is absolute or relative to the greatest one."""
     if tol is not None:
         atol, rtol = tol, _core.zeros_like(tol) if isinstance(tol, Tensor) else 0.0
     return _core.linalg_matrix_rank(input, atol=atol, rtol=rtol, hermitian=hermitian, out=out)
 
 
 def _pinv(input, rcond=None, hermitian=False, *, atol=None, rtol=None, out=None):
-    """Returns the pseudoinverses of matrices; singular values that are not above a number, or a share of the greatest one, count as 0."""
+    """Returns the pseudoinverses of matrices. Singular values up to a bound, absolute or relative to the greatest one, count as
+    0."""
     if rcond is not None:
         atol, rtol = _core.zeros_like(rcond) if isinstance(rcond, Tensor) else 0.0, rcond
     return _core.linalg_pinv(input, atol=atol, rtol=rtol, hermitian=hermitian, out=out)
@@ -227,7 +233,7 @@ def is_signed(input):
 
 
 def is_same_size(input, other):
-    """Returns whether tensors have one shape."""
+    """Returns whether tensors have the same shape."""
     return input.shape == other.shape
 
 
@@ -237,27 +243,27 @@ def is_inference(input):
 
 
 def is_conj(input):
-    """Returns False: conjugates are computed when they are asked for."""
+    """Returns False: conjugates are computed immediately."""
     return False
 
 
 def is_neg(input):
-    """Returns False: negated numbers are computed when they are asked for."""
+    """Returns False: negated numbers are computed immediately."""
     return False
 
 
 def is_distributed(input):
-    """Returns False: tensors are of one process."""
+    """Returns False: every tensor belongs to one process."""
     return False
 
 
 def cfloat(self, memory_format=None):
-    """Returns the tensor in complex64; itself where it has that dtype."""
+    """Returns the tensor in complex64, or the tensor itself if it has that dtype."""
     return self.to(_core.complex64)
 
 
 def cdouble(self, memory_format=None):
-    """Returns the tensor in complex128; itself where it has that dtype."""
+    """Returns the tensor in complex128, or the tensor itself if it has that dtype."""
     return self.to(_core.complex128)
 
 
@@ -282,7 +288,7 @@ def gru_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
 
 
 def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
-    """Returns the next hidden state and cell of long short-term memory."""
+    """Returns the next hidden state and cell state of long short-term memory."""
     from .nn.recurrent import LSTM, _in_region
     return LSTM._cell(None, _core.linear(input, w_ih, b_ih), w_hh, b_hh, tuple(map(_in_region, hx)))
 

@@ -1,18 +1,19 @@
-"""Places of the parts of a tensor among ranks (`torch.distributed.tensor`): values that programs make at their import. No tensor has them."""
+"""Placements of the parts of a tensor among ranks (`torch.distributed.tensor`).
+Programs create these values at import time; no tensor has one."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A place of the parts of a tensor."""
+    """A placement of the parts of a tensor."""
 
     def is_shard(self, dim=None):
         """Returns whether each rank has a part of a dimension."""
         return isinstance(self, Shard) and dim in (None, self.dim)
 
     def is_replicate(self):
-        """Returns whether each rank has the whole tensor."""
+        """Returns whether each rank has the entire tensor."""
         return isinstance(self, Replicate)
 
     def is_partial(self, reduce_op=None):
@@ -22,7 +23,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Replicate(Placement):
-    """Each rank has the whole tensor."""
+    """Each rank has the entire tensor."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Modules whose functions are operators with the module's name in front: `linalg`, `fft`, `special`."""
+"""Modules whose functions are the operators with the module's name as a prefix: `linalg`, `fft`, `special`."""
 
 import sys
 import types
@@ -6,7 +6,7 @@ import types
 from . import _core
 
 
-# Functions of `torch.special` whose operators have other names.
+# Functions of `torch.special` whose operators have different names.
 _SPECIAL = {name: name for name in (
     "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p", "log_softmax", "logit", "logsumexp", "polygamma", "round",
     "sinc", "softmax", "xlogy")} | {
@@ -14,7 +14,7 @@ _SPECIAL = {name: name for name in (
 
 
 def module(name, doc):
-    """Makes the module `thalweg.NAME` of the operators `NAME_…`."""
+    """Creates the module `thalweg.NAME` from the operators `NAME_…`."""
     made = types.ModuleType(f"thalweg.{name}", doc)
     prefix = f"{name}_"
     for full in dir(_core):

@@ -1,11 +1,11 @@
-"""Helpers that programs take of PyTorch's inside of operators (`torch._prims_common`); the rest is left out."""
+"""Helpers that programs use from PyTorch's internals (`torch._prims_common`); the rest is left out."""
 
 from . import _core
 from ._left_out import rest as _rest
 
 
 def dtype_to_type(dtype):
-    """Returns the class of Python's numbers that a dtype's are read as."""
+    """Returns the Python number type that values of a dtype are read as."""
     if dtype is _core.bool:
         return bool
     if dtype.is_complex:
@@ -14,7 +14,7 @@ def dtype_to_type(dtype):
 
 
 def type_to_dtype(typ):
-    """Returns the dtype that numbers of a class of Python's are given."""
+    """Returns the dtype that values of a Python number type have in tensors."""
     kinds = {bool: _core.bool, int: _core.int64, float: _core.get_default_dtype()}
     if typ is complex:
         return _core.complex128 if kinds[float] is _core.float64 else _core.complex64

@@ -1,4 +1,4 @@
-"""A plugin of pytest: a test that asks for the fixture `thalweg_check` runs under the seeds of a check (`thalweg.testing`)."""
+"""A pytest plugin: a test that uses the fixture `thalweg_check` runs under the seeds of a check (`thalweg.testing`)."""
 
 import pytest
 
@@ -10,7 +10,8 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def thalweg_check(request):
-    """Runs the test on a simulated GPU under many seeds, and fails it with a report of races and lifetime bugs. Its value is the number of seeds."""
+    """Runs the test on a simulated GPU with many seeds, and fails it with a report of races and lifetime bugs. The value is the
+    number of seeds."""
     return request.config.getoption("--thalweg-seeds")
 
 

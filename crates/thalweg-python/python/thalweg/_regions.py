@@ -1,17 +1,17 @@
-"""Regions whose object several threads may share, as one `no_grad` for all."""
+"""Regions whose object may be shared by several threads, such as one `no_grad` for all."""
 
 import threading
 
 
 class Open(dict):
-    """The values of the regions that one object has open, by thread: the innermost last."""
+    """The values of the regions that one object has open, by thread, with the innermost last."""
 
     def enter(self, value):
-        """Keeps a value until this thread leaves the region."""
+        """Stores a value until this thread leaves the region."""
         self.setdefault(threading.get_ident(), []).append(value)
 
     def leave(self):
-        """Returns the value that this thread kept last."""
+        """Returns the value that this thread stored last."""
         thread = threading.get_ident()
         values = self.get(thread)
         if not values:

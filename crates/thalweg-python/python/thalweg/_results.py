@@ -45,7 +45,7 @@ class Size(tuple):
 
 
 def _extent(place, size):
-    """Returns an extent that a shape is made of: an integer, or what counts as one."""
+    """Returns an extent of a shape from an integer or an object that converts to one."""
     whole = getattr(getattr(size, "dtype", None), "is_floating_point", None) is False and size.dim() == 0
     if isinstance(size, int) or whole:
         return int(size)
@@ -56,7 +56,7 @@ def _extent(place, size):
     raise TypeError(f"torch.Size() takes an iterable of 'int' (item {place} is '{type(size).__name__}')")
 
 
-# A shape of integers.
+# Makes a shape from integers, without checks.
 plain_size = functools.partial(tuple.__new__, Size)
 
 
@@ -70,6 +70,6 @@ def results_class(name, fields):
 
 
 def _printed(self):
-    """Returns the results as PyTorch prints them, each on lines of its own."""
+    """Returns the results as PyTorch prints them, each on its own lines."""
     lines = ",\n".join(f"{field}={value!r}" for field, value in zip(self._fields, self))
     return f"torch.return_types.{type(self).__name__}(\n{lines})"

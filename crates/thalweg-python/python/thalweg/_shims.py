@@ -1,4 +1,4 @@
-"""Changes in packages of others that read the memory of tensors by their addresses: `safetensors`, under PyTorch's name."""
+"""Patches for third-party packages that read the memory of tensors by address: `safetensors`, under PyTorch's name."""
 
 import importlib.machinery
 import json
@@ -11,7 +11,7 @@ _DTYPES = {
 
 
 class _Slice:
-    """A tensor of a file, of which parts are read."""
+    """A tensor in a file, of which parts can be read."""
 
     def __init__(self, file, name):
         self._file, self._name = file, name
@@ -21,7 +21,7 @@ class _Slice:
         return list(self._file._header[self._name]["shape"])
 
     def get_dtype(self):
-        """Returns the word of the file's format for the dtype."""
+        """Returns the name of the dtype in the file's format."""
         return self._file._header[self._name]["dtype"]
 
     def __getitem__(self, index):
@@ -57,7 +57,7 @@ class SafeFile:
         return sorted(self._header, key=lambda name: self._header[name]["data_offsets"])
 
     def metadata(self):
-        """Returns the notes, or None."""
+        """Returns the metadata, or None."""
         return self._metadata
 
     def get_tensor(self, name):
@@ -77,7 +77,7 @@ class SafeFile:
         return {name: self.get_tensor(name) for name in self.keys()}
 
     def get_slice(self, name):
-        """Returns a tensor of which parts are read."""
+        """Returns a tensor of which parts can be read."""
         if name not in self._header:
             raise _error(f"File does not contain tensor {name}")
         return _Slice(self, name)
@@ -95,7 +95,7 @@ def _error(text):
 
 
 def _safetensors(module):
-    """Lets `safe_open` read tensors of PyTorch's by this package."""
+    """Makes `safe_open` return tensors of this package for PyTorch."""
     inner = module.safe_open
 
     def safe_open(filename, framework, device="cpu", **options):
@@ -107,14 +107,14 @@ def _safetensors(module):
 
 
 def _to_ndarray(tensor):
-    """Returns the bytes of a tensor as an array of NumPy, and what keeps them."""
+    """Returns the bytes of a tensor as a NumPy array, and the object that keeps them alive."""
     import numpy
     elements = tensor._bytes()
     return numpy.frombuffer(elements, dtype=numpy.uint8), elements
 
 
 def _safetensors_torch(module):
-    """Lets the functions that save copy the elements of tensors and not read their addresses."""
+    """Makes the functions that save copy the elements of tensors instead of reading their addresses."""
     module._to_ndarray = _to_ndarray
     module._tobytes = lambda tensor, name: bytes(tensor.contiguous()._bytes())
     module.safe_open = __import__("safetensors").safe_open
@@ -124,7 +124,7 @@ _CHANGED = {"safetensors": _safetensors, "safetensors.torch": _safetensors_torch
 
 
 class _Loader:
-    """The loader of a module that is changed once it has been loaded."""
+    """The loader of a module that is patched after it has been loaded."""
 
     def __init__(self, inner, change):
         self._inner, self._change = inner, change
@@ -141,7 +141,7 @@ class _Loader:
 
 
 def spec_of(fullname, path):
-    """Returns the description of a module that is changed, or None."""
+    """Returns the spec of a module that is patched, or None."""
     change = _CHANGED.get(fullname)
     spec = importlib.machinery.PathFinder.find_spec(fullname, path) if change is not None else None
     if spec is not None and spec.loader is not None:
@@ -150,7 +150,7 @@ def spec_of(fullname, path):
 
 
 def change_loaded(modules):
-    """Changes what has been loaded already."""
+    """Patches modules that have already been loaded."""
     for name, change in _CHANGED.items():
         if name in modules:
             change(modules[name])

@@ -1,4 +1,5 @@
-"""The main module of processes that a program under `python -m thalweg` spawns: runs the program's file with `torch` as this package."""
+"""The main module of processes that a program under `python -m thalweg` spawns.
+Runs the program's file with `torch` as this package."""
 
 import os
 

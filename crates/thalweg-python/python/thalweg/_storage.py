@@ -1,5 +1,5 @@
-"""Storages as objects (`torch.UntypedStorage`): the memory behind tensors that are views of each other. `_typed_storage` has those whose elements have
-a dtype."""
+"""Storages as objects (`torch.UntypedStorage`): the memory of tensors that may be views of each other.
+`_typed_storage` has the storages whose elements have a dtype."""
 
 import operator
 import sys
@@ -13,7 +13,8 @@ _SHARING = ("share_memory_", "from_file", "new_shared", "_new_shared", "_share_c
 
 
 def elements_of(args, dtype, device, name):
-    """Returns a tensor of one dimension of what the constructor of a storage is given: nothing, a number of elements, or a sequence of them."""
+    """Returns a one-dimensional tensor from the arguments of a storage's constructor: nothing, a number of elements, or a
+    sequence of them."""
     refusal = f"{name}() takes the number of elements, or a sequence of them"
     if len(args) > 1:
         raise RuntimeError(f"{refusal}\nToo many positional arguments")
@@ -41,7 +42,7 @@ def check_copied(storage):
 
 
 def from_buffer(buffer, byte_order="native", count=-1, offset=0, *, dtype, device=None):
-    """Returns the elements of a buffer, in an order of bytes (`native`, `little`, `big`), as a tensor of one dimension."""
+    """Returns the elements of a buffer, with the given byte order (`native`, `little`, `big`), as a one-dimensional tensor."""
     if byte_order not in ("native", "little", "big"):
         raise ValueError(f"invalid byte_order '{byte_order}' (expected 'big', 'little', or 'native')")
     data, size = bytearray(memoryview(buffer).cast("B")), dtype.itemsize
@@ -66,7 +67,8 @@ def _rebuild_untyped(data, device):
 
 
 class UntypedStorage:
-    """The bytes of a storage. `resize_(0)` gives its memory back while the tensors over it stay; what uses their elements raises until it is resized again."""
+    """The bytes of a storage. `resize_(0)` frees the memory while the tensors over it remain. Uses of their elements raise until
+    it is resized."""
 
     def __init__(self, *args, device=None, _tensor=None):
         self._tensor = elements_of(args, _core.uint8, device, "UntypedStorage") if _tensor is None else _tensor.detach()
@@ -88,11 +90,11 @@ class UntypedStorage:
         return 1
 
     def data_ptr(self):
-        """Returns the address of the first byte; 0 where there is none."""
+        """Returns the address of the first byte, or 0 if there is none."""
         return self._tensor._storage_pointer()
 
     def resize_(self, size):
-        """Gives the memory back (0), or has so many bytes from now on: those that were there before are the first."""
+        """Resizes the storage to a number of bytes, and keeps its first bytes. 0 frees the memory."""
         self._tensor._resize_storage(size)
         return self
 
@@ -116,7 +118,7 @@ class UntypedStorage:
         return self._bytes().tolist()
 
     def fill_(self, value):
-        """Sets all bytes."""
+        """Sets all bytes to a value."""
         self._bytes().fill_(value)
         return self
 
@@ -131,29 +133,29 @@ class UntypedStorage:
         return UntypedStorage(_tensor=self._bytes().clone())
 
     def to(self, *, device, non_blocking=False):
-        """Returns a copy on a device; itself where it is there."""
+        """Returns a copy on a device, or the storage itself if it is already there."""
         check_copied(self)
         moved = self._bytes().to(device)
         return self if moved.device == self.device else UntypedStorage(_tensor=moved)
 
     def cpu(self):
-        """Returns a copy on the simulated GPU, whose memory is the host's; itself where it is there."""
+        """Returns a copy on the simulated GPU, whose memory is the host's, or the storage itself if it is already there."""
         return self.to(device="cpu")
 
     def cuda(self, device=None, non_blocking=False):
-        """Returns a copy on a GPU; itself where it is there."""
+        """Returns a copy on a GPU, or the storage itself if it is already there."""
         return self.to(device="cuda" if device is None else device)
 
     def untyped(self):
-        """Returns itself."""
+        """Returns the storage itself."""
         return self
 
     def is_pinned(self, device=None):
-        """Returns whether pinned memory was asked for."""
+        """Returns whether pinned memory was requested."""
         return self._tensor.is_pinned()
 
     def pin_memory(self, device=None):
-        """Returns a copy in pinned memory; itself where it is in pinned memory."""
+        """Returns a copy in pinned memory, or the storage itself if it is already there."""
         if self.device.type == "meta":
             raise TypeError(f"cannot pin '{self.type()}' only CPU memory can be pinned")
         return self if self.is_pinned() else UntypedStorage(_tensor=self._bytes().pin_memory())
@@ -175,7 +177,7 @@ class UntypedStorage:
         return True
 
     def byteswap(self, dtype):
-        """Reverses the bytes of each element of a dtype; of complex numbers, those of each part."""
+        """Reverses the bytes of each element of a dtype. Complex numbers are reversed part by part."""
         part = dtype.itemsize // (2 if dtype.is_complex else 1)
         rows = self._bytes()[:self.nbytes() // part * part].view(-1, part)
         rows.copy_(rows.flip(1))
@@ -205,7 +207,7 @@ class UntypedStorage:
         return _rebuild_untyped, (bytes(self._bytes()._bytes()), str(self.device))
 
     def _as_tensor(self, dtype):
-        """Returns the elements of a dtype, as a tensor over the storage."""
+        """Returns the elements as a tensor of a dtype over the storage."""
         data = self._bytes()
         return data[:data.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
@@ -234,17 +236,18 @@ def _refuse_to_share(name):
 
 
 def _untyped_storage(self):
-    """Returns the storage of the tensor, which views of it share."""
+    """Returns the storage of the tensor, which its views share."""
     return UntypedStorage(_tensor=self)
 
 
 def kind_of(dtype):
-    """Returns the word that names of classes have for a dtype (`Float` of `FloatStorage`)."""
+    """Returns the part of a class name that stands for a dtype (`Float` in `FloatStorage`)."""
     return {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}.get(dtype._name, dtype._name)
 
 
 def _set_(self, source=None, storage_offset=0, size=None, stride=None):
-    """Makes the tensor see the memory of a storage, or of another tensor, by an offset, sizes and strides; without a source it has no elements."""
+    """Makes the tensor a view of a storage's or tensor's memory, with an offset, sizes and strides. Without a source it has no
+    elements."""
     if self.requires_grad and _core.is_grad_enabled() and self.is_leaf:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     if source is None:
@@ -276,7 +279,7 @@ def _set_(self, source=None, storage_offset=0, size=None, stride=None):
 
 
 def untyped_of(storage, dtype):
-    """Returns a storage as bytes; one whose elements have another dtype is refused."""
+    """Returns a storage as bytes. A storage whose elements have another dtype is refused."""
     own = getattr(storage, "dtype", dtype)
     if not isinstance(storage, UntypedStorage) and not hasattr(storage, "_untyped_storage"):
         raise TypeError(f"set_(): argument 'source' must be Storage or Tensor, not {type(storage).__name__}")
@@ -288,7 +291,8 @@ def untyped_of(storage, dtype):
 
 
 def tensor_over(storage, dtype):
-    """Returns a tensor over a storage: of its dtype, or of the default one where it is of bytes. What `tensor` and `Tensor` are given is one."""
+    """Returns a tensor over a storage, in its dtype, or in the default dtype for bytes. Used where `tensor` and `Tensor` receive
+    a storage."""
     dtype = dtype or getattr(storage, "dtype", None) or _core.get_default_dtype()
     return untyped_of(storage, dtype)._as_tensor(dtype)
 

@@ -1,22 +1,22 @@
-"""Memory that several tensors share: what of it files and deep copies keep."""
+"""Memory that several tensors share, as files and deep copies preserve it."""
 
 from . import _core
 
 
 class Shared:
-    """The memory of a tensor with the elements of all its views, as a row of elements of one dtype."""
+    """The memory of a tensor, including the elements of all its views, as a row of elements of one dtype."""
 
     def __init__(self, tensor):
         plain, size = tensor.detach(), tensor.dtype.itemsize
         self.dtype = plain.dtype
         self.start = plain._storage_pointer()
         self.row = plain.as_strided([plain._storage_bytes() // size], [1], 0)
-        # While this is alive no other memory has its address.
+        # While this tensor is alive, no other memory has its address.
         self.identity = (str(plain.device), self.start, plain._storage_bytes())
 
 
 def view(row, size, stride, offset):
-    """Returns a tensor over the memory of a row of elements that autograd does not take for a view of another."""
+    """Returns a tensor over the memory of a row of elements. Autograd does not treat it as a view."""
     return row.as_strided(list(size), list(stride), offset).detach()
 
 
@@ -26,8 +26,9 @@ def has_memory(tensor):
 
 
 def copied(tensor, memo):
-    """Returns a tensor over a copy of the memory of another; those that share it share the copy, by the memory of `copy.deepcopy`."""
-    # Another thread may put other data into the tensor meanwhile.
+    """Returns a tensor over a copy of another's memory. Tensors that share the memory share the copy, through the memo of
+    `copy.deepcopy`."""
+    # Another thread may replace the tensor's data meanwhile.
     tensor = tensor.detach()
     if not has_memory(tensor):
         return tensor.clone()
@@ -36,27 +37,28 @@ def copied(tensor, memo):
 
 
 def copied_bytes(tensor, memo):
-    """Returns a copy of the memory of a tensor as bytes: one for all tensors and storages over the memory, by the memory of `copy.deepcopy`."""
+    """Returns a copy of a tensor's memory as bytes: one for all tensors and storages over that memory, through the memo of
+    `copy.deepcopy`."""
     key = ("storage", tensor._storage_identity())
     if key not in memo:
-        # While this is alive no other memory has its identity.
+        # While this tensor is alive, no other memory has its identity.
         memo[("kept", tensor._storage_identity())] = tensor
         memo[key] = tensor._storage_as_bytes().clone()
     return memo[key]
 
 
 def attributes(tensor):
-    """Returns what a program has made attributes of a tensor."""
+    """Returns the attributes that a program has set on a tensor."""
     return getattr(tensor, "__dict__", None) or {}
 
 
 def with_attributes(tensor, values):
-    """Returns a tensor with attributes."""
+    """Returns a tensor with these attributes."""
     for name, value in values.items():
         setattr(tensor, name, value)
     return tensor
 
 
 def plain_class(tensor):
-    """Returns whether a tensor is of no subclass."""
+    """Returns whether a tensor is not an instance of a subclass."""
     return type(tensor) is _core.Tensor

@@ -1,4 +1,4 @@
-"""Methods of `Tensor` beyond the operator table, in Python: conversions by the names of dtypes, NumPy, copies and pickles."""
+"""Methods of `Tensor` beyond the operator table, in Python: conversions named after dtypes, NumPy, copies and pickles."""
 
 import builtins
 import copy
@@ -24,7 +24,7 @@ def _conversion(name, dtype):
 
 
 def _numpy(self, *, force=False):
-    """Returns the elements as an array of NumPy, a copy. Blocks until they are there."""
+    """Returns the elements as a NumPy array, a copy. Blocks until they have been computed."""
     import numpy
     if self.requires_grad and not force and _core.is_grad_enabled():
         raise RuntimeError(
@@ -62,7 +62,7 @@ def _copy(self):
 
 
 def _of_class(kind, tensor, requires_grad):
-    """Returns a tensor as one of a subclass."""
+    """Returns a tensor as an instance of a subclass."""
     if kind is not Tensor:
         tensor = kind._of(tensor) if hasattr(kind, "_of") else kind(tensor)
     return tensor.requires_grad_(requires_grad) if tensor.is_floating_point() or tensor.is_complex() else tensor
@@ -85,18 +85,19 @@ def _rebuild_meta(cls, shape, stride, dtype, requires_grad):
 
 
 def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
-    """Returns a tensor of numbers, with this one's dtype and device where none are given."""
+    """Returns a tensor of numbers, by default with this tensor's dtype and device."""
     return _core.tensor(data, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad)
 
 
 def _record_stream(self, stream):
-    """Records that work of a stream uses the tensor: its memory is reused only after all that the stream has when it is dropped."""
+    """Records that a stream uses the tensor. Its memory is reused only after all work that the stream has when the tensor is
+    dropped."""
     _core._cuda._record_stream(self, stream, False)
 
 
 def _record_use(self, stream):
-    """Records that what a stream has now is the last that uses the tensor there, until the next call: its memory is reused after that, and does
-    not wait for later work of the stream, as after `record_stream`."""
+    """Records that the current work of a stream is the last there that uses the tensor, until the next call. The memory is reused
+    after that work, and does not wait for later work of the stream, as it does after `record_stream`."""
     _core._cuda._record_stream(self, stream, True)
 
 
@@ -107,7 +108,7 @@ def _array_namespace(self, /, *, api_version=None):
 
 
 def _dir(self):
-    """Returns the names of attributes, without those that it has not where it is."""
+    """Returns the names of attributes, without those that the tensor does not have on its device."""
     missing = () if self._is_on_gpu else ("__cuda_array_interface__",)
     return [name for name in object.__dir__(self) if name not in missing]
 
@@ -140,7 +141,7 @@ Tensor.is_sparse = False
 Tensor.is_quantized = False
 Tensor.layout = _core.strided
 Tensor.get_device = lambda self: self.device.index
-# Libraries write gradients under this name, too.
+# Libraries write gradients under this name as well.
 Tensor._grad = property(lambda self: self.grad, lambda self, gradient: setattr(self, "grad", gradient))
 for _name, _reason in {
     "share_memory_": "memory is not shared between processes",

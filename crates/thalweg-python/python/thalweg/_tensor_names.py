@@ -1,4 +1,5 @@
-"""Methods and attributes of PyTorch's tensors that libraries ask for: kinds of tensors that there are none of, older spellings, subclasses."""
+"""Methods and attributes of PyTorch tensors that libraries use.
+They concern kinds of tensors that do not exist here, older spellings, and subclasses."""
 
 from . import _core
 from ._results import Size
@@ -30,7 +31,7 @@ def _left_out(name, reason):
 
 
 def _new(self, *data, device=None, size=None):
-    """Returns a tensor with this one's dtype: of data, or of sizes with elements that are not written."""
+    """Returns a tensor with this tensor's dtype: from data, or from sizes with uninitialised elements."""
     device = device or self.device
     if size is not None:
         data = (Size(size),)
@@ -47,7 +48,7 @@ def _new(self, *data, device=None, size=None):
 
 
 def _as_subclass(self, cls):
-    """Returns the tensor as an object of a subclass."""
+    """Returns the tensor as an instance of a subclass."""
     if not issubclass(cls, Tensor):
         raise RuntimeError(
             "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. Make sure your class inherits from Tensor.")
@@ -57,17 +58,17 @@ def _as_subclass(self, cls):
 
 
 def _make_subclass(cls, data, require_grad=False, **options):
-    """Returns data as an object of a subclass."""
+    """Returns data as an instance of a subclass."""
     return Tensor.__new__(cls, data.detach(), requires_grad=require_grad)
 
 
 def _torch_function(cls, func, types, args=(), kwargs=None):
-    """Returns the result of a function: nothing is taken over."""
+    """Returns the result of a function: nothing is overridden."""
     return func(*args, **(kwargs or {}))
 
 
 def _reversed(self):
-    """Returns the tensor with the first dimension backwards."""
+    """Returns the tensor with its first dimension reversed."""
     return self if self.dim() == 0 else self.flip(0)
 
 
@@ -82,18 +83,18 @@ def _idiv(self, other):
 
 
 def _array_wrap(self, array, context=None, return_scalar=False):
-    """Returns an array of NumPy, which a function of it has made of this tensor, as a tensor."""
+    """Returns a NumPy array, the result of a NumPy function of this tensor, as a tensor."""
     return _core.tensor(array, device=self.device)
 
 
 def _dim_order(self, *, ambiguity_check=False):
-    """Returns the dimensions from the one with the largest stride on."""
+    """Returns the dimensions in order of decreasing stride."""
     strides = self.stride()
     return tuple(sorted(range(self.dim()), key=lambda dim: -strides[dim]))
 
 
 def _fill_diagonal_(self, fill_value, wrap=False):
-    """Fills the diagonal, in place; of a tall matrix again below it where it wraps."""
+    """Fills the diagonal, in place. With `wrap`, the diagonal of a tall matrix continues below."""
     if self.dim() < 2:
         raise RuntimeError("dimensions must larger than 1")
     if self.dim() > 2 and len(set(self.shape)) != 1:
@@ -108,12 +109,13 @@ def _fill_diagonal_(self, fill_value, wrap=False):
 
 
 def _module_load(self, other, assign=False):
-    """Returns what a module's parameter becomes when a state is loaded into it: the other tensor, or this one with the other's values."""
+    """Returns the new value of a module's parameter when a state is loaded: the other tensor, or this tensor with the other's
+    values."""
     return other.detach() if assign else self.copy_(other).detach()
 
 
 def add():
-    """Adds the names to `Tensor`, but for those that it has."""
+    """Adds the names to `Tensor`, except for those that it already has."""
     made = {name: _left_out(name, reason) for name, reason in _LEFT_OUT.items()}
     made |= dict.fromkeys((
         "is_ipu", "is_maia", "is_mkldnn", "is_mps", "is_mtia", "is_nested", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"), False)

@@ -3,7 +3,7 @@
 from . import _core
 from ._results import Size
 
-# The words that names of classes have for dtypes.
+# The parts of class names that stand for dtypes.
 KINDS = {
     "bfloat16": "BFloat16", "bool": "Bool", "uint8": "Byte", "int8": "Char", "float64": "Double", "float32": "Float", "float16": "Half",
     "int32": "Int", "int64": "Long", "int16": "Short"}
@@ -11,14 +11,15 @@ NAMES = {f"{kind}Tensor": dtype for dtype, kind in KINDS.items()}
 
 
 class _Kind(type):
-    """The tensors of one dtype, of a GPU or of the host's side: what `isinstance` asks."""
+    """The tensors of one dtype on a GPU, or on the host's side, for `isinstance`."""
 
     def __instancecheck__(cls, instance):
         return isinstance(instance, _core.Tensor) and instance.dtype is cls.dtype and instance.is_cuda is cls._on_gpu
 
 
 def add(namespace, module, device):
-    """Adds the constructors to a namespace; their tensors are made on a device, or on the current one where it is None."""
+    """Adds the constructors to a namespace. Their tensors are created on the given device, or on the current one if it is
+    None."""
     for name, dtype in NAMES.items():
         namespace[name] = _constructor(name, getattr(_core, dtype), module, device)
 

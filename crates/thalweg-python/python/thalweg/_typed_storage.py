@@ -45,7 +45,7 @@ class TypedStorage:
         return self._untyped_storage
 
     def element_size(self):
-        """Returns the bytes of an element."""
+        """Returns the bytes per element."""
         return self.dtype.itemsize
 
     def nbytes(self):
@@ -59,7 +59,7 @@ class TypedStorage:
     __len__ = size
 
     def data_ptr(self):
-        """Returns the address of the first element; 0 where there is none."""
+        """Returns the address of the first element, or 0 if there is none."""
         return self._untyped_storage.data_ptr()
 
     def get_device(self):
@@ -71,7 +71,7 @@ class TypedStorage:
         return True
 
     def resize_(self, size):
-        """Gives the memory back (0), or has so many elements from now on."""
+        """Resizes the storage to a number of elements. 0 frees the memory."""
         self._untyped_storage.resize_(size * self.element_size())
         return self
 
@@ -80,11 +80,11 @@ class TypedStorage:
         return False
 
     def pickle_storage_type(self):
-        """Returns the name of the class of older programs, which files have."""
+        """Returns the older name of the class, which files contain."""
         return f"{kind_of(self.dtype)}Storage"
 
     def type(self, dtype=None, non_blocking=False):
-        """Returns the name of the class; or the elements in the dtype of a class, or of its name."""
+        """Returns the name of the class, or the elements in the dtype of a class or of its name."""
         if dtype is None:
             return f"torch.{'cuda.' if self.is_cuda else ''}{self.pickle_storage_type()}"
         name = (dtype if isinstance(dtype, str) else dtype.__name__).rpartition(".")[2]
@@ -127,7 +127,7 @@ class TypedStorage:
         return self._elements().tolist()
 
     def fill_(self, value):
-        """Sets all elements."""
+        """Sets all elements to a value."""
         self[:] = value
         return self
 
@@ -142,25 +142,25 @@ class TypedStorage:
         return TypedStorage(wrap_storage=self._untyped_storage.clone(), dtype=self.dtype)
 
     def to(self, *, device, non_blocking=False):
-        """Returns a copy on a device; itself where it is there."""
+        """Returns a copy on a device, or the storage itself if it is already there."""
         moved = self._untyped_storage.to(device=device)
         return self if moved is self._untyped_storage else TypedStorage(wrap_storage=moved, dtype=self.dtype)
 
     def cpu(self):
-        """Returns a copy on the simulated GPU, whose memory is the host's; itself where it is there."""
+        """Returns a copy on the simulated GPU, whose memory is the host's, or the storage itself if it is already there."""
         return self.to(device="cpu")
 
     def cuda(self, device=None, non_blocking=False):
-        """Returns a copy on a GPU; itself where it is there."""
+        """Returns a copy on a GPU, or the storage itself if it is already there."""
         check_copied(self)
         return self.to(device="cuda" if device is None else device)
 
     def is_pinned(self, device=None):
-        """Returns whether pinned memory was asked for."""
+        """Returns whether pinned memory was requested."""
         return self._untyped_storage.is_pinned()
 
     def pin_memory(self, device=None):
-        """Returns a copy in pinned memory; itself where it is in pinned memory."""
+        """Returns a copy in pinned memory, or the storage itself if it is already there."""
         return self if self.is_pinned() else TypedStorage(wrap_storage=self._untyped_storage.pin_memory(), dtype=self.dtype)
 
     @classmethod
@@ -220,7 +220,7 @@ for _name, _dtype in _CONVERSIONS.items():
 
 
 class _LegacyMeta(type):
-    """The storages of one dtype, of a GPU or of the host's side: what `isinstance` asks."""
+    """The storages of one dtype on a GPU, or on the host's side, for `isinstance`."""
 
     def __instancecheck__(cls, instance):
         return type(instance) is cls or (
@@ -228,7 +228,7 @@ class _LegacyMeta(type):
 
 
 class _LegacyStorage(TypedStorage, metaclass=_LegacyMeta):
-    """A class of storages of one dtype: what it makes are `TypedStorage`."""
+    """A class of storages of one dtype. Its constructor returns a `TypedStorage`."""
 
     dtype, _on_gpu = None, False
 
@@ -276,7 +276,7 @@ _classes = {}
 
 
 def classes(module, on_gpu):
-    """Returns the classes of one dtype each by their names, of a module."""
+    """Returns the classes of a module, one for each dtype, by their names."""
     if on_gpu not in _classes:
         _classes[on_gpu] = {
             name: _LegacyMeta(name, (_LegacyStorage,), {
@@ -287,7 +287,7 @@ def classes(module, on_gpu):
 
 
 def all_classes():
-    """Returns all classes of storages."""
+    """Returns all storage classes."""
     return {UntypedStorage, TypedStorage, *(made for kinds in _classes.values() for made in kinds.values())}
 
 
@@ -297,7 +297,7 @@ def _storage(self):
 
 
 def _storage_type(self):
-    """Returns the class of storages that the tensor's is one of."""
+    """Returns the storage class of the tensor's storage."""
     return classes(None, self.is_cuda)[f"{kind_of(self.dtype)}Storage"]
 
 

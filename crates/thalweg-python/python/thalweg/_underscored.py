@@ -1,4 +1,4 @@
-"""Operators that PyTorch has for itself, and programs and its own lists of operators use all the same."""
+"""Operators that are internal to PyTorch, but that programs and PyTorch's own operator lists use."""
 
 from . import _core
 from .autograd import no_grad
@@ -8,12 +8,12 @@ __all__ = ["_addmm_activation", "_amp_foreach_non_finite_check_and_unscale_", "_
 
 
 def _several(value, like):
-    """Returns a number for each dimension of space of a tensor."""
+    """Returns one number for each spatial dimension of a tensor."""
     return list(value) if isinstance(value, (tuple, list)) else [value] * (like.dim() - 2)
 
 
 def _convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_switches):
-    """Returns a convolution; how libraries compute it is a matter of `backends`."""
+    """Returns a convolution. The switches of libraries have no effect here; `backends` has them."""
     stride, padding, dilation, output_padding = (_several(value, input) for value in (stride, padding, dilation, output_padding))
     return _core.convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
@@ -29,14 +29,14 @@ def cudnn_convolution_transpose(input, weight, padding, output_padding, stride, 
 
 
 def _addmm_activation(input, mat1, mat2, *, beta=1, alpha=1, use_gelu=False):
-    """Returns `addmm` under a ReLU or, with `use_gelu`, a GELU."""
+    """Returns `addmm` followed by a ReLU or, with `use_gelu`, a GELU."""
     product = _core.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
     return _core.gelu(product) if use_gelu else _core.relu(product)
 
 
 @no_grad()
 def _amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale):
-    """Multiplies gradients by a number on the device, in place, and makes `found_inf` 1 if one of them is not finite."""
+    """Multiplies gradients by a number on the device, in place, and sets `found_inf` to 1 if one of them is not finite."""
     for grad in grads:
         found_inf.copy_(_core.maximum(found_inf, (~_core.isfinite(grad)).any().to(found_inf.dtype)))
         grad.mul_(inv_scale.to(grad.dtype))
@@ -44,7 +44,8 @@ def _amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale):
 
 @no_grad()
 def _amp_update_scale_(self, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval):
-    """Makes the scale of gradients smaller after one that is not finite, and greater after so many steps without; on the device."""
+    """Decreases the scale of gradients after a step with one that is not finite, and increases it after enough finite steps, on
+    the device."""
     is_infinite = found_inf != 0
     steps = _core.where(is_infinite, 0, growth_tracker + 1)
     is_grown = steps == growth_interval

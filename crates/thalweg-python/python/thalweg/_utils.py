@@ -1,22 +1,22 @@
-"""Helpers that programs take from PyTorch's inside (`torch._utils`); the rest is left out."""
+"""Helpers that programs use from PyTorch's internals (`torch._utils`); the rest is left out."""
 
 from . import _core
 from ._left_out import rest as _rest
 
 
 def _flatten_dense_tensors(tensors):
-    """Returns the elements of tensors of one dtype one after the other."""
+    """Returns the elements of tensors of one dtype, concatenated."""
     return _core.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _unflatten_dense_tensors(flat, tensors):
-    """Returns views of elements that are one after the other, in the shapes of tensors."""
+    """Returns views of concatenated elements, in the shapes of tensors."""
     parts = flat.split([tensor.numel() for tensor in tensors]) if tensors else ()
     return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors))
 
 
 def _element_size(dtype):
-    """Returns the bytes of an element."""
+    """Returns the bytes per element."""
     return dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""The accelerator that is there (`torch.accelerator`): an NVIDIA GPU, or none; the simulated GPU stands for the CPU."""
+"""The available accelerator (`torch.accelerator`): an NVIDIA GPU, or none; the simulated GPU counts as the CPU."""
 
 from . import _core, cuda
 from .cuda import (  # noqa: F401
@@ -14,12 +14,12 @@ def is_available():
 
 
 def device_count():
-    """Returns the number of GPUs; without one, 0."""
+    """Returns the number of GPUs, which may be 0."""
     return cuda.device_count()
 
 
 def current_accelerator(check_available=False):
-    """Returns the device of the current GPU; None where there is none."""
+    """Returns the device of the current GPU, or None if there is no GPU."""
     return _core.device("cuda") if is_available() else None
 
 
@@ -29,7 +29,7 @@ def current_device_index():
 
 
 def _checked(device):
-    """Returns a device, a number of one, or None, which must be of the accelerator where there is one."""
+    """Returns a device, a device number or None, after checking that it belongs to the accelerator if there is one."""
     named = _core.device(device) if isinstance(device, str) else device
     accelerator = current_accelerator()
     if isinstance(named, _core.device) and accelerator is not None and named.type != accelerator.type:
@@ -51,14 +51,14 @@ current_device_idx, set_device_idx = current_device_index, set_device_index
 
 
 def get_device_capability(device=None, /):
-    """Returns what a device can do: the dtypes of its tensors."""
+    """Returns the capabilities of a device: the dtypes of its tensors."""
     return {"supported_dtypes": {value for name in dir(_core) if isinstance(value := getattr(_core, name), _core.dtype) and value._is_held}}
 
 
 class device_index(cuda.device):
-    """A region whose current device is that of a number; None changes nothing."""
+    """A region with the device of the given number as current device. None changes nothing."""
 
 
 def synchronize(device=None, /):
-    """Blocks until all work of a device is done."""
+    """Blocks until all work of a device has finished."""
     cuda.synchronize(_checked(device))

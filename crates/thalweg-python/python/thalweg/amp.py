@@ -10,15 +10,15 @@ import warnings
 from . import _core, _underscored
 from ._regions import Open
 
-# The dtypes of the regions that each thread is in.
+# The dtypes of the regions that each thread has entered.
 _entered = threading.local()
-# Held while a scaler is made, which several threads may use first.
+# Held while a scaler is created, because several threads may use it first.
 _making = threading.Lock()
 
 
 def get_autocast_dtype(device_type="cuda"):
-    """Returns the dtype of the innermost region of `autocast` of this thread; outside of all, that of a kind of device: bfloat16 of the
-    CPU, float16 of others."""
+    """Returns the dtype of this thread's innermost `autocast` region. Outside of all regions, it is the default for the kind of
+    device: bfloat16 for the CPU, float16 for others."""
     dtypes = getattr(_entered, "dtypes", None)
     return dtypes[-1] if dtypes else _usual(device_type)
 
@@ -28,7 +28,7 @@ def _usual(device_type):
 
 
 class autocast:
-    """A region whose operators choose the dtype that they compute in: a context manager, and a decorator."""
+    """A region whose operators choose the dtype that they compute in: a context manager and a decorator."""
 
     def __init__(self, device_type="cuda", dtype=None, enabled=True, cache_enabled=None):
         if not isinstance(device_type, str):
@@ -44,7 +44,7 @@ class autocast:
         self._regions = Open()
 
     def __enter__(self):
-        # A region in which nothing is cast may name any dtype.
+        # A disabled region may name any dtype.
         self._regions.enter(_core._AutocastRegion(self.fast_dtype if self._enabled else _core.float16, self._enabled, self._cache_enabled))
         if not hasattr(_entered, "dtypes"):
             _entered.dtypes = []
@@ -65,13 +65,13 @@ class autocast:
 
 
 def is_autocast_available(device_type):
-    """Returns whether regions of `autocast` work on a kind of device."""
+    """Returns whether `autocast` regions work on a kind of device."""
     return device_type in ("cuda", "cpu", "sim") or _core.device(device_type).type in ("cuda", "cpu", "sim")
 
 
 def custom_fwd(fwd=None, *, device_type="cuda", cast_inputs=None):
-    """Makes the `forward` of an autograd function note whether `autocast` is on, for its `custom_bwd`; with `cast_inputs` its floats come in
-    that dtype, and it runs outside of `autocast`."""
+    """Makes the `forward` of an autograd function note whether `autocast` is on, for its `custom_bwd`. With `cast_inputs`,
+    floating-point tensors are cast to that dtype, and `forward` runs outside of `autocast`."""
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
 
@@ -89,7 +89,7 @@ def custom_fwd(fwd=None, *, device_type="cuda", cast_inputs=None):
 
 
 def custom_bwd(bwd=None, *, device_type="cuda"):
-    """Makes the `backward` of an autograd function run in the `autocast` that its `custom_fwd` noted."""
+    """Makes the `backward` of an autograd function run in the `autocast` state that its `custom_fwd` noted."""
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
 
@@ -101,7 +101,7 @@ def custom_bwd(bwd=None, *, device_type="cuda"):
 
 
 def _cast(value, dtype):
-    """Returns a value with the floats among its tensors in a dtype."""
+    """Returns a value with its floating-point tensors cast to a dtype."""
     if isinstance(value, _core.Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype is not _core.float64 else value
     if isinstance(value, dict):
@@ -112,14 +112,15 @@ def _cast(value, dtype):
 
 
 class GradScaler:
-    """Scales losses so that small gradients of low precision do not vanish, by a scale that finds itself on the device."""
+    """Scales losses so that small gradients in low precision do not vanish. The scale adapts itself on the device."""
 
     def __init__(self, device="cuda", init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
         self._numbers = (init_scale, growth_factor, backoff_factor, growth_interval)
         self._enabled = enabled
         self._inner = None
         self._steps = 0
-        # What was done since the last update with each optimizer: "unscaled" or "stepped", and what `unscale_` found where `step` needs it.
+        # The state of each optimizer since the last update: "unscaled" or "stepped", and the result of `unscale_` if `step`
+        # needs it.
         self._stages = {}
 
     def _scaler(self, device=None):
@@ -132,18 +133,18 @@ class GradScaler:
             return self._inner
 
     def is_enabled(self):
-        """Returns whether it scales at all."""
+        """Returns whether scaling is enabled."""
         return self._enabled
 
     def scale(self, outputs):
-        """Returns a loss, or several, scaled."""
+        """Returns the scaled loss, or several scaled losses."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, _core.Tensor):
             return self._scaler(outputs.device).scale(outputs)
         return type(outputs)(self.scale(output) for output in outputs)
 
-    # The tensors that programs of PyTorch read: None until the first loss is scaled.
+    # The tensors that PyTorch programs read. They are None until the first loss is scaled.
     _scale = property(lambda self: self._tensor(0), doc="The scale, on its device.")
     _growth_tracker = property(lambda self: self._tensor(1), doc="The number of finite steps since the scale grew, on its device.")
     _init_scale = property(lambda self: float(self._numbers[0]), doc="The scale before the first loss.")
@@ -154,7 +155,7 @@ class GradScaler:
         return None if not self._enabled or self._inner is None else self._inner.tensors()[place]
 
     def _lazy_init_scale_growth_tracker(self, device):
-        """Makes the tensors on a device, where no loss has been scaled yet."""
+        """Creates the tensors on a device, if no loss has been scaled yet."""
         if self._inner is not None:
             raise AssertionError("_growth_tracker initialized before _scale")
         self._scaler(device)
@@ -163,8 +164,8 @@ class GradScaler:
         return self._stages.get(id(optimizer), (None, None))[0]
 
     def step(self, optimizer, *args, **kwargs):
-        """Steps an optimizer, unless a gradient of it is not finite. Where the optimizer is fused that is decided on the device, and the host
-        learns nothing; any other is stepped by the host, which waits to learn it."""
+        """Steps an optimizer, unless one of its gradients is not finite. A fused optimizer decides that on the device, and the
+        host does not wait. Any other optimizer is stepped by the host, which waits for the result."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs or args:
@@ -176,7 +177,7 @@ class GradScaler:
         if _is_fused(optimizer):
             is_unscaled = self._stage(optimizer) == "unscaled"
             if not is_unscaled and all(parameter.grad.dtype is not _core.float16 for parameter in with_gradients):
-                # Programs read the gradients after the step, where PyTorch has divided them, too.
+                # Programs read the gradients after the step, when PyTorch has unscaled them as well.
                 optimizer._unscale(self._inner)
                 is_unscaled = True
             result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, is_unscaled), args, kwargs)
@@ -191,7 +192,8 @@ class GradScaler:
         return result
 
     def _step_of_others(self, optimizer, with_gradients, args, kwargs):
-        """Steps an optimizer that unscales its gradients itself: it is given the scaler, or has the scale and what was found meanwhile."""
+        """Steps an optimizer that unscales its gradients itself: it receives the scaler, or the scale and the non-finite flag as
+        attributes."""
         if "grad_scaler" in inspect.signature(optimizer.step).parameters:
             warnings.warn("GradScaler is going to stop passing itself as a keyword argument to the passed optimizer. In the near future GradScaler "
                           "registers `grad_scale: Tensor` and `found_inf: Tensor` to the passed optimizer and let the optimizer use them directly.",
@@ -209,7 +211,7 @@ class GradScaler:
             del optimizer.grad_scale, optimizer.found_inf
 
     def update(self, new_scale=None):
-        """Ends the step: the scale grows or shrinks, or becomes a number or what a tensor of one element has."""
+        """Ends the step: the scale grows or shrinks, or is set to a number or to the value of a tensor of one element."""
         if not self._enabled:
             return
         self._check_scaled("update")
@@ -234,7 +236,8 @@ class GradScaler:
                                  "outputs) earlier in the iteration.")
 
     def unscale_(self, optimizer):
-        """Divides the gradients of an optimizer by the scale, in place, so that they can be clipped; its step then does not."""
+        """Divides the gradients of an optimizer by the scale, in place, so that they can be clipped. Its step then does not
+        unscale them again."""
         if not self._enabled:
             return
         stage = self._stage(optimizer)
@@ -253,7 +256,7 @@ class GradScaler:
             self._stages[id(optimizer)] = "unscaled", self._inner.unscale(with_gradients)
 
     def get_scale(self):
-        """Returns the scale. Blocks until it is there."""
+        """Returns the scale. Blocks until it has been computed."""
         if not self._enabled:
             return 1.0
         return float(self._numbers[0]) if self._inner is None else self._inner.tensors()[0].item()
@@ -262,7 +265,7 @@ class GradScaler:
         return self._steps if self._inner is None else int(self._inner.tensors()[1].item())
 
     def state_dict(self):
-        """Returns the numbers of the scaler, as PyTorch names them; nothing where it does not scale. Blocks."""
+        """Returns the scaler's state, with PyTorch's names; empty if it is disabled. Blocks."""
         if not self._enabled:
             return {}
         _, growth_factor, backoff_factor, growth_interval = self._numbers
@@ -270,7 +273,7 @@ class GradScaler:
                 "growth_interval": growth_interval, "_growth_tracker": self._growth_steps()}
 
     def load_state_dict(self, state_dict):
-        """Overwrites the numbers with saved ones."""
+        """Overwrites the scaler's state with a saved one."""
         if not self._enabled:
             return
         if not state_dict:
@@ -297,38 +300,38 @@ class GradScaler:
             self.load_state_dict({**self.state_dict(), **changes})
 
     def get_growth_factor(self):
-        """Returns the factor of the scale after many finite steps."""
+        """Returns the factor by which the scale grows after enough finite steps."""
         return self._numbers[1]
 
     def set_growth_factor(self, new_factor):
-        """Sets the factor of the scale after many finite steps."""
+        """Sets the factor by which the scale grows after enough finite steps."""
         self._with(growth_factor=new_factor)
 
     def get_backoff_factor(self):
-        """Returns the factor of the scale after a step that is not finite."""
+        """Returns the factor by which the scale shrinks after a step that is not finite."""
         return self._numbers[2]
 
     def set_backoff_factor(self, new_factor):
-        """Sets the factor of the scale after a step that is not finite."""
+        """Sets the factor by which the scale shrinks after a step that is not finite."""
         self._with(backoff_factor=new_factor)
 
     def get_growth_interval(self):
-        """Returns after how many finite steps the scale grows."""
+        """Returns after how many consecutive finite steps the scale grows."""
         return self._numbers[3]
 
     def set_growth_interval(self, new_interval):
-        """Sets after how many finite steps the scale grows."""
+        """Sets the number of consecutive finite steps after which the scale grows."""
         self._with(growth_interval=new_interval)
 
 
 def _is_fused(optimizer):
-    """Returns whether an optimizer is one that decides on the device; a subclass with a `step` of its own does not."""
+    """Returns whether an optimizer decides on the device. A subclass with a `step` of its own does not."""
     from .optim.fused import Fused
     return isinstance(optimizer, Fused) and type(optimizer).step is Fused.step and not optimizer._composes()
 
 
 def _check_gradients(optimizer):
-    """Returns the parameters of an optimizer that have gradients; there has to be one."""
+    """Returns the parameters of an optimizer that have gradients. There must be at least one."""
     found = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
     if not found:
         raise AssertionError("No inf checks were recorded for this optimizer.")
@@ -336,14 +339,14 @@ def _check_gradients(optimizer):
 
 
 def _deprecated(place, name):
-    """Warns of a class by its earlier name."""
+    """Warns that a class is used by its deprecated name."""
     warnings.warn(
         f"`torch.{place}.amp.{name}(args...)` is deprecated. Please use `torch.amp.{name}('{place}', args...)` instead.", FutureWarning,
         stacklevel=3)
 
 
 def _placed():
-    """Makes the modules in which PyTorch defines the names of this one."""
+    """Creates the modules in which PyTorch defines the names of this one."""
     for name, members in (("autocast_mode", (autocast, custom_fwd, custom_bwd, is_autocast_available)), ("grad_scaler", (GradScaler,))):
         made = types.ModuleType(f"{__name__}.{name}", f"What PyTorch has in `torch.amp.{name}`.")
         vars(made).update({member.__name__: member for member in members})
@@ -351,5 +354,5 @@ def _placed():
 
 
 _placed()
-# The modules are imported as if this were a package.
+# Makes the modules importable as if this module were a package.
 __path__ = []

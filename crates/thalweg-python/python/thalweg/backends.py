@@ -1,4 +1,5 @@
-"""Switches of the libraries behind operators (`torch.backends`), process-wide; a captured graph keeps what held when it was captured."""
+"""Switches of the libraries that operators use (`torch.backends`), process-wide.
+A captured graph keeps the settings from its capture."""
 
 import contextlib
 import sys
@@ -30,7 +31,7 @@ def _reduction(dtype):
 
 
 class _Settings(types.ModuleType):
-    """A module whose names are switches: one that it does not have is refused, so that no setting is lost in silence."""
+    """A module whose names are switches. Unknown names are refused, so that no setting is ignored silently."""
 
     _left_out = {}
 
@@ -63,7 +64,7 @@ _ATTENTION = dict.fromkeys(("cudnn", "flash", "mem_efficient", "math"), True)
 
 
 def _allow(**given):
-    """Changes which ways of computing attention this thread may take. Flash attention is also what is memory-efficient."""
+    """Sets which implementations of attention this thread may use. The memory-efficient one is flash attention as well."""
     _ATTENTION.update({name: bool(enabled) for name, enabled in given.items()})
     _inner._replace_sdp(_ATTENTION["cudnn"], _ATTENTION["flash"] or _ATTENTION["mem_efficient"], _ATTENTION["math"])
 
@@ -91,7 +92,7 @@ class _Cuda(_Settings):
     @staticmethod
     @contextlib.contextmanager
     def sdp_kernel(enable_flash=True, enable_math=True, enable_mem_efficient=True, enable_cudnn=True):
-        """Returns a region with other ways of computing this thread's attention."""
+        """Returns a region with other implementations of attention for this thread."""
         former = dict(_ATTENTION)
         _allow(flash=enable_flash, math=enable_math, mem_efficient=enable_mem_efficient, cudnn=enable_cudnn)
         try:
@@ -101,7 +102,7 @@ class _Cuda(_Settings):
 
     @property
     def SDPBackend(self):
-        """The ways of computing attention (`nn.attention.SDPBackend`)."""
+        """The implementations of attention (`nn.attention.SDPBackend`)."""
         from .nn.attention import SDPBackend
         return SDPBackend
 
@@ -109,12 +110,12 @@ class _Cuda(_Settings):
 
     @staticmethod
     def is_built():
-        """Returns True: the package runs on GPUs where there are any."""
+        """Returns True: the package runs on GPUs if there are any."""
         return True
 
     @staticmethod
     def preferred_linalg_library(backend=None):
-        """Returns the name of the one library."""
+        """Returns the name of the only library."""
         return "default"
 
     preferred_blas_library = preferred_rocm_fa_library = preferred_linalg_library
@@ -123,22 +124,22 @@ class _Cuda(_Settings):
 class _Cudnn(_Settings):
     @staticmethod
     def version():
-        """Returns None: the version of cuDNN is in the Rust crate."""
+        """Returns None: only the Rust crate has the version of cuDNN."""
         return None
 
     @staticmethod
     def is_available():
-        """Returns whether there is a GPU, for which cuDNN is loaded where it is found."""
+        """Returns whether there is a GPU, for which cuDNN is loaded if it is found."""
         return _core._cuda._gpu_count() > 0
 
     @staticmethod
     def is_acceptable(tensor):
-        """Returns whether convolutions of a tensor may be calls of cuDNN."""
+        """Returns whether convolutions of a tensor may use cuDNN."""
         return tensor._is_on_gpu and cudnn.enabled
 
     @staticmethod
     def set_flags(_enabled=None, _benchmark=None, _benchmark_limit=None, _deterministic=None, _allow_tf32=None, _fp32_precision="none"):
-        """Sets switches, and returns what they were."""
+        """Sets switches, and returns the previous settings."""
         given = dict(enabled=_enabled, benchmark=_benchmark, benchmark_limit=_benchmark_limit, deterministic=_deterministic,
                      allow_tf32=_allow_tf32)
         former = tuple(getattr(cudnn, name) for name in given)
@@ -150,7 +151,7 @@ class _Cudnn(_Settings):
     @staticmethod
     @contextlib.contextmanager
     def flags(enabled=False, benchmark=False, benchmark_limit=10, deterministic=False, allow_tf32=True, fp32_precision="none"):
-        """Returns a region with other switches."""
+        """Returns a region with other settings."""
         former = cudnn.set_flags(enabled, benchmark, benchmark_limit, deterministic, allow_tf32)
         try:
             yield
@@ -164,7 +165,7 @@ class _Cudnn(_Settings):
 
     @property
     def benchmark_limit(self):
-        """The number of algorithms that are tried at most; 0 for all."""
+        """The maximum number of algorithms that are tried; 0 for all."""
         return _inner._benchmark_limit()
 
     @benchmark_limit.setter
@@ -175,7 +176,7 @@ class _Cudnn(_Settings):
 
 
 class _Absent(_Settings):
-    """A library that is not here: it is not available, and its switches can only be what they are then."""
+    """A library that is not available. Its switches accept only the values of that state."""
 
     enabled, engine, supported_engines, strategy = False, "none", ["none"], None
 
@@ -199,12 +200,13 @@ class _Absent(_Settings):
 
     @staticmethod
     def get_cpu_capability():
-        """Returns the word for a processor whose instructions are not asked for."""
+        """Returns the name for a processor whose instruction sets are not detected."""
         return "DEFAULT"
 
 
 class _Precision(_Settings):
-    """How a library computes products of float32: `ieee`, as it is set for all by `set_float32_matmul_precision`."""
+    """The precision in which a library computes products of float32: `ieee`, as `set_float32_matmul_precision` sets it for
+    all."""
 
     fp32_precision = "none"
 
@@ -221,7 +223,7 @@ for _name in ("mps", "mkl", "mkldnn", "openmp", "opt_einsum", "xnnpack", "nnpack
     globals()[_name] = _Absent(_name, f"The library or device `{_name}` (`torch.backends.{_name}`): there is none here.")
 for _name in ("conv", "rnn", "matmul"):
     setattr(globals()["mkldnn"], _name, _Precision(f"mkldnn.{_name}", "The precision of an operator of a library that is not here."))
-# `torch.backends.cudnn.rnn` and others are imported as if they were there.
+# `torch.backends.cudnn.rnn` and others can be imported as if they existed.
 __path__ = []
 
 

@@ -1,10 +1,10 @@
-"""Marks for compilers (`torch.compiler`): programs run eagerly, so each leaves its function as it is."""
+"""Decorators for compilers (`torch.compiler`): programs run eagerly, so each returns its function unchanged."""
 
 import contextlib
 
 
 def _kept(fn=None, *args, **kwargs):
-    """Returns the function as it is, or a decorator that does."""
+    """Returns the function unchanged, or a decorator that does so."""
     return fn if fn is not None else lambda function: function
 
 
@@ -12,17 +12,17 @@ disable = allow_in_graph = assume_constant_result = disallow_in_graph = _kept
 
 
 def nested_compile_region(fn=None, **options):
-    """Returns the function as it is."""
+    """Returns the function unchanged."""
     return _kept(fn)
 
 
 def substitute_in_graph(original_fn, **options):
-    """Returns a decorator that leaves its function as it is."""
+    """Returns a decorator that returns its function unchanged."""
     return lambda function: function
 
 
 def compile(model=None, **options):
-    """Returns the model as it is, with a warning."""
+    """Returns the model unchanged, with a warning."""
     from . import compile as own
     return own(model, **options)
 
@@ -43,17 +43,17 @@ cudagraph_mark_step_begin = reset
 
 
 def list_backends(exclude_tags=()):
-    """Returns the empty list."""
+    """Returns an empty list."""
     return []
 
 
 def wrap_numpy(fn):
-    """Returns the function as it is."""
+    """Returns the function unchanged."""
     return fn
 
 
 class set_stance(contextlib.ContextDecorator):
-    """A region, or a setting, of how compiled functions behave: it changes nothing."""
+    """A region, or a setting, for the behaviour of compiled functions. It changes nothing."""
 
     def __init__(self, stance="default", **options):
         self.stance = stance

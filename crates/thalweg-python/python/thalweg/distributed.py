@@ -1,6 +1,6 @@
 """Process groups of one process (`torch.distributed`), so that programs that can train on many GPUs run on one.
 
-Groups of several ranks are in the Rust crate (`thalweg::distributed`); what needs them raises and says so.
+Groups of several ranks are in the Rust crate (`thalweg::distributed`). Functions that need them raise an error that says so.
 """
 
 import os
@@ -14,14 +14,14 @@ _backend = None
 
 
 class ReduceOp:
-    """The functions that reductions compute. Over one rank each is the tensor itself."""
+    """The reduction operations. Over one rank, each returns the tensor itself."""
 
     SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR = "sum", "avg", "product", "min", "max", "band", "bor", "bxor"
     PREMUL_SUM, RedOpType = "premul_sum", str
 
 
 class Work:
-    """A collective that was begun: over one rank, it is complete."""
+    """A collective in progress. Over one rank, it is already complete."""
 
     def wait(self, timeout=None):
         """Returns True."""
@@ -45,7 +45,7 @@ def is_available():
 
 
 def is_initialized():
-    """Returns whether the default group has been made."""
+    """Returns whether the default group has been created."""
     return _backend is not None
 
 
@@ -55,13 +55,13 @@ def is_torchelastic_launched():
 
 
 def is_nccl_available():
-    """Returns False: ranks of several GPUs are not in Python yet."""
+    """Returns False: groups over several GPUs are not available in Python yet."""
     return False
 
 
 def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="", pg_options=None,
                        device_id=None):
-    """Makes the default group, of this process alone. `WORLD_SIZE` or `world_size` above 1 is refused."""
+    """Creates the default group, which contains only this process. `WORLD_SIZE` or `world_size` above 1 is refused."""
     global _backend
     if is_initialized():
         raise ValueError("trying to initialize the default process group twice!")
@@ -77,7 +77,7 @@ def init_process_group(backend=None, init_method=None, timeout=None, world_size=
 
 
 def destroy_process_group(group=None):
-    """Gives the default group up."""
+    """Destroys the default group."""
     global _backend
     _check("destroy_process_group", group)
     _backend = None
@@ -103,7 +103,7 @@ def get_world_size(group=None):
 
 
 def get_backend(group=None):
-    """Returns the name of the backend that was asked for."""
+    """Returns the name of the requested backend."""
     _check("get_backend", group)
     return _backend
 
@@ -123,26 +123,26 @@ def _tensor(name, tensor):
 
 
 def barrier(group=None, async_op=False, device_ids=None):
-    """Returns at once: there is no other rank to wait for."""
+    """Returns immediately: there is no other rank to wait for."""
     _check("barrier", group)
     return _begun(async_op)
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
-    """Leaves the tensor as it is, which is the reduction over one rank."""
+    """Leaves the tensor unchanged: it is the reduction over one rank."""
     _check("all_reduce", group)
     _tensor("all_reduce", tensor)
     return _begun(async_op)
 
 
 def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False):
-    """Leaves the tensor as it is, which is the reduction over one rank."""
+    """Leaves the tensor unchanged: it is the reduction over one rank."""
     _only("reduce", dst, "dst")
     return all_reduce(tensor, op, group, async_op)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False):
-    """Leaves the tensor as it is: it is that of rank 0."""
+    """Leaves the tensor unchanged: it is that of rank 0."""
     _check("broadcast", group)
     _only("broadcast", src, "src")
     _tensor("broadcast", tensor)
@@ -150,7 +150,7 @@ def broadcast(tensor, src=None, group=None, async_op=False):
 
 
 def broadcast_object_list(object_list, src=None, group=None, device=None):
-    """Leaves the list as it is: it is that of rank 0."""
+    """Leaves the list unchanged: it is that of rank 0."""
     _check("broadcast_object_list", group)
     _only("broadcast_object_list", src, "src")
 

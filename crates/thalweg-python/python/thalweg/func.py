@@ -1,4 +1,4 @@
-"""Functions of modules with other parameters (`torch.func`); transforms of functions are left out, but those that autograd has."""
+"""Calls of modules with other parameters (`torch.func`). Function transforms are left out, except for those that autograd has."""
 
 import contextlib
 
@@ -34,7 +34,7 @@ def _replaced(module, values, tie_weights, strict):
 
 
 def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, *, tie_weights=True, strict=False):
-    """Returns what a module computes with other tensors as its parameters and buffers."""
+    """Returns the result of a module with other tensors as its parameters and buffers."""
     if not isinstance(parameter_and_buffer_dicts, dict):
         merged = {}
         for part in parameter_and_buffer_dicts:
@@ -48,7 +48,7 @@ def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, 
 
 
 def stack_module_state(models):
-    """Returns the parameters and the buffers of equal modules, each stacked along a new first dimension."""
+    """Returns the parameters and buffers of identical modules, each stacked along a new first dimension."""
     from . import _core
     models = list(models)
     if not models:
@@ -60,7 +60,7 @@ def stack_module_state(models):
 
 
 def grad_and_value(func, argnums=0, has_aux=False):
-    """Returns a function that gives the gradients of a scalar function, and its value."""
+    """Returns a function that returns the gradients of a scalar function, and its value."""
     def computed(*args, **kwargs):
         from . import autograd
         numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -78,7 +78,7 @@ def grad_and_value(func, argnums=0, has_aux=False):
 
 
 def _taken(value, dim, place):
-    """Returns one place of what is mapped over, part by part."""
+    """Returns one slice of the arguments that are mapped over, for each part."""
     if dim is None:
         return value
     if isinstance(dim, (tuple, list)) or isinstance(value, (tuple, list, dict)):
@@ -90,7 +90,7 @@ def _taken(value, dim, place):
 
 
 def _sizes(value, dim):
-    """Yields the sizes of the dimensions that are mapped over."""
+    """Yields the sizes of the mapped dimensions."""
     if dim is None:
         return
     if isinstance(value, (tuple, list, dict)):
@@ -103,7 +103,7 @@ def _sizes(value, dim):
 
 
 def _stacked(results, dim):
-    """Returns results, one for each place, stacked part by part."""
+    """Returns results, one for each slice, stacked part by part."""
     from . import _core
     first = results[0]
     if isinstance(first, (tuple, list)):
@@ -117,7 +117,7 @@ def _stacked(results, dim):
 
 
 def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
-    """Returns a function that maps another over a dimension of its arguments: it is called for one place after the other."""
+    """Returns a function that maps another over a dimension of its arguments, by calling it for one slice after another."""
     def mapped(*args, **kwargs):
         dims = in_dims if isinstance(in_dims, (tuple, list)) else [in_dims] * len(args)
         if len(dims) != len(args):

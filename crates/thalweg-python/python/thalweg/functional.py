@@ -1,4 +1,4 @@
-"""Functions of `torch` by the place in which PyTorch defines them (`torch.functional`)."""
+"""Functions of `torch` under the module in which PyTorch defines them (`torch.functional`)."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Results that come later (`torch.futures`)."""
+"""Results that become available later (`torch.futures`)."""
 
 import threading
 
@@ -14,18 +14,18 @@ class Future:
         return cls
 
     def done(self):
-        """Returns whether the result is there."""
+        """Returns whether the result is available."""
         return self._event.is_set()
 
     def wait(self):
-        """Returns the result once it is there, or raises the exception that was set."""
+        """Waits for the result and returns it, or raises the exception that was set."""
         self._event.wait()
         if self._error is not None:
             raise self._error
         return self._value
 
     def value(self):
-        """Returns the result, which must be there."""
+        """Returns the result, which must be available."""
         if not self.done():
             raise RuntimeError("value() can only be called on a completed future")
         return self.wait()
@@ -41,7 +41,7 @@ class Future:
             callback(self)
 
     def set_result(self, result):
-        """Sets the result, and calls what waits for it."""
+        """Sets the result, and calls the registered callbacks."""
         self._finish(result, None)
 
     def set_exception(self, result):
@@ -51,7 +51,7 @@ class Future:
         self._finish(None, result)
 
     def add_done_callback(self, callback):
-        """Calls a function with this object once the result is there."""
+        """Calls a function with this future once the result is available."""
         with self._lock:
             if not self.done():
                 self._callbacks.append(callback)
@@ -59,7 +59,7 @@ class Future:
         callback(self)
 
     def then(self, callback):
-        """Returns the future of what a function gives for this object."""
+        """Returns a future for the result of calling a function with this future."""
         after = Future()
 
         def call(future):
@@ -72,7 +72,7 @@ class Future:
 
 
 def collect_all(futures):
-    """Returns the future of a list of futures, all of which have their results then."""
+    """Returns the future of a list of futures. It completes when all of them have their results."""
     futures, after = list(futures), Future()
     missing, lock = [len(futures)], threading.Lock()
 
@@ -90,5 +90,5 @@ def collect_all(futures):
 
 
 def wait_all(futures):
-    """Returns the results of futures once all are there."""
+    """Waits for futures and returns their results."""
     return [future.wait() for future in collect_all(futures).wait()]

@@ -1,4 +1,4 @@
-"""Files of models (`torch.hub`): from a folder on this machine or by a URL; repositories of code are left out but for local ones."""
+"""Model files (`torch.hub`), from a local folder or by URL. Repositories of code are left out, except for local ones."""
 
 import hashlib
 import importlib.util
@@ -19,18 +19,18 @@ def _get_torch_home():
 
 
 def get_dir():
-    """Returns the folder in which files are kept: that of `set_dir`, else `hub` in `TORCH_HOME`, else in the user's cache."""
+    """Returns the folder for downloaded files: that of `set_dir`, else `hub` in `TORCH_HOME`, else in the user's cache."""
     return _directory if _directory is not None else os.path.join(_get_torch_home(), "hub")
 
 
 def set_dir(d):
-    """Sets the folder in which files are kept."""
+    """Sets the folder for downloaded files."""
     global _directory
     _directory = os.path.expanduser(d)
 
 
 def download_url_to_file(url, dst, hash_prefix=None, progress=True):
-    """Writes what is at a URL to a file, which comes into its place when it is whole and has the hash."""
+    """Downloads a URL to a file, which is moved into place once it is complete and its hash has been checked."""
     os.makedirs(os.path.dirname(os.path.abspath(dst)), exist_ok=True)
     digest = hashlib.sha256()
     with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.abspath(dst)), delete=False) as file:
@@ -49,7 +49,7 @@ def download_url_to_file(url, dst, hash_prefix=None, progress=True):
 
 
 def load_state_dict_from_url(url, model_dir=None, map_location=None, progress=True, check_hash=False, file_name=None, weights_only=False):
-    """Returns what the file of a URL holds, which is read from the folder where it is there."""
+    """Returns the contents of the file at a URL. The local copy is used if there is one."""
     from .serialization import load
     folder = model_dir or os.path.join(get_dir(), "checkpoints")
     os.makedirs(folder, exist_ok=True)
@@ -83,15 +83,15 @@ def _entry(repo_or_dir, model, source):
 
 
 def load(repo_or_dir, model, *args, source="github", trust_repo=None, force_reload=False, verbose=True, skip_validation=False, **kwargs):
-    """Returns a model that a folder's hubconf.py makes."""
+    """Returns a model that a folder's hubconf.py creates."""
     return _entry(repo_or_dir, model, source)(*args, **kwargs)
 
 
 def list(github, force_reload=False, skip_validation=False, trust_repo=None, verbose=True, source="github"):
-    """Returns the names of the models that a folder's hubconf.py makes."""
+    """Returns the names of the models that a folder's hubconf.py defines."""
     return [name for name, value in vars(_entries(github, source)).items() if callable(value) and not name.startswith("_")]
 
 
 def help(github, model, force_reload=False, skip_validation=False, trust_repo=None, source="github"):
-    """Returns the documentation of a model that a folder's hubconf.py makes."""
+    """Returns the documentation of a model that a folder's hubconf.py defines."""
     return _entry(github, model, source).__doc__

@@ -1,4 +1,4 @@
-"""Marks for TorchScript (`torch.jit`): programs run eagerly, so functions and modules stay what they are."""
+"""Decorators of TorchScript (`torch.jit`): programs run eagerly, so functions and modules are unchanged."""
 
 import contextlib
 import typing
@@ -25,7 +25,7 @@ def _is_module(obj):
 
 
 def script(obj=None, optimize=None, _frames_up=0, _rcb=None, example_inputs=None):
-    """Returns the function, class or module as it is, with a warning at the first call."""
+    """Returns the function, class or module unchanged, with a warning on the first call."""
     if obj is None:
         return script
     for name, module in obj.named_modules() if _is_module(obj) else ():
@@ -36,7 +36,7 @@ def script(obj=None, optimize=None, _frames_up=0, _rcb=None, example_inputs=None
 
 
 def trace(func=None, example_inputs=None, **options):
-    """Returns the function or module as it is, with a warning at the first call."""
+    """Returns the function or module unchanged, with a warning on the first call."""
     if func is None:
         return lambda function: trace(function)
     _warn("trace")
@@ -44,17 +44,17 @@ def trace(func=None, example_inputs=None, **options):
 
 
 def script_if_tracing(fn):
-    """Returns the function as it is."""
+    """Returns the function unchanged."""
     return fn
 
 
 def ignore(drop=False, **kwargs):
-    """Returns the function as it is, or a decorator that does."""
+    """Returns the function unchanged, or a decorator that does so."""
     return drop if callable(drop) else lambda function: function
 
 
 def _kept(fn):
-    """Returns the function as it is."""
+    """Returns the function unchanged."""
     return fn
 
 
@@ -84,7 +84,7 @@ class Error(RuntimeError):
 
 
 class ScriptModule(Module):
-    """A module as it is."""
+    """A module that is not compiled."""
 
 
 class _IsNever(type):
@@ -93,19 +93,19 @@ class _IsNever(type):
 
 
 class RecursiveScriptModule(metaclass=_IsNever):
-    """The class of compiled modules, of which there are none."""
+    """The class of compiled modules, which has no instances."""
 
 
 class ScriptFunction(metaclass=_IsNever):
-    """The class of compiled functions, of which there are none."""
+    """The class of compiled functions, which has no instances."""
 
 
 class TopLevelTracedModule(metaclass=_IsNever):
-    """The class of traced modules, of which there are none."""
+    """The class of traced modules, which has no instances."""
 
 
 def script_method(fn):
-    """Returns the method as it is."""
+    """Returns the method unchanged."""
     return fn
 
 
@@ -144,7 +144,7 @@ class strict_fusion(contextlib.ContextDecorator):
         pass
 
 
-# Modules below, as `torch.jit.annotations`, are imported as if they were there.
+# Submodules, such as `torch.jit.annotations`, can be imported as if they existed.
 __path__ = []
 
 __getattr__ = rest(__name__)

@@ -1,4 +1,4 @@
-"""Operators of one's own (`torch.library`): functions of Python that are called by their names under `ops`, and run as they are."""
+"""User-defined operators (`torch.library`): Python functions that are called by their names under `ops` and run unchanged."""
 
 import functools
 
@@ -6,7 +6,7 @@ _REASON = "programs run eagerly: a function of Python is called as it is"
 
 
 class CustomOpDef:
-    """A function that was made an operator: calling it calls the function, or the one for the device."""
+    """A function that was registered as an operator. Calling it calls the function, or the one for the device."""
 
     def __init__(self, name, function):
         self._name, self._init_fn, self._kernels = name, function, {}
@@ -28,7 +28,7 @@ class CustomOpDef:
         return fn
 
     def register_kernel(self, device_types, fn=None, /):
-        """Makes a function the one for kinds of devices."""
+        """Registers a function for kinds of devices."""
         if fn is None:
             return lambda function: self.register_kernel(device_types, function)
         for kind in [device_types] if isinstance(device_types, str) else device_types:
@@ -36,7 +36,7 @@ class CustomOpDef:
         return fn
 
     def register_autograd(self, backward, /, *, setup_context=None):
-        """Gives the operator a backward pass."""
+        """Sets the backward pass of the operator."""
         self._backward, self._setup_context = backward, setup_context
 
     register_vmap = register_torch_dispatch = register_autocast = register_fake
@@ -63,7 +63,7 @@ def _with_gradient(operator, args, kwargs):
 
 
 def custom_op(name, fn=None, /, *, mutates_args=(), device_types=None, schema=None, tags=None):
-    """Makes a function of Python an operator."""
+    """Registers a Python function as an operator."""
     if fn is None:
         return lambda function: custom_op(name, function, mutates_args=mutates_args, device_types=device_types, schema=schema)
     return CustomOpDef(name, fn)
@@ -73,7 +73,7 @@ triton_op = custom_op
 
 
 def _kept(*args, **kwargs):
-    """Returns a decorator that leaves its function as it is; a function that is given is returned."""
+    """Returns a decorator that returns its function unchanged, or the function that was passed."""
     given = [value for value in args if callable(value)]
     return given[-1] if given else lambda function: function
 
@@ -82,7 +82,7 @@ register_fake = impl_abstract = register_kernel = register_autocast = register_v
 
 
 def register_autograd(op, backward, /, *, setup_context=None, lib=None):
-    """Gives an operator of `custom_op` a backward pass."""
+    """Sets the backward pass of an operator from `custom_op`."""
     if not isinstance(op, CustomOpDef):
         raise NotImplementedError(f"library.register_autograd by the name {op!r} is left out: give it the operator that `custom_op` returned")
     op.register_autograd(backward, setup_context=setup_context)
@@ -94,7 +94,7 @@ def define(*args, **kwargs):
 
 
 class Library:
-    """A group of operators: their definitions are kept, and nothing looks them up."""
+    """A group of operators. Definitions are accepted, but never looked up."""
 
     def __init__(self, ns, kind, dispatch_key=""):
         self.ns, self.kind, self.dispatch_key = ns, kind, dispatch_key

@@ -1,6 +1,7 @@
-"""Reductions and normalizations of the elements that a mask names (`torch.masked`), of ordinary tensors; there are no masked tensors.
+"""Reductions and normalizations of the elements selected by a mask (`torch.masked`), for ordinary tensors.
+There are no masked tensors.
 
-What the mask leaves out is replaced by the identity of the operation, a value that changes no result.
+Elements that the mask leaves out are replaced by the identity of the operation, a value that does not change the result.
 """
 
 import math
@@ -19,7 +20,7 @@ _WIDENED = (_core.bool, _core.uint8, _core.int8, _core.int16, _core.int32)
 
 
 def _extreme(dtype, sign):
-    """Returns the greatest (1) or the least (-1) value of a dtype, infinities among them."""
+    """Returns the greatest (`sign` 1) or the least (`sign` -1) value of a dtype, which may be infinite."""
     if dtype.is_floating_point:
         return sign * math.inf
     if dtype.is_complex or dtype is _core.bool:
@@ -29,7 +30,7 @@ def _extreme(dtype, sign):
 
 
 def _identity(name, dtype, order=2.0):
-    """Returns the number that changes no result of an operation; None where there is none."""
+    """Returns the identity of an operation, or None if it has none."""
     if name in ("sum", "cumsum"):
         return 0
     if name in ("prod", "cumprod"):
@@ -49,7 +50,7 @@ def _identity(name, dtype, order=2.0):
 
 
 def _reduction_identity(op_name, input, *args):
-    """Returns the identity of an operation as a tensor without dimensions; None where there is none."""
+    """Returns the identity of an operation as a tensor without dimensions, or None if it has none."""
     name = op_name.rpartition(".")[2]
     value = _identity(name, input.dtype, *args[:1])
     dtype = _core.float32 if name == "median" and not input.dtype.is_floating_point else input.dtype
@@ -57,7 +58,7 @@ def _reduction_identity(op_name, input, *args):
 
 
 def _canonical_dim(dim, ndim):
-    """Returns dimensions in order, counted from 0; all of them for None and for ()."""
+    """Returns dimensions in ascending order, as non-negative numbers. None and () mean all dimensions."""
     if dim is None or dim == ():
         return tuple(range(ndim))
     ndim = max(ndim, 1)
@@ -72,7 +73,7 @@ def _canonical_dim(dim, ndim):
 
 
 def _input_mask(input, *args, mask=None, **kwargs):
-    """Returns the mask as truth values in the shape of the input."""
+    """Returns the mask as bools in the shape of the input."""
     if mask is None:
         raise ValueError("_input_mask requires explicit mask")
     if mask.ndim > input.ndim:
@@ -81,7 +82,7 @@ def _input_mask(input, *args, mask=None, **kwargs):
 
 
 def _output_mask(op, input, *args, **kwargs):
-    """Returns where the result of an operation has an element that the mask names."""
+    """Returns a mask of the results of an operation that have at least one element selected by the mask."""
     name = op.__name__
     mask = _input_mask(input, mask=kwargs.get("mask"))
     if name in ("softmax", "log_softmax", "softmin", "normalize", "cumsum", "cumprod"):
@@ -92,20 +93,20 @@ def _output_mask(op, input, *args, **kwargs):
 
 
 def _filled(name, input, mask, *args):
-    """Returns the input with the identity of an operation where the mask leaves elements out."""
+    """Returns the input with the elements that the mask leaves out replaced by the identity of an operation."""
     if mask is None:
         return input
     return _core.where(_input_mask(input, mask=mask), input, _reduction_identity(name, input, *args))
 
 
 def sum(input, dim=None, *, keepdim=False, dtype=None, mask=None):
-    """Returns the sums over dimensions, of integers in int64."""
+    """Returns the sums over dimensions. Integers are summed in int64."""
     dtype = dtype or (_core.int64 if input.dtype in _WIDENED else input.dtype)
     return _core.sum(_filled("sum", input, mask), _canonical_dim(dim, input.ndim), bool(keepdim), dtype=dtype)
 
 
 def prod(input, dim=None, *, keepdim=False, dtype=None, mask=None):
-    """Returns the products over dimensions, of integers in int64."""
+    """Returns the products over dimensions. Integers are multiplied in int64."""
     dtype = dtype or (_core.int64 if input.dtype in _WIDENED else input.dtype)
     result = _filled("prod", input, mask)
     for one in reversed(_canonical_dim(dim, input.ndim)):
@@ -114,12 +115,12 @@ def prod(input, dim=None, *, keepdim=False, dtype=None, mask=None):
 
 
 def cumsum(input, dim, *, dtype=None, mask=None):
-    """Returns the sums of all elements up to each along a dimension."""
+    """Returns the cumulative sums along a dimension."""
     return _core.cumsum(_filled("cumsum", input, mask), _canonical_dim(dim, input.ndim)[0], dtype=dtype or input.dtype)
 
 
 def cumprod(input, dim, *, dtype=None, mask=None):
-    """Returns the products of all elements up to each along a dimension."""
+    """Returns the cumulative products along a dimension."""
     return _core.cumprod(_filled("cumprod", input, mask), _canonical_dim(dim, input.ndim)[0], dtype=dtype or input.dtype)
 
 
@@ -134,24 +135,24 @@ def amin(input, dim=None, *, keepdim=False, dtype=None, mask=None):
 
 
 def argmax(input, dim=None, *, keepdim=False, dtype=None, mask=None):
-    """Returns the places of the greatest elements along a dimension, in the input's dtype where no other is asked for."""
+    """Returns the indices of the greatest elements along a dimension. The default `dtype` is that of the input."""
     return _core.argmax(_filled("argmax", input, mask), dim, bool(keepdim)).to(dtype or input.dtype)
 
 
 def argmin(input, dim=None, *, keepdim=False, dtype=None, mask=None):
-    """Returns the places of the least elements along a dimension, in the input's dtype where no other is asked for."""
+    """Returns the indices of the least elements along a dimension. The default `dtype` is that of the input."""
     return _core.argmin(_filled("argmin", input, mask), dim, bool(keepdim)).to(dtype or input.dtype)
 
 
 def _count(input, dim, keepdim, mask):
-    """Returns how many elements a reduction has."""
+    """Returns how many elements each reduction covers."""
     if mask is None:
         mask = _core.ones(input.shape, dtype=_core.bool, device=input.device)
     return sum(_input_mask(input, mask=mask), dim, keepdim=keepdim)
 
 
 def mean(input, dim=None, *, keepdim=False, dtype=None, mask=None):
-    """Returns the means over dimensions; NaN where the mask leaves out everything."""
+    """Returns the means over dimensions. A mean without elements is NaN."""
     source = "Input" if dtype is None else "Optional"
     dtype = dtype or input.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -160,7 +161,7 @@ def mean(input, dim=None, *, keepdim=False, dtype=None, mask=None):
 
 
 def median(input, dim=-1, *, keepdim=False, dtype=None, mask=None):
-    """Returns the medians along a dimension; NaN where the mask leaves out everything, which has to be of floats."""
+    """Returns the medians along a dimension. A median without elements is NaN and requires a floating-point dtype."""
     is_float, dtype = input.dtype.is_floating_point, dtype or input.dtype
     filled = _filled("median", input if is_float else input.float(), mask)
     result = _core.nanmedian(filled, _canonical_dim(dim, input.ndim)[0], keepdim)[0]
@@ -178,7 +179,7 @@ def logsumexp(input, dim=None, *, keepdim=False, dtype=None, mask=None):
 
 
 def logaddexp(input, other, *, dtype=None, input_mask=None, other_mask=None):
-    """Returns the logarithms of sums of two exponentials."""
+    """Returns the logarithms of the sums of the exponentials of two tensors."""
     one, two = _filled("logaddexp", input, input_mask), _filled("logaddexp", other, other_mask)
     return _core.logaddexp(one, two).to(dtype or input.dtype)
 
@@ -210,31 +211,31 @@ def _variance(input, dim, unbiased, correction, keepdim, dtype, mask):
 
 
 def var(input, dim=None, unbiased=None, *, correction=None, keepdim=False, dtype=None, mask=None):
-    """Returns the variances over dimensions; NaN where the mask leaves out everything."""
+    """Returns the variances over dimensions. A variance without elements is NaN."""
     return _variance(input, dim, unbiased, correction, keepdim, dtype, mask)
 
 
 def std(input, dim=None, unbiased=None, *, correction=None, keepdim=False, dtype=None, mask=None):
-    """Returns the standard deviations over dimensions; NaN where the mask leaves out everything."""
+    """Returns the standard deviations over dimensions. A deviation without elements is NaN."""
     return _variance(input, dim, unbiased, correction, keepdim, dtype, mask).sqrt()
 
 
 def softmax(input, dim, *, dtype=None, mask=None):
-    """Returns exponentials over their sums along a dimension; NaN where the mask leaves out everything."""
+    """Returns exponentials divided by their sums along a dimension. The result without elements is NaN."""
     return _core.softmax(_filled("amax", input, mask), _canonical_dim(dim, input.ndim)[0], dtype=dtype or input.dtype)
 
 
 def log_softmax(input, dim, *, dtype=None, mask=None):
-    """Returns the logarithms of exponentials over their sums along a dimension."""
+    """Returns the logarithms of exponentials divided by their sums along a dimension."""
     return _core.log_softmax(_filled("amax", input, mask), _canonical_dim(dim, input.ndim)[0], dtype=dtype or input.dtype)
 
 
 def softmin(input, dim, *, dtype=None, mask=None):
-    """Returns exponentials of the opposites over their sums along a dimension."""
+    """Returns exponentials of the negated elements divided by their sums along a dimension."""
     return _core.softmax(-_filled("amin", input, mask), _canonical_dim(dim, input.ndim)[0], dtype=dtype or input.dtype)
 
 
 def normalize(input, ord, dim, *, eps=1e-12, dtype=None, mask=None):
-    """Returns vectors along a dimension over their norms, which count as eps at least."""
+    """Returns vectors along a dimension divided by their norms, or by `eps` if that is greater."""
     length = norm(input, ord, dim, keepdim=True, dtype=dtype, mask=mask)
     return _filled("sum", input, mask) / _core.maximum(length, length.new_full([], eps))

@@ -15,11 +15,11 @@ class ProcessException(Exception):
 
 
 class ProcessRaisedException(ProcessException):
-    """The exception of a process that raised one."""
+    """The exception for a process in which an exception was raised."""
 
 
 class ProcessExitedException(ProcessException):
-    """The exception of a process that ended otherwise."""
+    """The exception for a process that ended abnormally without an exception."""
 
     def __init__(self, msg, error_index, error_pid, exit_code, signal_name=None):
         super().__init__(msg, error_index, error_pid)
@@ -27,7 +27,7 @@ class ProcessExitedException(ProcessException):
 
 
 def _run(function, number, args, errors, is_torch):
-    """Calls a function in a process, and sends its exception as a text."""
+    """Calls a function in a process, and sends its exception to the parent as text."""
     if is_torch:
         from . import install_as_torch
         install_as_torch()
@@ -42,17 +42,17 @@ def _run(function, number, args, errors, is_torch):
 
 
 class ProcessContext:
-    """Processes that were started together."""
+    """A group of processes that were started together."""
 
     def __init__(self, processes, errors):
         self.processes, self._errors = processes, errors
 
     def pids(self):
-        """Returns the numbers of the processes."""
+        """Returns the process ids."""
         return [int(one.pid) for one in self.processes]
 
     def join(self, timeout=None, grace_period=None):
-        """Waits for the processes: returns whether all are done, and raises where one failed."""
+        """Waits for the processes. Returns whether all have finished, and raises if one has failed."""
         alive = [one.sentinel for one in self.processes if one.exitcode is None]
         if alive:
             connection.wait(alive, timeout)
@@ -74,7 +74,7 @@ SpawnContext = ProcessContext
 
 
 def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
-    """Starts processes that call a function with their number, and waits for them unless `join` is false."""
+    """Starts processes that call a function with their index, and waits for them unless `join` is false."""
     context = multiprocessing.get_context(start_method)
     errors = context.SimpleQueue()
     is_torch = sys.modules.get("torch") is sys.modules[__package__]
@@ -90,27 +90,27 @@ def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method
 
 
 def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
-    """Starts processes anew that call a function with their number, and waits for them unless `join` is false."""
+    """Spawns processes that call a function with their index, and waits for them unless `join` is false."""
     return start_processes(fn, args, nprocs, join, daemon, start_method)
 
 
 def get_all_sharing_strategies():
-    """Returns the names of the ways to share memory, of which none is used."""
+    """Returns the names of the sharing strategies, none of which is used."""
     return {"file_descriptor", "file_system"}
 
 
 def get_sharing_strategy():
-    """Returns the way to share memory that was set."""
+    """Returns the sharing strategy that was set."""
     return _strategy[0]
 
 
 def set_sharing_strategy(new_strategy):
-    """Keeps the way to share memory: tensors are sent by value."""
+    """Stores the sharing strategy. It has no effect: tensors are sent by value."""
     if new_strategy not in get_all_sharing_strategies():
         raise AssertionError(f"invalid sharing strategy {new_strategy}")
     _strategy[0] = new_strategy
 
 
 _strategy = ["file_descriptor"]
-# `torch.multiprocessing.reductions` and others are imported as if they were there.
+# `torch.multiprocessing.reductions` and others can be imported as if they existed.
 __path__ = []

@@ -1,4 +1,5 @@
-"""Questions of libraries (`torch.overrides`): whether objects are like tensors. Objects do not take over functions of this package."""
+"""Queries of libraries (`torch.overrides`): whether objects behave like tensors.
+Objects cannot override functions of this package."""
 
 import contextlib
 import functools
@@ -7,17 +8,17 @@ from ._core import Tensor
 
 
 def is_tensor_like(inp):
-    """Returns whether an object is a tensor, or has the method that makes it like one."""
+    """Returns whether an object is a tensor, or has the method `__torch_function__`."""
     return isinstance(inp, Tensor) or hasattr(type(inp), "__torch_function__")
 
 
 def has_torch_function(args):
-    """Returns whether an argument that is not a tensor takes functions over."""
+    """Returns whether an argument that is not a tensor overrides functions."""
     return any(hasattr(type(arg), "__torch_function__") for arg in args if not isinstance(arg, Tensor))
 
 
 def has_torch_function_unary(arg):
-    """Returns whether an argument takes functions over."""
+    """Returns whether an argument overrides functions."""
     return has_torch_function((arg,))
 
 
@@ -25,7 +26,7 @@ has_torch_function_variadic = lambda *args: has_torch_function(args)  # noqa: E7
 
 
 def handle_torch_function(public_api, relevant_args, *args, **kwargs):
-    """Calls the first argument's method that takes the function over."""
+    """Calls the first argument's method that overrides the function."""
     for arg in relevant_args:
         if not isinstance(arg, Tensor) and hasattr(type(arg), "__torch_function__"):
             kinds = tuple({type(value) for value in relevant_args if hasattr(type(value), "__torch_function__")})
@@ -36,7 +37,7 @@ def handle_torch_function(public_api, relevant_args, *args, **kwargs):
 
 
 def wrap_torch_function(dispatcher):
-    """Returns a decorator: the function is then taken over by the arguments that `dispatcher` gives."""
+    """Returns a decorator. The arguments that `dispatcher` returns can then override the function."""
     def wrapper(func):
         @functools.wraps(func)
         def wrapped(*args, **kwargs):
@@ -58,22 +59,22 @@ def resolve_name(f):
 
 
 def get_ignored_functions():
-    """Returns the empty set: no function is taken over."""
+    """Returns an empty set: no function can be overridden."""
     return set()
 
 
 def get_overridable_functions():
-    """Returns the empty dictionary: no function is taken over."""
+    """Returns an empty dictionary: no function can be overridden."""
     return {}
 
 
 def get_testing_overrides():
-    """Returns the empty dictionary: no function is taken over."""
+    """Returns an empty dictionary: no function can be overridden."""
     return {}
 
 
 class TorchFunctionMode:
-    """A region in which calls would be taken over, which is left out: entering it raises."""
+    """A region in which calls would be overridden, which is left out: entering it raises."""
 
     def __enter__(self):
         raise NotImplementedError("overrides.TorchFunctionMode is left out: calls are not taken over")

@@ -1,6 +1,7 @@
-"""Recordings of what devices do (`torch.profiler`): timelines in Kineto's format, and sums per operator.
+"""Recordings of device activity (`torch.profiler`): timelines in Kineto's format, and sums per operator.
 
-What is recorded are the commands of the current device, with the calls of the driver that submitted them, and regions by name. The host's own work is not.
+Recorded are the commands of the current device, with the driver calls that submitted them, and named regions. The host's own work
+is not recorded.
 """
 
 import enum
@@ -20,7 +21,7 @@ from ._left_out import attributes as _attributes
 
 
 class ProfilerActivity(enum.Enum):
-    """The kinds of events that PyTorch can be asked to record; here commands and calls are always recorded together."""
+    """The kinds of events that PyTorch can record. Here commands and driver calls are always recorded together."""
 
     CPU = 0
     XPU = 1
@@ -28,7 +29,7 @@ class ProfilerActivity(enum.Enum):
 
 
 class ProfilerAction(enum.Enum):
-    """The ways in which a step is treated."""
+    """The ways in which the profiler treats a step."""
 
     NONE = 0
     WARMUP = 1
@@ -40,7 +41,8 @@ _RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0):
-    """Returns a function of a step's number: so many steps are skipped, then cycles wait, warm up and record; `repeat` is how many, 0 for no end."""
+    """Returns a function of a step's number: some steps are skipped, then cycles wait, warm up and record; `repeat` limits the
+    cycles, 0 means no limit."""
     if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
         raise AssertionError("Invalid profiler schedule arguments")
 
@@ -60,7 +62,7 @@ def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0)
 
 
 def tensorboard_trace_handler(dir_name, worker_name=None, use_gzip=False):
-    """Returns a function for `on_trace_ready` that writes each trace to a file of its own in a folder."""
+    """Returns a function for `on_trace_ready` that writes each trace to a separate file in a folder."""
     def write(prof):
         os.makedirs(dir_name, exist_ok=True)
         name = worker_name or f"{socket.gethostname()}_{os.getpid()}"
@@ -69,7 +71,7 @@ def tensorboard_trace_handler(dir_name, worker_name=None, use_gzip=False):
 
 
 class record_function:
-    """A region that recordings show by its name: a context manager, and a decorator."""
+    """A named region in recordings: a context manager and a decorator."""
 
     def __init__(self, name, args=None):
         self.name = name
@@ -126,7 +128,8 @@ class KeyAverages(list):
 
 
 class profile:
-    """Records a region, or steps of a loop by a schedule; `on_trace_ready` is called with this object whenever a recording has ended."""
+    """Records a region, or steps of a loop by a schedule. `on_trace_ready` is called with this object whenever a recording has
+    ended."""
 
     def __init__(self, *, activities=None, schedule=None, on_trace_ready=None, record_shapes=False, profile_memory=False, with_stack=False,
                  with_flops=False, with_modules=False, experimental_config=None, execution_trace_observer=None, acc_events=False, use_cuda=None,
@@ -146,19 +149,19 @@ class profile:
         self.stop()
 
     def start(self):
-        """Begins: with the recording, or with the first step of the schedule."""
+        """Starts the recording, or the first step of the schedule."""
         self._action = self._schedule(self.step_num)
         self._follow()
         self._begin_step()
 
     def stop(self):
-        """Ends; what is being recorded is handed to `on_trace_ready`. Blocks until the device is idle."""
+        """Ends the recording, which is passed to `on_trace_ready`. Blocks until the device is idle."""
         self._end_step()
         if self._is_recording:
             self._finish()
 
     def step(self):
-        """Says that the next step of the loop begins."""
+        """Marks the beginning of the next step of the loop."""
         self._end_step()
         if self._is_recording and self._action is ProfilerAction.RECORD_AND_SAVE and self._is_scheduled:
             self._finish()

@@ -9,8 +9,8 @@ _seed = 67280421310721
 
 
 def _drawing(device=None):
-    """Returns the device whose generator is meant. That of tensors without elements draws nothing: where it is the current one, the device is
-    a GPU, or the simulated one."""
+    """Returns the device whose generator is used. The meta device draws nothing: if it is the current one, the device is a GPU or
+    the simulated one."""
     if device is None and _core.get_default_device().type == "meta":
         return _core.device("cuda" if _core._cuda._gpu_count() else "sim")
     return device
@@ -27,14 +27,15 @@ def manual_seed(seed):
 
 
 def seed():
-    """Seeds the default generators by a number of the operating system, and returns it."""
+    """Seeds the default generators with a number from the operating system, and returns it."""
     manual_seed(secrets.randbits(63))
     return _seed
 
 
 @contextlib.contextmanager
 def fork_rng(devices=None, enabled=True, device_type="cuda"):
-    """A region behind which the default generators are as they were before: those of some devices, or that of the current one."""
+    """A region after which the default generators of some devices, by default the current one, are restored to their former
+    states."""
     if not enabled:
         yield
         return
@@ -54,7 +55,7 @@ def initial_seed():
 
 
 def _as_tensor(state):
-    """Returns a state as a tensor that has elements."""
+    """Returns a state as a tensor on a device with memory."""
     return _core.tensor([value - 2**64 if value >= 2**63 else value for value in state], dtype=_core.int64, device=_drawing())
 
 
@@ -70,7 +71,7 @@ def set_rng_state(new_state, device=None):
 
 
 def _restored(device, seed, offset):
-    """Returns a generator in a state: what a pickled one becomes."""
+    """Returns a generator with the given state, to unpickle one."""
     generator = _core.Generator(device)
     generator._set_state(seed, offset)
     return generator

@@ -1,1 +1,1 @@
-"""The named tuples that operators return are made by their names; each result tells its own class."""
+"""The named tuples that operators return are created on demand; `type(result)` is the class."""

@@ -1,4 +1,4 @@
-"""Files in the format `safetensors`: tensors by their names, with notes, and nothing that is run when they are read."""
+"""Files in the format `safetensors`: tensors by their names, with metadata. Reading one never runs code."""
 
 import os
 import tempfile
@@ -22,12 +22,12 @@ def _checked(tensors, metadata):
 
 
 def save_file(tensors, filename, metadata=None):
-    """Writes tensors by their names to a path, with notes. Blocks."""
+    """Writes tensors by their names to a path, with metadata. Blocks."""
     _core._save_safetensors(*_checked(tensors, metadata), os.fspath(filename))
 
 
 def load_file(filename, device=None):
-    """Returns the tensors of a file by their names, on one device: the current one, unless it is named. Blocks."""
+    """Returns the tensors of a file by their names, on one device, by default the current one. Blocks."""
     return _core._load_safetensors(os.fspath(filename), device)
 
 

@@ -13,22 +13,22 @@ _safe = []
 
 
 def add_safe_globals(safe_globals):
-    """Lets `load(..., weights_only=True)` make objects of these classes, and call these functions."""
+    """Allows `load(..., weights_only=True)` to create objects of these classes and call these functions."""
     _safe.extend(safe_globals)
 
 
 def clear_safe_globals():
-    """Forgets the classes that `load` may make objects of."""
+    """Clears the list of classes that `load` may create objects of."""
     _safe.clear()
 
 
 def get_safe_globals():
-    """Returns the classes that `load` may make objects of."""
+    """Returns the classes that `load` may create objects of."""
     return list(_safe)
 
 
 class safe_globals:
-    """A region in which `load(..., weights_only=True)` may make objects of some classes."""
+    """A region in which `load(..., weights_only=True)` may create objects of some classes."""
 
     def __init__(self, safe_globals):
         self._safe_globals = safe_globals
@@ -42,8 +42,8 @@ class safe_globals:
 
 
 def save(obj, f, pickle_module=None, pickle_protocol=2, _use_new_zipfile_serialization=True):
-    """Writes an object to a path or a file object: tensors, lists, tuples and dictionaries of them and of plain values, modules, and
-    whatever else can be pickled. Tensors that share memory share it in the file."""
+    """Writes an object to a path or a file object: tensors, lists, tuples and dictionaries of tensors and plain values, modules,
+    and anything else that can be pickled. Tensors that share memory share it in the file."""
     if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "write"):
         raise AttributeError(f"expected 'f' to be string, path, or a file-like object with a 'write' attribute, not {type(f).__name__}")
     folder = None if hasattr(f, "write") else os.path.dirname(os.path.abspath(f))
@@ -53,8 +53,8 @@ def save(obj, f, pickle_module=None, pickle_protocol=2, _use_new_zipfile_seriali
 
 
 def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=None, **pickle_load_args):
-    """Reads a file of PyTorch's onto one device: tensors and plain values; objects of the classes that `add_safe_globals` names; or with
-    `weights_only=False` any object, which may run code of the file."""
+    """Reads a file in PyTorch's format onto one device: tensors, plain values and objects of the classes that `add_safe_globals`
+    names. With `weights_only=False` any object is read, which may run code of the file."""
     device = _device_of(map_location)
     allowed = None if weights_only is False else {_full_name(one): one[0] if isinstance(one, tuple) else one for one in _safe}
     if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "read"):
@@ -99,7 +99,7 @@ def get_unsafe_globals_in_checkpoint(f):
 
 
 class _Place:
-    """A storage that is asked where it goes: what functions of `map_location` are given."""
+    """A storage that is passed to functions of `map_location`, which return where it is to be loaded."""
 
     def __init__(self, device):
         self.device = device
@@ -118,7 +118,8 @@ class _Place:
 
 
 def _device_of(map_location):
-    """Returns the device of `map_location`: one, a function of a storage and its place, or a dictionary all of whose values are one device."""
+    """Returns the device for `map_location`: a device, a function of a storage and its location, or a dictionary whose values are
+    all the same device."""
     if callable(map_location):
         return getattr(map_location(_Place("cpu"), "cpu"), "device", None)
     if isinstance(map_location, dict):
@@ -130,7 +131,7 @@ def _device_of(map_location):
 
 
 def _full_name(one):
-    """Returns the name by which a file has a class or a function: its own, or one that is given with it."""
+    """Returns the name of a class or function in a file: its own, or one that is passed with it."""
     if not isinstance(one, tuple):
         return f"{one.__module__}.{one.__qualname__}"
     if len(one) != 2:

@@ -1,4 +1,4 @@
-"""The names of `torch.sparse` that take dense tensors; there are no sparse ones."""
+"""The functions of `torch.sparse` that accept dense tensors; there are no sparse tensors."""
 
 from . import _core
 from ._left_out import rest
@@ -7,7 +7,7 @@ mm, addmm = _core.mm, _core.addmm
 
 
 class check_sparse_tensor_invariants:
-    """The switch of checks of sparse tensors, of which there are none: it is kept."""
+    """The switch for checks of sparse tensors. It is stored and has no effect."""
 
     _is_on = False
 

@@ -9,12 +9,12 @@ _warns = False
 
 
 def _dtype_to_storage_type_map():
-    """Returns the names of the classes of storages by dtype."""
+    """Returns the names of the storage classes by dtype."""
     return {getattr(_core, dtype): name for name, dtype in _NAMES.items()}
 
 
 def _storage_type_to_dtype_map():
-    """Returns the dtypes by the names of the classes of storages."""
+    """Returns the dtypes by the names of the storage classes."""
     return {name: dtype for dtype, name in _dtype_to_storage_type_map().items()}
 
 

@@ -1,8 +1,8 @@
-"""Writes what PyTorch gives under `torch.autocast("cuda")`: dtypes of results, of the computations and of gradients, and some values.
+"""Writes PyTorch's results under `torch.autocast("cuda")`: the dtypes of results, computations and gradients, and some values.
 
     OUT=. python autocast.py          # on a machine with a GPU and PyTorch; writes $OUT/autocast.json.gz
 
-`cases(torch)` is the list that the test runs, too, with this package as `torch`.
+`cases(torch)` is the list that the test also runs, with this package as `torch`.
 """
 
 import gzip
@@ -15,26 +15,26 @@ VARIANTS = ("f32", "half", "first_f32", "first_half", "other", "f64")
 
 
 def numbers(count, low, high, start):
-    """Returns `count` numbers between two bounds, none of which 16 bits hold exactly."""
+    """Returns `count` numbers between two bounds, none of which is exactly representable in 16 bits."""
     return [low + (high - low) * (((start + 1) * 0.3819660112501051 + i * 0.6180339887498949) % 1.0) for i in range(count)]
 
 
 class Floats:
-    """An input of floating-point numbers, whose dtype varies."""
+    """An input of floating-point numbers with a variable dtype."""
 
     def __init__(self, *shape, low=-1.0, high=1.0):
         self.shape, self.low, self.high = shape, low, high
 
 
 class Fixed:
-    """An input that is the same in each variant."""
+    """An input that is the same in all variants."""
 
     def __init__(self, values, dtype="int64"):
         self.values, self.dtype = values, dtype
 
 
 def build(torch, device, specs, region, variant):
-    """Returns the inputs of a case, floats as leaves that require gradients."""
+    """Returns the inputs of a case. Floating-point inputs are leaves that require gradients."""
     half = getattr(torch, region)
     other = torch.float16 if half == torch.bfloat16 else torch.bfloat16
     of = {
@@ -56,7 +56,7 @@ def build(torch, device, specs, region, variant):
 
 
 def module(torch, make):
-    """Returns a function that calls a module with weights of fixed numbers in float32."""
+    """Returns a function that calls a module with fixed float32 weights."""
     def call(*inputs):
         m = make(torch.nn).to(inputs[0].device)
         with torch.no_grad():
@@ -67,7 +67,7 @@ def module(torch, make):
 
 
 def cases(torch):
-    """Returns the cases: a name, a function, the inputs."""
+    """Returns the cases, each with a name, a function and its inputs."""
     F, L, S, nn = torch.nn.functional, torch.linalg, torch.special, torch.nn
     f = Floats
     P = dict(low=0.1, high=0.9)
@@ -181,7 +181,7 @@ def cases(torch):
     add("float_power", lambda a: torch.float_power(a, 2), pos)
     add("operator 1/x", lambda a: 1 / a, pos)
 
-    # Of several tensors.
+    # Functions of several tensors.
     for name in "add sub mul div true_divide maximum minimum atan2 hypot fmod remainder logaddexp logaddexp2 copysign fmax fmin ldexp nextafter".split():
         add(name, lambda a, b, name=name: getattr(torch, name)(a, b), pos, pos)
     add("lerp", lambda a, b, w: torch.lerp(a, b, w), x, x, x)
@@ -328,7 +328,7 @@ def cases(torch):
     add("F.multilabel_soft_margin_loss", lambda a, t: F.multilabel_soft_margin_loss(a, t), x, Fixed([[0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 1]], "float32"))
     add("F.ctc_loss", lambda a, t: F.ctc_loss(a.log_softmax(-1), t, (5, 5), (2, 2)), f(5, 2, 4), Fixed([[1, 2], [3, 1]]))
 
-    # Sampling, pooling, and others that are in no list.
+    # Sampling, pooling, and other functions that are in no autocast list.
     for mode, rank in (("nearest", 1), ("nearest", 2), ("nearest", 3), ("nearest-exact", 1), ("nearest-exact", 2), ("nearest-exact", 3), ("linear", 1),
                        ("bilinear", 2), ("trilinear", 3), ("bicubic", 2), ("area", 2)):
         add(f"F.interpolate {mode} {rank}d", lambda a, mode=mode: F.interpolate(a, scale_factor=2, mode=mode), f(1, 2, *[4] * rank))
@@ -352,7 +352,7 @@ def cases(torch):
     add("fft.rfft", lambda a: torch.fft.rfft(a).abs(), f(3, 8))
     add("stft", lambda a: torch.stft(a, 8, return_complex=True).abs(), f(32))
 
-    # Modules, whose weights are float32.
+    # Modules with float32 weights.
     add("nn.Linear", module(torch, lambda nn: nn.Linear(4, 8)), x)
     add("nn.Bilinear", module(torch, lambda nn: nn.Bilinear(4, 4, 8)), x, x)
     add("nn.Conv2d", module(torch, lambda nn: nn.Conv2d(4, 8, 3)), img)
@@ -396,17 +396,17 @@ def flat(result):
 
 
 def name_of(dtype):
-    """Returns a dtype's name without the module's."""
+    """Returns the name of a dtype without its module."""
     return str(dtype).split(".")[-1]
 
 
 def sample(tensor, count=4):
-    """Returns the first numbers of a tensor as texts."""
+    """Returns the first numbers of a tensor as text."""
     return [f"{float(value):.6g}" for value in tensor.detach().double().flatten()[:count].tolist()]
 
 
 def run(torch, device, case, region, variant, log=None):
-    """Returns what a case gives: dtypes and numbers of results and gradients, or the class of the error."""
+    """Returns the outcome of a case: dtypes and numbers of results and gradients, or the class of the error."""
     _, function, specs = case
     inputs = build(torch, device, specs, region, variant)
     answer = {}
@@ -437,7 +437,7 @@ def run(torch, device, case, region, variant, log=None):
 
 
 def recorder(torch):
-    """Returns a mode that notes the operators that reach a kernel with the dtypes of their floating-point operands."""
+    """Returns a mode that records the operators that reach a kernel, with the dtypes of their floating-point operands."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_flatten
 

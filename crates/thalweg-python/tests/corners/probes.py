@@ -1,4 +1,4 @@
-"""One-line programs whose answers are PyTorch's: `values.txt`, whose result is R, and `refusals.txt`, of which most raise.
+"""One-line programs that are compared with PyTorch: `values.txt`, with the result in R, and `refusals.txt`, most of which raise.
 
     python probes.py        # where PyTorch 2.11 is: writes pytorch.json
 """
@@ -19,7 +19,7 @@ def plain(value):
 
 
 def run(torch, line, device=None):
-    """Returns what a line gives: the class that it raises, and the result."""
+    """Returns the outcome of a line: the class of the exception, and the result."""
     on = {} if device is None else {"device": device}
 
     def maker(name):

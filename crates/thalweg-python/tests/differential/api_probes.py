@@ -1,7 +1,9 @@
-"""Random probes of the Python API: calls with their arguments as text, what a library makes of them, and how two libraries differ.
+"""Random probes of the Python API: calls with arguments as text, their results in a library, and the differences between two
+libraries.
 
-A probe is a dictionary: the call's text, in which `a`, `b`, … are tensors; the tensors as texts; and its kind: whether gradients are taken, or
-results are compared as they are printed, or as they come back from a file. It runs on any library with PyTorch's names.
+A probe is a dictionary with the call's text, in which `a`, `b`, … are tensors; the tensors as texts; and its kind, which selects
+whether gradients are computed, or results are compared as printed or after a round trip through a file. It runs with any library
+that has PyTorch's names.
 """
 
 import io
@@ -13,7 +15,7 @@ SIGNATURES = pathlib.Path(__file__).resolve().parent.parent / "signatures/torch.
 SHAPES = ["", "3", "2,3", "3,3", "2,3,3", "1,3", "0,3", "2,1", "4", "1,1,4,4", "2,2,4,4"]
 FLOATS = ["float32", "float64", "float16", "bfloat16", "complex64"]
 DTYPES = FLOATS + ["int64", "int32", "int16", "int8", "uint8", "bool"]
-# The greatest relative differences, by dtype: kernels add up in different orders.
+# The maximum relative differences, by dtype: kernels sum in different orders.
 TOLERANCES = {"float64": 1e-7, "complex128": 1e-7, "float32": 2e-4, "complex64": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}
 TENSORS = set("""input self other tensor tensor1 tensor2 x y x1 x2 A B a b mat mat1 mat2 vec vec1 vec2 batch1 batch2 target condition mask src source
     index indices values end weight bias mean std var running_mean running_var query key value input1 input2 input3 anchor positive negative tau
@@ -30,15 +32,15 @@ TEXTS = {"reduction": ["mean", "sum", "none"], "reduce": ["sum", "prod", "mean",
          "rounding_mode": ["floor", "trunc"], "approximate": ["none", "tanh"], "norm": ["ortho", "forward", "backward"], "indexing": ["ij", "xy"],
          "UPLO": ["L", "U"], "side": ["left", "right"], "ord": ["fro", "nuc"], "interpolation": ["linear", "lower", "higher", "midpoint", "nearest"],
          "equation": ["ij,jk->ik", "ii", "ij->ji", "...i->..."], "nonlinearity": ["relu", "tanh", "leaky_relu"], "padding_mode": ["zeros", "border"]}
-# Calls that programs make on a result: a probe may go on with some of these.
+# Calls that programs make on a result. A probe may continue with some of these.
 STEPS = ["exp()", "tanh()", "sum(-1)", "reshape(-1)", "t()", "float()", "double()", "sort()[0]", "unsqueeze(0)", "flip(0)", "mean()", "abs()",
          "clamp(-1, 1)", "view(-1)", "transpose(0, -1)", "max(0)[0]", "squeeze()", "repeat(2, 1)", "expand(2, -1)", "softmax(-1)", "cumsum(0)",
          "index_select(0, torch.tensor([0]))", "pow(2)", "detach()", "clone()", "T", "contiguous()", "half()", "unbind()[0]", "add(1)", "mul(0.5)"]
 SIZES = ["3", "(2, 3)", "(3, 3)", "(1, 3)", "(6,)", "(-1,)", "(2, 3, 3)", "()"]
-# Of these a library draws, or leaves memory as it is: shapes and dtypes count, numbers do not.
+# The results of these are random or uninitialised: only shapes and dtypes are compared.
 RANDOM = re.compile(r"(empty|rand|multinomial|bernoulli|dropout|normal|poisson|exponential_|uniform_|cauchy_|geometric_|rrelu|gumbel|fractional"
                     r"|lowrank|random_|resize|new\(|seed|init\.(kaiming|xavier|orthogonal|sparse|uniform|normal|trunc))")
-# Eigenvectors and factors are not unique, and some results are places in memory or names of the library.
+# Eigenvectors and factors are not unique, and some results are addresses or names of the library.
 LEFT_OUT = re.compile(
     r"(torch\.(save|load|compile|set_|manual_seed|seed|get_rng|from_|initial_seed|is_autocast|autocast|get_autocast|use_det|are_det|is_det|"
     r"get_(num|default|float32|device)|typename|is_storage|frombuffer|from_dlpack|utils|vmap|cond|while|fork|wait|is_warn|lobpcg|"
@@ -49,7 +51,7 @@ LEFT_OUT = re.compile(
 
 
 def lines():
-    """Returns the signatures that probes are made of: name and parameters."""
+    """Returns the signatures from which probes are generated: names and parameters."""
     found = []
     for line in SIGNATURES.read_text().splitlines():
         name, _, inner = line.partition("(")
@@ -84,7 +86,7 @@ def tensor(source, dtype, shape):
 
 
 class Maker:
-    """A probe that is being made: its tensors, of one dtype and shape for most of them."""
+    """A probe under construction, with its tensors, most of which have the same dtype and shape."""
 
     def __init__(self, source):
         self.source, self.tensors = source, {}
@@ -109,7 +111,7 @@ class Maker:
         return key
 
     def value(self, name, default):
-        """Returns the text of an argument by the name of its parameter."""
+        """Returns the text of an argument for a parameter with this name."""
         source = self.source
         if name == "tensors" or name == "matrices":
             return f"[{self.tensor('input')}, {self.tensor('other')}]"
@@ -171,7 +173,7 @@ def probe(source, signatures):
 
 
 def plain(value):
-    """Returns a result in a form without a library: texts, numbers, and lists of them."""
+    """Returns a result independent of a library: texts, numbers, and lists of them."""
     if hasattr(value, "dtype") and hasattr(value, "tolist") and hasattr(value, "requires_grad"):
         return ["tensor", str(value.dtype), list(value.shape), flat(value.detach())]
     if isinstance(value, (tuple, list)):
@@ -186,14 +188,14 @@ def plain(value):
 
 
 def flat(value):
-    """Returns the elements of a tensor as texts of numbers."""
+    """Returns the elements of a tensor as text."""
     def walk(part):
         return [text for one in part for text in walk(one)] if isinstance(part, list) else [repr(part)]
     return walk(value.tolist())
 
 
 def run(library, probe):
-    """Returns what a library makes of a probe: `["error", class]`, or its results and gradients."""
+    """Returns the outcome of a probe in a library: `["error", class]`, or its results and gradients."""
     scope = {"torch": library}
     try:
         for key, text in probe["tensors"].items():
@@ -218,13 +220,13 @@ def run(library, probe):
                 found += [None if scope[key].grad is None else plain(scope[key].grad) for key in probe["tensors"]]
         return found
     except Exception as error:
-        # What a kernel finds is reported by a later call.
+        # An error that a kernel detects is reported by a later call.
         wait(library)
         return ["error", next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"), str(error)]
 
 
 def wait(library):
-    """Waits for a library's device, and drops what its kernels have found."""
+    """Waits for a library's device, and drops the errors that its kernels have detected."""
     try:
         library.tensor(0.0).item()
         library.cuda.synchronize()
@@ -233,7 +235,7 @@ def wait(library):
 
 
 def numbers_differ(one, other, tolerance, scale=1.0):
-    """Returns whether two numbers differ by more than a share of the greatest one beside them."""
+    """Returns whether two numbers differ by more than a fraction of the largest number near them."""
     if one == other:
         return False
     if "True" in (one, other) or "False" in (one, other):
@@ -248,13 +250,13 @@ def numbers_differ(one, other, tolerance, scale=1.0):
 
 
 def coarsest(probe):
-    """Returns the greatest relative difference of a dtype that a probe names."""
+    """Returns the largest allowed relative difference of the dtypes that a probe names."""
     text = " ".join([probe["call"], *probe["tensors"].values()])
     return max((value for name, value in TOLERANCES.items() if name in text), default=0.0)
 
 
 def differs(ours, theirs, is_random=False, coarsest=0.0):
-    """Returns in which way a result is another than PyTorch's; None where it is the same. `coarsest` is a share of the greatest number."""
+    """Returns how a result differs from PyTorch's, or None if it does not. `coarsest` is relative to the largest number."""
     if isinstance(theirs, list) and theirs and theirs[0] == "error":
         if isinstance(ours, list) and ours and ours[0] == "error":
             return None if ours[1] == theirs[1] else f"raises {ours[1]} instead of {theirs[1]}"
@@ -284,7 +286,7 @@ def differs(ours, theirs, is_random=False, coarsest=0.0):
 
 
 def compared(probe, ours, theirs):
-    """Returns in which way a library's result of a probe is another than PyTorch's."""
+    """Returns how a library's result of a probe differs from PyTorch's."""
     # Gradients that PyTorch lacks do not count as a difference.
     if probe["kind"] == "grad" and len(theirs) == 1 and ours[:1] != ["error"]:
         ours = ours[:1]

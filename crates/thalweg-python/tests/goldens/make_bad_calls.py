@@ -1,4 +1,4 @@
-"""Writes bad_calls.json: of each call of bad_calls.txt the class of the exception with which PyTorch refuses it, or "ok". Needs PyTorch, no GPU:
+"""Writes bad_calls.json: for each call of bad_calls.txt the class of PyTorch's exception, or "ok". Needs PyTorch, no GPU:
 
     python3 make_bad_calls.py
 """

@@ -1,8 +1,8 @@
-"""Writes `complex.bin.gz`: functions of complex numbers at extreme points, as PyTorch's CPU has them.
+"""Writes `complex.bin.gz`: functions of complex numbers at extreme points, as computed by PyTorch's CPU backend.
 
     python tests/goldens/make_complex.py        needs PyTorch 2.11
 
-For complex128 and complex64, for each function of `complex_points.py`, the results at all points, as their bytes.
+For complex128 and complex64, and for each function of `complex_points.py`, the file has the bytes of the results at all points.
 """
 
 import gzip

@@ -1,4 +1,5 @@
-"""Writes reshaping.json.gz: what PyTorch's parametrizations, norms of weights, pruning, fusion and averages give. Needs PyTorch, no GPU:
+"""Writes reshaping.json.gz: results of PyTorch's parametrizations, weight norms, pruning, fusion and averages. Needs PyTorch, no
+GPU:
 
     python3 make_reshaping.py
 """

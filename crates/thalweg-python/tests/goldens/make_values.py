@@ -1,4 +1,4 @@
-"""Writes values.pt, stream.pt and optimizer.pt: what PyTorch puts into files. Needs PyTorch, no GPU:
+"""Writes values.pt, stream.pt and optimizer.pt: files in PyTorch's formats. Needs PyTorch, no GPU:
 
     python3 make_values.py
 """

@@ -40,7 +40,7 @@ def weights(model):
 
 
 def images(count=64):
-    """Returns images with a bright bar whose place is their class."""
+    """Returns images with a bright bar whose position is their class."""
     labels = torch.arange(count) % 10
     rows = torch.arange(14).view(1, 14, 1)
     noise = torch.sin(torch.arange(count * 14 * 14, dtype=torch.float64) * 0.7).float().view(count, 14, 14) * 0.3
@@ -49,7 +49,7 @@ def images(count=64):
 
 
 def train(epochs=2):
-    """Returns the loss of each step, and the share of images that the network knows at last."""
+    """Returns the loss of each step, and the final accuracy of the network."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = Net().to(device)
     weights(model)

@@ -1,4 +1,4 @@
-"""Modules of `torch.nn`, each from given weights on given inputs: the program's only import of a tensor library is `torch`."""
+"""Modules of `torch.nn`, each with fixed weights and inputs: the program's only import of a tensor library is `torch`."""
 
 import torch
 import torch.nn as nn
@@ -61,7 +61,7 @@ def layers():
 
 
 def more(line, image, volume):
-    """Yields modules whose inputs want gradients too."""
+    """Yields modules whose inputs also require gradients."""
     for dims, input in ((1, line), (2, image), (3, volume)):
         yield getattr(nn, f"LPPool{dims}d")(2, 2, ceil_mode=True), (input,)
         yield getattr(nn, f"LPPool{dims}d")(4.0, 3, stride=1), (input,)
@@ -94,7 +94,7 @@ def more(line, image, volume):
 
 
 def losses():
-    """Yields losses, and modules without parameters, with inputs that want gradients."""
+    """Yields losses, and modules without parameters, with inputs that require gradients."""
     def wanted(*shape, place=0):
         return numbers(shape, place).requires_grad_()
     signs = torch.tensor([1.0, -1.0, 1.0])
@@ -135,7 +135,7 @@ def losses():
 
 
 class Unpooled(nn.Module):
-    """A pool, and what undoes it."""
+    """A pool followed by the corresponding unpool."""
 
     def __init__(self, dims, *options, **sizes):
         super().__init__()
@@ -193,7 +193,8 @@ def sequences():
 
 
 def train():
-    """Returns, of each output, its shape, its sum and a weighted sum, and a weighted sum of each gradient of a parameter or an input."""
+    """Returns, for each output, its shape, its sum and a weighted sum, and a weighted sum of each gradient of a parameter or an
+    input."""
     found = []
 
     def note(tensor):

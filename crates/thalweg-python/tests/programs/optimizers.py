@@ -1,4 +1,5 @@
-"""Optimizers that are made of operators, each on the same loss: the program's only import of a tensor library is `torch`."""
+"""Optimizers that are composed of operators, each with the same loss: the program's only import of a tensor library is
+`torch`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Gradient scaling with several optimizers, fused and of one's own: the program's only import of a tensor library is `torch`."""
+"""Gradient scaling with several optimizers, fused and user-defined: the program's only import of a tensor library is `torch`."""
 
 import torch
 import torch.nn as nn
@@ -27,7 +27,7 @@ class Halved(torch.optim.SGD):
 
 
 def train():
-    """Returns what four parameters, each of its own optimizer, and the scale are after each step; a gradient is not finite now and then."""
+    """Returns four parameters, each with its own optimizer, and the scale after each step. Some gradients are not finite."""
     parameters = [nn.Parameter(torch.tensor([1.0, -2.0, 0.5]) * (place + 1)) for place in range(5)]
     optimizers = [torch.optim.SGD([parameters[0]], lr=0.1, momentum=0.9), torch.optim.Adam([parameters[1]], lr=0.05),
                   Momentum([parameters[2]], lr=0.1), Halved([parameters[3]], lr=0.1),

@@ -1,11 +1,11 @@
-"""Schedules of learning rates, alone and chained: the program's only import of a tensor library is `torch`."""
+"""Learning rate schedules, single and chained: the program's only import of a tensor library is `torch`."""
 
 import torch
 from torch.optim import lr_scheduler as schedules
 
 
 def made():
-    """Yields functions that make a schedule of an optimizer."""
+    """Yields functions that create a schedule for an optimizer."""
     yield lambda o: schedules.ConstantLR(o, 0.1, 3)
     yield lambda o: schedules.LinearLR(o, 0.2, 0.9, 4)
     yield lambda o: schedules.PolynomialLR(o, 6, 2.0)
@@ -23,7 +23,7 @@ def made():
 
 
 def train():
-    """Returns, of each schedule, rate and momentum of each step of two optimizers."""
+    """Returns, for each schedule, the rate and momentum of each step of two optimizers."""
     found = []
     for make in made():
         for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})):

@@ -1,7 +1,8 @@
-"""The array API standard 2024.12: `thalweg.array_api` is a namespace of the standard, which `Tensor.__array_namespace__` gives.
+"""The array API standard 2024.12: `thalweg.array_api` is a namespace of the standard, which `Tensor.__array_namespace__` returns.
 
-Its arrays are tensors: `Array` is a subclass of `Tensor` whose operators are the standard's. Dtypes are promoted without regard to dimensions, slices may run
-backwards, `size` is a number. A function takes any tensor and returns an `Array`, without gradients. There are no `uint32` and `uint64`.
+Its arrays are tensors: `Array` is a subclass of `Tensor` with the standard's operators. Dtypes are promoted regardless of
+dimensions, slices may have negative steps, and `size` is a number. A function accepts any tensor and returns an `Array`, without
+gradients. `uint32` and `uint64` are missing.
 """
 
 import math as _math

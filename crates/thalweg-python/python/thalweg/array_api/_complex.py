@@ -1,6 +1,6 @@
-"""Functions of complex numbers with the values at zeros, infinities and NaN that the standard names (those of C99, annex G).
+"""Functions of complex numbers with the values at zeros, infinities and NaN that the standard requires (those of C99, annex G).
 
-Each is computed from the parts; `choose` puts the values in their places.
+Each function is computed from the real and imaginary parts; `choose` inserts the special values.
 """
 
 import math
@@ -19,7 +19,7 @@ def _join(real, imaginary):
 
 
 def choose(values, *cases):
-    """Returns values, replaced where conditions hold; the first one counts."""
+    """Returns values, replaced where conditions hold. The first condition that holds counts."""
     for condition, value in reversed(cases):
         if not hasattr(value, "dtype"):
             value = _core.full_like(values, value)
@@ -28,7 +28,7 @@ def choose(values, *cases):
 
 
 def _kinds(x, y):
-    """Returns where parts are infinite, and where the imaginary one is not finite."""
+    """Returns a mask of infinite parts, and a mask of imaginary parts that are not finite."""
     return _core.isinf(x), _core.logical_not(_core.isfinite(y))
 
 
@@ -99,7 +99,7 @@ def _logarithm(name):
         x, y = _parts(z)
         found = operator(z)
         is_infinite = _core.logical_or(_core.isinf(x), _core.isinf(y))
-        # Squares of large parts are infinite; 1 beside them is nothing.
+        # Squares of large parts overflow; a 1 next to them is negligible.
         is_large = _core.gt(_core.maximum(_core.abs(x), _core.abs(y)), 1e8)
         real = choose(_core.real(found).clone(), (is_infinite, math.inf), (is_large, _core.log(_core.hypot(x, y))))
         return _join(real, _core.imag(found).clone())
@@ -117,7 +117,7 @@ def sqrt(z):
     zero = _core.copysign(_core.zeros_like(y), y)
     along = _and(right, _core.isfinite(y))
     up = _core.isinf(y)
-    # On the real axis angles are not exact.
+    # On the real axis, angles are not exact.
     is_real, size = _core.eq(y, 0), _core.sqrt(_core.abs(x))
     is_root = _and(is_real, _core.ge(x, 0))
     is_turned = _and(is_real, _core.lt(x, 0))
@@ -128,7 +128,8 @@ def sqrt(z):
 
 
 def _large(x, y):
-    """Returns where a number is so large that 1 beside its square is nothing, its magnitude's logarithm and its angle."""
+    """Returns a mask of numbers so large that 1 is negligible next to their squares, the logarithms of their magnitudes, and
+    their angles."""
     limit = 1e8 if x.dtype == _core.float64 else 1e4
     greatest = _core.maximum(_core.abs(x), _core.abs(y))
     infinite = _core.logical_or(_core.isinf(x), _core.isinf(y))
@@ -143,7 +144,7 @@ def _times(a, b):
 
 
 def _upper_acosh(x, y):
-    """Returns the parts of acosh of numbers with an imaginary part of at least 0 (Kahan's formulas)."""
+    """Returns the parts of acosh for numbers with an imaginary part of at least 0 (Kahan's formulas)."""
     large, size, angle = _large(x, y)
     less, more = sqrt(_join(_core.sub(x, 1), y)), sqrt(_join(_core.add(x, 1), y))
     real = _core.asinh(_times(_core.conj(less), more)[0])

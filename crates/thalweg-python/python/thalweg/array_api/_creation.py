@@ -1,4 +1,4 @@
-"""Functions of the standard that make arrays."""
+"""Functions of the standard that create arrays."""
 
 import math
 
@@ -13,14 +13,14 @@ def _shape(shape):
 
 
 def _default(value):
-    """Returns the dtype of a number."""
+    """Returns the default dtype of a number."""
     if isinstance(value, bool):
         return BOOL
     return int64 if isinstance(value, int) else float32 if isinstance(value, float) else complex64
 
 
 def asarray(obj, /, *, dtype=None, device=None, copy=None):
-    """Returns an object as an array: one that fits shares its memory, unless `copy`."""
+    """Returns an object as an array. One that fits shares its memory, unless `copy` is true."""
     if isinstance(obj, Tensor):
         made = obj.to(device=device, dtype=dtype) if device is not None or dtype is not None else obj
         if copy and made is obj:
@@ -34,7 +34,7 @@ def asarray(obj, /, *, dtype=None, device=None, copy=None):
 
 
 def _numbers(obj):
-    """Returns nested lists with arrays as nested lists of numbers."""
+    """Returns nested lists in which arrays are replaced by nested lists of numbers."""
     if isinstance(obj, Tensor):
         return obj.tolist()
     return [_numbers(part) for part in obj] if isinstance(obj, (list, tuple)) else obj
@@ -76,20 +76,20 @@ ones, ones_like = _filled("ones")
 
 
 def full(shape, fill_value, *, dtype=None, device=None):
-    """Returns an array of a shape with one value."""
+    """Returns an array of a shape, filled with one value."""
     dtype = _default(fill_value) if dtype is None else dtype
     return array(_core.full(_shape(shape), fill_value, dtype=dtype, device=device))
 
 
 def full_like(x, /, fill_value, *, dtype=None, device=None):
-    """Returns an array of another's shape with one value."""
+    """Returns an array with the shape of another, filled with one value."""
     return full(tuple(x.shape), fill_value, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
 
 def eye(n_rows, n_cols=None, /, *, k=0, dtype=None, device=None):
     """Returns a matrix with ones on a diagonal."""
     n_cols = n_rows if n_cols is None else n_cols
-    # A diagonal outside of the matrix may be as far as Python counts.
+    # The offset of a diagonal outside of the matrix may be any Python integer.
     k = max(-n_rows, min(n_cols, k))
     rows = _core.arange(n_rows, device=device).unsqueeze(1)
     columns = _core.arange(n_cols, device=device).unsqueeze(0)
@@ -97,7 +97,7 @@ def eye(n_rows, n_cols=None, /, *, k=0, dtype=None, device=None):
 
 
 def linspace(start, stop, /, num, *, dtype=None, device=None, endpoint=True):
-    """Returns so many evenly spaced numbers of an interval."""
+    """Returns `num` evenly spaced numbers of an interval."""
     if dtype is None:
         dtype = complex64 if isinstance(start, complex) or isinstance(stop, complex) else float32
     if not endpoint:
@@ -125,7 +125,7 @@ def triu(x, /, *, k=0):
 
 
 def from_dlpack(x, /, *, device=None, copy=None):
-    """Returns the array of another library, copied."""
+    """Returns a copy of another library's array."""
     if isinstance(x, Tensor):
         return asarray(x, device=device, copy=copy)
     return array(_dlpack.from_dlpack(x, device=device, copy=copy))

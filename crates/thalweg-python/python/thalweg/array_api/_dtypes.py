@@ -1,4 +1,4 @@
-"""Dtypes of the standard: promotion, kinds, limits, and what the namespace says of itself."""
+"""Dtypes of the standard: promotion, kinds, limits, and the namespace's description of itself."""
 
 from types import SimpleNamespace
 
@@ -14,18 +14,18 @@ COMPLEX = (complex64, complex128)
 INTEGERS = SIGNED + UNSIGNED
 NAMED = {"bool": bool, "int8": int8, "int16": int16, "int32": int32, "int64": int64, "uint8": uint8, "uint16": uint16,
          "float32": float32, "float64": float64, "complex64": complex64, "complex128": complex128}
-# float16, bfloat16 and the like are floats that the standard does not name.
+# float16, bfloat16 and similar dtypes are floats that the standard does not name.
 KINDS = {"bool": (bool,), "signed integer": SIGNED, "unsigned integer": UNSIGNED, "integral": INTEGERS, "real floating": FLOATS,
          "complex floating": COMPLEX, "numeric": INTEGERS + FLOATS + COMPLEX}
 
 
 def _rank(dtype):
-    """Returns a kind's place: truth values, integers, real numbers, complex numbers."""
+    """Returns the rank of a dtype's kind: bools, integers, real numbers, complex numbers."""
     return 0 if dtype == BOOL else 1 if dtype in INTEGERS else 3 if dtype in COMPLEX else 2
 
 
 def common(first, second):
-    """Returns the dtype of what two dtypes are promoted to."""
+    """Returns the dtype to which two dtypes are promoted."""
     if first == second:
         return first
     pair = (first, second)
@@ -38,13 +38,13 @@ def common(first, second):
         wide = float64 in pair or complex128 in pair
         narrow, double = (complex64, complex128) if any(one in COMPLEX for one in pair) else FLOATS
         return double if wide else narrow
-    # Of different kinds: the standard leaves it open.
+    # Of different kinds: the standard leaves the result open.
     ranks = [_rank(one) for one in pair]
     return pair[ranks.index(max(ranks))]
 
 
 def with_scalar(dtype, scalar):
-    """Returns the dtype in which a number of Python is beside an array of a dtype."""
+    """Returns the dtype of a Python number in an operation with an array of a dtype."""
     if isinstance(scalar, complex) and not isinstance(scalar, (int, float)):
         return {float32: complex64, float64: complex128}.get(dtype, dtype if dtype in COMPLEX else complex64)
     if type(scalar) is float or isinstance(scalar, float):
@@ -59,7 +59,7 @@ def with_scalar(dtype, scalar):
 
 
 def result_type(*arrays_and_dtypes):
-    """Returns the dtype of what arrays, dtypes and numbers are promoted to."""
+    """Returns the dtype to which arrays, dtypes and numbers are promoted."""
     dtypes, scalars = [], []
     for one in arrays_and_dtypes:
         if isinstance(one, Tensor):
@@ -89,7 +89,7 @@ def can_cast(from_, to, /):
 
 
 def isdtype(dtype, kind):
-    """Returns whether a dtype is of a kind, or one of several."""
+    """Returns whether a dtype is of a kind, or of one of several kinds."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, one) for one in kind)
     if isinstance(kind, str):
@@ -105,7 +105,7 @@ def _real(type):
 
 
 def finfo(type, /):
-    """Returns the limits of a floating-point dtype; of a complex one, those of its parts."""
+    """Returns the limits of a floating-point dtype; for a complex dtype, those of its parts."""
     dtype = _real(type)
     found = _functions.finfo(dtype)
     return SimpleNamespace(
@@ -123,11 +123,11 @@ class _Namespace:
     """The namespace's description of itself."""
 
     def capabilities(self):
-        """Returns what the namespace can."""
+        """Returns the capabilities of the namespace."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self):
-        """Returns the device on which arrays are made."""
+        """Returns the default device of arrays."""
         return _core.tensor(0).device
 
     def devices(self):
@@ -135,14 +135,14 @@ class _Namespace:
         return [self.default_device()]
 
     def default_dtypes(self, *, device=None):
-        """Returns the dtypes of what is made without one."""
+        """Returns the default dtypes."""
         return {"real floating": float32, "complex floating": complex64, "integral": int64, "indexing": int64}
 
     def dtypes(self, *, device=None, kind=None):
-        """Returns dtypes by their names, of a kind, or of several."""
+        """Returns dtypes by their names, of one kind or of several."""
         return {name: dtype for name, dtype in NAMED.items() if kind is None or isdtype(dtype, kind)}
 
 
 def __array_namespace_info__():
-    """Returns what the namespace says of itself."""
+    """Returns the namespace's description of itself."""
     return _Namespace()

@@ -1,4 +1,4 @@
-"""Functions of the standard that compute each element of its own."""
+"""Elementwise functions of the standard."""
 
 from .. import _core
 from .._core import Tensor
@@ -64,7 +64,7 @@ ceil, floor, round, trunc = (_rounding(name) for name in ("ceil", "floor", "roun
 
 
 def positive(x, /):
-    """Returns the elements as they are."""
+    """Returns the elements unchanged."""
     return array(_core.clone(x))
 
 
@@ -105,14 +105,14 @@ def floor_divide(x1, x2, /):
 
 
 def remainder(x1, x2, /):
-    """Returns what is left by a quotient that is rounded down, with the sign of the divisor."""
+    """Returns remainders of division rounded down, with the sign of the divisor."""
     x1, x2 = pair(x1, x2)
     found = _core.remainder(x1, x2)
     return array(choose(found, (_core.eq(found, 0), _core.copysign(_core.zeros_like(found), x2))) if x1.dtype in FLOATS else found)
 
 
 def clip(x, /, min=None, max=None):
-    """Returns the elements, those outside of bounds replaced by these."""
+    """Returns the elements, with those outside of the bounds replaced by the bounds."""
     def bound(value):
         if not isinstance(value, Tensor):
             return _core.tensor(value, dtype=with_scalar(x.dtype, value), device=x.device)

@@ -1,4 +1,4 @@
-"""Functions of the standard that arrange elements anew."""
+"""Functions of the standard that rearrange elements."""
 
 import math
 
@@ -9,7 +9,7 @@ from ._object import array
 
 
 def axes_of(axis, ndim):
-    """Returns the dimensions that an `axis` argument names, from the front."""
+    """Returns the dimensions that an `axis` argument names, as non-negative numbers."""
     axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     for one in axes:
         if not -ndim <= one < ndim:
@@ -18,7 +18,7 @@ def axes_of(axis, ndim):
 
 
 def astype(x, dtype, /, *, copy=True, device=None):
-    """Returns the array in another dtype; itself where it has that dtype and no copy is wanted."""
+    """Returns the array in another dtype, or the array itself if it has that dtype and `copy` is false."""
     if x.dtype in COMPLEX and dtype not in COMPLEX and dtype != getattr(_core, "bool"):
         raise TypeError(f"astype: {x.dtype} is not converted to {dtype}; say real(x) or imag(x)")
     made = x.to(dtype) if device is None else x.to(device=device, dtype=dtype)
@@ -75,12 +75,12 @@ def squeeze(x, /, axis):
 
 
 def flip(x, /, *, axis=None):
-    """Returns the array with the order of dimensions' elements reversed."""
+    """Returns the array with the elements along dimensions in reverse order."""
     return array(_core.flip(x, axes_of(axis, x.ndim)))
 
 
 def moveaxis(x, source, destination, /):
-    """Returns the array with dimensions moved to other places."""
+    """Returns the array with dimensions moved to other positions."""
     source, destination = axes_of(source, x.ndim), axes_of(destination, x.ndim)
     order = [place for place in range(x.ndim) if place not in source]
     for to, place in sorted(zip(destination, source)):
@@ -103,7 +103,7 @@ def reshape(x, /, shape, *, copy=None):
 
 
 def roll(x, /, shift, *, axis=None):
-    """Returns the array with elements moved along dimensions, those that leave at one end coming in at the other."""
+    """Returns the array with elements shifted along dimensions. Elements that leave at one end enter at the other."""
     if axis is None:
         return array(_core.reshape(_core.roll(_core.reshape(x, [-1]), [shift], [0]), list(x.shape)))
     axes = [axis] if isinstance(axis, int) else list(axis)
@@ -112,7 +112,7 @@ def roll(x, /, shift, *, axis=None):
 
 
 def repeat(x, repeats, /, *, axis=None):
-    """Returns each element so many times."""
+    """Returns each element repeated the given number of times."""
     if axis is None:
         x, axis = _core.reshape(x, [-1]), 0
     if isinstance(repeats, Tensor):
@@ -123,10 +123,10 @@ def repeat(x, repeats, /, *, axis=None):
 
 
 def tile(x, repetitions, /):
-    """Returns the array so many times along each dimension."""
+    """Returns the array repeated the given number of times along each dimension."""
     return array(_core.tile(x, list(repetitions)))
 
 
 def count_of(x, axes):
-    """Returns the number of elements of dimensions."""
+    """Returns the number of elements in the given dimensions."""
     return math.prod(x.shape[one] for one in axes)

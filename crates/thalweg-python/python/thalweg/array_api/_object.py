@@ -68,7 +68,7 @@ class Array(Tensor):
         if source is self:
             Tensor.__setitem__(self, forward, value)
             return
-        # What is flipped is a copy.
+        # The flipped array is a copy, so it is written back.
         Tensor.__setitem__(source, forward, value)
         self.copy_(_core.flip(source, _backward(self, key)[1]))
 
@@ -94,7 +94,7 @@ class Array(Tensor):
 
 
 def namespace(api_version=None):
-    """Returns the namespace of the standard, or raises for a version that it has not."""
+    """Returns the namespace of the standard. Raises for a version that it does not implement."""
     from .. import array_api
     if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
         raise ValueError(f"there is no namespace of the array API standard {api_version}; there is {array_api.__array_api_version__}")
@@ -102,7 +102,7 @@ def namespace(api_version=None):
 
 
 def array(value):
-    """Returns a tensor as an array, and several as several."""
+    """Returns a tensor as an array, and several tensors as several arrays."""
     if isinstance(value, Array):
         return value
     if isinstance(value, Tensor):
@@ -111,7 +111,7 @@ def array(value):
 
 
 def pair(x1, x2):
-    """Returns two operands, one of which may be a number, in their common dtype."""
+    """Returns two operands in their common dtype. One of them may be a number."""
     if isinstance(x1, Tensor) and isinstance(x2, Tensor):
         dtype = common(x1.dtype, x2.dtype)
         return x1.to(dtype), x2.to(dtype)
@@ -128,7 +128,7 @@ def _binary(name, x1, x2):
 
 
 def _parts(x, key):
-    """Returns the parts of a subscript, each with the dimension that it begins at."""
+    """Returns the parts of a subscript, each with its first dimension."""
     parts = key if isinstance(key, tuple) else (key,)
 
     def dimensions(part):
@@ -160,7 +160,7 @@ def _backward(x, key):
 
 
 def _forward(x, key):
-    """Returns a tensor and a subscript of it without slices that run backwards."""
+    """Returns a tensor and a subscript of it without slices of negative step."""
     if not _has_backward(key):
         return x, _clamped(x, key)
     key, flipped = _backward(x, key)
@@ -190,7 +190,7 @@ def _check_mask(mask, x):
 
 
 def _fits(mask, x):
-    """Returns whether a mask's extents are the array's, or 0 for none of them."""
+    """Returns whether a mask's extents equal those of the array, or are 0 for no elements."""
     fits = mask.ndim <= x.ndim and builtins.all(extent in (of, 0) for extent, of in zip(mask.shape, x.shape))
     return fits and (mask.ndim == 0 or 0 in mask.shape)
 
@@ -201,7 +201,7 @@ def _has_backward(key):
 
 
 def _install(cls):
-    """Gives the class its operators, by the functions of the namespace."""
+    """Adds the operators to the class, implemented by the functions of the namespace."""
     from . import _elementwise, linalg
 
     def operator(function):

@@ -37,14 +37,14 @@ def count_nonzero(x, /, *, axis=None, keepdims=False):
 
 
 def nonzero(x, /):
-    """Returns the places of elements that are not 0, one array a dimension; the host waits for their number."""
+    """Returns the indices of elements that are not 0, with one array per dimension. The host waits for their number."""
     if x.ndim == 0:
         raise ValueError("nonzero: expected an array of at least one dimension, got none")
     return tuple(array(part) for part in _core.unbind(_core.nonzero(x), 1))
 
 
 def searchsorted(x1, x2, /, *, side="left", sorter=None):
-    """Returns the places at which elements would stand in a sorted array."""
+    """Returns the indices at which elements would be inserted into a sorted array."""
     dtype = result_type(x1, x2)
     x1, x2 = x1.to(dtype), x2.to(dtype)
     if sorter is not None:
@@ -53,12 +53,12 @@ def searchsorted(x1, x2, /, *, side="left", sorter=None):
 
 
 def where(condition, x1, x2, /):
-    """Returns elements of one array or of the other."""
+    """Returns elements of one array or of the other, by a condition."""
     return array(_core.where(condition, *pair(x1, x2)))
 
 
 def take(x, indices, /, *, axis=None):
-    """Returns the elements at places of a dimension."""
+    """Returns the elements at the given indices of a dimension."""
     if axis is None:
         if x.ndim != 1:
             raise ValueError(f"take: axis has to be given for an array of {x.ndim} dimensions")
@@ -67,7 +67,7 @@ def take(x, indices, /, *, axis=None):
 
 
 def take_along_axis(x, indices, /, *, axis=-1):
-    """Returns the elements at places of a dimension, which differ along the others."""
+    """Returns the elements at indices of a dimension that differ along the other dimensions."""
     place = axes_of(axis, x.ndim)[0]
     shape = list(_core.broadcast_tensors([x.narrow(place, 0, 1), indices.narrow(place, 0, 1)])[0].shape) if x.shape[place] and indices.shape[place] else None
     if shape is not None:
@@ -82,35 +82,35 @@ def _from_front(indices, extent):
 
 
 def sort(x, /, *, axis=-1, descending=False, stable=True):
-    """Returns the elements of each row along a dimension in order."""
+    """Returns the elements of each row along a dimension, sorted."""
     return array(_core.sort(x, stable=stable, dim=axis, descending=descending)[0])
 
 
 def argsort(x, /, *, axis=-1, descending=False, stable=True):
-    """Returns the places of the elements of each row along a dimension in their order."""
+    """Returns the indices that sort each row along a dimension."""
     return array(_core.sort(x, stable=stable, dim=axis, descending=descending)[1])
 
 
 def unique_values(x, /):
-    """Returns the distinct elements; the host waits for their number."""
+    """Returns the distinct elements. The host waits for their number."""
     return array(_functions.unique(_core.reshape(x, [-1])))
 
 
 def unique_counts(x, /):
-    """Returns the distinct elements, and how often each is there."""
+    """Returns the distinct elements and their counts."""
     return UniqueCountsResult(*array(_functions.unique(_core.reshape(x, [-1]), return_counts=True)))
 
 
 def unique_inverse(x, /):
-    """Returns the distinct elements, and the place of each element among them."""
+    """Returns the distinct elements, and the index of each element among them."""
     values, inverse = _functions.unique(_core.reshape(x, [-1]), return_inverse=True)
     return UniqueInverseResult(array(values), array(_core.reshape(inverse, list(x.shape))))
 
 
 def unique_all(x, /):
-    """Returns the distinct elements, their first places, the place of each element among them, and how often each is there."""
+    """Returns the distinct elements, their first indices, the index of each element among them, and their counts."""
     values, inverse, counts = _functions.unique(_core.reshape(x, [-1]), return_inverse=True, return_counts=True)
-    # A stable sort by class begins each class with its first place.
+    # In a stable sort by class, the first element of each class has the lowest index.
     order = _core.sort(inverse, stable=True, dim=0, descending=False)[1]
     begins = _core.sub(_core.cumsum(counts, 0), counts)
     return UniqueAllResult(*array([values, _core.index_select(order, 0, begins), _core.reshape(inverse, list(x.shape)), counts]))

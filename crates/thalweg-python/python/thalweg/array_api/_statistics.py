@@ -1,4 +1,4 @@
-"""Functions of the standard that combine the elements of dimensions."""
+"""Functions of the standard that reduce dimensions."""
 
 from .. import _core
 from ._dtypes import BOOL, INTEGERS, int64
@@ -20,7 +20,7 @@ def sum(x, /, *, axis=None, dtype=None, keepdims=False):
 
 
 def _one_by_one(x, axes, keepdims, operator):
-    """Combines the elements of dimensions, one dimension after the other."""
+    """Reduces dimensions, one after the other."""
     for one in sorted(axes, reverse=True):
         x = operator(x, one, keepdims)
     return array(x)
@@ -69,13 +69,13 @@ def std(x, /, *, axis=None, correction=0.0, keepdims=False):
 
 
 def all(x, /, *, axis=None, keepdims=False):
-    """Returns whether all elements of dimensions are true."""
+    """Returns whether all elements along dimensions are true."""
     axes = axes_of(axis, x.ndim)
     return _one_by_one(x.to(BOOL), axes, keepdims, _core.all)
 
 
 def any(x, /, *, axis=None, keepdims=False):
-    """Returns whether an element of dimensions is true."""
+    """Returns whether any element along dimensions is true."""
     axes = axes_of(axis, x.ndim)
     return _one_by_one(x.to(BOOL), axes, keepdims, _core.any)
 

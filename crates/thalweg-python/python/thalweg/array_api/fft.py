@@ -33,12 +33,12 @@ fftn, ifftn, rfftn, irfftn = (_several(name) for name in ("fftn", "ifftn", "rfft
 
 
 def fftfreq(n, /, *, d=1.0, dtype=None, device=None):
-    """Returns the frequencies of a transform of so many samples."""
+    """Returns the frequencies of a transform of `n` samples."""
     return array(_core.fft_fftfreq(n, d, dtype=float32 if dtype is None else dtype, device=device))
 
 
 def rfftfreq(n, /, *, d=1.0, dtype=None, device=None):
-    """Returns the frequencies of a transform of so many real samples."""
+    """Returns the frequencies of a transform of `n` real samples."""
     return array(_core.fft_rfftfreq(n, d, dtype=float32 if dtype is None else dtype, device=device))
 
 

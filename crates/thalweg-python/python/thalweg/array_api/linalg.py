@@ -25,7 +25,7 @@ def matmul(x1, x2, /):
     right = x2.unsqueeze(1) if x2.ndim == 1 else x2
     if left.shape[-1] != right.shape[-2]:
         raise ValueError(f"matmul: shapes {tuple(x1.shape)} and {tuple(x2.shape)} do not fit")
-    # Integers: there is no product of a library.
+    # Integers: the libraries have no such product.
     found = _core.sum(_core.mul(left.unsqueeze(-1), right.unsqueeze(-3)), [-2]).to(x1.dtype)
     found = found.squeeze(-2) if x1.ndim == 1 else found
     return array(found.squeeze(-1) if x2.ndim == 1 else found)
@@ -75,7 +75,7 @@ def vecdot(x1, x2, /, *, axis=-1):
 
 
 def outer(x1, x2, /):
-    """Returns the products of each element of one vector with each of the other."""
+    """Returns the product of each element of one vector with each element of the other."""
     x1, x2 = pair(x1, x2)
     if x1.ndim != 1 or x2.ndim != 1:
         raise ValueError(f"outer: expected two vectors, got {x1.ndim} and {x2.ndim} dimensions")
@@ -140,7 +140,7 @@ def slogdet(x, /):
 
 
 def svd(x, /, *, full_matrices=True):
-    """Returns the singular value decomposition."""
+    """Returns the singular value decomposition of matrices."""
     return SVDResult(*array(_core.linalg_svd(x, full_matrices)))
 
 
@@ -174,7 +174,7 @@ def pinv(x, /, *, rtol=None):
 
 
 def matrix_rank(x, /, *, rtol=None):
-    """Returns the numbers of singular values above a tolerance."""
+    """Returns how many singular values exceed a tolerance, for each matrix."""
     values = _core.linalg_svdvals(x)
     if rtol is None:
         rtol = max(x.shape[-2:]) * _functions.finfo(values.dtype).eps
@@ -187,7 +187,7 @@ def matrix_rank(x, /, *, rtol=None):
 
 
 def matrix_power(x, n, /):
-    """Returns matrices to a power."""
+    """Returns powers of matrices."""
     return array(_core.linalg_matrix_power(x, n))
 
 

@@ -11,22 +11,22 @@ from .grad_mode import (  # noqa: F401
 
 
 def _listed(value):
-    """Returns what stands for a sequence of tensors and places of graphs as a list: one by itself counts for a list of one."""
+    """Returns a sequence of tensors and graph edges as a list. A single one counts as a list of one."""
     return [value] if isinstance(value, (_core.Tensor, graph.GradientEdge)) or value is None else list(value)
 
 
 def _place(value):
-    """Returns a tensor, or the node and the number of a `GradientEdge`."""
+    """Returns a tensor, or the node and the result number of a `GradientEdge`."""
     return value if isinstance(value, _core.Tensor) else (value[0], value[1])
 
 
 def _described(output):
-    """Returns shape, dtype and device of an output; None of a place in a graph of which nothing is known."""
+    """Returns the shape, dtype and device of an output, or None for a graph edge for which they are not known."""
     return output if isinstance(output, _core.Tensor) else output.ownership_token
 
 
 def _started(place, output, gradient, is_batched):
-    """Returns the gradient that a pass starts from at an output."""
+    """Returns the gradient with which a pass starts at an output."""
     known = _described(output)
     if gradient is None:
         if known is None or known.numel() != 1:
@@ -57,7 +57,7 @@ def _started(place, output, gradient, is_batched):
 
 
 def _roots(outputs, gradients, is_batched=False):
-    """Returns the places that a pass starts from, each with its gradient."""
+    """Returns the outputs from which a pass starts, each with its gradient."""
     if len(gradients) != len(outputs):
         raise RuntimeError(f"got {len(outputs)} tensors and {len(gradients)} gradients")
     found = []
@@ -70,7 +70,7 @@ def _roots(outputs, gradients, is_batched=False):
 
 def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, only_inputs=True, allow_unused=None,
          is_grads_batched=False, materialize_grads=False):
-    """Returns the gradients of `inputs`, from gradients of `outputs`: 1 where none is given and the output has one element."""
+    """Returns the gradients of `inputs`, from gradients of `outputs`. The default gradient of an output of one element is 1."""
     if not only_inputs:
         warnings.warn("only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate gradient for other parts of the "
                       "graph, please use torch.autograd.backward.", FutureWarning, stacklevel=2)
@@ -102,7 +102,7 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
 
 
 def _batched(roots, targets, retain_graph, create_graph):
-    """Returns what a pass gives for each of several gradients, along a new first dimension; one pass for each."""
+    """Returns the results of one pass for each of several gradients, stacked along a new first dimension."""
     counts = {gradient.shape[0] for _, gradient in roots}
     if len(counts) != 1 or 0 in counts:
         raise RuntimeError(f"is_grads_batched=True needs gradients of one first extent of 1 or more, not of {sorted(counts)}")
@@ -113,7 +113,7 @@ def _batched(roots, targets, retain_graph, create_graph):
 
 
 def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
-    """Computes the gradients of the leaves that tensors depend on, or of `inputs` alone, and adds them to their `grad`."""
+    """Computes the gradients of the leaves that tensors depend on, or only of `inputs`, and adds them to their `grad`."""
     if grad_variables is not None:
         warnings.warn("`grad_variables` is deprecated. Use `grad_tensors` instead.", FutureWarning, stacklevel=2)
         if grad_tensors is not None:

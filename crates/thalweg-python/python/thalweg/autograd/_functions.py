@@ -1,4 +1,4 @@
-"""Functions of one's own that PyTorch has (`torch.autograd._functions`)."""
+"""Autograd functions that PyTorch itself defines (`torch.autograd._functions`)."""
 
 import math
 import operator
@@ -7,7 +7,7 @@ from .function import Function
 
 
 class Resize(Function):
-    """A contiguous tensor in another shape of as many elements."""
+    """Returns a contiguous tensor in another shape with the same number of elements."""
 
     @staticmethod
     def forward(ctx, tensor, sizes):

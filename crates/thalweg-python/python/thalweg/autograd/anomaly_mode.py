@@ -1,4 +1,4 @@
-"""Regions in which failing backward passes say more (`torch.autograd.anomaly_mode`)."""
+"""Regions in which failing backward passes report more (`torch.autograd.anomaly_mode`)."""
 
 import warnings
 
@@ -7,8 +7,8 @@ from .._regions import Open
 
 
 class set_detect_anomaly:
-    """Sets at once whether backward passes say which operator of the forward pass failed, and whether a NaN is a failure; as a context
-    manager, until its end."""
+    """Sets whether failing backward passes name the operator of the forward pass, and whether a NaN is a failure. Takes effect
+    immediately; as a context manager, it ends with the region."""
 
     def __init__(self, mode, check_nan=True):
         self._former = _core._set_anomaly(bool(mode), bool(check_nan))

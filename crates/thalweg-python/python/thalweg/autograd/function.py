@@ -1,4 +1,4 @@
-"""Functions with a backward pass of their own (`torch.autograd.function`)."""
+"""User-defined functions with their own backward pass (`torch.autograd.function`)."""
 
 import functools
 import inspect
@@ -8,12 +8,12 @@ import warnings
 from .. import _core
 
 
-# What a context asks of its node.
+# The attributes that a context reads from its node.
 _OF_NODES = ("name", "next_functions", "metadata", "register_hook", "register_prehook", "_sequence_nr", "_register_hook_dict", "_input_metadata")
 
 
 class FunctionCtx:
-    """The values that the forward pass of a function leaves for its backward pass. Attributes of one's own may be set."""
+    """The values that a function's forward pass keeps for its backward pass. Programs may set their own attributes."""
 
     needs_input_grad = ()
     _materializes = True
@@ -33,43 +33,43 @@ class FunctionCtx:
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def save_for_backward(self, *tensors):
-        """Keeps tensors for the backward pass, which finds a write in place meanwhile."""
+        """Saves tensors for the backward pass, which detects in-place writes since then."""
         self._kept = tensors
 
     def save_for_forward(self, *tensors):
         """Does nothing: there is no forward-mode differentiation."""
 
     def mark_non_differentiable(self, *args):
-        """Says which results have no gradient."""
+        """Marks results that have no gradient."""
         self._without_gradient = args
 
     def mark_dirty(self, *args):
-        """Says which inputs were written in place; they are results, too."""
+        """Marks inputs that were written in place. They must be results as well."""
         self._dirty = args
 
     def mark_shared_storage(self, *pairs):
-        """Does nothing but warn: memory that is shared is found."""
+        """Does nothing but warn: shared memory is detected automatically."""
         warnings.warn("mark_shared_storage is deprecated. Tensors with shared storages are automatically tracked. Note that calls to `set_()` are not "
                       "tracked", FutureWarning, stacklevel=2)
 
     def set_materialize_grads(self, value):
-        """Sets whether a gradient that is missing is zeros in the backward pass, which is the default, or None."""
+        """Sets whether a missing gradient is passed to the backward pass as zeros, which is the default, or as None."""
         self._materializes = bool(value)
 
     @property
     def saved_tensors(self):
-        """The tensors that were kept."""
+        """The tensors that were saved."""
         return () if self._saved is None else self._saved.get()
 
     @property
     def saved_variables(self):
-        """The tensors that were kept, by their former name."""
+        """The tensors that were saved, under the former name."""
         warnings.warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
         return self.saved_tensors
 
     @property
     def _raw_saved_tensors(self):
-        """The places where tensors are kept."""
+        """The handles of the saved tensors."""
         if self._saved is None or self._node is None:
             return ()
         self._saved.check()
@@ -78,7 +78,7 @@ class FunctionCtx:
 
 
 class BackwardCFunction(_core._Node):
-    """The node of a function: what its context has can be asked of it."""
+    """The node of a function. It also has the attributes of the context."""
 
     def __getattr__(self, name):
         if name == "_context" or name in _OF_NODES:
@@ -87,7 +87,7 @@ class BackwardCFunction(_core._Node):
 
 
 class FunctionMeta(type):
-    """The class of functions: each has a class of nodes."""
+    """The metaclass of functions: each function has a class of nodes."""
 
     @property
     def _backward_cls(cls):
@@ -100,8 +100,8 @@ class FunctionMeta(type):
 
 
 def _gradients(cls, ctx, inputs, results, gradients):
-    """Calls the backward pass of a function. `inputs` has, for each argument, what is known of the tensor, or None; `results`, for each result, that and
-    whether it may be made of zeros, or None."""
+    """Calls the backward pass of a function. `inputs` has, for each argument, the properties of its tensor or None. `results`
+    has, for each result, its properties and whether a missing gradient may be replaced by zeros, or None."""
     given = []
     for known, gradient in zip(results, gradients):
         if gradient is None and known is not None and ctx._materializes and known[3]:
@@ -128,7 +128,7 @@ def _gradients(cls, ctx, inputs, results, gradients):
 
 
 def _fitting(title, place, gradient, shape, dtype, device, is_wanted):
-    """Returns a gradient as its input has it: summed where the input was broadcast, and converted."""
+    """Returns a gradient in the shape and dtype of its input: summed where the input was broadcast, and converted."""
     if gradient is None or not is_wanted:
         return None
     if not isinstance(gradient, _core.Tensor):
@@ -152,9 +152,9 @@ _LEGACY = ("Legacy autograd function with non-static forward method is deprecate
 
 
 class Function(metaclass=FunctionMeta):
-    """An operator of one's own: a subclass has `forward` and `backward` as static methods, and `apply` calls it."""
+    """A user-defined operator. A subclass has `forward` and `backward` as static methods, and `apply` calls it."""
 
-    # No rule is made: `vmap` calls the function for one place after the other.
+    # No rule is generated: `vmap` calls the function for one slice after another.
     generate_vmap_rule = False
 
     def __init__(self, *args, **kwargs):
@@ -177,12 +177,12 @@ class Function(metaclass=FunctionMeta):
 
     @staticmethod
     def forward(*args, **kwargs):
-        """Computes the results, from `ctx` and the inputs; or from the inputs alone where there is a `setup_context`."""
+        """Computes the results from `ctx` and the inputs, or from the inputs only if there is a `setup_context`."""
         raise NotImplementedError("You must implement the forward function for custom autograd.Function.")
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps what the backward pass needs."""
+        """Saves the values that the backward pass needs."""
         raise NotImplementedError("setup_context is not implemented.")
 
     @staticmethod
@@ -191,22 +191,23 @@ class Function(metaclass=FunctionMeta):
         raise NotImplementedError("You must implement either the backward or vjp method for your custom autograd.Function to use it "
                                   "with backward mode AD.")
 
-    # Another name: a subclass has either.
+    # An alias: a subclass may define either.
     vjp = backward
 
     @staticmethod
     def jvp(ctx, *grad_inputs):
-        """Computes the tangents of the results: it is not called, as there is no forward-mode differentiation."""
+        """Computes the tangents of the results. It is never called, because there is no forward-mode differentiation."""
         raise NotImplementedError("You must implement the jvp function for custom autograd.Function to use it with forward mode AD.")
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        """Computes the results over a dimension of the arguments: it is not called, as `vmap` calls the function for one place after the other."""
+        """Computes the results over a dimension of the arguments. It is never called, because `vmap` calls the function for one
+        slice after another."""
         raise NotImplementedError("To use autograd.Function with vmap, you must either override the vmap staticmethod or set generate_vmap_rule=True.")
 
     @classmethod
     def apply(cls, *args, **kwargs):
-        """Calls the function, and records it."""
+        """Calls the function and records it."""
         if kwargs or cls.setup_context is not Function.setup_context:
             args = _bound(cls, args, kwargs)
         if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
@@ -236,7 +237,7 @@ class Function(metaclass=FunctionMeta):
             return cls._recorded(ctx, args, is_tensor, output)
         if not _core.is_grad_enabled():
             return output
-        # A view of an input is not one to write through, as where it is recorded.
+        # As in a recorded call, a view of an input must not be used to write to the input.
         listed = tuple(value._of_function() if isinstance(value, _core.Tensor) and value._is_part() and not any(value is one for one in args) else value
                        for value in listed)
         return listed if isinstance(output, tuple) else listed[0]
@@ -244,7 +245,8 @@ class Function(metaclass=FunctionMeta):
     @classmethod
     def _recorded(cls, ctx, args, is_tensor, output):
         listed = output if isinstance(output, tuple) else (output,)
-        # What was written in place takes the history of the result; a view is written once more by a copy, which its base knows of.
+        # A tensor that was written in place takes the history of the result. A view is written again by a copy, which its base
+        # records.
         dirty = ctx._dirty
         copies = [value.detach().clone() if value._is_part() else value.detach() for value in dirty]
 
@@ -256,7 +258,7 @@ class Function(metaclass=FunctionMeta):
             if tensor is not None and not isinstance(tensor, _core.Tensor):
                 raise TypeError(f"save_for_backward can only save variables, but argument {place} is of type {type(tensor).__name__}")
         inputs = [value for known, value in zip(is_tensor, args) if known]
-        # An input that is given back is a result of its own, and kept as the input that it is.
+        # An input that is returned becomes a separate result, but is saved as the input.
         kept_as = [None if result is None or any(result is value for value in inputs) else result for result in results]
         ctx._saved = _core._SavedTensors(list(ctx._kept), kept_as)
         marked = ctx._without_gradient
@@ -291,7 +293,7 @@ class Function(metaclass=FunctionMeta):
 
 
 def _bound(cls, args, kwargs):
-    """Returns the arguments of a call with names, in their order."""
+    """Returns the arguments of a call with keyword arguments, in positional order."""
     is_split = cls.setup_context is not Function.setup_context
     signature = inspect.signature(cls.forward)
     bound = signature.bind(*args, **kwargs) if is_split else signature.bind(None, *args, **kwargs)
@@ -300,7 +302,7 @@ def _bound(cls, args, kwargs):
 
 
 class _DifferentiatedTwice(Function):
-    """Results whose own gradient is refused."""
+    """Results whose differentiation is refused."""
 
     @staticmethod
     def forward(ctx, count, *tensors):
@@ -334,7 +336,7 @@ def once_differentiable(fn):
 
 
 class InplaceFunction(Function):
-    """A function that may write in place, as `inplace` says."""
+    """A function that may work in place, as its attribute `inplace` states."""
 
     def __init__(self, inplace=False):
         self.inplace = inplace

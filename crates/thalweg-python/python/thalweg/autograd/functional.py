@@ -1,14 +1,14 @@
 """Derivatives of functions (`torch.autograd.functional`): Jacobians, Hessians, and their products with vectors.
 
-Inputs and outputs are tensors or tuples of tensors; results have the same structure. With `strict`, an output that does not depend on an input is an error;
-otherwise its derivative is zeros.
+Inputs and outputs are tensors or tuples of tensors; results have the same structure. With `strict`, an output that does not
+depend on an input is an error; otherwise its derivative is zero.
 """
 
 from . import _core, enable_grad, grad
 
 
 def _tuple(value, whose, function):
-    """Returns tensors as a tuple, and whether they were one."""
+    """Returns tensors as a tuple, and whether they already were a tuple."""
     is_tuple = isinstance(value, (tuple, list)) if whose == "v" else isinstance(value, tuple)
     listed = tuple(value) if is_tuple else (value,)
     for place, one in enumerate(listed):
@@ -23,12 +23,14 @@ def _like(listed, is_tuple):
 
 
 def _entered(value, create_graph):
-    """Returns an input that gradients flow to: a view of the caller's own, where the results are to be differentiated."""
+    """Returns an input for which gradients are computed: a view of the caller's own tensor if the results are to be
+    differentiated."""
     return value.view_as(value) if create_graph and value.requires_grad else value.detach().requires_grad_()
 
 
 def _started(func, inputs, create_graph, function, strict):
-    """Returns inputs that gradients flow to, whether they were a tuple, the outputs of the function, and whether these are one."""
+    """Returns inputs for which gradients are computed, whether they were a tuple, the outputs of the function, and whether these
+    are a tuple."""
     inputs, many_in = _tuple(inputs, "inputs", function)
     inputs = [_entered(one, create_graph) for one in inputs]
     outputs, many_out = _tuple(func(*inputs), "outputs of the user-provided function", function)
@@ -40,7 +42,8 @@ def _started(func, inputs, create_graph, function, strict):
 
 
 def _gradients(outputs, inputs, vectors, create_graph, strict=None):
-    """Returns the gradients of inputs, with zeros where there is none; with `strict`, a text for its place, that is an error. What was saved is kept."""
+    """Returns the gradients of inputs, with zeros for missing ones. If `strict` is a description, a missing gradient is an error.
+    The graph is retained."""
     chosen = [(output, vector) for output, vector in zip(outputs, vectors) if output.requires_grad]
     found = [None] * len(inputs)
     if chosen:
@@ -59,7 +62,7 @@ _GRAPH = "The jacobian of the user-provided function is independent of input {}.
 
 
 def _checked(found, inputs, create_graph, strict, text):
-    """Refuses derivatives that depend on no input any more, in strict mode, where they are to be differentiated."""
+    """Refuses derivatives that do not depend on any input, in strict mode, if they are to be differentiated."""
     for place, one in enumerate(found):
         if strict and create_graph and not one.requires_grad:
             raise RuntimeError(text.format(place))
@@ -67,7 +70,7 @@ def _checked(found, inputs, create_graph, strict, text):
 
 
 def _vectors(v, of, whose, function):
-    """Returns the vectors of a product: ones where none are given and there is one element."""
+    """Returns the vectors of a product. The default for a tensor of one element is 1."""
     if v is None:
         if len(of) != 1 or of[0].numel() != 1:
             raise RuntimeError(f"The vector v can only be None if {whose} a single Tensor with a single element.")
@@ -115,7 +118,7 @@ def jvp(func, inputs, v=None, create_graph=False, strict=False):
 
 
 def _accepted(function, strict, vectorize, strategy, create_graph):
-    """Refuses settings that PyTorch refuses together."""
+    """Refuses combinations of settings that PyTorch refuses."""
     if strategy not in ("forward-mode", "reverse-mode"):
         raise AssertionError('Expected strategy to be either "forward-mode" or "reverse-mode". Hint: If your function has more outputs than inputs, '
                              '"forward-mode" tends to be more performant. Otherwise, prefer to use "reverse-mode".')
@@ -134,8 +137,8 @@ def _accepted(function, strict, vectorize, strategy, create_graph):
 
 
 def jacobian(func, inputs, create_graph=False, strict=False, vectorize=False, strategy="reverse-mode"):
-    """Returns the derivatives of each element of the outputs by each element of the inputs: a pass for each element of the outputs, also where
-    `vectorize` or `strategy` ask for another way to the same numbers."""
+    """Returns the derivatives of each element of the outputs by each element of the inputs. There is one pass for each element of
+    the outputs; `vectorize` and `strategy` request other ways to the same numbers and are ignored."""
     _accepted("jacobian", strict, vectorize, strategy, create_graph)
     return _jacobian(func, inputs, create_graph, strict, "Output {{}} of the user-provided function is independent of input {}. This is not allowed in "
                      "strict mode.", "jacobian")
@@ -160,7 +163,7 @@ def _jacobian(func, inputs, create_graph, strict, text, function):
 
 
 def _scalar(func, whose):
-    """Returns a function that checks that another gives one element."""
+    """Returns a function that calls another and checks that its result has one element."""
     def checked(*inputs):
         outputs, many = _tuple(func(*inputs), "outputs of the user-provided function", whose)
         if many or len(outputs) != 1:
@@ -172,7 +175,7 @@ def _scalar(func, whose):
 
 
 def hessian(func, inputs, create_graph=False, strict=False, vectorize=False, outer_jacobian_strategy="reverse-mode"):
-    """Returns the second derivatives of a function of one element by each pair of elements of the inputs."""
+    """Returns the second derivatives of a scalar function by each pair of elements of the inputs."""
     listed, many_in = _tuple(inputs, "inputs", "hessian")
     _accepted("hessian", strict, vectorize, outer_jacobian_strategy, create_graph)
     scalar = _scalar(func, "hessian")
@@ -189,7 +192,7 @@ def hessian(func, inputs, create_graph=False, strict=False, vectorize=False, out
 
 
 def _second(func, inputs, v, create_graph, strict, whose):
-    """Returns the output of a function, and the product of its Hessian with a vector, which is the same on either side."""
+    """Returns the output of a function, and the product of its Hessian, which is symmetric, with a vector."""
     with enable_grad():
         listed, _ = _tuple(inputs, "inputs", whose)
         v = _vectors(v, listed, _TAKES, whose)
@@ -204,17 +207,18 @@ def _second(func, inputs, v, create_graph, strict, whose):
 
 
 def vhp(func, inputs, v=None, create_graph=False, strict=False):
-    """Returns the output of a function of one element, and the product of a vector with its Hessian."""
+    """Returns the output of a scalar function, and the product of a vector with its Hessian."""
     return _second(func, inputs, v, create_graph, strict, "vhp")
 
 
 def hvp(func, inputs, v=None, create_graph=False, strict=False):
-    """Returns the output of a function of one element, and the product of its Hessian with a vector."""
+    """Returns the output of a scalar function, and the product of its Hessian with a vector."""
     return _second(func, inputs, v, create_graph, strict, "hvp")
 
 
 def _construct_standard_basis_for(tensors, tensor_numels):
-    """Returns, for each tensor, the rows of an identity matrix over all elements that are of it, in its dtype and on its device."""
+    """Returns, for each tensor, its rows of an identity matrix over the elements of all tensors, in its dtype and on its
+    device."""
     total, start, found = sum(tensor_numels), 0, []
     for tensor, count in zip(tensors, tensor_numels):
         part = _core.zeros([total, count], dtype=tensor.dtype, device=tensor.device)

@@ -1,4 +1,4 @@
-"""Regions in which operators record themselves or not (`torch.autograd.grad_mode`)."""
+"""Regions in which operators are recorded or not (`torch.autograd.grad_mode`)."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ from .._regions import Open
 
 
 class _GradMode:
-    """A region in which operators record themselves or not: a context manager, and a decorator."""
+    """A region in which operators are recorded or not: a context manager and a decorator."""
 
     _enabled = True
 
@@ -40,7 +40,7 @@ class _GradMode:
         return wrapped
 
     def _generator(self, function):
-        """Returns a function that yields what another yields, of which only the parts between are in the region."""
+        """Returns a generator function that wraps another, so that only the code between its yields runs in the region."""
         @functools.wraps(function)
         def wrapped(*args, **kwargs):
             made, go, value = function(*args, **kwargs), "send", None
@@ -64,12 +64,12 @@ class _GradMode:
         return type(self)()
 
     def clone(self):
-        """Returns a region of the same setting."""
+        """Returns a region with the same setting."""
         return self._again()
 
 
 def _usable_bare(cls):
-    """Lets `@cls` decorate a function as `@cls()` does."""
+    """Makes `@cls` decorate a function as `@cls()` does."""
     former = cls.__new__
 
     def new(kind, function=None, *args, **kwargs):
@@ -85,18 +85,18 @@ def _usable_bare(cls):
 
 @_usable_bare
 class no_grad(_GradMode):
-    """A region whose operators record nothing."""
+    """A region whose operators are not recorded."""
 
     _enabled = False
 
 
 @_usable_bare
 class enable_grad(_GradMode):
-    """A region whose operators record themselves, also inside `no_grad`."""
+    """A region whose operators are recorded, also inside `no_grad`."""
 
 
 class set_grad_enabled(_GradMode):
-    """Sets at once whether operators record themselves; as a context manager, until its end."""
+    """Sets whether operators are recorded. Takes effect immediately; as a context manager, it ends with the region."""
 
     def __init__(self, mode):
         super().__init__()
@@ -116,7 +116,8 @@ class set_grad_enabled(_GradMode):
 
 
 class inference_mode(_GradMode):
-    """A region whose operators record nothing, and whose tensors can never enter graphs; with `mode=False`, a region like its outside."""
+    """A region whose operators are not recorded, and whose tensors can never enter graphs. With `mode=False`, the region changes
+    nothing."""
 
     def __new__(cls, mode=True):
         made = object.__new__(cls)
@@ -143,7 +144,7 @@ class inference_mode(_GradMode):
 
 
 class set_multithreading_enabled:
-    """Sets at once whether a backward pass may use several threads; as a context manager, until its end. It always uses one, so nothing changes."""
+    """Sets whether a backward pass may use several threads. It always uses one, so nothing changes."""
 
     _enabled = True
 
@@ -158,7 +159,7 @@ class set_multithreading_enabled:
         set_multithreading_enabled._enabled = self._before
 
     def clone(self):
-        """Returns a region of the same setting."""
+        """Returns a region with the same setting."""
         return set_multithreading_enabled(self.mode)
 
 
@@ -168,7 +169,8 @@ def is_multithreading_enabled():
 
 
 class _unsafe_preserve_version_counter:
-    """A region at whose end tensors have the versions that they had before: what was written meanwhile is not seen by backward."""
+    """A region at whose end tensors get back their versions from before, so the backward pass does not notice writes in the
+    region."""
 
     def __init__(self, tensors):
         self.tensors = (tensors,) if isinstance(tensors, _core.Tensor) else tuple(tensors)

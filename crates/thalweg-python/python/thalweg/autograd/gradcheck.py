@@ -1,6 +1,6 @@
 """Checks of gradients against finite differences (`torch.autograd.gradcheck`).
 
-Real and imaginary parts of complex outputs are checked one after the other, each as the gradient of a real function.
+Real and imaginary parts of complex outputs are checked separately, each as the gradient of a real function.
 """
 
 import math
@@ -11,7 +11,7 @@ from .._c_functions import UndefinedGrad
 
 
 class GradcheckError(RuntimeError):
-    """A gradient that is wrong."""
+    """The error for a wrong gradient."""
 
 
 def _listed(outputs):
@@ -28,7 +28,7 @@ def _is_wanted(value):
 
 
 def _check_inputs(inputs):
-    """Refuses inputs whose derivatives cannot be found by moving their elements."""
+    """Refuses inputs whose derivatives cannot be computed by perturbing their elements."""
     if not any(_is_wanted(value) for value in inputs):
         raise ValueError("gradcheck expects at least one input tensor to require gradient, but none of the them have requires_grad=True.")
     for place, value in enumerate(inputs):
@@ -43,7 +43,7 @@ def _check_inputs(inputs):
 
 
 def _unraveled(place, shape):
-    """Returns the index of an element by its number."""
+    """Returns the multi-dimensional index of a flat index."""
     index = []
     for size in reversed(shape):
         place, last = divmod(place, size)
@@ -52,7 +52,7 @@ def _unraveled(place, shape):
 
 
 def _parts(output):
-    """Returns the real and imaginary parts of an output, flat; the second is None of a real one."""
+    """Returns the real and imaginary parts of an output, flattened. The second is None for a real output."""
     output = output.detach().clone().reshape(-1)
     if not output.dtype.is_complex:
         return output.to(_core.float64), None
@@ -61,7 +61,7 @@ def _parts(output):
 
 
 def _moved(func, tensor, index, step, eps):
-    """Returns the slopes of all outputs' parts where an element of a tensor is moved to either side."""
+    """Returns the slopes of all parts of the outputs when an element of a tensor is moved by ± `eps`."""
     data, former = tensor.data, tensor.data[index].item()
     sides = []
     for moved in (former + step, former - step):
@@ -86,8 +86,8 @@ def _no_grad():
 
 
 def _numerical(func, tensor, eps):
-    """Returns, of each output and part, the derivatives by central differences: a row for each element of the tensor. By a complex element they are
-    those by its real part, and `i` times those by its imaginary part, as in gradients."""
+    """Returns, for each output and part, the derivatives by central differences, with one row for each element of the tensor. The
+    derivative by a complex element is the one by its real part plus `i` times the one by its imaginary part, as in gradients."""
     rows = []
     for place in range(tensor.numel()):
         index = _unraveled(place, tensor.shape)
@@ -102,7 +102,8 @@ def _numerical(func, tensor, eps):
 
 
 def _analytical(output, targets, is_imaginary):
-    """Returns the derivatives of an output, or of its imaginary part, by each target: a pass for each element of the output."""
+    """Returns the derivatives of an output, or of its imaginary part, by each target, with one pass for each element of the
+    output."""
     from . import grad
     columns = [[] for _ in targets]
     flat = _core.zeros_like(output).detach().reshape(-1)
@@ -117,13 +118,13 @@ def _analytical(output, targets, is_imaginary):
 
 
 def _is_close(one, other, rtol, atol):
-    """Returns whether two matrices of numbers agree, infinities and NaN only where they are the same."""
+    """Returns whether two matrices are close. Infinities and NaN must be the same in both."""
     is_same = (one == other) | ((one != one) & (other != other))
     return bool((((one - other).abs() <= atol + rtol * other.abs()) | is_same).all())
 
 
 def _compare(outputs, targets, places, numerical, tolerances):
-    """Raises what is wrong with the gradients of outputs."""
+    """Raises an error if the gradients of outputs are wrong."""
     _, atol, rtol, nondet_tol = tolerances
     for number, output in enumerate(outputs):
         if not output.requires_grad:
@@ -150,7 +151,7 @@ def _is_same(one, other):
 
 
 def _check_undefined(func, inputs):
-    """Calls the backward function of outputs where no gradient has arrived for some of them."""
+    """Calls the backward function of outputs with missing gradients for some of them."""
     from . import grad
     warnings.warn("Backwards compatibility: New undefined gradient support checking feature is enabled by default, but it may break existing callers of "
                   "this function. If this is true for you, you can call this function with \"check_undefined_grad=False\" to disable the feature",
@@ -170,7 +171,7 @@ def _check_undefined(func, inputs):
 
 
 def _check_dtypes(outputs, targets):
-    """Refuses gradients of other dtypes than their inputs'."""
+    """Refuses gradients whose dtypes differ from those of their inputs."""
     from . import grad
     for output in outputs:
         for target, gradient in zip(targets, grad([output], targets, [_core.zeros_like(output).detach()], retain_graph=True, allow_unused=True)):
@@ -179,14 +180,14 @@ def _check_dtypes(outputs, targets):
 
 
 def _directions(tensors):
-    """Returns a vector of length 1 for each tensor, all of whose elements are above 0."""
+    """Returns a vector of length 1 with positive elements for each tensor."""
     generator = _core.Generator("cpu").manual_seed(1)
     drawn = [_core.rand(list(tensor.shape), dtype=_core.float64, generator=generator).to(tensor.device) for tensor in tensors]
     return [(numbers / numbers.norm()).to(tensor.dtype) for numbers, tensor in zip(drawn, tensors)]
 
 
 def _moved_along(func, tensor, way, step):
-    """Returns a function's results where a tensor is moved along a direction."""
+    """Returns a function's results when a tensor is moved along a direction."""
     former = tensor.detach().clone()
     tensor.data.copy_(former + step * way)
     try:
@@ -196,7 +197,8 @@ def _moved_along(func, tensor, way, step):
 
 
 def _is_right_along_directions(func, outputs, targets, tolerances):
-    """Returns whether the derivative along one direction of each input, weighted by one of each output, is that of differences."""
+    """Returns whether the derivative along one direction of each input, weighted by one direction of each output, agrees with
+    differences."""
     from . import grad
     eps, atol, rtol, nondet_tol = tolerances
     if not all(value.is_floating_point() and value.numel() for value in (*targets, *outputs)) or not all(output.requires_grad for output in outputs):
@@ -220,7 +222,7 @@ def _is_right_along_directions(func, outputs, targets, tolerances):
 
 
 def _check_each(func, outputs, inputs, targets, tolerances):
-    """Raises what is wrong with any derivative of a function."""
+    """Raises an error if any derivative of a function is wrong."""
     places = [place for place, value in enumerate(inputs) if _is_wanted(value)]
     numerical = [_numerical(func, target, tolerances[0]) for target in targets]
     for number, output in enumerate(outputs):
@@ -231,7 +233,7 @@ def _check_each(func, outputs, inputs, targets, tolerances):
 
 
 def _check(func, inputs, tolerances, check_undefined_grad, check_grad_dtypes, fast_mode):
-    """Raises what is wrong with the gradients of a function."""
+    """Raises an error if the gradients of a function are wrong."""
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     _check_inputs(inputs)
 
@@ -252,7 +254,7 @@ _FORWARD = "there is no forward-mode differentiation: leave out check_forward_ad
 
 
 def _accepted(check_forward_ad, check_backward_ad):
-    """Refuses what cannot be checked, in PyTorch's words where it refuses it, too."""
+    """Refuses options that are not supported, with PyTorch's message where PyTorch refuses them as well."""
     if not check_forward_ad and not check_backward_ad:
         raise AssertionError("Expected at least one of check_forward_ad or check_backward_ad to be True")
     if check_forward_ad:
@@ -273,9 +275,8 @@ def gradcheck(func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=T
               check_backward_ad=True, fast_mode=False, masked=None):
     """Checks the gradients of a function against central differences: returns True, or raises `GradcheckError`.
 
-    Inputs are of double precision. With `fast_mode` derivatives along one
-    direction are checked, and every one only where these are wrong. Batched gradients are gradients in turn
-    (`is_grads_batched`), so `check_batched_grad` asks for nothing more.
+    Inputs have double precision. With `fast_mode`, derivatives are checked along one direction, and individually only if these
+    are wrong. Batched gradients are computed one after another (`is_grads_batched`), so `check_batched_grad` adds no check.
     """
     if check_batched_forward_grad and not check_forward_ad:
         raise AssertionError("Setting check_batched_forward_grad=True requires check_forward_ad to be True")
@@ -307,7 +308,7 @@ def gradgradcheck(func, inputs, grad_outputs=None, *, eps=1e-6, atol=1e-5, rtol=
 
 
 def _start(output):
-    """Returns a gradient of an output that is drawn from -1 to 1."""
+    """Returns a random gradient for an output, from -1 to 1."""
     parts = [_core.rand(output.shape, dtype=_core.float64, device=output.device) * 2 - 1 for _ in range(2 if output.dtype.is_complex else 1)]
     drawn = _core.complex(*parts) if len(parts) == 2 else parts[0]
     return drawn.to(output.dtype).detach().requires_grad_()
@@ -347,7 +348,8 @@ def get_numerical_jacobian(fn, inputs, target=None, eps=1e-3, grad_out=1.0):
 
 
 def get_analytical_jacobian(inputs, output, nondet_tol=0.0, grad_out=1.0):
-    """Returns the derivatives of an output by its gradients, whether they are the same a second time, and whether their sizes and dtypes are right."""
+    """Returns the derivatives of an output by its gradients, whether a second pass gives the same, and whether their sizes and
+    dtypes are right."""
     _private("get_analytical_jacobian", grad_out)
     targets = list(_iter_tensors(inputs, only_requiring_grad=True))
     found, again = (_analytical(output, targets, False) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The recorded graph (`torch.autograd.graph`): its nodes and edges, and hooks of the tensors that they save."""
+"""The recorded graph (`torch.autograd.graph`): its nodes and edges, and hooks of saved tensors."""
 
 import contextlib
 import functools
@@ -12,7 +12,8 @@ from .._regions import Open
 
 
 class _Nodes(type):
-    """The class of `Node`: every node is an instance, and so is a context, and every class of nodes a subclass, though none inherits from it."""
+    """The metaclass of `Node`. Every node and every context is an instance of `Node`, and every node class a subclass, without
+    inheriting from it."""
 
     def __instancecheck__(cls, instance):
         from .function import FunctionCtx
@@ -23,11 +24,12 @@ class _Nodes(type):
 
 
 class Node(metaclass=_Nodes):
-    """A recorded operator: `name()`, `next_functions`, `metadata`, `register_hook`, `register_prehook`; the graph makes them."""
+    """A recorded operator: `name()`, `next_functions`, `metadata`, `register_hook`, `register_prehook`. Only the graph creates
+    nodes."""
 
 
 class _Known(NamedTuple):
-    """Shape, dtype and device of the tensor that an edge was asked of."""
+    """The shape, dtype and device of the tensor from which an edge was made."""
 
     shape: object
     dtype: object
@@ -47,7 +49,7 @@ class GradientEdge(NamedTuple):
 
 
 def get_gradient_edge(tensor):
-    """Returns the place in the graph that a tensor's gradient flows to."""
+    """Returns the graph edge that a tensor's gradient flows to."""
     edge = tensor._gradient_edge()
     if edge is None:
         raise RuntimeError("It is not possible to get the gradient edge for a Tensor that does not require gradients")
@@ -55,16 +57,17 @@ def get_gradient_edge(tensor):
 
 
 def increment_version(tensor):
-    """Counts a write in place of tensors that the program has made itself: backward refuses then what was saved of them before."""
+    """Counts an in-place write of tensors by the program itself. The backward pass then refuses values of them that were saved
+    before."""
     for one in (tensor,) if isinstance(tensor, _core.Tensor) else tensor:
         one._bump_version()
 
 
 class _Refused(threading.local):
-    """The reason why hooks of saved tensors may not be used, of each thread."""
+    """The reason why hooks of saved tensors are disabled, per thread."""
 
     reason = None
-    # The regions of hooks that the thread is in.
+    # The number of hook regions that the thread has entered.
     open = 0
     is_copying = False
 
@@ -78,7 +81,8 @@ def _check_allowed():
 
 
 class saved_tensors_hooks:
-    """A region whose operators save `pack_hook(tensor)` in place of a tensor; the backward pass asks `unpack_hook` for the tensor."""
+    """A region whose operators save `pack_hook(tensor)` instead of a tensor. The backward pass calls `unpack_hook` to get the
+    tensor back."""
 
     def __init__(self, pack_hook, unpack_hook):
         for hook in (pack_hook, unpack_hook):
@@ -98,7 +102,8 @@ class saved_tensors_hooks:
 
 
 class disable_saved_tensors_hooks(contextlib.ContextDecorator):
-    """A region in which hooks of saved tensors are an error with this text; so is the region itself, within one of hooks."""
+    """A region in which hooks of saved tensors raise an error with this text. Entering it within a region of hooks is an error as
+    well."""
 
     def __init__(self, error_message, fail_if_non_empty=True):
         self._reason, self._former, self._is_strict = error_message, Open(), fail_if_non_empty
@@ -114,7 +119,7 @@ class disable_saved_tensors_hooks(contextlib.ContextDecorator):
 
 
 class save_on_cpu(saved_tensors_hooks):
-    """A region whose operators save tensors in the host's memory."""
+    """A region whose operators save tensors in host memory."""
 
     def __init__(self, pin_memory=False, device_type="cuda"):
         def pack(tensor):
@@ -127,23 +132,23 @@ class save_on_cpu(saved_tensors_hooks):
 
 
 class _Claim:
-    """The object that a node has in place of a tensor that it saves."""
+    """The object that a node holds in place of a tensor that it saves."""
 
 
 class _Copies:
-    """The copies of saved tensors that a region has made, as long as nodes may ask for them."""
+    """The copies of saved tensors that a region has made, as long as nodes may need them."""
 
     def __init__(self):
         self.cloned, self._is_open = weakref.WeakKeyDictionary(), True
 
     def clear(self):
-        """Lets go of the copies: backward of what was recorded in the region is an error from now on."""
+        """Drops the copies. Later backward passes through graphs recorded in the region are errors."""
         self.cloned, self._is_open = weakref.WeakKeyDictionary(), False
 
 
 @contextlib.contextmanager
 def allow_mutation_on_saved_tensors():
-    """A region in which tensors that were saved for backward may be written in place: backward reads copies, made when they were saved."""
+    """A region in which tensors saved for backward may be written in place. The backward pass reads copies of their values."""
     if _refused.is_copying:
         raise RuntimeError("allow_mutation_on_saved_tensors contexts cannot be nested")
     copies = _Copies()
@@ -167,7 +172,7 @@ def allow_mutation_on_saved_tensors():
 
 
 class _Handles(tuple):
-    """Handles of hooks that are removed as one."""
+    """Handles of hooks that are removed together."""
 
     def remove(self):
         """Removes the hooks."""
@@ -182,8 +187,8 @@ class _Handles(tuple):
 
 
 def register_multi_grad_hook(tensors, fn, *, mode="all"):
-    """Registers a hook that a backward pass calls with the gradients of all tensors once it has computed those that it computes (`mode="all"`), or with
-    the first of them (`mode="any"`)."""
+    """Registers a hook that a backward pass calls with the gradients of all tensors after it has computed those that it needs
+    (`mode="all"`), or with the first gradient (`mode="any"`)."""
     supported = ("all", "any")
     if mode not in supported:
         raise ValueError(f"Expects mode to be one of {supported} but got {mode}")

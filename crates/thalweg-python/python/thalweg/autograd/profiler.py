@@ -1,4 +1,4 @@
-"""The parts of `torch.autograd.profiler` beside the profiler itself."""
+"""The parts of `torch.autograd.profiler` other than the profiler itself."""
 
 from .._left_out import attributes
 from ..profiler import emit_nvtx, record_function

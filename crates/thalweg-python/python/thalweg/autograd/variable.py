@@ -1,17 +1,17 @@
-"""Variables (`torch.autograd.variable`): tensors are what they were."""
+"""Variables (`torch.autograd.variable`), which tensors have replaced."""
 
 from .. import _core
 
 
 class _Engine:
-    """The engine of backward passes, for programs that ask it itself."""
+    """The engine of backward passes, for programs that use it directly."""
 
     def queue_callback(self, callback):
-        """Lets the backward pass that runs call a function once it has succeeded."""
+        """Registers a function that is called after the current backward pass has succeeded."""
         _core._queue_callback(callback)
 
     def run_backward(self, tensors, grad_tensors, keep_graph, create_graph, inputs=(), allow_unreachable=False, accumulate_grad=False):
-        """Runs a backward pass: leaves accumulate, or the gradients of `inputs` are returned."""
+        """Runs a backward pass. Gradients are accumulated in leaves, or the gradients of `inputs` are returned."""
         from . import _place
         for place, (tensor, gradient) in enumerate(zip(tensors, grad_tensors)):
             if isinstance(tensor, _core.Tensor) and not tensor.requires_grad:
@@ -30,14 +30,14 @@ class _Engine:
 
 
 class _Kind(type):
-    """The class of `Variable`: its instances are tensors."""
+    """The metaclass of `Variable`: its instances are tensors."""
 
     def __instancecheck__(cls, instance):
         return isinstance(instance, _core.Tensor)
 
 
 class Variable(metaclass=_Kind):
-    """A tensor, which records itself where that is asked for."""
+    """A tensor, which is recorded if `requires_grad` is true."""
 
     _execution_engine = _Engine()
 

@@ -1,7 +1,7 @@
 """Streams, events, graphs and memory (`torch.cuda`).
 
-Without a GPU they are those of the simulated GPU, so programs that use them run everywhere; `is_available` tells whether there is a GPU.
-A device that is not named is the current one.
+Without a GPU, these functions work on the simulated GPU, so programs that use them run everywhere; `is_available` returns whether
+there is a GPU. The default device is the current one.
 """
 
 import functools
@@ -28,14 +28,14 @@ memory_usage = _inner.memory_usage
 temperature = _inner.temperature
 power_draw = _inner.power_draw
 clock_rate = _inner.clock_rate
-# Nothing of a GPU spins: the host sleeps in the order of the stream.
+# Nothing spins on a GPU: the host sleeps in stream order.
 _sleep = _inner._sleep
 
 has_half, has_magma = True, False
 
 
 def is_available():
-    """Returns whether this machine has a GPU. Nothing is initialised: NVML tells, so that the process may still fork."""
+    """Returns whether this machine has a GPU. NVML is queried and CUDA is not initialised, so that the process may still fork."""
     return device_count() > 0
 
 
@@ -65,8 +65,8 @@ _gpu_count = functools.cache(_inner._gpu_count)
 
 
 def device_count():
-    """Returns the number of GPUs; without one, 0, or 1 where the simulated one is shown as such. Nothing is initialised: NVML tells, so
-    that the process may still fork."""
+    """Returns the number of GPUs. Without a GPU, it is 0, or 1 if the simulated GPU is shown as one. NVML is queried and CUDA is
+    not initialised, so that the process may still fork."""
     return _gpu_count() or int(_core._simulated_is_shown_as() == "cuda")
 
 
@@ -84,7 +84,7 @@ class device:
     """A region with another current device."""
 
     def __init__(self, device):
-        # A negative number is what `get_device` says of a tensor on no GPU.
+        # A negative number is the result of `get_device` for a tensor that is not on a GPU.
         self._device = None if type(device) is int and device < 0 else device
 
     def __enter__(self):
@@ -96,7 +96,7 @@ class device:
 
 
 class device_of(device):
-    """A region whose current device is that of a tensor."""
+    """A region in which the device of a tensor is the current device."""
 
     def __init__(self, obj):
         super().__init__(obj.device)
@@ -120,12 +120,12 @@ StreamContext = stream
 
 
 def set_stream(stream):
-    """Makes a stream the current one of this thread, for good."""
+    """Makes a stream the current one of this thread, without a region."""
     stream._set_current()
 
 
 def get_device_properties(device=None):
-    """Returns what a device is and can do."""
+    """Returns the properties of a device."""
     return types.SimpleNamespace(**_inner._device_properties(device))
 
 
@@ -141,7 +141,7 @@ def get_device_capability(device=None):
 
 
 class _Generators:
-    """The default generators of the devices, by their numbers: a device is opened when its generator is asked for."""
+    """The default generators of the devices, by number. A device is opened when its generator is accessed."""
 
     def __len__(self):
         return max(device_count(), 1)
@@ -158,7 +158,7 @@ _typed.add(globals(), "thalweg.cuda", "cuda")
 globals().update(_typed_storage.classes("thalweg.cuda", True))
 
 
-# Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.
+# Every public name of `torch.cuda` (PyTorch 2.11) that is missing here, with the reason; docs/python.md lists them.
 _LEFT_OUT = {
     "CUDAPluggableAllocator": "the allocator is Thalweg's own",
     "change_current_allocator": "the allocator is Thalweg's own",

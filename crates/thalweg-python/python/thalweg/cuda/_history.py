@@ -1,6 +1,6 @@
-"""The history of a device's memory: what was allocated and freed, and where (`torch.cuda.memory._record_memory_history`).
+"""The history of a device's memory: its allocations and frees, with stacks (`torch.cuda.memory._record_memory_history`).
 
-Files are PyTorch's: https://pytorch.org/memory_viz and `thalweg memory` open them. Stacks are Python's.
+Files have PyTorch's format: https://pytorch.org/memory_viz and `thalweg memory` open them. Stacks are Python stacks.
 """
 
 import json
@@ -12,13 +12,14 @@ import threading
 from .. import _core
 
 _inner = _core._cuda
-# The devices whose histories want stacks.
+# The devices whose histories record stacks.
 _wanting = set()
 _lock = threading.Lock()
 
 
 def _record_memory_history(enabled="all", *args, **kwargs):
-    """Records what happens to the memory of a device, or of the current one, from now on; with `enabled=None` ends that and forgets it."""
+    """Records the memory events of a device, by default the current one, from now on. `enabled=None` stops and discards the
+    history."""
     (_record_by_truth if isinstance(enabled, bool) else _record)(enabled, *args, **kwargs)
 
 
@@ -42,7 +43,7 @@ def _record_by_truth(enabled, record_context=True, trace_alloc_max_entries=1, tr
 
 
 def _place(name, word, words):
-    """Returns the place of a word in PyTorch's list."""
+    """Returns the position of a word in PyTorch's list."""
     if not isinstance(word, (str, type(None))):
         raise TypeError(f"{name} must be a str or None, not {type(word).__name__}")
     if word not in words:
@@ -64,20 +65,20 @@ def _start(device, kind, when, max_entries, clear_history, compile_context, anno
 
 
 def _of_all(include_traces):
-    """Returns the snapshots of all devices of the current one's kind that are open, the current one's first."""
+    """Returns the snapshots of all open devices of the current device's kind, the current device first."""
     current = _core.get_default_device()
     others = [device for device in _inner._opened_devices() if device != current]
     return [pickle.loads(_inner._memory_snapshot(device, None, include_traces)) for device in (current, *others)]
 
 
 def _segments_of_all():
-    """Returns the segments of all devices of the current one's kind, without events."""
+    """Returns the segments of all devices of the current device's kind, without events."""
     return [segment for snapshot in _of_all(False) for segment in snapshot["segments"]]
 
 
 def _snapshot(device=None, augment_with_fx_traces=False):
-    """Returns all that is known of the memory of all devices of the current one's kind, or of one: segments with their blocks, the events of
-    histories, and the allocator's settings."""
+    """Returns the memory state of one device, or of all devices of the current device's kind: segments with their blocks, the
+    events of histories, and the allocator's settings."""
     if device is not None:
         return pickle.loads(_inner._memory_snapshot(device, None, True))
     whole, *others = _of_all(True)
@@ -91,26 +92,26 @@ def _snapshot(device=None, augment_with_fx_traces=False):
 
 
 def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
-    """Writes what `_snapshot` returns to a file."""
+    """Writes the result of `_snapshot` to a file."""
     with open(filename, "wb") as file:
         pickle.dump(_snapshot(), file)
 
 
 def _memory_metadata_supported():
-    """Returns True: events have a text beside them."""
+    """Returns True: events can have a text attached."""
     return True
 
 
 def _set_memory_metadata(metadata):
-    """Sets the text that events of this thread have beside them, or a dictionary that becomes one."""
+    """Sets the text that is attached to events of this thread; a dictionary is converted to text."""
     _inner._set_memory_metadata(metadata if isinstance(metadata, str) else json.dumps(metadata, separators=(",", ":")))
 
 
 def _get_memory_metadata():
-    """Returns the text that events of this thread have beside them."""
+    """Returns the text that is attached to events of this thread."""
     return _inner._get_memory_metadata()
 
 
 def _annotate_tensor(tensor, annotation):
-    """Puts a text beside a tensor's memory in the history."""
+    """Attaches a text to a tensor's memory in the history."""
     _inner._annotate_tensor(tensor, annotation)

@@ -1,10 +1,11 @@
-"""The number of a device, as libraries ask for it by `torch.cuda._utils`."""
+"""The number of a device, as libraries get it from `torch.cuda._utils`."""
 
 from .. import _core
 
 
 def _get_device_index(device, optional=False, allow_cpu=False):
-    """Returns the number of a device of CUDA: with `optional` that of the current one where none is said, with `allow_cpu` -1 for the CPU."""
+    """Returns the number of a CUDA device. With `optional`, None means the current device; with `allow_cpu`, the CPU has the
+    number -1."""
     if isinstance(device, int):
         return device
     named = _core.device(device) if isinstance(device, str) else device

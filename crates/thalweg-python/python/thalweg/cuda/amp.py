@@ -1,4 +1,4 @@
-"""Automatic mixed precision by its earlier name (`torch.cuda.amp`)."""
+"""Automatic mixed precision under its deprecated name (`torch.cuda.amp`)."""
 
 from .._left_out import attributes as _attributes
 from ..amp import GradScaler as _GradScaler

@@ -14,7 +14,7 @@ is_current_stream_capturing = _inner.is_current_stream_capturing
 
 
 class Audit:
-    """The result of `audit`: whether a region can be captured, and each thing that stands in the way. Notebooks show it as a table."""
+    """The result of `audit`: whether a region can be captured, and all obstacles. Notebooks show it as a table."""
 
     def __init__(self, found):
         self._text = found.pop("text")
@@ -35,16 +35,16 @@ class Audit:
 
 
 def audit(function, *, stream=None, capture_error_mode="global"):
-    """Runs a function without arguments once, eagerly, and returns what stands in the way of capturing it with `graph`: all of it, with the
-    lines of Python and the usual repair. Blocks until the device is idle. An exception of the function is raised as it is."""
+    """Runs a function without arguments once, eagerly, and returns all obstacles to capturing it with `graph`, with the Python
+    lines and the usual fix. Blocks until the device is idle. An exception of the function propagates."""
     return Audit(_inner._audit(function, stream, capture_error_mode))
 
 
 class graph:
-    """A region whose work is captured into a graph, and not run."""
+    """A region whose work is captured into a graph instead of being run."""
 
     def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", *, check_input_liveness=True):
-        # Replays always look whether the inputs are there, also where that was not asked for.
+        # Replays always check whether the inputs are still alive, even if that was not requested.
         self._graph = cuda_graph
         self._options = (pool, capture_error_mode, stream)
 
@@ -60,7 +60,7 @@ class graph:
 
 
 def _flat(value):
-    """Returns the tensors of nested tuples, lists and dictionaries, and a function that puts others in their places."""
+    """Returns the tensors of nested tuples, lists and dictionaries, and a function that puts other tensors in their places."""
     if isinstance(value, _core.Tensor):
         return [value], lambda tensors: tensors[0]
     if isinstance(value, dict):
@@ -69,7 +69,7 @@ def _flat(value):
         return tensors, lambda others: dict(zip(names, build(others)))
     if isinstance(value, (tuple, list)):
         parts = [_flat(part) for part in value]
-        # What is kept is how many tensors a part has, and none of them.
+        # Only the number of tensors in each part is kept, not the tensors.
         counted, kind = [(len(own), make) for own, make in parts], type(value)
 
         def build(tensors):
@@ -85,7 +85,7 @@ def _flat(value):
 
 
 class _Graphed:
-    """One function: how it is called while it is captured, and afterwards."""
+    """A function to be graphed: how it is called during the capture and afterwards."""
 
     def __init__(self, function, sample):
         if not isinstance(sample, tuple):
@@ -103,14 +103,14 @@ class _Graphed:
         self._build_results = None
 
     def described(self):
-        """Returns what a capture needs to know."""
+        """Returns the description that a capture needs."""
         parameters = [] if self.module is None else [one for one in self.module.parameters() if one.requires_grad]
         buffers = [] if self.module is None else list(self.module.buffers())
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return name if self.module is None else type(self.module).__name__, self.captured, parameters, buffers, self.module
 
     def captured(self, tensors):
-        """Calls the function itself."""
+        """Calls the original function."""
         results, self._build_results = _flat(self.function(*self._build(list(tensors))))
         return results
 
@@ -127,7 +127,8 @@ class _Graphed:
             tensors, _ = _flat(args)
             if len(tensors) != len(self.sample):
                 raise ValueError(f"a graphed callable takes {len(self.sample)} tensors, as it was captured, not {len(tensors)}")
-            # Floats come in the dtype of the sample, as PyTorch copies them into it: under autocast a function's result is rounded.
+            # Floats are converted to the dtype of the sample, as PyTorch does when it copies them: under autocast a function's
+            # result is rounded.
             tensors = [given.to(taken.dtype) if given.dtype is not taken.dtype and given.is_floating_point() and taken.is_floating_point() else given
                        for given, taken in zip(tensors, self.sample)]
             return self._build_results(graphed.call(tensors))
@@ -135,8 +136,8 @@ class _Graphed:
 
 
 def make_graphed_callables(callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None):
-    """Returns functions, or modules, whose forward and backward passes replay graphs: one, or a tuple of several that a step calls in
-    this order. Inputs have the shapes of the samples."""
+    """Returns functions or modules whose forward and backward passes replay graphs: one, or a tuple of several that a step calls
+    in this order. Inputs must have the shapes of the samples."""
     if _core.is_autocast_enabled() and _core.is_autocast_cache_enabled():
         raise RuntimeError("make_graphed_callables does not support the autocast caching. Please set `cache_enabled=False`.")
     is_one = not isinstance(callables, tuple)

@@ -33,7 +33,7 @@ reset_peak_memory_stats = _inner.reset_peak_memory_stats
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Limits what the allocator takes to a fraction of a device's memory; 1 lifts the limit. Memory that is taken stays."""
+    """Limits the allocator to a fraction of a device's memory; 1 removes the limit. Memory that is already allocated is kept."""
     if not isinstance(fraction, float):
         raise TypeError("Invalid type for fraction argument, must be `float`")
     if fraction < 0 or fraction > 1:
@@ -42,8 +42,8 @@ def set_per_process_memory_fraction(fraction, device=None):
 
 
 class Segments(list):
-    """The segments of a snapshot, each a dictionary with its blocks. Notebooks show them as bars: blocks that tensors have, blocks that wait for a
-    stream, and what is free."""
+    """The segments of a snapshot, each a dictionary with its blocks. Notebooks show them as bars of blocks in use, blocks that
+    wait for a stream, and free blocks."""
 
     _COLORS = {"active_allocated": "#2c6fbb", "active_pending_free": "#d9822b", "active_awaiting_free": "#d9822b"}
 
@@ -60,7 +60,7 @@ class Segments(list):
 
 
 class Summary(str):
-    """The text of `memory_summary`. Notebooks keep its columns."""
+    """The text of `memory_summary`. Notebooks preserve its columns."""
 
     __slots__ = ()
 
@@ -69,12 +69,12 @@ class Summary(str):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """Returns a table of the allocator's statistics as text, in PyTorch's form."""
+    """Returns the allocator's statistics as a text table in PyTorch's format."""
     return Summary(_inner.memory_summary(device, abbreviated))
 
 
 def _nested(flat):
-    """Returns statistics whose names have parts between points as dictionaries of dictionaries."""
+    """Returns statistics with dotted names as nested dictionaries."""
     nested = {}
     for name, value in flat.items():
         *outer, last = name.split(".")
@@ -86,28 +86,28 @@ def _nested(flat):
 
 
 def memory_stats_as_nested_dict(device=None):
-    """Returns the statistics of the allocator as dictionaries of dictionaries."""
+    """Returns the statistics of the allocator as nested dictionaries."""
     return _nested(memory_stats(device))
 
 
 def host_memory_stats_as_nested_dict():
-    """Returns the statistics of pinned memory as dictionaries of dictionaries."""
+    """Returns the statistics of pinned memory as nested dictionaries."""
     return _nested(host_memory_stats())
 
 
 def _set_allocator_settings(env):
-    """Changes settings of the current device's allocator, by a text in the form of `PYTORCH_CUDA_ALLOC_CONF`."""
+    """Changes settings of the current device's allocator, from a text in the format of `PYTORCH_CUDA_ALLOC_CONF`."""
     _inner._set_allocator_settings(env, None)
 
 
 def get_allocator_backend():
-    """Returns `native`: the caching allocator is Thalweg's own, with the settings and statistics of PyTorch's."""
+    """Returns `native`: the caching allocator is Thalweg's own, with PyTorch's settings and statistics."""
     return "native"
 
 
 def memory_snapshot(mempool_id=None, include_traces=True):
-    """Returns the segments of all devices of the current one's kind with their blocks, of all memory or of one pool (by its `id`). Events are
-    part of `_snapshot`."""
+    """Returns the segments of all devices of the current device's kind with their blocks, for all memory or for one pool (by its
+    `id`). Events are part of `_snapshot`."""
     if mempool_id is None:
         return Segments(_segments_of_all())
     pool = _POOLS.get(tuple(mempool_id))
@@ -117,13 +117,14 @@ def memory_snapshot(mempool_id=None, include_traces=True):
 
 
 def device_memory_used(device=None):
-    """Returns the bytes of a device that are in use, by this and other programs."""
+    """Returns the bytes of a device that are in use by all programs."""
     free, total = mem_get_info(device)
     return total - free
 
 
 def list_gpu_processes(device=None):
-    """Returns the processes that compute on a GPU with the memory that each uses, as text in PyTorch's form; NVML tells them."""
+    """Returns the processes that compute on a GPU with the memory that each uses, as text in PyTorch's format. NVML reports
+    them."""
     gpu, processes = _inner._gpu_processes(device)
     lines = [f"GPU:{gpu}"]
     if not processes:
@@ -150,18 +151,18 @@ memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
 
 def reset_max_memory_allocated(device=None):
-    """Sets all peaks of the statistics to what is now (`reset_peak_memory_stats`)."""
+    """Resets all peaks of the statistics to the current values (`reset_peak_memory_stats`)."""
     reset_peak_memory_stats(device)
 
 
 reset_max_memory_cached = reset_max_memory_allocated
 
-# Pools that are alive, by their numbers.
+# The live pools, by number.
 _POOLS = weakref.WeakValueDictionary()
 
 
 class MemPool:
-    """A memory pool of a part of the program. What is cached in it goes back when the pool and its last tensor are gone."""
+    """A memory pool for a part of the program. Its cached memory is freed when the pool and its last tensor have been freed."""
 
     def __init__(self, allocator=None, use_on_oom=False, no_split=False):
         if allocator is not None:
@@ -176,7 +177,7 @@ class MemPool:
         return (0, self._inner.id())
 
     def use_count(self):
-        """Returns how many hold the pool: its object, and each region that uses it."""
+        """Returns how many references to the pool exist: that of its object, and one for each region that uses it."""
         return self._inner.use_count()
 
     def snapshot(self, include_traces=True):
@@ -185,7 +186,7 @@ class MemPool:
 
 
 def _inner_of(pool):
-    """Returns the pool that the argument `pool` of a capture names: a `MemPool` or its `id`."""
+    """Returns the pool for the argument `pool` of a capture: a `MemPool` or its `id`."""
     if not isinstance(pool, MemPool):
         found = _POOLS.get(tuple(pool)) if isinstance(pool, (tuple, list)) else None
         if found is None:

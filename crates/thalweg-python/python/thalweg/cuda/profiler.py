@@ -20,18 +20,18 @@ def _call(name):
     driver = _driver()
     if driver is not None:
         code = getattr(driver, name)()
-        # Without a context nothing has run yet, so there is nothing to record either.
+        # Without a context nothing has run yet, so there is nothing to record.
         if code not in (0, 3, 201):
             raise RuntimeError(f"{name} failed with code {code} of CUDA's driver")
 
 
 def start():
-    """Lets a profiler that waits for it begin to record."""
+    """Makes a waiting profiler begin to record."""
     _call("cuProfilerStart")
 
 
 def stop():
-    """Lets a profiler end its record."""
+    """Makes a profiler stop recording."""
     _call("cuProfilerStop")
 
 

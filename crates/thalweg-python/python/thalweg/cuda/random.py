@@ -18,7 +18,7 @@ manual_seed_all = manual_seed
 
 
 def seed():
-    """Seeds the generator of the current device with a random number of the operating system."""
+    """Seeds the generator of the current device with a random number from the operating system."""
     _manual_seed(secrets.randbits(63))
 
 
@@ -26,11 +26,11 @@ seed_all = seed
 
 
 def get_rng_state_all():
-    """Returns the states of the default generators of all devices of the current one's kind."""
+    """Returns the states of the default generators of all devices of the current device's kind."""
     return [get_rng_state(number) for number in range(_core._cuda._device_count())]
 
 
 def set_rng_state_all(new_states):
-    """Sets the states of the default generators, a device after the other."""
+    """Sets the states of the default generators, one device after another."""
     for number, state in enumerate(new_states):
         set_rng_state(state, number)

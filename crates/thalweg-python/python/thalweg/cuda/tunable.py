@@ -1,4 +1,4 @@
-"""The choice of matrix products' kernels by measurement (`torch.cuda.tunable`)."""
+"""Choice of kernels for matrix products by measurement (`torch.cuda.tunable`)."""
 
 import atexit
 
@@ -29,37 +29,38 @@ def enable(val=True):
 
 
 def tuning_enable(val=True):
-    """Sets whether products without a result are tuned where they are met."""
+    """Sets whether products without a result are tuned when they are first computed."""
     _inner.tuning_enable(val)
 
 
 def record_untuned_enable(val=True):
-    """Sets whether products without a result, where they are not tuned, are written into a file."""
+    """Sets whether products without a result that are not tuned are written to a file."""
     _inner.record_untuned_enable(val)
 
 
 def set_max_tuning_duration(duration):
-    """Sets how many milliseconds a candidate is timed at most."""
+    """Sets the maximum time in milliseconds for which a candidate is timed."""
     _inner.set_max_tuning_duration(duration)
 
 
 def set_max_tuning_iterations(iterations):
-    """Sets how often a candidate is timed at most."""
+    """Sets the maximum number of times that a candidate is timed."""
     _inner.set_max_tuning_iterations(iterations)
 
 
 def set_rotating_buffer_size(buffer_size):
-    """Sets how many MB the copies of the operands fill: negative for the size of the L2 cache, 0 for one copy."""
+    """Sets the total size in MB of the rotating copies of the operands: negative for the size of the L2 cache, 0 for a single
+    copy."""
     _inner.set_rotating_buffer_size(buffer_size)
 
 
 def set_numerical_check_tolerances(enable, atol=1e-5, rtol=1e-5):
-    """Sets whether a candidate whose result is too far from the default's is left out."""
+    """Sets whether a candidate is rejected if its result differs too much from the default's."""
     _inner.set_numerical_check_tolerances(enable, atol, rtol)
 
 
 def set_filename(filename, insert_device_ordinal=False):
-    """Sets the file of the results; the number of the device may be put into the name."""
+    """Sets the file for the results. The number of the device may be inserted into the name."""
     _inner.set_filename(filename, insert_device_ordinal)
 
 
@@ -69,17 +70,17 @@ def get_results():
 
 
 def get_validators():
-    """Returns what the results depend on, as keys and values."""
+    """Returns the versions and properties that the results depend on, as keys and values."""
     return tuple(_inner.get_validators())
 
 
 def read_file(filename=None):
-    """Takes the results of a file, by default the device's own. Returns whether any hold."""
+    """Reads results from a file, by default the device's own. Returns whether any are valid."""
     return _inner.read_file(filename)
 
 
 def write_file(filename=None):
-    """Writes the results into a file, by default the device's own. Returns whether they were written."""
+    """Writes the results to a file, by default the device's own. Returns whether they were written."""
     try:
         _inner.write_file(filename)
     except RuntimeError:
@@ -88,14 +89,14 @@ def write_file(filename=None):
 
 
 def write_file_on_exit(val):
-    """Sets whether results are written into the device's own file when the program ends."""
+    """Sets whether results are written to the device's own file when the program ends."""
     atexit.unregister(write_file)
     if val:
         atexit.register(write_file)
 
 
 def tune_gemm_in_file(filename):
-    """Tunes the products of a file. Blocks."""
+    """Tunes the products that are listed in a file. Blocks."""
     _inner.tune_gemm_in_file(filename)
 
 

@@ -21,7 +21,7 @@ from .kl import kl_divergence, register_kl
 from .multivariate import Dirichlet, LKJCholesky, LowRankMultivariateNormal, MultivariateNormal, Wishart
 from .transforms import *  # noqa: F401,F403
 
-# The modules in which PyTorch defines the classes, where the name is not that of the class in small letters with underscores.
+# The modules in which PyTorch defines the classes, if their names are not those of the classes in snake case.
 _PLACES = {
     "chi2": ["Chi2"], "exp_family": ["ExponentialFamily"], "fishersnedecor": ["FisherSnedecor"], "lkj_cholesky": ["LKJCholesky"],
     "lowrank_multivariate_normal": ["LowRankMultivariateNormal"], "one_hot_categorical": ["OneHotCategorical", "OneHotCategoricalStraightThrough"],
@@ -35,7 +35,7 @@ _NAMES = (
 
 
 def _made():
-    """Makes the modules in which PyTorch defines the classes."""
+    """Creates the modules in which PyTorch defines the classes."""
     known = {**vars(_continuous), **vars(_discrete), **vars(_multivariate), **vars(_composed), "ExponentialFamily": ExponentialFamily}
     known["LogitRelaxedBernoulli"] = known["_LogitRelaxedBernoulli"]
     places = {**{name: ["".join(part.capitalize() for part in name.split("_"))] for name in _NAMES}, **_PLACES}

@@ -4,7 +4,7 @@ from .utils import broadcast_all, lazy_property, logits_to_probs, probs_to_logit
 
 
 def _set_probs_or_logits(distribution, probs, logits):
-    """Sets the argument that is given, and returns the batch shape."""
+    """Sets the argument that was passed, and returns the batch shape."""
     if (probs is None) == (logits is None):
         raise ValueError("Either `probs` or `logits` must be specified, but not both.")
     name, value = ("probs", probs) if probs is not None else ("logits", logits)
@@ -15,7 +15,7 @@ def _set_probs_or_logits(distribution, probs, logits):
 
 
 def _set_count_and(distribution, total_count, probs, logits):
-    """Sets a count and the argument that is given, broadcast to one shape, and returns that: the batch's."""
+    """Sets a count and the argument that was passed, broadcast to one shape. Returns that shape, the batch shape."""
     if (probs is None) == (logits is None):
         raise ValueError("Either `probs` or `logits` must be specified, but not both.")
     count, value = broadcast_all(total_count, probs if probs is not None else logits)
@@ -24,7 +24,7 @@ def _set_count_and(distribution, total_count, probs, logits):
 
 
 class _OfProbability:
-    """A distribution of one probability, given as such or by its logit."""
+    """A distribution with a probability as parameter, given directly or by its logit."""
 
     _is_binary = True
     _tensors = {"_param": 0}

@@ -1,4 +1,4 @@
-"""Distributions that are made of others."""
+"""Distributions that are composed of others."""
 
 import math
 
@@ -16,7 +16,7 @@ from .utils import _sum_rightmost, broadcast_all, euler_constant
 
 
 class Independent(Distribution):
-    """A distribution whose last batch dimensions are those of one event."""
+    """A distribution that treats the last batch dimensions as those of one event."""
 
     arg_constraints = {}
 
@@ -72,7 +72,7 @@ class Independent(Distribution):
 
 
 class TransformedDistribution(Distribution):
-    """The distribution of a function of samples."""
+    """The distribution of a function of samples of another distribution."""
 
     arg_constraints = {}
 
@@ -134,7 +134,7 @@ class TransformedDistribution(Distribution):
         return found + _sum_rightmost(self.base_dist.log_prob(y), dim - len(self.base_dist.event_shape))
 
     def _monotone(self, value):
-        """Returns probabilities, from above where the functions fall."""
+        """Returns cumulative probabilities, taken from above where the function is decreasing."""
         sign = 1
         for transform in self.transforms:
             sign = sign * transform.sign
@@ -152,7 +152,7 @@ class TransformedDistribution(Distribution):
 
 
 class _Transformed(TransformedDistribution):
-    """A distribution with a name of its own, of parameters that a base has."""
+    """A transformed distribution with its own name, whose parameters are those of its base."""
 
     def __repr__(self):
         parts = [f"{name}: {value if value.numel() == 1 else value.size()}" for name in self.arg_constraints
@@ -161,7 +161,7 @@ class _Transformed(TransformedDistribution):
 
 
 class LogNormal(_Transformed):
-    """The distribution of the exponential of normal numbers."""
+    """The distribution of the exponential of a normal variable."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.positive
@@ -184,7 +184,7 @@ class LogNormal(_Transformed):
 
 
 class HalfNormal(_Transformed):
-    """The distribution of the absolute value of normal numbers with the mean 0."""
+    """The distribution of the absolute value of a normal variable with mean 0."""
 
     arg_constraints = {"scale": constraints.positive}
     support = constraints.nonnegative
@@ -217,7 +217,7 @@ class HalfNormal(_Transformed):
 
 
 class HalfCauchy(HalfNormal):
-    """The distribution of the absolute value of Cauchy numbers with the median 0."""
+    """The distribution of the absolute value of a Cauchy variable with median 0."""
 
     _base = Cauchy
     mean = property(lambda self: _core.full_like(self.scale, math.inf), doc="Infinite.")
@@ -225,7 +225,7 @@ class HalfCauchy(HalfNormal):
 
 
 class Gumbel(_Transformed):
-    """The Gumbel distribution, of largest values."""
+    """The Gumbel distribution, of maxima."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
@@ -284,7 +284,7 @@ class Kumaraswamy(_Transformed):
 
 
 class Pareto(_Transformed):
-    """The Pareto distribution of a smallest value and an exponent."""
+    """The Pareto distribution with a minimum and an exponent."""
 
     arg_constraints = {"alpha": constraints.positive, "scale": constraints.positive}
 
@@ -314,7 +314,7 @@ class Pareto(_Transformed):
 
 
 class Weibull(_Transformed):
-    """The Weibull distribution of a scale and a shape."""
+    """The Weibull distribution with a scale and a shape."""
 
     arg_constraints = {"scale": constraints.positive, "concentration": constraints.positive}
     support = constraints.positive
@@ -341,7 +341,7 @@ class Weibull(_Transformed):
 
 
 class InverseGamma(_Transformed):
-    """The distribution of the inverse of gamma numbers."""
+    """The distribution of the inverse of a gamma variable."""
 
     arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
     support = constraints.positive
@@ -369,7 +369,7 @@ class InverseGamma(_Transformed):
 
 
 class LogisticNormal(_Transformed):
-    """The distribution of normal vectors as vectors with the sum 1."""
+    """The distribution of normal vectors that are mapped to vectors with sum 1."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.simplex
@@ -383,7 +383,7 @@ class LogisticNormal(_Transformed):
 
 
 class RelaxedBernoulli(_Transformed):
-    """A truth value that is relaxed to a number between 0 and 1."""
+    """A Bernoulli variable, relaxed to a number between 0 and 1."""
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.unit_interval
@@ -397,7 +397,7 @@ class RelaxedBernoulli(_Transformed):
 
 
 class RelaxedOneHotCategorical(_Transformed):
-    """A choice that is relaxed to a vector with the sum 1."""
+    """A categorical choice, relaxed to a vector with sum 1."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     support = constraints.simplex

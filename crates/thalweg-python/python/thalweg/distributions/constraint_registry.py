@@ -1,16 +1,16 @@
-"""Functions from all numbers to sets of values (`torch.distributions.constraint_registry`)."""
+"""Functions from the real numbers to sets of values (`torch.distributions.constraint_registry`)."""
 
 from . import constraints, transforms
 
 
 class ConstraintRegistry:
-    """A table of functions by sets."""
+    """A table that maps sets to functions."""
 
     def __init__(self):
         self._registry = {}
 
     def register(self, constraint, factory=None):
-        """Makes a function the one that gives the transform of a kind of set."""
+        """Registers the function that returns the transform for a kind of set."""
         if factory is None:
             return lambda factory: self.register(constraint, factory)
         kind = type(constraint) if isinstance(constraint, constraints.Constraint) else constraint

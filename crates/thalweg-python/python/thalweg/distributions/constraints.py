@@ -1,4 +1,4 @@
-"""Sets of values that parameters and samples are in (`torch.distributions.constraints`)."""
+"""Sets of valid values for parameters and samples (`torch.distributions.constraints`)."""
 
 from .. import _core
 
@@ -6,7 +6,7 @@ _BOOL = getattr(_core, "bool")
 
 
 class Constraint:
-    """A set of values: `check` says of each event whether it is in it."""
+    """A set of values. `check` returns, for each event, whether it is in the set."""
 
     is_discrete = False
     event_dim = 0
@@ -49,7 +49,7 @@ class _Dependent(Constraint):
 
 
 class _DependentProperty(property, _Dependent):
-    """A property whose value is a set, and which is a set that depends on others when it is read of the class."""
+    """A property whose value is a set. Read from the class, it is itself a set that depends on other values."""
 
     def __init__(self, fn=None, *, is_discrete=NotImplemented, event_dim=NotImplemented):
         property.__init__(self, fn)
@@ -60,7 +60,7 @@ class _DependentProperty(property, _Dependent):
 
 
 class _IndependentConstraint(Constraint):
-    """A set of events that are in a set in all their last dimensions."""
+    """A set of events whose last dimensions must all be in another set."""
 
     def __init__(self, base_constraint, reinterpreted_batch_ndims):
         self.base_constraint, self.reinterpreted_batch_ndims = base_constraint, reinterpreted_batch_ndims
@@ -88,7 +88,7 @@ class _IndependentConstraint(Constraint):
 
 
 class MixtureSameFamilyConstraint(Constraint):
-    """The set of samples of a mixture: what is in the set of its components."""
+    """The set of samples of a mixture: the values that are in the sets of its components."""
 
     def __init__(self, base_constraint):
         self.base_constraint = base_constraint
@@ -113,7 +113,7 @@ class _Boolean(Constraint):
     is_discrete = True
 
     def check(self, value):
-        """Returns whether each is 0 or 1."""
+        """Returns whether each value is 0 or 1."""
         return (value == 0) | (value == 1)
 
 
@@ -121,7 +121,7 @@ class _OneHot(Constraint):
     is_discrete, event_dim = True, 1
 
     def check(self, value):
-        """Returns whether each vector has one 1 and else zeros."""
+        """Returns whether each vector has a single 1 and zeros elsewhere."""
         return ((value == 0) | (value == 1)).all(-1) & value.sum(-1).eq(1)
 
 
@@ -132,7 +132,7 @@ class _IntegerInterval(Constraint):
         self.lower_bound, self.upper_bound = lower_bound, upper_bound
 
     def check(self, value):
-        """Returns whether each is a whole number within the bounds."""
+        """Returns whether each value is an integer within the bounds."""
         return (value % 1 == 0) & (self.lower_bound <= value) & (value <= self.upper_bound)
 
     def __repr__(self):
@@ -154,7 +154,7 @@ class _IntegerLessThan(_Bounded):
         self.upper_bound = upper_bound
 
     def check(self, value):
-        """Returns whether each is a whole number up to the bound."""
+        """Returns whether each value is an integer that is at most the bound."""
         return (value % 1 == 0) & (value <= self.upper_bound)
 
 
@@ -165,13 +165,13 @@ class _IntegerGreaterThan(_Bounded):
         self.lower_bound = lower_bound
 
     def check(self, value):
-        """Returns whether each is a whole number from the bound on."""
+        """Returns whether each value is an integer that is at least the bound."""
         return (value % 1 == 0) & (value >= self.lower_bound)
 
 
 class _Real(Constraint):
     def check(self, value):
-        """Returns whether each is a number."""
+        """Returns whether each value is not NaN."""
         return value == value
 
 
@@ -180,7 +180,7 @@ class _GreaterThan(_Bounded):
         self.lower_bound = lower_bound
 
     def check(self, value):
-        """Returns whether each is above the bound."""
+        """Returns whether each value is above the bound."""
         return self.lower_bound < value
 
 
@@ -189,7 +189,7 @@ class _GreaterThanEq(_Bounded):
         self.lower_bound = lower_bound
 
     def check(self, value):
-        """Returns whether each is the bound or above."""
+        """Returns whether each value is at least the bound."""
         return self.lower_bound <= value
 
 
@@ -198,7 +198,7 @@ class _LessThan(_Bounded):
         self.upper_bound = upper_bound
 
     def check(self, value):
-        """Returns whether each is below the bound."""
+        """Returns whether each value is below the bound."""
         return value < self.upper_bound
 
 
@@ -207,13 +207,13 @@ class _Interval(_Bounded):
         self.lower_bound, self.upper_bound = lower_bound, upper_bound
 
     def check(self, value):
-        """Returns whether each is within the bounds."""
+        """Returns whether each value is within the bounds."""
         return (self.lower_bound <= value) & (value <= self.upper_bound)
 
 
 class _HalfOpenInterval(_Interval):
     def check(self, value):
-        """Returns whether each is within the bounds, of which the upper is not in the set."""
+        """Returns whether each value is within the bounds. The upper bound is excluded."""
         return (self.lower_bound <= value) & (value < self.upper_bound)
 
 
@@ -221,7 +221,7 @@ class _Simplex(Constraint):
     event_dim = 1
 
     def check(self, value):
-        """Returns whether each vector has no negative element and the sum 1."""
+        """Returns whether each vector has no negative element and has the sum 1."""
         return (value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-6)
 
 
@@ -232,7 +232,7 @@ class _Multinomial(Constraint):
         self.upper_bound = upper_bound
 
     def check(self, x):
-        """Returns whether each vector has no negative element and a sum up to the bound."""
+        """Returns whether each vector has no negative element and a sum that is at most the bound."""
         return (x >= 0).all(-1) & (x.sum(-1) <= self.upper_bound)
 
 
@@ -258,7 +258,7 @@ class _LowerCholesky(_Matrix):
 
 class _CorrCholesky(_Matrix):
     def check(self, value):
-        """Returns whether each is the Cholesky factor of correlations: its rows have the length 1."""
+        """Returns whether each matrix is the Cholesky factor of a correlation matrix: its rows have length 1."""
         tolerance = _eps(value) * value.shape[-1] * 10
         rows = _core.linalg_vector_norm(value.detach(), dim=-1)
         return _LowerCholesky().check(value) & ((rows - 1).abs() <= tolerance).all(-1)
@@ -279,20 +279,20 @@ class _Symmetric(_Square):
 
 class _PositiveSemidefinite(_Symmetric):
     def check(self, value):
-        """Returns whether each matrix is symmetric without a negative eigenvalue."""
+        """Returns whether each matrix is symmetric and has no negative eigenvalue."""
         is_symmetric = super().check(value)
         return _core.linalg_eigvalsh(value).ge(0).all(-1) if bool(is_symmetric.all()) else is_symmetric
 
 
 class _PositiveDefinite(_Symmetric):
     def check(self, value):
-        """Returns whether each matrix is symmetric with positive eigenvalues."""
+        """Returns whether each matrix is symmetric and has positive eigenvalues."""
         is_symmetric = super().check(value)
         return _core.linalg_cholesky_ex(value)[1].eq(0) if bool(is_symmetric.all()) else is_symmetric
 
 
 class _Cat(Constraint):
-    """Sets for parts of a dimension, one after the other."""
+    """Sets for consecutive parts of a dimension."""
 
     def __init__(self, cseq, dim=0, lengths=None):
         self.cseq, self.dim = list(cseq), dim
@@ -318,7 +318,7 @@ class _Cat(Constraint):
 
 
 class _Stack(Constraint):
-    """Sets for the places of a dimension."""
+    """Sets for the indices of a dimension."""
 
     def __init__(self, cseq, dim=0):
         self.cseq, self.dim = list(cseq), dim

@@ -1,4 +1,4 @@
-"""Distributions over numbers."""
+"""Distributions over real numbers."""
 
 import math
 
@@ -19,7 +19,7 @@ def _uniform(shape, like):
 
 
 class Normal(ExponentialFamily):
-    """The normal distribution of a mean and a standard deviation."""
+    """The normal distribution with a mean and a standard deviation."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
@@ -104,7 +104,7 @@ class Uniform(Distribution):
 
 
 class Exponential(ExponentialFamily):
-    """The exponential distribution of a rate."""
+    """The exponential distribution with a rate."""
 
     arg_constraints = {"rate": constraints.positive}
     support = constraints.nonnegative
@@ -147,7 +147,7 @@ class Exponential(ExponentialFamily):
 
 
 class Laplace(Distribution):
-    """The Laplace distribution of a mean and a scale."""
+    """The Laplace distribution with a mean and a scale."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
@@ -183,7 +183,7 @@ class Laplace(Distribution):
 
 
 class Cauchy(Distribution):
-    """The Cauchy distribution of a median and a half width at half height."""
+    """The Cauchy distribution with a median and a half width at half height."""
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
@@ -218,7 +218,7 @@ class Cauchy(Distribution):
 
 
 class Gamma(ExponentialFamily):
-    """The gamma distribution of a shape and a rate."""
+    """The gamma distribution with a shape and a rate."""
 
     arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
     support = constraints.nonnegative
@@ -261,7 +261,7 @@ class Gamma(ExponentialFamily):
 
 
 class Chi2(Gamma):
-    """The distribution of a sum of squares of normal numbers."""
+    """The distribution of a sum of squares of normal variables."""
 
     arg_constraints = {"df": constraints.positive}
     _tensors = {"concentration": 0, "rate": 0}
@@ -273,7 +273,7 @@ class Chi2(Gamma):
 
 
 class Beta(ExponentialFamily):
-    """The beta distribution of two shapes."""
+    """The beta distribution with two shapes."""
 
     arg_constraints = {"concentration1": constraints.positive, "concentration0": constraints.positive}
     support = constraints.unit_interval
@@ -348,7 +348,7 @@ class StudentT(Distribution):
 
 
 class FisherSnedecor(Distribution):
-    """The distribution of a quotient of two sums of squares."""
+    """The distribution of the quotient of two sums of squares."""
 
     arg_constraints = {"df1": constraints.positive, "df2": constraints.positive}
     support = constraints.positive
@@ -408,7 +408,7 @@ class VonMises(Distribution):
         kappa = self.concentration.detach().double().expand(shape)
         tau = 1 + (1 + 4 * kappa**2).sqrt()
         rho = (tau - (2 * tau).sqrt()) / (2 * kappa)
-        # For small concentrations the formula loses its digits, and the limit serves.
+        # For small concentrations the formula loses precision, so the limit is used.
         r = _core.where(kappa < 1e-5, 1 / kappa + kappa, (1 + rho**2) / (2 * rho))
 
         def propose():
@@ -428,7 +428,7 @@ class VonMises(Distribution):
 
 
 class ContinuousBernoulli(_OfProbability, ExponentialFamily):
-    """The continuous distribution on [0, 1] whose density is proportional to that of Bernoulli."""
+    """The continuous distribution on [0, 1] whose density is proportional to the Bernoulli probability."""
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.unit_interval

@@ -1,4 +1,4 @@
-"""Distributions over whole numbers and choices."""
+"""Distributions over integers and categories."""
 
 import math
 
@@ -19,7 +19,7 @@ def _cross_entropy(logits, value):
 
 
 class Bernoulli(_OfProbability, ExponentialFamily):
-    """The distribution of a truth value, as 0 or 1."""
+    """The distribution of a variable that is 0 or 1."""
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.boolean
@@ -61,7 +61,7 @@ class Bernoulli(_OfProbability, ExponentialFamily):
 
 
 class Geometric(_OfProbability, Distribution):
-    """The distribution of the number of failures before a success."""
+    """The distribution of the number of failures before the first success."""
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.nonnegative_integer
@@ -93,7 +93,7 @@ class Geometric(_OfProbability, Distribution):
 
 
 class Binomial(_OfProbability, Distribution):
-    """The distribution of the number of successes among trials."""
+    """The distribution of the number of successes in a number of trials."""
 
     arg_constraints = {"total_count": constraints.nonnegative_integer, "probs": constraints.unit_interval, "logits": constraints.real}
     has_enumerate_support = True
@@ -118,7 +118,7 @@ class Binomial(_OfProbability, Distribution):
         if self._validate_args:
             self._validate_sample(value)
         choices = (self.total_count + 1).lgamma() - (value + 1).lgamma() - (self.total_count - value + 1).lgamma()
-        # The logarithm of 1 + e^logits, whose exponential is never of a positive number.
+        # The logarithm of 1 + e^logits, computed without the exponential of a positive number.
         softplus = self.logits.clamp(min=0) + (-self.logits.abs()).exp().log1p()
         return choices + value * self.logits - self.total_count * softplus
 
@@ -138,7 +138,7 @@ class Binomial(_OfProbability, Distribution):
 
 
 class NegativeBinomial(_OfProbability, Distribution):
-    """The distribution of the number of successes before a number of failures."""
+    """The distribution of the number of successes before a given number of failures."""
 
     arg_constraints = {"total_count": constraints.greater_than_eq(0), "probs": constraints.half_open_interval(0.0, 1.0), "logits": constraints.real}
     support = constraints.nonnegative_integer
@@ -169,7 +169,7 @@ def _softplus(x):
 
 
 class Poisson(ExponentialFamily):
-    """The Poisson distribution of a rate."""
+    """The Poisson distribution with a rate."""
 
     arg_constraints = {"rate": constraints.nonnegative}
     support = constraints.nonnegative_integer
@@ -192,7 +192,7 @@ class Poisson(ExponentialFamily):
 
 
 class Categorical(_OfProbability, Distribution):
-    """The distribution of a choice among as many as the last dimension has."""
+    """The distribution of a choice among the categories in the last dimension."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     has_enumerate_support = True
@@ -244,7 +244,7 @@ class Categorical(_OfProbability, Distribution):
 
 
 class _OfCategorical(Distribution):
-    """A distribution whose arguments are those of choices."""
+    """A distribution with the parameters of a categorical distribution."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     _inner = ("_categorical",)
@@ -295,7 +295,7 @@ class OneHotCategorical(_OfCategorical):
 
 
 class OneHotCategoricalStraightThrough(OneHotCategorical):
-    """Choices as vectors, through which gradients flow to the probabilities as they are."""
+    """Categorical choices as vectors. Gradients pass to the probabilities unchanged."""
 
     has_rsample = True
 
@@ -305,7 +305,7 @@ class OneHotCategoricalStraightThrough(OneHotCategorical):
 
 
 class Multinomial(_OfCategorical):
-    """The distribution of how often each choice is taken."""
+    """The distribution of the count of each category."""
 
     _kept = ("total_count",)
 

@@ -1,4 +1,4 @@
-"""The class of all distributions (`torch.distributions.Distribution`)."""
+"""The base class of all distributions (`torch.distributions.Distribution`)."""
 
 import math
 
@@ -10,7 +10,7 @@ from .utils import broadcast_all
 
 
 class Distribution:
-    """A distribution over events of `event_shape`, of which there are `batch_shape` beside each other."""
+    """A distribution over events of shape `event_shape`, with a batch of `batch_shape` independent parameters."""
 
     has_rsample = False
     has_enumerate_support = False
@@ -18,7 +18,7 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value):
-        """Sets whether arguments are checked where it is not said."""
+        """Sets whether arguments are checked by default."""
         if value not in (True, False):
             raise ValueError
         Distribution._validate_args = value
@@ -37,7 +37,7 @@ class Distribution:
         except NotImplementedError:
             return
         for name, constraint in wanted.items():
-            # What is computed from other arguments is not checked.
+            # Values that are computed from other arguments are not checked.
             if constraints.is_dependent(constraint) or (name not in self.__dict__ and _is_lazy(type(self), name)):
                 continue
             value = getattr(self, name)
@@ -46,18 +46,18 @@ class Distribution:
                                  f"satisfy the constraint {constraint!r}, but found invalid values:\n{value}")
 
     def _begin(self, validate_args, **arguments):
-        """Sets arguments, numbers and tensors, broadcast to one shape, which is that of the batch."""
+        """Sets arguments, numbers and tensors, broadcast to one shape, the batch shape."""
         tensors = broadcast_all(*arguments.values())
         for name, tensor in zip(arguments, tensors):
             setattr(self, name, tensor)
         Distribution.__init__(self, tensors[0].size(), validate_args=validate_args)
 
-    # Members of an expanded distribution beside its arguments: tensors, each with the number of its dimensions that belong to an event,
-    # distributions of the same batch, and what stays as it is.
+    # Attributes of an expanded distribution besides its arguments: tensors, each with the number of its event dimensions,
+    # distributions with the same batch shape, and attributes that are kept unchanged.
     _tensors, _inner, _kept = {}, (), ()
 
     def expand(self, batch_shape, _instance=None):
-        """Returns the distribution with another batch shape, along which it repeats."""
+        """Returns the distribution with another batch shape, expanded along the new dimensions."""
         return self._expand_into(self._blank(_instance), Size(batch_shape))
 
     def _expand_into(self, made, batch_shape):
@@ -75,13 +75,13 @@ class Distribution:
         return made
 
     def _blank(self, instance):
-        """Returns an instance without attributes, where the class is constructed as one of those that are defined here."""
+        """Returns an instance without attributes, if the constructor of the class is one that is defined here."""
         known = next(kind for kind in type(self).__mro__ if kind.__module__.split(".")[:2] in (["thalweg", "distributions"], ["torch", "distributions"]))
         return self._get_checked_instance(known, instance)
 
     @property
     def batch_shape(self):
-        """The shape of distributions beside each other."""
+        """The shape of the batch of distributions."""
         return self._batch_shape
 
     @property
@@ -91,12 +91,12 @@ class Distribution:
 
     @property
     def arg_constraints(self):
-        """The sets that the arguments are in."""
+        """The sets of valid arguments."""
         raise NotImplementedError
 
     @property
     def support(self):
-        """The set that samples are in."""
+        """The set of possible samples."""
         raise NotImplementedError
 
     @property
@@ -120,7 +120,7 @@ class Distribution:
         return self.variance.sqrt()
 
     def sample(self, sample_shape=Size()):
-        """Returns samples, through which no gradient flows."""
+        """Returns samples that no gradient flows through."""
         with no_grad():
             return self.rsample(sample_shape)
 
@@ -137,11 +137,11 @@ class Distribution:
         raise NotImplementedError
 
     def cdf(self, value):
-        """Returns the probability of what is up to a value."""
+        """Returns the cumulative probability of a value."""
         raise NotImplementedError
 
     def icdf(self, value):
-        """Returns the value up to which the probability is this."""
+        """Returns the value with this cumulative probability."""
         raise NotImplementedError
 
     def enumerate_support(self, expand=True):
@@ -160,7 +160,7 @@ class Distribution:
         return Size(sample_shape) + self._batch_shape + self._event_shape
 
     def _validate_sample(self, value):
-        """Raises unless values are samples by their shape, and in the support."""
+        """Raises unless values have the shape of samples and are in the support."""
         if not isinstance(value, _core.Tensor):
             raise ValueError("The value argument to log_prob must be a Tensor")
         dims = value.dim() - len(self._event_shape)
@@ -199,7 +199,7 @@ def _is_lazy(kind, name):
 
 
 class ExponentialFamily(Distribution):
-    """A distribution whose density is an exponential of a product of its parameters."""
+    """A distribution of the exponential family, given by its natural parameters."""
 
     @property
     def _natural_params(self):
@@ -213,7 +213,7 @@ class ExponentialFamily(Distribution):
         raise NotImplementedError
 
     def entropy(self):
-        """Returns the entropy, by the derivative of the normalizer."""
+        """Returns the entropy, from the derivative of the log normalizer."""
         from ..autograd import enable_grad, grad
         with enable_grad():
             parameters = [value.detach().requires_grad_() for value in self._natural_params]

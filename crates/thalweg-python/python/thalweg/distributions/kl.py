@@ -15,7 +15,7 @@ _REGISTRY = {}
 
 
 def register_kl(type_p, type_q):
-    """Returns a decorator that makes a function the divergence of two kinds of distributions."""
+    """Returns a decorator that registers a function for the divergence of two kinds of distributions."""
     for kind in (type_p, type_q):
         if not isinstance(kind, type):
             raise TypeError(f"Expected type_p and type_q to be Distribution subclasses but got {kind}")
@@ -29,7 +29,7 @@ def register_kl(type_p, type_q):
 
 @functools.lru_cache(None)
 def _found(type_p, type_q):
-    """Returns the function of the nearest base classes."""
+    """Returns the function that is registered for the closest base classes."""
     fitting = [pair for pair in _REGISTRY if issubclass(type_p, pair[0]) and issubclass(type_q, pair[1])]
     if not fitting:
         return None
@@ -215,7 +215,7 @@ def _transformed(p, q):
 
 @_of(ExponentialFamily)
 def _exponential_family(p, q):
-    """Returns the divergence by derivatives of the normalizer (Bregman's)."""
+    """Returns the divergence from derivatives of the log normalizer (Bregman divergence)."""
     from ..autograd import enable_grad, grad
     if type(p) is not type(q):
         raise NotImplementedError("The cross KL-divergence between different exponential families cannot be computed using Bregman divergences")
@@ -248,7 +248,7 @@ def _laplace_normal(p, q):
 
 
 def _of_each(kinds, type_q):
-    """Returns a decorator that makes a function the divergence of several kinds from one."""
+    """Returns a decorator that registers a function for the divergences of several kinds from one."""
     def decorator(function):
         for kind in kinds:
             register_kl(kind, type_q)(function)
@@ -296,7 +296,7 @@ def _to_gamma(p, q):
 
 
 def _mean_of_exponential(p, s):
-    """Returns the mean of exp(s x)."""
+    """Returns the mean of exp(s x) over p."""
     if isinstance(p, n.Normal):
         return (p.loc * s + 0.5 * (p.scale * s).pow(2)).exp()
     if isinstance(p, n.Uniform):
@@ -337,7 +337,7 @@ def _bernoulli_poisson(p, q):
 
 
 def _unbounded(pairs):
-    """Makes the divergence infinite of pairs of which the first has values that the second never has."""
+    """Makes the divergence infinite for pairs whose first distribution has values outside of the second's support."""
     for type_p, type_q in pairs:
         register_kl(type_p, type_q)(lambda p, q: _core.full(list(m.broadcast_shapes(p.batch_shape, q.batch_shape)), math.inf))
 

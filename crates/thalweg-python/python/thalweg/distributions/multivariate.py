@@ -12,7 +12,7 @@ from .utils import broadcast_all, lazy_property
 
 
 def _mahalanobis(factor, difference):
-    """Returns squared lengths of vectors by the inverse of a covariance, of which this is the Cholesky factor."""
+    """Returns squared Mahalanobis lengths of vectors, from the Cholesky factor of the covariance."""
     solved = _core.linalg_solve_triangular(factor, difference.unsqueeze(-1), upper=False).squeeze(-1)
     return solved.pow(2).sum(-1)
 
@@ -26,19 +26,19 @@ def _half_log_det(factor):
 
 
 def _factor_of_precision(precision):
-    """Returns the Cholesky factor of a covariance, of that of its inverse."""
+    """Returns the Cholesky factor of the covariance, from the inverse of the covariance."""
     flipped = _core.linalg_cholesky(precision.flip((-2, -1)))
     inverse = flipped.flip((-2, -1)).transpose(-2, -1)
     eye = _core.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
     return _core.linalg_solve_triangular(inverse, eye.expand(precision.shape), upper=False)
 
 
-# The Cholesky factor of a covariance, of each matrix that it may be given by.
+# The Cholesky factor of a covariance, from each matrix that may be passed.
 _FACTORS = {"scale_tril": lambda value: value, "covariance_matrix": _core.linalg_cholesky, "precision_matrix": _factor_of_precision}
 
 
 def _only(**matrices):
-    """Returns the name and the value of the one matrix that is given."""
+    """Returns the name and the value of the one matrix that was passed."""
     given = [(name, value) for name, value in matrices.items() if value is not None]
     if len(given) != 1:
         raise ValueError("Exactly one of covariance_matrix or precision_matrix or scale_tril may be specified.")
@@ -46,7 +46,7 @@ def _only(**matrices):
 
 
 class Dirichlet(ExponentialFamily):
-    """The Dirichlet distribution over vectors with the sum 1."""
+    """The Dirichlet distribution over vectors with sum 1."""
 
     arg_constraints = {"concentration": constraints.independent(constraints.positive, 1)}
     support = constraints.simplex
@@ -95,7 +95,7 @@ class Dirichlet(ExponentialFamily):
 
 
 class MultivariateNormal(Distribution):
-    """The normal distribution over vectors, of a mean and a covariance, its inverse, or its Cholesky factor."""
+    """The normal distribution over vectors, with a mean and a covariance matrix, its inverse, or its Cholesky factor."""
 
     arg_constraints = {
         "loc": constraints.real_vector, "covariance_matrix": constraints.positive_definite, "precision_matrix": constraints.positive_definite,
@@ -154,7 +154,7 @@ class MultivariateNormal(Distribution):
 
 
 class LowRankMultivariateNormal(Distribution):
-    """The normal distribution over vectors whose covariance is a product of thin matrices and a diagonal."""
+    """The normal distribution over vectors whose covariance is a low-rank product plus a diagonal."""
 
     arg_constraints = {
         "loc": constraints.real_vector, "cov_factor": constraints.independent(constraints.real, 2),
@@ -223,7 +223,7 @@ class LowRankMultivariateNormal(Distribution):
 
 
 class LKJCholesky(Distribution):
-    """The distribution of Cholesky factors of correlations (Lewandowski, Kurowicka and Joe, 2009)."""
+    """The distribution of Cholesky factors of correlation matrices (Lewandowski, Kurowicka and Joe, 2009)."""
 
     arg_constraints = {"concentration": constraints.positive}
     support = constraints.corr_cholesky

@@ -1,4 +1,4 @@
-"""Functions with inverses and the logarithms of their derivatives (`torch.distributions.transforms`)."""
+"""Invertible functions with the logarithms of their derivatives (`torch.distributions.transforms`)."""
 
 import math
 import operator
@@ -11,7 +11,7 @@ from .utils import _sum_rightmost, tril_matrix_to_vec, vec_to_tril_matrix
 
 
 class Transform:
-    """A function with an inverse: `_call`, `_inverse` and `log_abs_det_jacobian` say what it is."""
+    """An invertible function, defined by `_call`, `_inverse` and `log_abs_det_jacobian`."""
 
     bijective = False
     domain = codomain = constraints.real
@@ -44,11 +44,11 @@ class Transform:
 
     @property
     def sign(self):
-        """The sign of the derivative, where it has one."""
+        """The sign of the derivative, if it is constant."""
         raise NotImplementedError
 
     def with_cache(self, cache_size=1):
-        """Returns the function with a memory for its last value, or without one."""
+        """Returns the function with or without a cache for its last value."""
         if self._cache_size == cache_size:
             return self
         if type(self).__init__ is Transform.__init__:
@@ -95,11 +95,11 @@ class Transform:
         return f"{self.__class__.__name__}()"
 
     def forward_shape(self, shape):
-        """Returns the shape of values of this shape."""
+        """Returns the shape of the values for arguments of this shape."""
         return shape
 
     def inverse_shape(self, shape):
-        """Returns the shape of arguments of values of this shape."""
+        """Returns the shape of the arguments for values of this shape."""
         return shape
 
 
@@ -145,7 +145,7 @@ class _InverseTransform(Transform):
 
 
 class ComposeTransform(Transform):
-    """Functions one after the other."""
+    """The composition of functions, applied one after the other."""
 
     def __init__(self, parts, cache_size=0):
         super().__init__(cache_size=cache_size)
@@ -157,7 +157,7 @@ class ComposeTransform(Transform):
     __hash__ = object.__hash__
 
     def _side(self, parts, inner, outer):
-        """Returns the set of arguments, or seen from the other end that of values."""
+        """Returns the domain, or, seen from the other end, the codomain."""
         if not parts:
             return constraints.real
         found = inner(parts[0])
@@ -234,7 +234,7 @@ identity_transform = ComposeTransform([])
 
 
 class IndependentTransform(Transform):
-    """A function whose last dimensions are those of one event."""
+    """A function that treats the last dimensions as those of one event."""
 
     def __init__(self, base_transform, reinterpreted_batch_ndims, cache_size=0):
         super().__init__(cache_size=cache_size)
@@ -273,7 +273,7 @@ class IndependentTransform(Transform):
 
 
 class ReshapeTransform(Transform):
-    """Another shape of the last dimensions."""
+    """A change of shape of the last dimensions."""
 
     bijective = True
 
@@ -315,7 +315,7 @@ class ReshapeTransform(Transform):
 
 
 class _Same(Transform):
-    """A function without arguments of its own: all of a class are equal."""
+    """A function without parameters: all instances of a class are equal."""
 
     def __eq__(self, other):
         return type(other) is type(self)
@@ -426,7 +426,7 @@ class TanhTransform(_Same):
 
 
 class AbsTransform(_Same):
-    """The absolute value, of which the inverse gives the positive one."""
+    """The absolute value. The inverse returns the positive argument."""
 
     domain, codomain = constraints.real, constraints.positive
 
@@ -438,7 +438,7 @@ class AbsTransform(_Same):
 
 
 class AffineTransform(Transform):
-    """A product and a sum: `loc + scale * x`."""
+    """The affine function `loc + scale * x`."""
 
     bijective = True
 
@@ -492,7 +492,7 @@ class AffineTransform(Transform):
 
 
 class CorrCholeskyTransform(Transform):
-    """Vectors to Cholesky factors of correlations."""
+    """The map from vectors to Cholesky factors of correlation matrices."""
 
     domain, codomain, bijective = constraints.real_vector, constraints.corr_cholesky, True
 
@@ -529,7 +529,7 @@ class CorrCholeskyTransform(Transform):
 
 
 class SoftmaxTransform(_Same):
-    """Softmax along the last dimension, of which the inverse gives the logarithm."""
+    """Softmax along the last dimension. The inverse returns the logarithm."""
 
     domain, codomain = constraints.real_vector, constraints.simplex
 
@@ -541,7 +541,7 @@ class SoftmaxTransform(_Same):
 
 
 class StickBreakingTransform(_Same):
-    """Vectors to vectors with the sum 1, which have one element more."""
+    """The map from vectors to vectors with sum 1 and one more element."""
 
     domain, codomain, bijective = constraints.real_vector, constraints.simplex, True
 
@@ -572,7 +572,7 @@ class StickBreakingTransform(_Same):
 
 
 class LowerCholeskyTransform(_Same):
-    """Matrices to lower triangular ones with a positive diagonal."""
+    """The map from matrices to lower triangular matrices with a positive diagonal."""
 
     domain, codomain = constraints.independent(constraints.real, 2), constraints.lower_cholesky
 
@@ -584,7 +584,7 @@ class LowerCholeskyTransform(_Same):
 
 
 class PositiveDefiniteTransform(_Same):
-    """Matrices to positive definite ones."""
+    """The map from matrices to positive definite matrices."""
 
     domain, codomain = constraints.independent(constraints.real, 2), constraints.positive_definite
 
@@ -597,7 +597,7 @@ class PositiveDefiniteTransform(_Same):
 
 
 class CatTransform(Transform):
-    """Functions for parts of a dimension, one after the other."""
+    """Functions for consecutive parts of a dimension."""
 
     def __init__(self, tseq, dim=0, lengths=None, cache_size=0):
         super().__init__(cache_size=cache_size)
@@ -635,7 +635,7 @@ class CatTransform(Transform):
 
 
 class StackTransform(Transform):
-    """Functions for the places of a dimension."""
+    """Functions for the indices of a dimension."""
 
     def __init__(self, tseq, dim=0, cache_size=0):
         super().__init__(cache_size=cache_size)
@@ -663,7 +663,7 @@ class StackTransform(Transform):
 
 
 class CumulativeDistributionTransform(Transform):
-    """Values to the probability of what is up to them."""
+    """The map from values to their cumulative probabilities."""
 
     bijective, codomain, sign = True, constraints.unit_interval, 1
 

@@ -11,7 +11,7 @@ euler_constant = 0.57721566490153286060
 
 
 def broadcast_all(*values):
-    """Returns numbers and tensors as tensors of one shape."""
+    """Returns numbers and tensors as tensors, broadcast to one shape."""
     if not all(isinstance(value, (_core.Tensor, numbers.Number)) for value in values):
         raise ValueError("Input arguments must all be instances of Number, torch.Tensor or objects implementing __torch_function__.")
     tensors = [value for value in values if isinstance(value, _core.Tensor)]
@@ -29,12 +29,12 @@ def _sum_rightmost(value, dim):
 
 
 def logits_to_probs(logits, is_binary=False):
-    """Returns the probabilities of logits: those of two outcomes, or of as many as the last dimension has."""
+    """Returns the probabilities for logits: of two outcomes, or of the categories in the last dimension."""
     return logits.sigmoid() if is_binary else logits.softmax(-1)
 
 
 def clamp_probs(probs):
-    """Returns probabilities that are neither 0 nor 1."""
+    """Returns probabilities, clamped so that none is 0 or 1."""
     eps = finfo(probs.dtype).eps
     return probs.clamp(min=eps, max=1 - eps)
 
@@ -64,7 +64,7 @@ class lazy_property:
 
 
 class _lazy_property_and_property(lazy_property, property):
-    """A lazy attribute as it is read of the class."""
+    """A lazy attribute as it is read from the class."""
 
     def __init__(self, wrapped):
         property.__init__(self, wrapped)

@@ -1,8 +1,8 @@
-"""Attention of several heads as a function (`torch.nn.functional.multi_head_attention_forward`)."""
+"""Multi-head attention as a function (`torch.nn.functional.multi_head_attention_forward`)."""
 
 
 class _Given:
-    """The attributes of a `MultiheadAttention`, given as arguments."""
+    """The attributes of a `MultiheadAttention`, passed as arguments."""
 
     batch_first = False
 
@@ -14,7 +14,7 @@ class _Given:
         return MultiheadAttention._heads(self, *tensors)
 
     def _with_static(self, heads, batch):
-        """Returns queries, keys and values of which those that are given by heads replace the projected ones."""
+        """Returns queries, keys and values. Those that are passed by heads replace the projected ones."""
         for place, given, name in ((1, self.static_k, "static_k"), (2, self.static_v, "static_v")):
             if given is None:
                 continue
@@ -38,7 +38,8 @@ def multi_head_attention_forward(
         out_proj_weight, out_proj_bias, training=True, key_padding_mask=None, need_weights=True, attn_mask=None,
         use_separate_proj_weight=False, q_proj_weight=None, k_proj_weight=None, v_proj_weight=None, static_k=None, static_v=None,
         average_attn_weights=True, is_causal=False):
-    """Returns what a `MultiheadAttention` with these weights gives: the attended values, and the weights where they are needed."""
+    """Returns the result of a `MultiheadAttention` with these weights: the attended values, and the attention weights if
+    requested."""
     from .activations import MultiheadAttention
     for given, name in ((static_k, "key"), (static_v, "value")):
         if given is not None and bias_k is not None:

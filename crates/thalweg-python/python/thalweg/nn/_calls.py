@@ -1,4 +1,4 @@
-"""How a module is called: the hooks around its `forward`, its own and those of all modules (`torch.nn.modules.module`)."""
+"""Calls of modules, with the module's own and the global hooks before and after `forward` (`torch.nn.modules.module`)."""
 
 import collections
 import warnings
@@ -11,12 +11,13 @@ _global_backward_pre_hooks, _global_backward_hooks = collections.OrderedDict(), 
 _global_forward_hooks_with_kwargs, _global_forward_hooks_always_called = collections.OrderedDict(), collections.OrderedDict()
 _global_buffer_registration_hooks, _global_parameter_registration_hooks = collections.OrderedDict(), collections.OrderedDict()
 _global_module_registration_hooks = collections.OrderedDict()
-# Whether the hooks of backward passes of all modules are full ones; None where there were none yet.
+# Whether the global backward hooks are full ones; None if none was registered yet.
 _global_is_full_backward_hook = None
 
 
 def added(hooks, hook, prepend=False, **marks):
-    """Adds a hook, before the others or after them; `marks` are dictionaries of hooks of one kind by whether this is one."""
+    """Adds a hook before or after the others. `marks` maps the dictionary of each kind of hook to whether this hook is of that
+    kind."""
     marked = [kind for kind, is_so in marks.values() if is_so]
     handle = RemovableHandle(hooks, extra_dict=marked, prepend=prepend)
     for kind in marked:
@@ -26,30 +27,30 @@ def added(hooks, hook, prepend=False, **marks):
 
 
 def register_module_forward_pre_hook(hook):
-    """Has a function `hook(module, args)` called before each `forward` of every module."""
+    """Registers `hook(module, args)`, which is called before each `forward` of every module."""
     return added(_global_forward_pre_hooks, hook)
 
 
 def register_module_forward_hook(hook, *, with_kwargs=False, always_call=False):
-    """Has a function `hook(module, args, output)` called after each `forward` of every module."""
+    """Registers `hook(module, args, output)`, which is called after each `forward` of every module."""
     return added(_global_forward_hooks, hook, with_kwargs=(_global_forward_hooks_with_kwargs, with_kwargs),
                  always=(_global_forward_hooks_always_called, always_call))
 
 
 def register_module_full_backward_pre_hook(hook):
-    """Has a function `hook(module, grad_output)` called by backward passes of every module."""
+    """Registers `hook(module, grad_output)`, which backward passes call for every module."""
     return added(_global_backward_pre_hooks, hook)
 
 
 def register_module_full_backward_hook(hook):
-    """Has a function `hook(module, grad_input, grad_output)` called by backward passes of every module."""
+    """Registers `hook(module, grad_input, grad_output)`, which backward passes call for every module."""
     _say_full(True)
     return added(_global_backward_hooks, hook)
 
 
 def register_module_backward_hook(hook):
-    """Has a function `hook(module, grad_input, grad_output)` called by the last node of each call of every module: the former kind of
-    `register_module_full_backward_hook`."""
+    """Registers `hook(module, grad_input, grad_output)`, which the last node of each call of every module calls: the deprecated
+    form of `register_module_full_backward_hook`."""
     _say_full(False)
     return added(_global_backward_hooks, hook)
 
@@ -62,22 +63,22 @@ def _say_full(is_full):
 
 
 def register_module_buffer_registration_hook(hook):
-    """Has a function `hook(module, name, buffer)` called for each new buffer, in whose place it may return another."""
+    """Registers `hook(module, name, buffer)`, which is called for each new buffer and may return a replacement."""
     return added(_global_buffer_registration_hooks, hook)
 
 
 def register_module_parameter_registration_hook(hook):
-    """Has a function `hook(module, name, parameter)` called for each new parameter, in whose place it may return another."""
+    """Registers `hook(module, name, parameter)`, which is called for each new parameter and may return a replacement."""
     return added(_global_parameter_registration_hooks, hook)
 
 
 def register_module_module_registration_hook(hook):
-    """Has a function `hook(module, name, submodule)` called for each new module of a module, in whose place it may return another."""
+    """Registers `hook(module, name, submodule)`, which is called for each new submodule and may return a replacement."""
     return added(_global_module_registration_hooks, hook)
 
 
 def replaced(hooks, module, name, value):
-    """Returns what registration hooks make of a value."""
+    """Returns the value after all registration hooks have been applied to it."""
     for _, hook in in_order(hooks):
         given = hook(module, name, value)
         value = value if given is None else given
@@ -85,13 +86,13 @@ def replaced(hooks, module, name, value):
 
 
 def is_hooked(module):
-    """Returns whether hooks are called around a module's `forward`."""
+    """Returns whether a module has hooks that are called before or after its `forward`."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
                 or _global_forward_hooks or _global_forward_pre_hooks or _global_backward_hooks or _global_backward_pre_hooks)
 
 
 def _before(module, args, kwargs):
-    """Returns the arguments of a call, as the hooks before it leave them."""
+    """Returns the arguments of a call after the hooks before `forward` have been applied."""
     hooks = [(hook, False) for _, hook in in_order(_global_forward_pre_hooks)]
     hooks += [(hook, number in module._forward_pre_hooks_with_kwargs) for number, hook in in_order(module._forward_pre_hooks)]
     for hook, with_kwargs in hooks:
@@ -108,15 +109,15 @@ def _before(module, args, kwargs):
 
 
 def _after(module):
-    """Returns the hooks that are called after a module's `forward`: each with its number, whether it takes keywords, and whether it is always
-    called."""
+    """Returns the hooks that are called after a module's `forward`, each with its number, whether it takes keyword arguments, and
+    whether it is always called."""
     return [(number, hook, number in with_kwargs, number in always) for hooks, with_kwargs, always in (
         (_global_forward_hooks, _global_forward_hooks_with_kwargs, _global_forward_hooks_always_called),
         (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called)) for number, hook in in_order(hooks)]
 
 
 def hooked_call(module, args, kwargs):
-    """Calls a module's `forward` with the hooks around it."""
+    """Calls a module's `forward` with the hooks before and after it."""
     called = set()
     try:
         args, kwargs = _before(module, args, kwargs)
@@ -142,7 +143,7 @@ def hooked_call(module, args, kwargs):
 
 
 def _backward_hooks(module):
-    """Returns the hooks of backward passes: those that see the gradients of inputs and outputs, and those of the last node."""
+    """Returns the backward hooks: those that see the gradients of inputs and outputs, and those of the last node."""
     full, last = [], []
     for hooks, is_full in ((_global_backward_hooks, _global_is_full_backward_hook), (module._backward_hooks, module._is_full_backward_hook)):
         (last if is_full is False else full).extend(hook for _, hook in in_order(hooks))
@@ -150,7 +151,7 @@ def _backward_hooks(module):
 
 
 def _hook_last_node(module, hooks, args, result):
-    """Has hooks called by the node of a call's result, whatever it is a node of; warns where that is not all of the call."""
+    """Registers hooks with the node of a call's result, whichever operator it is. Warns if that node is not the entire call."""
     tensor = result
     while not isinstance(tensor, _core.Tensor):
         tensor = next(value for value in tensor.values() if isinstance(value, _core.Tensor)) if isinstance(tensor, dict) else tensor[0]
@@ -165,7 +166,7 @@ def _hook_last_node(module, hooks, args, result):
 
 
 def _what_is_missed(args, result, node):
-    """Returns why the node of a result does not see all gradients of a call, or None."""
+    """Returns the reason why the node of a result does not see all gradients of a call, or None."""
     ends = "is deprecated and will be removed in future versions. This hook will be missing some"
     results, inputs = ((values,) if isinstance(values, _core.Tensor) else values for values in (result, args))
     for values, verb, missing in ((results, "return", "grad_output"), (inputs, "take as input", "grad_input")):
@@ -182,7 +183,7 @@ def _what_is_missed(args, result, node):
 
 
 def _called_after_failure(module, hook, args, kwargs):
-    """Calls a hook that is always called, whose own failure is a warning."""
+    """Calls a hook that is always called. If it fails as well, its failure is shown as a warning."""
     try:
         hook(module, args, None) if kwargs is None else hook(module, args, kwargs, None)
     except Exception as error:

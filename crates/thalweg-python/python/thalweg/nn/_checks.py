@@ -1,4 +1,4 @@
-"""Checks of modules and functions of networks before they compute, with PyTorch's classes of exceptions."""
+"""Checks of modules and functions of networks before they compute, with PyTorch's exception classes."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ def check_probability(p):
 
 
 def warn_of_rank(dims, input):
-    """Warns where a dropout of channels is given input of a rank that it was not made for."""
+    """Warns if the input of a channel dropout has a rank that the dropout is not meant for."""
     rank = input.dim()
     if dims > 1 and rank not in (dims + 1, dims + 2):
         warnings.warn(f"dropout{dims}d: Received a {rank}-D input to dropout{dims}d, which is deprecated and will result in an error in a future "
@@ -28,7 +28,7 @@ def warn_of_rank(dims, input):
 
 
 def check_fractional(name, input, kernel, output):
-    """Refuses windows of a pool of random extents that the input has no place for."""
+    """Refuses windows of a fractional pool that do not fit into the input."""
     dims = 3 if name.endswith("3d") else 2
     for title, sizes in (("kernel_size", kernel), ("output_size", output)):
         if len(sizes) != dims:
@@ -43,7 +43,8 @@ def check_fractional(name, input, kernel, output):
 
 
 def check_batch(input, trains, eps=1.0):
-    """Refuses a batch norm of one value of each channel, whose variance would be none, and a term that does not keep divisions finite."""
+    """Refuses a batch norm over a single value per channel, whose variance is undefined, and an `eps` that does not keep
+    divisions finite."""
     if trains and input.dim() >= 2 and input.shape[0] * math.prod(input.shape[2:]) == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.size()}")
     if eps <= 0.0:
@@ -51,13 +52,13 @@ def check_batch(input, trains, eps=1.0):
 
 
 def check_places(input, uses_input):
-    """Refuses an instance norm of one place of each channel."""
+    """Refuses an instance norm over a single position per channel."""
     if uses_input and math.prod(input.shape[2:]) == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {input.size()}")
 
 
 def check_groups(input, num_groups):
-    """Refuses a group norm of one value of each group."""
+    """Refuses a group norm over a single value per group."""
     if input.dim() < 2:
         raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {input.dim()}")
     if num_groups > 0 and (input.shape[0] * input.shape[1] // num_groups) * math.prod(input.shape[2:]) == 1:
@@ -65,7 +66,7 @@ def check_groups(input, num_groups):
 
 
 def check_padding_idx(padding_idx, count):
-    """Refuses a row of padding that a table has not; returns its place from the start, or -1."""
+    """Refuses a padding row outside of the table. Returns its non-negative index, or -1 for none."""
     if padding_idx is None:
         return -1
     if not -count <= padding_idx < count:
@@ -74,7 +75,7 @@ def check_padding_idx(padding_idx, count):
 
 
 def check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weights, padding_idx):
-    """Refuses tables, bags and weights that do not fit each other."""
+    """Refuses tables, bags and weights that do not match each other."""
     if per_sample_weights is not None and input.size() != per_sample_weights.size():
         raise ValueError(f"embedding_bag: If per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the same shape as the "
                          f"input ({input.shape})")
@@ -105,27 +106,28 @@ def check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weig
 
 
 def check_sizes(input, target, text):
-    """Refuses a target of another size."""
+    """Refuses a target of a different size."""
     if target.size() != input.size():
         raise ValueError(text.format(target.size(), input.size()))
 
 
 def warn_of_corners(align_corners):
-    """Warns where it is not said whether the corners of images are the centres of their outermost places."""
+    """Warns if `align_corners` is not given, which decides whether the corners of images are the centres of their outermost
+    pixels."""
     if align_corners is None:
         warnings.warn("Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please specify align_corners=True if "
                       "the old behavior is desired. See the documentation of grid_sample for details.", stacklevel=3)
 
 
 def warn_of_sizes(input, target):
-    """Warns of a target of another size, which is broadcast."""
+    """Warns about a target of a different size, which is broadcast."""
     if target.size() != input.size():
         warnings.warn(f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This will likely lead to incorrect "
                       "results due to broadcasting. Please ensure they have the same size.", stacklevel=3)
 
 
 def check_rows(input, target):
-    """Refuses classes of another number of rows than scores have."""
+    """Refuses targets with a different number of rows than the scores."""
     if input.dim() < 1:
         raise ValueError(f"Expected 1 or more dimensions (got {input.dim()})")
     if input.dim() > 1 and target.dim() > 0 and input.shape[0] != target.shape[0]:
@@ -133,7 +135,7 @@ def check_rows(input, target):
 
 
 def check_classes(input, target, label_smoothing):
-    """Refuses classes of another number of rows than scores have, where targets are classes and no probabilities, and a share that is none."""
+    """Refuses class targets with a different number of rows than the scores, and a label smoothing outside of [0, 1]."""
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if target.size() != input.size():
@@ -141,7 +143,7 @@ def check_classes(input, target, label_smoothing):
 
 
 def check_multi_margin(p, weight, text="weight must be one-dimensional"):
-    """Refuses other powers than 1 and 2, and weights that are not one for each class."""
+    """Refuses powers other than 1 and 2, and weights that are not one number per class."""
     if p != 1 and p != 2:
         raise ValueError("only p == 1 and p == 2 supported")
     if weight is not None and weight.dim() != 1:
@@ -149,7 +151,7 @@ def check_multi_margin(p, weight, text="weight must be one-dimensional"):
 
 
 def check_pad(input, pad, mode, value, modes):
-    """Refuses modes that there are not, and pads of other dimensions than they take."""
+    """Refuses unknown modes, and pads that do not match the dimensions that the mode supports."""
     if len(pad) % 2:
         raise RuntimeError("Padding length must be divisible by 2")
     if len(pad) > 2 * input.dim():
@@ -165,7 +167,7 @@ def check_pad(input, pad, mode, value, modes):
 
 
 def _of_all(name, value, dims, spatial):
-    """Returns a number for each dimension."""
+    """Returns one number for each dimension."""
     if not isinstance(value, (list, tuple)):
         return [value] * dims
     if len(value) != dims:
@@ -175,7 +177,7 @@ def _of_all(name, value, dims, spatial):
 
 
 def check_interpolation(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias, modes):
-    """Refuses modes, sizes and options that do not fit each other; returns sizes and scales, of which one is None."""
+    """Refuses modes, sizes and options that do not match each other. Returns sizes and scales, of which one is None."""
     dims, spatial = input.dim() - 2, input.shape[2:]
     needed = modes.get(mode)
     if align_corners is not None and mode in modes and needed is None:
@@ -203,7 +205,7 @@ def check_interpolation(input, size, scale_factor, mode, align_corners, recomput
 
 
 def check_variance(input, var):
-    """Refuses variances below 0, and those of a wrong shape; returns them so that they are broadcast."""
+    """Refuses negative variances and those of a wrong shape. Returns the variances in a shape that can be broadcast."""
     if not isinstance(var, _core.Tensor):
         if var < 0:
             raise ValueError("var has negative entry/entries")
@@ -234,7 +236,8 @@ def check_margin(margin, text="margin must be greater than 0, got {}"):
 
 
 def check_unpooled(input, kernel_size, stride, padding, output_size):
-    """Returns the extents of what a pool came from: those that are wanted, where the pool can have come from them."""
+    """Returns the extents of the input of a pool: the requested ones, if a pool with these arguments can have had such an
+    input."""
     dims = len(kernel_size)
     sizes = [(input.shape[input.dim() - dims + dim] - 1) * stride[dim] + kernel_size[dim] - 2 * padding[dim] for dim in range(dims)]
     if output_size is None:
@@ -251,7 +254,7 @@ def check_unpooled(input, kernel_size, stride, padding, output_size):
 
 
 def check_attention(query, key, value, key_padding_mask, attn_mask, num_heads, has_own_sizes):
-    """Refuses tensors and masks of attention whose shapes do not fit each other."""
+    """Refuses tensors and masks of attention whose shapes do not match each other."""
     if query.dim() not in (2, 3):
         raise AssertionError(f"query should be unbatched 2D or batched 3D tensor but received {query.dim()}-D query tensor")
     rank, title = query.dim(), "batched (3-D)" if query.dim() == 3 else "unbatched (2-D)"
@@ -277,7 +280,7 @@ def check_attention(query, key, value, key_padding_mask, attn_mask, num_heads, h
 
 
 def check_masks(batch, heads, queries, keys, attn_mask, key_padding_mask):
-    """Refuses masks of other extents than the attention that they are for."""
+    """Refuses masks whose extents do not match those of the attention."""
     if attn_mask is not None:
         wanted = (queries, keys) if attn_mask.dim() == 2 else (batch * heads, queries, keys)
         if tuple(attn_mask.shape) != wanted:

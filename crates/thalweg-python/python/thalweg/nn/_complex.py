@@ -1,10 +1,11 @@
-"""Convolutions of complex tensors, which are made of those of real ones."""
+"""Convolutions of complex tensors, which are composed of real ones."""
 
 from .. import _core
 
 
 def convolved(convolve, input, weight, bias, options):
-    """Returns a convolution by `convolve(input, weight, bias, *options)`; of complex operands by three real ones."""
+    """Returns a convolution by `convolve(input, weight, bias, *options)`. A convolution of complex operands takes three real
+    ones."""
     if not all(isinstance(tensor, _core.Tensor) and tensor.is_complex() for tensor in (input, weight)):
         return convolve(input, weight, bias, *options)
     a, b, c, d = input.real, input.imag, weight.real, weight.imag

@@ -1,4 +1,4 @@
-"""`DataParallel`: a module whose batch would be split over GPUs, here of one."""
+"""`DataParallel`: a module whose batch would be split over GPUs, here on a single one."""
 
 from .module import Module
 
@@ -11,7 +11,7 @@ def _of_one(name, device_ids):
 
 
 class DataParallel(Module):
-    """A module of one GPU, by the names of a module over several: it is `module`, and gets the whole batch."""
+    """A module on one GPU with the interface of `DataParallel`: the wrapped module is `module`, and it gets the entire batch."""
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0):
         super().__init__()
@@ -24,6 +24,6 @@ class DataParallel(Module):
 
 
 def data_parallel(module, inputs, device_ids=None, output_device=None, dim=0, module_kwargs=None):
-    """Returns the result of a module, which gets the whole batch."""
+    """Returns the result of a module for the entire batch."""
     _of_one("data_parallel", device_ids)
     return module(*(inputs if isinstance(inputs, tuple) else (inputs,)), **(module_kwargs or {}))

@@ -1,10 +1,10 @@
-"""Helpers of `torch.nn.modules.utils`: numbers for each dimension, and the prefixes of states."""
+"""Helpers of `torch.nn.modules.utils`: numbers per dimension, and the prefixes of states."""
 
 import collections.abc
 
 
 def _ntuple(n, name="parse"):
-    """Returns a function that gives a tuple of as many numbers; what is a sequence already is left as it is."""
+    """Returns a function that repeats a number to a tuple of `n`. Sequences are returned unchanged."""
     def parse(x):
         return tuple(x) if isinstance(x, collections.abc.Iterable) else (x,) * n
     parse.__name__ = name
@@ -15,12 +15,12 @@ _single, _pair, _triple, _quadruple = (_ntuple(n, name) for n, name in ((1, "_si
 
 
 def _reverse_repeat_tuple(t, n):
-    """Returns the elements from the last one on, each so many times."""
+    """Returns the elements in reverse order, each repeated `n` times."""
     return tuple(element for element in reversed(t) for _ in range(n))
 
 
 def _list_with_default(out_size, defaults):
-    """Returns extents, with those of the last dimensions where none is said."""
+    """Returns extents, with those of the last dimensions as defaults."""
     if isinstance(out_size, int):
         return out_size
     if len(defaults) <= len(out_size):
@@ -29,9 +29,9 @@ def _list_with_default(out_size, defaults):
 
 
 def consume_prefix_in_state_dict_if_present(state_dict, prefix):
-    """Takes a prefix off the names of a state that have it, and off those of its metadata, in place."""
+    """Removes a prefix from the names of a state and of its metadata, in place."""
     for kind in (state_dict, getattr(state_dict, "_metadata", {})):
         for name in list(kind):
-            # A module's own metadata have its name without the point.
+            # The metadata of the module itself have its name without the dot.
             if name.startswith(prefix) or (kind is not state_dict and name and name == prefix.replace(".", "")):
                 kind[name[len(prefix):]] = kind.pop(name)

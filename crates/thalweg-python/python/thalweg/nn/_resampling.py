@@ -1,4 +1,4 @@
-"""Functions that give images and volumes at other places (`interpolate`, `grid_sample` and their like, of `torch.nn.functional`)."""
+"""Functions that resample images and volumes (`interpolate`, `grid_sample` and similar ones of `torch.nn.functional`)."""
 
 import math
 import warnings
@@ -7,12 +7,12 @@ from .. import _core
 from ..amp import autocast
 from . import _checks
 
-# The modes of `interpolate`, and the number of dimensions beside batch and channels that they need; None where any will do.
+# The modes of `interpolate` with the number of spatial dimensions that they require; None if any number is allowed.
 _MODES = {"nearest": None, "nearest-exact": None, "area": None, "linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
 
 
 def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
-    """Returns the input at more or fewer places."""
+    """Returns the input, resampled to more or fewer positions."""
     dims, has_corners = input.dim() - 2, _MODES.get(mode) is not None
     sizes, scales = _checks.check_interpolation(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias, _MODES)
     if scales is not None and (recompute_scale_factor or mode == "area"):
@@ -28,7 +28,8 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
 
 
 def _resized_bytes(resize, input, sizes, align_corners, scales):
-    """Returns images of bytes at other places as PyTorch's CPU does: along the rows, rounded, then along the columns. Its CUDA takes no bytes."""
+    """Returns resampled images of bytes as PyTorch's CPU backend does: along the rows, rounded, then along the columns. Its CUDA
+    backend refuses bytes."""
     numbers = input.float()
     for axis in (1, 0):
         part = [None if values is None else [values[at] if at == axis else same for at, same in enumerate(kept)]
@@ -42,25 +43,25 @@ def _warn_of(name):
 
 
 def upsample(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
-    """Returns the input at more places: the former name of `interpolate`."""
+    """Returns the input, resampled to more positions: the deprecated name of `interpolate`."""
     _warn_of("upsample")
     return interpolate(input, size, scale_factor, mode, align_corners)
 
 
 def upsample_nearest(input, size=None, scale_factor=None):
-    """Returns the input at more places, each with its nearest element."""
+    """Returns the input at more positions, each with its nearest element."""
     _warn_of("upsample_nearest")
     return interpolate(input, size, scale_factor, mode="nearest")
 
 
 def upsample_bilinear(input, size=None, scale_factor=None):
-    """Returns images at more places, linear between the corners."""
+    """Returns images at more positions, by bilinear interpolation with aligned corners."""
     _warn_of("upsample_bilinear")
     return interpolate(input, size, scale_factor, mode="bilinear", align_corners=True)
 
 
 def affine_grid(theta, size, align_corners=None):
-    """Returns the grid of `grid_sample` that moves places by matrices (N, 2, 3), or (N, 3, 4) for volumes."""
+    """Returns the grid of `grid_sample` that transforms positions by matrices (N, 2, 3), or (N, 3, 4) for volumes."""
     _checks.warn_of_corners(align_corners)
     if not theta.is_floating_point():
         raise ValueError(f"Expected theta to have floating point type, but got {theta.dtype}")
@@ -87,7 +88,7 @@ def affine_grid(theta, size, align_corners=None):
 
 
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
-    """Returns the input at the places of a grid from −1 to 1."""
+    """Returns the input at the positions of a grid, whose coordinates go from −1 to 1."""
     modes, paddings = {"bilinear": 0, "nearest": 1, "bicubic": 2}, {"zeros": 0, "border": 1, "reflection": 2}
     if mode not in modes:
         raise ValueError(f"nn.functional.grid_sample(): expected mode to be 'bilinear', 'nearest' or 'bicubic', but got: '{mode}'")

@@ -1,4 +1,4 @@
-"""The states of modules: how they are gathered, and how they are loaded so that a call that fails has changed nothing."""
+"""The states of modules: collecting them, and loading them so that a call that fails changes nothing."""
 
 import collections
 import collections.abc
@@ -15,19 +15,20 @@ _IncompatibleKeys = type("_IncompatibleKeys", (collections.namedtuple("Incompati
     else f"IncompatibleKeys(missing_keys={self.missing_keys!r}, unexpected_keys={self.unexpected_keys!r})"})
 _IncompatibleKeys.__str__ = _IncompatibleKeys.__repr__
 EXTRA = "_extra_state"
-# The changes of the load that this thread walks through, which are made when the walk has found no error.
+# The changes of the current load on this thread. They are made after the walk through the modules has found no error.
 _walk = threading.local()
 
 
 class States:
-    """The part of a module that gathers and loads states."""
+    """The part of a module that collects and loads states."""
 
     def get_extra_state(self):
-        """Returns what a state has beside tensors; a subclass that has something says what, and loads it in `set_extra_state`."""
+        """Returns the state that is not in tensors. A subclass that has such state returns it here, and loads it in
+        `set_extra_state`."""
         raise RuntimeError("Reached a code path in Module.get_extra_state() that should never be called.")
 
     def set_extra_state(self, state):
-        """Takes what `get_extra_state` returned."""
+        """Loads a value that `get_extra_state` returned."""
         raise RuntimeError("Reached a code path in Module.set_extra_state() that should never be called.")
 
     def _overrides(self, name):
@@ -38,14 +39,14 @@ class States:
         return {name: tensor for name, tensor in {**self._parameters, **persistent}.items() if tensor is not None}
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        """Puts the tensors of this module into a dictionary, without those of its children."""
+        """Adds the tensors of this module to a dictionary, without those of its children."""
         for name, tensor in self._own_state().items():
             destination[prefix + name] = tensor if keep_vars or is_lazy(tensor) else tensor.detach()
         if self._overrides("get_extra_state"):
             destination[prefix + EXTRA] = self.get_extra_state()
 
     def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
-        """Returns parameters and persistent buffers by their names; they share memory with the module."""
+        """Returns parameters and persistent buffers by their names. They share memory with the module."""
         if args:
             warnings.warn("Positional args are being deprecated, use kwargs instead.", FutureWarning, stacklevel=2)
             given = dict(zip(("destination", "prefix", "keep_vars"), args))
@@ -71,7 +72,7 @@ class States:
         return destination
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        """Loads the tensors of this module, without those of its children; says what is missing, unexpected or wrong."""
+        """Loads the tensors of this module, without those of its children. Reports missing, unexpected and wrong ones."""
         for hook in list(self._load_state_dict_pre_hooks.values()):
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         assign, own = local_metadata.get("assign_to_params_buffers", False), self._own_state()
@@ -123,7 +124,7 @@ class States:
 
     @staticmethod
     def _load_without_shape(key, tensor, saved, error_msgs):
-        """Gives a tensor that has no shape yet that of a saved one; where the saved one has none either there is nothing to load."""
+        """Gives a tensor without a shape that of a saved one. If the saved one has no shape either, there is nothing to load."""
         def change():
             tensor.materialize(saved.shape)
             tensor.copy_(saved)
@@ -134,7 +135,7 @@ class States:
                               "forward pass of the module that was saved before its state is loaded into one that has shapes.")
 
     def _assign(self, name, tensor, saved):
-        """Puts a saved tensor in the place of a parameter or a buffer."""
+        """Replaces a parameter or a buffer with a saved tensor."""
         if isinstance(tensor, Parameter):
             if isinstance(saved, Parameter):
                 saved.requires_grad_(tensor.requires_grad)
@@ -143,7 +144,8 @@ class States:
         setattr(self, name, saved)
 
     def load_state_dict(self, state_dict, strict=True, assign=False):
-        """Overwrites parameters and persistent buffers with saved ones, converted and moved; with `assign` it takes the saved ones themselves."""
+        """Overwrites parameters and persistent buffers with saved ones, converted and moved. With `assign`, the saved tensors
+        themselves are used."""
         if not isinstance(state_dict, collections.abc.Mapping):
             raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}.")
         metadata, state_dict = getattr(state_dict, "_metadata", None), collections.OrderedDict(state_dict)
@@ -173,7 +175,7 @@ class States:
         return keys
 
     def _walk_states(self, state, prefix, metadata, assign, found):
-        """Finds out what a load changes in a module and all below it."""
+        """Collects the changes of a load in a module and all its submodules."""
         (keys, errors, hooks), own = found, dict(metadata.get(prefix[:-1], {}))
         if assign:
             own["assign_to_params_buffers"] = assign
@@ -195,7 +197,7 @@ class States:
 
 
 def _change(change):
-    """Makes a change when the load has found no error; at once where there is no load of a whole module."""
+    """Makes a change after the load has found no error, or immediately outside of a load."""
     changes = getattr(_walk, "changes", None)
     if changes is not None:
         changes.append(change)
@@ -208,10 +210,10 @@ def _change(change):
 
 
 class WithModule:
-    """A hook that is called with a module before its own arguments."""
+    """A hook that is called with a module as first argument."""
 
     def __init__(self, hook, module):
-        # The module has the hook, which does not keep it alive.
+        # The module owns the hook, so the hook must not keep the module alive.
         self.hook, self._module = hook, weakref.ref(module)
         functools.update_wrapper(self, hook)
 

@@ -1,4 +1,4 @@
-"""Modules of functions without parameters, and of attention."""
+"""Modules of activation functions and of attention."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from .parameter import Parameter
 
 
 def _activation(name, function, parameters=""):
-    """Makes a module of an activation, whose options are its parameters."""
+    """Creates the module of an activation, whose options are its parameters."""
     fields = [one for one in _parameters.names_of(parameters) if one != "inplace"]
 
     def start(self, given):
@@ -70,7 +70,7 @@ class Hardtanh(_activation("Hardtanh", F.hardtanh, "min_val=-1.0, max_val=1.0, i
 
 
 class Threshold(Module):
-    """The input, and a value in the place of elements that are not above a threshold."""
+    """The input, with elements that are not above a threshold replaced by a value."""
 
     def __init__(self, threshold, value, inplace=False):
         super().__init__()
@@ -84,7 +84,7 @@ class Threshold(Module):
 
 
 class RReLU(Module):
-    """The input, and negative elements times a slope that is drawn while training."""
+    """The input, with negative elements multiplied by a slope that is random during training."""
 
     def __init__(self, lower=1.0 / 8, upper=1.0 / 3, inplace=False):
         super().__init__()
@@ -98,7 +98,7 @@ class RReLU(Module):
 
 
 class Softmax2d(Module):
-    """Softmax over the channels of each place of (N, C, H, W) or (C, H, W)."""
+    """Softmax over the channels of each position of (N, C, H, W) or (C, H, W)."""
 
     def forward(self, input):
         if input.dim() not in (3, 4):
@@ -107,7 +107,7 @@ class Softmax2d(Module):
 
 
 class PReLU(Module):
-    """The input, and negative elements times a learned slope."""
+    """The input, with negative elements multiplied by a learned slope."""
 
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()
@@ -122,7 +122,7 @@ class PReLU(Module):
 
 
 class MultiheadAttention(Module):
-    """Attention of several heads over projected queries, keys and values."""
+    """Multi-head attention over projected queries, keys and values."""
 
     def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, add_bias_kv=False, add_zero_attn=False, kdim=None, vdim=None,
                  batch_first=False, device=None, dtype=None):
@@ -154,14 +154,14 @@ class MultiheadAttention(Module):
 
     def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
                 is_causal=False):
-        """Returns the attended values, and the weights where they are needed."""
+        """Returns the attended values, and the attention weights if requested."""
         _checks.check_attention(query, key, value, key_padding_mask, attn_mask, self.num_heads, self.in_proj_weight is None)
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint. You may use the Transformer module method "
                                "`generate_square_subsequent_mask` to create this mask.")
         if query.shape[-1] != self.embed_dim:
             raise AssertionError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.shape[-1]}")
-        # A causal mask is the kernel's own where nothing else asks for it.
+        # The kernel applies a causal mask itself if there is no other mask.
         is_causal = is_causal and key_padding_mask is None and not need_weights
         attn_mask = None if is_causal else attn_mask
         unbatched = query.dim() == 2
@@ -173,7 +173,7 @@ class MultiheadAttention(Module):
         heads, further = self._heads(query, key, value)
         mask = self._mask(attn_mask, key_padding_mask, query)
         if further:
-            # What is added to keys is seen by all queries.
+            # Keys that are added are visible to all queries.
             mask = None if mask is None else F.pad(mask, (0, further))
         dropout = self.dropout if self.training else 0.0
         if need_weights:

@@ -1,4 +1,4 @@
-"""Softmax over many classes, the rare ones in clusters (`torch.nn.AdaptiveLogSoftmaxWithLoss`)."""
+"""Softmax over many classes, with the rare ones in clusters (`torch.nn.AdaptiveLogSoftmaxWithLoss`)."""
 
 import collections
 
@@ -12,8 +12,8 @@ _ASMoutput = collections.namedtuple("_ASMoutput", ["output", "loss"])
 
 
 class AdaptiveLogSoftmaxWithLoss(Module):
-    """The logarithm of softmax over classes of which the frequent ones have scores of their own and the others are in clusters, whose scores
-    are computed in fewer dimensions."""
+    """The log-softmax over classes, of which the frequent ones have scores of their own and the others are in clusters whose
+    scores are computed in fewer dimensions."""
 
     def __init__(self, in_features, n_classes, cutoffs, div_value=4.0, head_bias=False, device=None, dtype=None):
         super().__init__()
@@ -41,7 +41,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             layer.reset_parameters()
 
     def forward(self, input_, target_):
-        """Returns the logarithms of the targets' probabilities, and the negative of their mean."""
+        """Returns the log-probabilities of the targets, and their negative mean."""
         if target_.dim() == 1:
             if input_.shape[0] != target_.shape[0]:
                 raise RuntimeError("Input and target should have the same size in the batch dimension.")
@@ -62,7 +62,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return _ASMoutput(output if is_batched else output.squeeze(0), -output.mean())
 
     def _of_targets(self, input, target):
-        """Returns the logarithm of the probability of each row's target."""
+        """Returns the log-probability of each row's target."""
         head, shortlist = F.log_softmax(self.head(input), 1), self.shortlist_size
         output = head.gather(1, target.clamp_max(shortlist - 1).unsqueeze(1)).squeeze(1)
         for place, (first, last) in enumerate(zip(self.cutoffs, self.cutoffs[1:])):
@@ -75,7 +75,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return output
 
     def log_prob(self, input):
-        """Returns the logarithms of the probabilities of all classes."""
+        """Returns the log-probabilities of all classes."""
         head, shortlist = F.log_softmax(self.head(input), 1), self.shortlist_size
         parts = [head[:, :shortlist]]
         for place, cluster in enumerate(self.tail):
@@ -83,5 +83,5 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return _core.cat(parts, 1)
 
     def predict(self, input):
-        """Returns the class of the greatest probability of each row."""
+        """Returns the most probable class of each row."""
         return self.log_prob(input).argmax(1)

@@ -10,7 +10,7 @@ from .parameter import Parameter
 
 
 def _place(index, size):
-    """Returns the place that an index means, counted from the start."""
+    """Returns the non-negative index for an index."""
     index = operator.index(index)
     if not -size <= index < size:
         raise IndexError(f"index {index} is out of range")
@@ -18,7 +18,7 @@ def _place(index, size):
 
 
 def _pairs(name, given, kind):
-    """Yields keys and values of a mapping, or of a sequence of pairs."""
+    """Yields the keys and values of a mapping or of a sequence of pairs."""
     if not isinstance(given, collections.abc.Iterable):
         raise TypeError(f"{name}.update should be called with an iterable of key/value pairs, but got {type(given).__name__}")
     if hasattr(given, "items"):
@@ -33,7 +33,7 @@ def _pairs(name, given, kind):
 
 
 class _Numbered(Module):
-    """Modules in order, whose names are their places."""
+    """Modules in order, named by their indices."""
 
     def _name_at(self, index):
         return list(self._modules)[_place(index, len(self))]
@@ -49,7 +49,7 @@ class _Numbered(Module):
         return self
 
     def insert(self, index, module):
-        """Adds a module before a place."""
+        """Inserts a module before an index."""
         modules = list(self)
         modules.insert(index, module)
         self._renumber(modules)
@@ -61,7 +61,7 @@ class _Numbered(Module):
         return self
 
     def pop(self, key):
-        """Takes a module out, and returns it."""
+        """Removes a module and returns it."""
         taken = self[key]
         del self[key]
         return taken
@@ -81,7 +81,7 @@ class _Numbered(Module):
 
 
 class Sequential(_Numbered):
-    """Modules that are called one after the other."""
+    """Modules that are called one after another."""
 
     def __init__(self, *args):
         super().__init__()
@@ -96,7 +96,7 @@ class Sequential(_Numbered):
         return input
 
     def insert(self, index, module):
-        """Adds a module before a place."""
+        """Inserts a module before an index."""
         if not isinstance(module, Module):
             raise AssertionError(f"module should be of type: {Module}")
         if not -len(self) <= index <= len(self):
@@ -166,7 +166,8 @@ class ModuleList(_Numbered):
         return type(self)([*self, *other])
 
     def __repr__(self):
-        """Returns the modules, of those that are alike in a row only the first, with their number."""
+        """Returns a description of the modules. Consecutive modules with the same description are shown once, with their
+        count."""
         texts = [repr(module) for module in self]
         if not texts:
             return f"{self._get_name()}()"
@@ -209,13 +210,13 @@ class ModuleDict(Module):
         return self._modules.items()
 
     def pop(self, key):
-        """Takes a module out, and returns it."""
+        """Removes a module and returns it."""
         taken = self[key]
         del self[key]
         return taken
 
     def clear(self):
-        """Takes all modules out."""
+        """Removes all modules."""
         self._modules.clear()
 
     def __len__(self):
@@ -242,7 +243,7 @@ def _as_parameter(value):
 
 
 def _described(key, value):
-    """Returns the line of a parameter or another object when its holder is printed."""
+    """Returns the line for a parameter or another object when its container is printed."""
     if not isinstance(value, _core.Tensor):
         return f"  ({key}): Object of type: {type(value).__name__}"
     kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
@@ -251,7 +252,7 @@ def _described(key, value):
 
 
 class ParameterList(Module):
-    """A list of parameters, and of other objects. Tensors become parameters."""
+    """A list of parameters and other objects. Tensors become parameters."""
 
     def __init__(self, values=None):
         super().__init__()
@@ -299,7 +300,7 @@ class ParameterList(Module):
 
 
 class ParameterDict(Module):
-    """A dictionary of parameters, and of other objects. Tensors become parameters."""
+    """A dictionary of parameters and other objects. Tensors become parameters."""
 
     def __init__(self, parameters=None):
         super().__init__()
@@ -314,7 +315,7 @@ class ParameterDict(Module):
         return key
 
     def update(self, parameters):
-        """Adds values by their names: those of a plain dictionary in the order of the names."""
+        """Adds values by their names. Those of a plain dictionary are added in the order of the names."""
         pairs = list(_pairs("ParametersDict", parameters, "ParameterDict"))
         if isinstance(parameters, collections.abc.Mapping) and not isinstance(parameters, collections.OrderedDict):
             pairs.sort(key=lambda pair: pair[0])
@@ -334,35 +335,35 @@ class ParameterDict(Module):
         return ((key, self[key]) for key in self._keys)
 
     def get(self, key, default=None):
-        """Returns a value, or another one where there is none of the name."""
+        """Returns the value of a name, or the default."""
         return self[key] if key in self else default
 
     def setdefault(self, key, default=None):
-        """Returns a value, which is added where there is none of the name."""
+        """Returns the value of a name. If there is none, adds and returns the default."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def pop(self, key):
-        """Takes a value out, and returns it."""
+        """Removes a value and returns it."""
         taken = self[key]
         del self[key]
         return taken
 
     def popitem(self):
-        """Takes the last value out, and returns it with its name."""
+        """Removes the last value and returns it with its name."""
         if not self._keys:
             raise KeyError("popitem(): dictionary is empty")
         key = next(reversed(self._keys))
         return key, self.pop(key)
 
     def clear(self):
-        """Takes all values out."""
+        """Removes all values."""
         for key in list(self._keys):
             del self[key]
 
     def copy(self):
-        """Returns another dictionary of the same values."""
+        """Returns another dictionary with the same values."""
         return ParameterDict(collections.OrderedDict(self.items()))
 
     def fromkeys(self, keys, default=None):

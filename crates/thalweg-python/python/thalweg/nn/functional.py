@@ -46,74 +46,74 @@ def _reduction(reduction, size_average=None, reduce=None):
 
 
 def _elementwise(name, inplace, input, *options):
-    """Computes an operator of each element, into the input itself where asked for."""
+    """Computes an elementwise operator, in place if requested."""
     return getattr(_core.Tensor, f"{name}_" if inplace else name)(input, *options)
 
 
 def relu(input, inplace=False):
-    """Returns max(x, 0) of each element; in place where asked for."""
+    """Returns max(x, 0) of each element, in place if requested."""
     return _elementwise("relu", inplace, input)
 
 
 def relu6(input, inplace=False):
-    """Returns each element, limited to the range from 0 to 6; in place where asked for."""
+    """Returns each element, clamped to the range from 0 to 6, in place if requested."""
     return _elementwise("relu6", inplace, input)
 
 
 def silu(input, inplace=False):
-    """Returns x · sigmoid(x) of each element; in place where asked for."""
+    """Returns x · sigmoid(x) of each element, in place if requested."""
     return _elementwise("silu", inplace, input)
 
 
 def mish(input, inplace=False):
-    """Returns x · tanh(softplus(x)) of each element; in place where asked for."""
+    """Returns x · tanh(softplus(x)) of each element, in place if requested."""
     return _elementwise("mish", inplace, input)
 
 
 def selu(input, inplace=False):
-    """Returns the scaled exponential linear unit of each element; in place where asked for."""
+    """Returns the scaled exponential linear unit of each element, in place if requested."""
     return _elementwise("selu", inplace, input)
 
 
 def hardswish(input, inplace=False):
-    """Returns x · relu6(x + 3) / 6 of each element; in place where asked for."""
+    """Returns x · relu6(x + 3) / 6 of each element, in place if requested."""
     return _elementwise("hardswish", inplace, input)
 
 
 def hardsigmoid(input, inplace=False):
-    """Returns relu6(x + 3) / 6 of each element; in place where asked for."""
+    """Returns relu6(x + 3) / 6 of each element, in place if requested."""
     return _elementwise("hardsigmoid", inplace, input)
 
 
 def leaky_relu(input, negative_slope=0.01, inplace=False):
-    """Returns the positive elements, and the others times a slope; in place where asked for."""
+    """Returns the positive elements, and the others times a slope, in place if requested."""
     return _elementwise("leaky_relu", inplace, input, negative_slope)
 
 
 def elu(input, alpha=1.0, inplace=False):
-    """Returns the positive elements, and alpha · (exp(x) − 1) of the others; in place where asked for."""
+    """Returns the positive elements, and alpha · (exp(x) − 1) of the others, in place if requested."""
     return _elementwise("elu", inplace, input, alpha)
 
 
 def celu(input, alpha=1.0, inplace=False):
-    """Returns the positive elements, and alpha · (exp(x / alpha) − 1) of the others; in place where asked for."""
+    """Returns the positive elements, and alpha · (exp(x / alpha) − 1) of the others, in place if requested."""
     return _elementwise("celu", inplace, input, alpha)
 
 
 def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
-    """Returns each element, limited to a range; in place where asked for."""
+    """Returns each element, clamped to a range, in place if requested."""
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
     return _elementwise("hardtanh", inplace, input, min_val, max_val)
 
 
 def threshold(input, threshold, value, inplace=False):
-    """Returns the elements above a threshold, and a value in the place of the others; in place where asked for."""
+    """Returns the elements above a threshold, and a fixed value for the others, in place if requested."""
     return _elementwise("threshold", inplace, input, threshold, value)
 
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
-    """Returns the input, and negative elements times a slope that is drawn while training; in place where asked for."""
+    """Returns the input with negative elements multiplied by a slope, which is random during training, in place if requested."""
     return _elementwise("rrelu", inplace, input, lower, upper, training)
 
 
@@ -159,14 +159,14 @@ def dropout(input, p=0.5, training=True, inplace=False):
 
 
 def alpha_dropout(input, p=0.5, training=False, inplace=False):
-    """Returns dropout that keeps mean and variance of what SELU gives."""
+    """Returns dropout that preserves the mean and variance of SELU's results."""
     _checks.check_probability(p)
     result = _core.alpha_dropout(input, p, training)
     return input.copy_(result) if inplace else result
 
 
 def feature_alpha_dropout(input, p=0.5, training=False, inplace=False):
-    """Returns dropout of whole channels that keeps mean and variance of what SELU gives."""
+    """Returns dropout of entire channels that preserves the mean and variance of SELU's results."""
     _checks.check_probability(p)
     result = _core.feature_alpha_dropout(input, p, training)
     return input.copy_(result) if inplace else result
@@ -179,7 +179,8 @@ def _channel_dropout(dims):
             raise RuntimeError(f"dropout1d: Expected 2D or 3D input, but received a {input.dim()}D input. Note that dropout1d exists to provide "
                                "channel-wise dropout on inputs with 1 spatial dimension, a channel dimension, and an optional batch dimension.")
         _checks.warn_of_rank(dims, input)
-        # Without a batch, the first dimension is that of channels. Of images PyTorch takes the first one for the batch all the same.
+        # Without a batch, the first dimension is that of channels. For images, PyTorch takes the first dimension as the batch
+        # all the same.
         lacks_batch = dims != 2 and input.dim() == dims + 1
         result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
         result = result.squeeze(0) if lacks_batch else result
@@ -201,13 +202,13 @@ def linear(input, weight, bias=None):
 
 
 def _limit_rows(weight, indices, max_norm, norm_type):
-    """Scales the rows of a table at indices, in place, to a norm of `max_norm` where it is greater."""
+    """Scales the rows of a table at indices, in place, so that their norms are at most `max_norm`."""
     former = _core._set_grad_enabled(False)
     try:
         indices = indices.reshape(-1)
         rows = weight.detach().index_select(0, indices)
         norms = rows.norm(norm_type, 1, True)
-        # A row that is named several times is written as often with the same numbers.
+        # An index that occurs several times is written several times, with the same values.
         weight.index_copy_(0, indices, _core.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows))
     finally:
         _core._set_grad_enabled(former)
@@ -242,7 +243,7 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
 
 
 def one_hot(tensor, num_classes=-1):
-    """Returns a 1 at each index among zeros."""
+    """Returns vectors of zeros with a 1 at each index."""
     return _core.one_hot(tensor, num_classes)
 
 
@@ -257,7 +258,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
 
 
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """Returns the input normalized over all but its channels; updates the running statistics where it trains."""
+    """Returns the input normalized over all dimensions but the channels. Updates the running statistics during training."""
     _checks.check_batch(input, training, eps)
     return _core.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
 
@@ -269,7 +270,7 @@ def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
 
 
 def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
-    """Returns the input normalized over the places of each channel."""
+    """Returns the input normalized over the positions of each channel."""
     _checks.check_places(input, use_input_stats)
     return _core.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, False)
 
@@ -281,7 +282,7 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
 
 
 def _pool(name, dims):
-    """Returns the two functions of a pool: one gives the indices where they are asked for, the other one always."""
+    """Returns the two functions of a pool: one returns the indices on request, the other one always."""
     pool, operator = getattr(_core, name), getattr(_core, f"{name}_with_indices")
 
     def max_pool(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
@@ -306,7 +307,7 @@ max_pool3d, max_pool3d_with_indices = _pool("max_pool3d", 3)
 
 
 def _fractional(dims):
-    """Returns the two functions of a pool of windows of random extents."""
+    """Returns the two functions of a pool with windows of random extents."""
     operator = getattr(_core, f"fractional_max_pool{dims}d")
     name = f"fractional_max_pool{dims}d"
 
@@ -379,7 +380,7 @@ def _norm_pool(dims):
     def lp_pool(input, norm_type, kernel_size, stride=None, ceil_mode=False):
         places = kernel_size**dims if isinstance(kernel_size, int) else math.prod(kernel_size)
         means = average(input.pow(norm_type), kernel_size, [] if stride is None else stride, 0, ceil_mode)
-        # Written as in PyTorch, whose gradient at 0 it has.
+        # Written as in PyTorch, so that it has the same gradient at 0.
         return (means.sign() * means.abs().relu() * places).pow(1.0 / norm_type)
     lp_pool.__name__ = lp_pool.__qualname__ = f"lp_pool{dims}d"
     lp_pool.__doc__ = f"Returns the root of the sum of powers of each window of {dims} dimensions."
@@ -454,12 +455,12 @@ def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, r
 
 
 def _reduced(losses, reduction):
-    """Returns losses of elements, their mean or their sum."""
+    """Returns elementwise losses, their mean or their sum."""
     return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
 
 
 def _weighted(loss, input, weight, reduction):
-    """Returns losses of elements times weights, reduced; the mean is over the weights."""
+    """Returns elementwise losses times weights, reduced. The mean is divided by the sum of the weights."""
     if weight.shape != input.shape:
         raise ValueError("Weights and input must have the same size.")
     losses = loss * weight
@@ -485,20 +486,20 @@ def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", wei
 
 
 def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
-    """Returns the differences, squared where they are below `beta`."""
+    """Returns the absolute differences, smoothed to squares where they are below `beta`."""
     _checks.warn_of_sizes(input, target)
     return _core.smooth_l1_loss(input, target, _reduction(reduction, size_average, reduce), beta)
 
 
 def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
-    """Returns the differences, squared where they are below `delta`."""
+    """Returns half the squared differences where they are below `delta`, and linear ones above."""
     _checks.warn_of_sizes(input, target)
     kind = _reduction(reduction)
     if weight is None:
         return _core.huber_loss(input, target, kind, delta)
     if weight.shape != input.shape:
         raise ValueError("Weights and input must have the same size.")
-    # As in PyTorch, the mean is over the elements here, and not over the weights.
+    # As in PyTorch, this mean is over the elements and not over the weights.
     return _reduced(_core.huber_loss(input, target, 0, delta) * weight, kind)
 
 
@@ -518,7 +519,7 @@ def binary_cross_entropy_with_logits(input, target, weight=None, size_average=No
 
 
 def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
-    """Returns the divergence of Kullback and Leibler, of logarithms of probabilities."""
+    """Returns the Kullback-Leibler divergence, from log-probabilities."""
     if reduction == "batchmean":
         return _core.kl_div(input, target, 2, log_target=log_target) / (input.shape[0] if input.dim() else 1)
     return _core.kl_div(input, target, _reduction(reduction, size_average, reduce), log_target=log_target)
@@ -541,13 +542,13 @@ def soft_margin_loss(input, target, size_average=None, reduce=None, reduction="m
 
 
 def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
-    """Returns 1 − the cosine where the target is 1, and max(0, cosine − margin) where it is −1."""
+    """Returns 1 − cosine where the target is 1, and max(0, cosine − margin) where it is −1."""
     return _core.cosine_embedding_loss(input1, input2, target, margin, _reduction(reduction, size_average, reduce))
 
 
 def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None,
                         reduction="mean"):
-    """Returns how much less than a margin an anchor is nearer to a positive than to a negative."""
+    """Returns max(0, margin + distance(anchor, positive) − distance(anchor, negative))."""
     _checks.check_margin(margin)
     return _core.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, _reduction(reduction, size_average, reduce))
 
@@ -559,7 +560,7 @@ def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=
 
 
 def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
-    """Returns the margins between the classes of a row's list and the others."""
+    """Returns the sum of margins between the classes in a row's list and the other classes."""
     return _core.multilabel_margin_loss(input, target, _reduction(reduction, size_average, reduce))
 
 
@@ -575,7 +576,7 @@ def poisson_nll_loss(input, target, log_input=True, full=False, size_average=Non
 
 
 def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
-    """Returns the negative log-likelihood of normal distributions of means and variances."""
+    """Returns the negative log-likelihood of normal distributions with given means and variances."""
     kind, var = _reduction(reduction), _checks.check_variance(input, var)
     floor = var.detach().clamp_min(eps)
     var = var + (floor - var.detach())
@@ -591,7 +592,7 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
 
 
 def pad(input, pad, mode="constant", value=None):
-    """Returns the input with elements before and behind its last dimensions, the last one first."""
+    """Returns the input with elements added before and after its last dimensions, the last one first."""
     if mode == "constant":
         return _core.constant_pad_nd(input, list(pad), 0 if value is None else value)
     names = {"reflect": "reflection", "replicate": "replication", "circular": ""}
@@ -610,7 +611,7 @@ def _circular(input, pad):
         if size + before + behind < 0:
             raise RuntimeError("Negative padding value is resulting in an empty dimension")
         if before < 0 or behind < 0:
-            # What is cut off is not wrapped around either.
+            # Elements that are cut off do not wrap around either.
             input = input.narrow(dim, max(-before, 0), size + min(before, 0) + min(behind, 0))
             size, before, behind = input.shape[dim], max(before, 0), max(behind, 0)
         parts = [input.narrow(dim, size - before, before)] * (before > 0) + [input] + [input.narrow(dim, 0, behind)] * (behind > 0)
@@ -636,7 +637,7 @@ def unfold(input, kernel_size, dilation=1, padding=0, stride=1):
 
 
 def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
-    """Returns images whose windows are columns; what overlaps is added up."""
+    """Returns images from the columns of their windows; overlapping elements are summed."""
     return _core.col2im(input, _pair(output_size), _pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
 
 
@@ -646,7 +647,7 @@ def glu(input, dim=-1):
 
 
 def gumbel_softmax(logits, tau=1.0, hard=False, eps=1e-10, dim=-1):
-    """Returns a sample of the distribution of Gumbel and softmax."""
+    """Returns a sample of the Gumbel-softmax distribution."""
     noise = -_core.empty_like(logits).exponential_().log()
     soft = _core.softmax((logits + noise) / tau, dim)
     if not hard:
@@ -656,7 +657,7 @@ def gumbel_softmax(logits, tau=1.0, hard=False, eps=1e-10, dim=-1):
 
 
 def _same_padding(kernel_size, dilation):
-    """Returns the padding in front and behind of each dimension of a convolution whose output has the extents of its input."""
+    """Returns the padding before and after each dimension of a convolution whose output has the extents of its input."""
     total = [step * (size - 1) for size, step in zip(kernel_size, dilation)]
     return [(amount // 2, amount - amount // 2) for amount in total]
 
@@ -672,7 +673,7 @@ def _convolution(name, dims):
                 raise RuntimeError("padding='same' is not supported for strided convolutions")
             sides = _same_padding(weight.shape[2:], [dilation] * dims if isinstance(dilation, int) else dilation)
             padding = [before for before, _ in sides]
-            # What is one more behind than in front is put there before.
+            # If there is one more after than before, that one is added by a separate pad first.
             if any(behind > before for before, behind in sides):
                 input = pad(input, [amount for before, behind in reversed(sides) for amount in (0, behind - before)])
         return convolved(convolve, input, weight, bias, (stride, padding, dilation, groups))
@@ -695,7 +696,7 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_transposed, (1, 2, 3
 
 
 def triplet_margin_with_distance_loss(anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):
-    """Returns how much less than a margin an anchor is nearer to a positive than to a negative, by any distance."""
+    """Returns max(0, margin + distance(anchor, positive) − distance(anchor, negative)), for any distance."""
     if margin <= 0:
         raise ValueError(f"margin must be greater than 0, got {margin}")
     kind = _reduction(reduction)

@@ -5,11 +5,11 @@ from . import functional as F
 
 
 def _gradient(dims, name, asked):
-    """Returns the function that gives the gradient of the input, or of the weight, of a convolution."""
+    """Returns the function that computes the gradient of a convolution's input or weight."""
     def gradient(given, size, grad_output, stride, padding, dilation, groups):
         convolve, former = getattr(F, f"conv{dims}d"), _core._set_grad_enabled(True)
         try:
-            # The convolution is linear in what is asked for, so that its own elements do not matter.
+            # The convolution is linear in this operand, so its values do not matter.
             leaf = _core.zeros(list(size), dtype=given.dtype, device=given.device, requires_grad=True)
             operands = (leaf, given) if asked == "input" else (given, leaf)
             from ..autograd import grad

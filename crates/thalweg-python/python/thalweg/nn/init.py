@@ -29,7 +29,7 @@ def calculate_gain(nonlinearity, param=None):
 
 
 def _calculate_fan_in_and_fan_out(tensor):
-    """Returns how many inputs and outputs an element of a weight's result depends on, and acts on."""
+    """Returns the numbers of inputs and outputs that an element of a weight connects to."""
     if tensor.dim() < 2:
         raise ValueError("Fan in and fan out can not be computed for tensor with fewer than 2 dimensions")
     field = math.prod(tensor.shape[2:])
@@ -37,7 +37,7 @@ def _calculate_fan_in_and_fan_out(tensor):
 
 
 def _calculate_correct_fan(tensor, mode):
-    """Returns the number of inputs or outputs, as the mode says."""
+    """Returns the number of inputs or outputs, depending on the mode."""
     modes = ["fan_in", "fan_out"]
     mode = mode.lower()
     if mode not in modes:
@@ -65,7 +65,7 @@ def normal_(tensor, mean=0.0, std=1.0, generator=None):
 
 @no_grad()
 def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
-    """Draws from the normal distribution, cut off at a and b."""
+    """Draws from the normal distribution, truncated at a and b."""
     def below(value):
         return (1.0 + math.erf((value - mean) / std / math.sqrt(2.0))) / 2.0
     tensor.uniform_(2 * below(a) - 1, 2 * below(b) - 1, generator=generator)
@@ -90,27 +90,27 @@ def zeros_(tensor):
 
 @no_grad()
 def eye_(tensor):
-    """Makes the matrix the identity."""
+    """Sets the matrix to the identity."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
     return _core.eye(*tensor.shape, dtype=tensor.dtype, out=tensor)
 
 
 def xavier_uniform_(tensor, gain=1.0, generator=None):
-    """Draws uniformly, so that variances stay (Glorot)."""
+    """Draws uniformly, with a range that preserves variances (Glorot)."""
     fan_in, fan_out = _calculate_fan_in_and_fan_out(tensor)
     bound = gain * math.sqrt(6.0 / (fan_in + fan_out))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor, gain=1.0, generator=None):
-    """Draws normally, so that variances stay (Glorot)."""
+    """Draws normally, with a deviation that preserves variances (Glorot)."""
     fan_in, fan_out = _calculate_fan_in_and_fan_out(tensor)
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / (fan_in + fan_out)), generator)
 
 
 def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
-    """Draws uniformly, so that variances stay behind a nonlinearity (He)."""
+    """Draws uniformly, with a range that preserves variances after a nonlinearity (He)."""
     if 0 in tensor.shape:
         warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
         return tensor
@@ -120,7 +120,7 @@ def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gene
 
 
 def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
-    """Draws normally, so that variances stay behind a nonlinearity (He)."""
+    """Draws normally, with a deviation that preserves variances after a nonlinearity (He)."""
     if 0 in tensor.shape:
         warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
         return tensor
@@ -130,7 +130,7 @@ def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gener
 
 @no_grad()
 def orthogonal_(tensor, gain=1, generator=None):
-    """Fills with a matrix whose rows, or columns where there are fewer, are orthonormal; further dimensions are part of a row."""
+    """Fills with a matrix whose rows, or columns if there are fewer, are orthonormal. Further dimensions are part of a row."""
     if tensor.dim() < 2:
         raise ValueError("Only tensors with 2 or more dimensions are supported")
     if tensor.numel() == 0:
@@ -145,7 +145,7 @@ def orthogonal_(tensor, gain=1, generator=None):
 
 @no_grad()
 def dirac_(tensor, groups=1):
-    """Makes a convolution give its input, as far as there are channels."""
+    """Makes a convolution return its input, for as many channels as there are."""
     if tensor.dim() not in (3, 4, 5):
         raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
     if tensor.shape[0] % groups:
@@ -161,7 +161,7 @@ def dirac_(tensor, groups=1):
 
 @no_grad()
 def sparse_(tensor, sparsity, std=0.01, generator=None):
-    """Draws from the normal distribution, and sets a share of each column to 0."""
+    """Draws from the normal distribution, and sets a fraction of each column to 0."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
     zeros = math.ceil(sparsity * tensor.shape[0])
@@ -171,7 +171,7 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
 
 
 def _former(name):
-    """Returns a function by its name without `_`, which warns."""
+    """Returns a deprecated function: its name has no `_`, and it warns."""
     new = globals()[f"{name}_"]
 
     @functools.wraps(new)

@@ -1,4 +1,4 @@
-"""Modules of layers (`torch.nn.Linear` and its like): parameters and initial values as PyTorch's."""
+"""Modules of layers (`torch.nn.Linear` and others), with PyTorch's parameters and initial values."""
 
 import math
 import warnings
@@ -20,7 +20,7 @@ def _empty(shape, device, dtype):
 
 
 def _padding_idx(padding_idx, count, name):
-    """Returns the row of padding counted from the start."""
+    """Returns the non-negative index of the padding row."""
     if padding_idx is None:
         return None
     if not -count <= padding_idx < count:
@@ -73,7 +73,7 @@ class Linear(Module):
 
 
 class Bilinear(Module):
-    """y = x1 · weight · x2 + bias: a matrix for each feature of the output."""
+    """y = x1 · weight · x2 + bias, with a matrix for each output feature."""
 
     def __init__(self, in1_features, in2_features, out_features, bias=True, device=None, dtype=None):
         super().__init__()
@@ -139,7 +139,7 @@ class Embedding(Module):
 
 
 class EmbeddingBag(Module):
-    """A table whose rows are looked up by bags of indices, and summed, averaged, or the greatest taken."""
+    """A table whose rows are looked up by bags of indices, and reduced by sum, mean or maximum."""
 
     def __init__(self, num_embeddings, embedding_dim, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, mode="mean", sparse=False,
                  _weight=None, include_last_offset=False, padding_idx=None, device=None, dtype=None):
@@ -248,7 +248,7 @@ class GroupNorm(Module):
 
 
 class LocalResponseNorm(Module):
-    """Divides by a power of the mean square of the channels around."""
+    """Divides by a power of the mean square of the neighbouring channels."""
 
     def __init__(self, size, alpha=1e-4, beta=0.75, k=1.0):
         super().__init__()
@@ -262,7 +262,7 @@ class LocalResponseNorm(Module):
 
 
 class _NormBase(Module):
-    """The common part of batch norm and instance norm: weight, bias and running statistics of each channel."""
+    """The common part of batch norm and instance norm: weight, bias and running statistics per channel."""
 
     _version = 2
 
@@ -279,14 +279,14 @@ class _NormBase(Module):
         self.reset_parameters()
 
     def reset_running_stats(self):
-        """Sets the running means to 0, the variances to 1, and forgets the number of batches."""
+        """Sets the running means to 0, the variances to 1, and the number of batches to 0."""
         if self.track_running_stats:
             self.running_mean.zero_()
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()
 
     def reset_parameters(self):
-        """Sets the weight to 1, the bias to 0, and the running statistics as they are at the start."""
+        """Sets the weight to 1, the bias to 0, and resets the running statistics."""
         self.reset_running_stats()
         if self.affine:
             init.ones_(self.weight)
@@ -296,7 +296,7 @@ class _NormBase(Module):
         raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
-        # States of the first version have no number of batches.
+        # States of the first version lack the number of batches.
         key = prefix + "num_batches_tracked"
         if local_metadata.get("version", 1) < 2 and self.track_running_stats and key not in state_dict:
             own = self.num_batches_tracked
@@ -316,7 +316,7 @@ class _BatchNorm(_NormBase):
             raise ValueError(f"expected {' or '.join(f'{rank}D' for rank in self._ranks)} input (got {input.dim()}D input)")
 
     def forward(self, input):
-        """Returns the input normalized, and updates the running statistics while training."""
+        """Returns the normalized input, and updates the running statistics during training."""
         self._check_input_dim(input)
         tracks, uses_batch = self.training and self.track_running_stats, self.training or self.running_mean is None
         _checks.check_batch(input, uses_batch, self.eps)
@@ -349,7 +349,7 @@ class BatchNorm3d(_BatchNorm):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalizes each channel of (N, C, …) over the batches of all ranks of a group. Groups of Python have one rank."""
+    """Normalizes each channel of (N, C, …) over the batches of all ranks of a group. Python groups have one rank."""
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, process_group=None, device=None, dtype=None):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
@@ -361,7 +361,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module, process_group=None):
-        """Returns a module whose batch norms are of this class, with the parameters and statistics that they had."""
+        """Returns the module with its batch norms converted to this class, with their parameters and statistics."""
         if isinstance(module, _BatchNorm):
             made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats, process_group)
             made._parameters.update(module._parameters)
@@ -386,7 +386,7 @@ class _InstanceNorm(_NormBase):
             raise ValueError(f"expected {self._rank - 1}D or {self._rank}D input (got {input.dim()}D input)")
 
     def forward(self, input):
-        """Returns the input normalized, and updates the running statistics while training."""
+        """Returns the normalized input, and updates the running statistics during training."""
         self._check_input_dim(input)
         dim = input.dim() - self._rank + 1
         if input.shape[dim] != self.num_features:
@@ -428,7 +428,7 @@ def _check_groups(in_channels, out_channels, groups):
 
 
 def _written(conv, output_padding=""):
-    """Returns what a printed convolution shows in its parentheses."""
+    """Returns the text in the parentheses of a printed convolution."""
     text = f"{conv.in_channels}, {conv.out_channels}, kernel_size={conv.kernel_size}, stride={conv.stride}"
     if conv.padding != (0,) * conv._dims:
         text += f", padding={conv.padding}"
@@ -524,7 +524,7 @@ class _ConvTranspose(Module):
                         self.dilation)
 
     def _extra(self, input, output_size):
-        """Returns how many places are added at the end of each dimension."""
+        """Returns how many elements are added at the end of each dimension."""
         if output_size is None:
             return self.output_padding
         count = 2 if input.dim() == self._dims + 2 else 1
@@ -577,42 +577,42 @@ class _Dropout(Module):
 
 
 class Dropout(_Dropout):
-    """Sets each element to 0 with probability p while training."""
+    """Sets each element to 0 with probability p during training."""
 
     def forward(self, input):
         return F.dropout(input, self.p, self.training, self.inplace)
 
 
 class Dropout2d(_Dropout):
-    """Sets whole channels to 0 with probability p while training."""
+    """Sets entire channels to 0 with probability p during training."""
 
     def forward(self, input):
         return F.dropout2d(input, self.p, self.training, self.inplace)
 
 
 class Dropout1d(_Dropout):
-    """Sets whole channels of (N, C, L) to 0 with probability p while training."""
+    """Sets entire channels of (N, C, L) to 0 with probability p during training."""
 
     def forward(self, input):
         return F.dropout1d(input, self.p, self.training, self.inplace)
 
 
 class Dropout3d(_Dropout):
-    """Sets whole channels of (N, C, D, H, W) to 0 with probability p while training."""
+    """Sets entire channels of (N, C, D, H, W) to 0 with probability p during training."""
 
     def forward(self, input):
         return F.dropout3d(input, self.p, self.training, self.inplace)
 
 
 class AlphaDropout(_Dropout):
-    """Dropout that keeps mean and variance of what SELU gives."""
+    """Dropout that preserves the mean and variance of SELU's results."""
 
     def forward(self, input):
         return F.alpha_dropout(input, self.p, self.training, self.inplace)
 
 
 class FeatureAlphaDropout(_Dropout):
-    """Dropout of whole channels that keeps mean and variance of what SELU gives."""
+    """Dropout of entire channels that preserves the mean and variance of SELU's results."""
 
     def forward(self, input):
         return F.feature_alpha_dropout(input, self.p, self.training, self.inplace)
@@ -640,7 +640,7 @@ class Unflatten(Module):
         if not isinstance(dim, (int, str)):
             raise TypeError("invalid argument type for dim parameter")
         kind, title = (int, "ints") if isinstance(dim, int) else (tuple, "tuples")
-        # Names of dimensions come in a tuple alone.
+        # With named dimensions, only a tuple is allowed.
         if not isinstance(unflattened_size, (tuple, list) if kind is int else tuple):
             raise TypeError(f"unflattened_size must be a tuple of {title}, but found type {type(unflattened_size).__name__}")
         for place, element in enumerate(unflattened_size):
@@ -656,7 +656,7 @@ class Unflatten(Module):
 
 
 class PixelShuffle(Module):
-    """Moves blocks of channels to places: (…, C · r², H, W) becomes (…, C, H · r, W · r)."""
+    """Moves blocks of channels to positions: (…, C · r², H, W) becomes (…, C, H · r, W · r)."""
 
     def __init__(self, upscale_factor):
         super().__init__()
@@ -670,7 +670,7 @@ class PixelShuffle(Module):
 
 
 class PixelUnshuffle(Module):
-    """Moves places to blocks of channels: (…, C, H · r, W · r) becomes (…, C · r², H, W)."""
+    """Moves positions to blocks of channels: (…, C, H · r, W · r) becomes (…, C · r², H, W)."""
 
     def __init__(self, downscale_factor):
         super().__init__()
@@ -684,7 +684,7 @@ class PixelUnshuffle(Module):
 
 
 class Upsample(Module):
-    """The input at more places."""
+    """The input, resampled to more positions."""
 
     def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None):
         super().__init__()
@@ -696,21 +696,21 @@ class Upsample(Module):
 
 
 class UpsamplingNearest2d(Upsample):
-    """Images at more places, each the nearest one's."""
+    """Images at more positions, each with its nearest element."""
 
     def __init__(self, size=None, scale_factor=None):
         super().__init__(size, scale_factor, "nearest")
 
 
 class UpsamplingBilinear2d(Upsample):
-    """Images at more places, interpolated, with the corners where they were."""
+    """Images at more positions, by bilinear interpolation with aligned corners."""
 
     def __init__(self, size=None, scale_factor=None):
         super().__init__(size, scale_factor, "bilinear", True)
 
 
 class ChannelShuffle(Module):
-    """The channels of groups, one of each group in turn."""
+    """The channels of all groups, interleaved."""
 
     def __init__(self, groups):
         super().__init__()
@@ -724,7 +724,7 @@ class ChannelShuffle(Module):
 
 
 class PairwiseDistance(Module):
-    """The norm of the differences of two inputs along the last dimension."""
+    """The norm of the difference of two inputs along the last dimension."""
 
     def __init__(self, p=2.0, eps=1e-6, keepdim=False):
         super().__init__()
@@ -760,7 +760,7 @@ class Unfold(Module):
 
 
 class Fold(Module):
-    """Images whose windows are columns; what overlaps is added up."""
+    """Images from the columns of their windows; overlapping elements are summed."""
 
     def __init__(self, output_size, kernel_size, dilation=1, padding=0, stride=1):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules whose numbers of inputs are found in their first call (`torch.nn.LazyLinear` and its like)."""
+"""Modules whose numbers of inputs are determined by their first call (`torch.nn.LazyLinear` and others)."""
 
 from .. import _core
 from . import layers
@@ -6,8 +6,8 @@ from .parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 
 class LazyModuleMixin:
-    """A module that makes its parameters in its first call, from the inputs: `initialize_parameters` gives them their shapes. It then becomes one
-    of the class `cls_to_become`, if there is one."""
+    """A module that creates its parameters in its first call: `initialize_parameters` gives them their shapes, from the inputs.
+    The module then becomes an instance of the class `cls_to_become`, if there is one."""
 
     cls_to_become = None
 
@@ -16,7 +16,7 @@ class LazyModuleMixin:
         self._initialize_hook = self.register_forward_pre_hook(self._infer_parameters, with_kwargs=True)
 
     def initialize_parameters(self, *args, **kwargs):
-        """Gives parameters and buffers their shapes by the inputs of `forward`; a subclass says how."""
+        """Gives parameters and buffers their shapes, from the inputs of `forward`. Subclasses implement it."""
         raise NotImplementedError(f"initialize_parameters is not implemented for {type(self).__name__}")
 
     def has_uninitialized_params(self):
@@ -38,27 +38,28 @@ class LazyModuleMixin:
 
 
 class _LazyLayer(LazyModuleMixin):
-    """The common part of this package's lazy layers: `_count` names the attribute that is found out, which is 0 until then."""
+    """The common part of this package's lazy layers. `_count` names the attribute that is determined by the first call, and is 0
+    until then."""
 
     _count = None
 
     def _leave_open(self, device, dtype, parameters, buffers=()):
-        """Makes parameters and buffers without shapes."""
+        """Creates parameters and buffers without shapes."""
         for name in parameters:
             setattr(self, name, UninitializedParameter(device=device, dtype=dtype))
         for name in buffers:
             setattr(self, name, UninitializedBuffer(device=device, dtype=dtype))
 
     def reset_parameters(self):
-        """Draws new initial values, once there are shapes."""
+        """Draws new initial values, if there are shapes."""
         if getattr(self, self._count) and not self.has_uninitialized_params():
             super().reset_parameters()
 
     def initialize_parameters(self, input, *args, **kwargs):
-        """Finds the number of inputs out, and makes what has no shape yet."""
+        """Determines the number of inputs, and creates the parameters and buffers without shapes."""
         found = self._found(input)
         if not self.has_uninitialized_params():
-            # A state was loaded, whose shapes the module has.
+            # A state with shapes has been loaded.
             found = self._loaded()
         setattr(self, self._count, found)
         if self.has_uninitialized_params():
@@ -73,7 +74,7 @@ class _LazyLayer(LazyModuleMixin):
 
 
 class LazyLinear(_LazyLayer, layers.Linear):
-    """y = x · weightᵀ + bias, for the number of features that the first input has."""
+    """y = x · weightᵀ + bias, with as many features as the first input has."""
 
     cls_to_become, _count = layers.Linear, "in_features"
 

@@ -6,7 +6,7 @@ from .module import Module
 
 
 class _Loss(Module):
-    """A loss of an input and a target; a subclass says which."""
+    """A loss of an input and a target. Subclasses implement it."""
 
     def __init__(self, size_average=None, reduce=None, reduction="mean"):
         super().__init__()
@@ -17,7 +17,7 @@ class _Loss(Module):
 
 
 class _WeightedLoss(_Loss):
-    """A loss with weights, which are a buffer."""
+    """A loss with weights, which are in a buffer."""
 
     def __init__(self, weight=None, size_average=None, reduce=None, reduction="mean"):
         super().__init__(size_average, reduce, reduction)
@@ -28,7 +28,7 @@ _REDUCED = "size_average=None, reduce=None, reduction='mean'"
 
 
 def _loss(name, function, parameters=_REDUCED, tensors=2):
-    """Makes a module of a loss of so many tensors, with these parameters: weights are buffers, all others are attributes."""
+    """Creates the module of a loss of `tensors` tensors with these parameters: weights are buffers, all others are attributes."""
     names = _parameters.names_of(parameters)
     weights = [one for one in names if one in ("weight", "pos_weight")]
     fields = [one for one in names if one not in ("weight", "pos_weight", "size_average", "reduce", "reduction")]

@@ -17,7 +17,7 @@ _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always
 
 
 class Module(States):
-    """A part of a network: parameters, buffers and modules that became attributes, and a `forward`."""
+    """A part of a network: parameters, buffers and submodules as attributes, and a `forward`."""
 
     training = True
     dump_patches = False
@@ -39,7 +39,7 @@ class Module(States):
             super().__init__(*args, **kwargs)
 
     def forward(self, *args, **kwargs):
-        """Computes the output; a subclass says how."""
+        """Computes the output. Subclasses implement it."""
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args, **kwargs):
@@ -48,7 +48,7 @@ class Module(States):
         return _calls.hooked_call(self, args, kwargs)
 
     def __setstate__(self, state):
-        """Takes what a file has of the module, also one that PyTorch wrote."""
+        """Restores the module's state from a file, which PyTorch may have written."""
         self.__dict__.update(state)
         for name in _MEMBERS:
             self.__dict__.setdefault(name, {})
@@ -119,7 +119,7 @@ class Module(States):
         return sorted(name for name in names if not name[0].isdigit())
 
     def _forget(self, name, kept):
-        """Removes an attribute from where it is, but for the dictionary in which it keeps its place."""
+        """Removes an attribute from every dictionary but `kept`, in which it keeps its position."""
         self.__dict__.pop(name, None)
         for kind in (self._parameters, self._buffers, self._modules):
             if kind is not kept:
@@ -146,7 +146,7 @@ class Module(States):
                              "as a function of another Tensor, compute the value in the forward() method.")
 
     def register_parameter(self, name, param):
-        """Adds a parameter, or the place of one that is left out."""
+        """Adds a parameter, or reserves the name with None."""
         self._check_name("parameter", name, self.__dict__.get("_parameters", ()))
         if param is not None:
             if not isinstance(param, Parameter):
@@ -156,7 +156,7 @@ class Module(States):
         self._parameters[name] = param
 
     def register_buffer(self, name, tensor, persistent=True):
-        """Adds a tensor that is not a parameter and moves with the module."""
+        """Adds a tensor that is not a parameter but moves with the module."""
         self._check_name("buffer", name, self.__dict__.get("_buffers", ()))
         if tensor is not None and not isinstance(tensor, _core.Tensor):
             raise TypeError(f"cannot assign '{_typename(tensor)}' object to buffer '{name}' (torch Tensor or None required)")
@@ -180,27 +180,29 @@ class Module(States):
     # ---- Hooks ----------------------------------------------------------------------------------------------------
 
     def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False, always_call=False):
-        """Adds a function `hook(module, args, output)` that is called after `forward` and may give another output."""
+        """Registers `hook(module, args, output)`, which is called after `forward` and may return another output."""
         return _calls.added(self._forward_hooks, hook, prepend, with_kwargs=(self._forward_hooks_with_kwargs, with_kwargs),
                             always=(self._forward_hooks_always_called, always_call))
 
     def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
-        """Adds a function `hook(module, args)` that is called before `forward` and may give other arguments."""
+        """Registers `hook(module, args)`, which is called before `forward` and may return other arguments."""
         return _calls.added(self._forward_pre_hooks, hook, prepend, with_kwargs=(self._forward_pre_hooks_with_kwargs, with_kwargs))
 
     def register_full_backward_hook(self, hook, prepend=False):
-        """Adds a function `hook(module, grad_input, grad_output)` that backward passes call, and that may give other gradients of the
-        inputs."""
+        """Registers `hook(module, grad_input, grad_output)`, which backward passes call and which may return other gradients of
+        the inputs."""
         self._say_full(True)
         return _calls.added(self._backward_hooks, hook, prepend)
 
     def register_full_backward_pre_hook(self, hook, prepend=False):
-        """Adds a function `hook(module, grad_output)` that backward passes call, and that may give other gradients of the outputs."""
+        """Registers `hook(module, grad_output)`, which backward passes call and which may return other gradients of the
+        outputs."""
         return _calls.added(self._backward_pre_hooks, hook, prepend)
 
     def register_backward_hook(self, hook):
-        """Adds a function `hook(module, grad_input, grad_output)` that the last node of each call calls in backward passes: the former kind of
-        `register_full_backward_hook`, which sees the gradients of the inputs only where the call is one node."""
+        """Registers `hook(module, grad_input, grad_output)`, which the last node of each call calls in backward passes: the
+        deprecated form of `register_full_backward_hook`, which sees the gradients of the inputs only if the call is a single
+        node."""
         self._say_full(False)
         return _calls.added(self._backward_hooks, hook)
 
@@ -210,23 +212,23 @@ class Module(States):
         self._is_full_backward_hook = is_full
 
     def register_state_dict_pre_hook(self, hook):
-        """Adds a function `hook(module, prefix, keep_vars)` that is called before the module's state is gathered."""
+        """Registers `hook(module, prefix, keep_vars)`, which is called before the module's state is collected."""
         return _calls.added(self._state_dict_pre_hooks, hook)
 
     def register_state_dict_post_hook(self, hook):
-        """Adds a function `hook(module, state_dict, prefix, local_metadata)` that may change a state that was gathered."""
+        """Registers `hook(module, state_dict, prefix, local_metadata)`, which may change the collected state."""
         hook._from_public_api = True
         return _calls.added(self._state_dict_hooks, hook)
 
     def _register_state_dict_hook(self, hook):
-        """Adds a function as `register_state_dict_post_hook` does, which may return another state."""
+        """Registers a hook as `register_state_dict_post_hook` does, which may also return another state."""
         if getattr(hook, "_from_public_api", False):
             raise RuntimeError("Cannot register the same function as the state dict post hook that was previously registered via "
                                "register_state_dict_post_hook")
         return _calls.added(self._state_dict_hooks, hook)
 
     def register_load_state_dict_pre_hook(self, hook):
-        """Adds a function that is called before the module's own tensors are loaded, with the module and the arguments of
+        """Registers a hook that is called before the module's own tensors are loaded, with the module and the arguments of
         `_load_from_state_dict`."""
         return self._register_load_state_dict_pre_hook(hook, with_module=True)
 
@@ -234,17 +236,18 @@ class Module(States):
         return _calls.added(self._load_state_dict_pre_hooks, WithModule(hook, self) if with_module else hook)
 
     def register_load_state_dict_post_hook(self, hook):
-        """Adds a function `hook(module, incompatible_keys)` that is called when states are loaded, and may change the lists of keys."""
+        """Registers `hook(module, incompatible_keys)`, which is called after states have been loaded and may change the lists of
+        keys."""
         return _calls.added(self._load_state_dict_post_hooks, hook)
 
     # ---- Walks ----------------------------------------------------------------------------------------------------
 
     def children(self):
-        """Yields the modules that are attributes of this one."""
+        """Yields the direct submodules."""
         return (module for _, module in self.named_children())
 
     def named_children(self):
-        """Yields the modules that are attributes of this one, with their names."""
+        """Yields the direct submodules with their names."""
         seen = set()
         for name, module in self._modules.items():
             if module is not None and module not in seen:
@@ -252,11 +255,11 @@ class Module(States):
                 yield name, module
 
     def modules(self, remove_duplicate=True):
-        """Yields this module and all below it, each once."""
+        """Yields this module and all its submodules, each once."""
         return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def named_modules(self, memo=None, prefix="", remove_duplicate=True):
-        """Yields this module and all below it with their names."""
+        """Yields this module and all its submodules with their names."""
         memo = set() if memo is None else memo
         if self not in memo:
             if remove_duplicate:
@@ -294,7 +297,7 @@ class Module(States):
         return self._named_members(lambda module: module._buffers.items(), prefix, recurse, remove_duplicate)
 
     def get_submodule(self, target):
-        """Returns the module of a path of names."""
+        """Returns the submodule at a dotted path."""
         module = self
         for name in target.split(".") if target else ():
             module = module._member(name, Module, "Module")
@@ -309,7 +312,7 @@ class Module(States):
         return member
 
     def set_submodule(self, target, module, strict=False):
-        """Puts a module at a path of names; where there is one already, if `strict`."""
+        """Sets the submodule at a dotted path. With `strict`, there must already be one."""
         if target == "":
             raise ValueError("Cannot set the submodule without a target name!")
         if not isinstance(module, Module):
@@ -321,12 +324,12 @@ class Module(States):
         setattr(parent, name, module)
 
     def get_parameter(self, target):
-        """Returns the parameter of a path of names."""
+        """Returns the parameter at a dotted path."""
         path, _, name = target.rpartition(".")
         return self.get_submodule(path)._member(name, Parameter, "Parameter")
 
     def get_buffer(self, target):
-        """Returns the buffer of a path of names."""
+        """Returns the buffer at a dotted path."""
         path, _, name = target.rpartition(".")
         module = self.get_submodule(path)
         member = module._member(name, _core.Tensor, "Buffer")
@@ -335,7 +338,7 @@ class Module(States):
         return member
 
     def apply(self, fn):
-        """Calls a function with every module below this one, and with this one last."""
+        """Calls a function with every submodule, and with this module last."""
         for module in self.children():
             module.apply(fn)
         fn(self)
@@ -344,7 +347,7 @@ class Module(States):
     # ---- Modes and places -----------------------------------------------------------------------------------------
 
     def train(self, mode=True):
-        """Sets whether this module and all below it train."""
+        """Sets whether this module and all its submodules are in training mode."""
         if not isinstance(mode, bool):
             raise ValueError("training mode is expected to be boolean")
         self.training = mode
@@ -353,11 +356,11 @@ class Module(States):
         return self
 
     def eval(self):
-        """Sets that this module and all below it do not train."""
+        """Sets this module and all its submodules to evaluation mode."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad=True):
-        """Sets whether gradients flow to the parameters."""
+        """Sets whether gradients are computed for the parameters."""
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
@@ -372,10 +375,10 @@ class Module(States):
                     parameter.grad.detach().zero_()
 
     def _apply(self, fn, recurse=True):
-        """Changes parameters, their gradients and buffers by a function: all of them, or none where the function raises for one."""
+        """Applies a function to parameters, their gradients and buffers: to all, or to none if the function raises for one."""
         modules = [self]
         if recurse:
-            # Modules with an `_apply` of their own change what is below them themselves.
+            # Modules that override `_apply` change their submodules themselves.
             below = list(self.children())
             while below:
                 module = below.pop()
@@ -393,7 +396,7 @@ class Module(States):
         finally:
             _core._set_grad_enabled(mode)
         for parameter, data, gradient in changed:
-            # A function that changes its argument in place has made the change already.
+            # A function that works in place has already made the change.
             if data is not parameter:
                 parameter.data = data
             if gradient is not None:
@@ -403,7 +406,8 @@ class Module(States):
         return self
 
     def to(self, *args, **kwargs):
-        """Moves parameters and buffers to a device, those of floats to a dtype, and those of rank 4 or 5 into a memory format, in place."""
+        """Moves parameters and buffers to a device, converts floats to a dtype, and changes tensors of rank 4 or 5 to a memory
+        format, in place."""
         memory_format = kwargs.pop("memory_format", None)
         _check_destination(args, kwargs)
         values = (*args, *kwargs.values())
@@ -428,7 +432,7 @@ class Module(States):
         return self._apply(change)
 
     def to_empty(self, *, device, recurse=True):
-        """Moves parameters and buffers to a device, in place, without their elements, which are not written."""
+        """Moves parameters and buffers to a device, in place, without copying their elements, which are uninitialised."""
         return self._apply(lambda tensor: _core.empty_strided(list(tensor.shape), list(tensor.stride()), dtype=tensor.dtype, device=device), recurse)
 
     def share_memory(self):
@@ -452,25 +456,25 @@ class Module(States):
         return self._apply(lambda tensor: tensor.to(dst_type))
 
     def float(self):
-        """Converts parameters and buffers of floats to float32, in place."""
+        """Converts floating-point parameters and buffers to float32, in place."""
         return self.to(_core.float32)
 
     def double(self):
-        """Converts parameters and buffers of floats to float64, in place."""
+        """Converts floating-point parameters and buffers to float64, in place."""
         return self.to(_core.float64)
 
     def half(self):
-        """Converts parameters and buffers of floats to float16, in place."""
+        """Converts floating-point parameters and buffers to float16, in place."""
         return self.to(_core.float16)
 
     def bfloat16(self):
-        """Converts parameters and buffers of floats to bfloat16, in place."""
+        """Converts floating-point parameters and buffers to bfloat16, in place."""
         return self.to(_core.bfloat16)
 
     # ---- Text -----------------------------------------------------------------------------------------------------
 
     def extra_repr(self):
-        """Returns what stands in the parentheses of the printed module."""
+        """Returns the text in the parentheses of the printed module."""
         return ""
 
     def _get_name(self):
@@ -487,7 +491,7 @@ class Module(States):
 
 
 def _check_destination(args, kwargs):
-    """Refuses what `Module.to` does not take: beside a device, a dtype or a tensor it takes whether a copy may be waited for."""
+    """Refuses arguments that `Module.to` does not accept: besides a device, a dtype or a tensor it accepts `non_blocking`."""
     if kwargs.get("copy"):
         raise RuntimeError(".to() does not accept copy argument")
     kinds = {"device": (str, int, _core.device, type(None)), "dtype": (_core.dtype, type(None)), "tensor": _core.Tensor, "non_blocking": bool, "copy": bool}
@@ -505,7 +509,7 @@ def _check_destination(args, kwargs):
 
 
 def _typename(value):
-    """Returns the name of a value's class, as messages have it."""
+    """Returns the name of a value's class for messages."""
     kind = type(value)
     module = kind.__module__
     return kind.__name__ if module == "builtins" else f"{module}.{kind.__qualname__}"

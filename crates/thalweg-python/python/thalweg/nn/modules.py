@@ -1,4 +1,4 @@
-"""Modules by the places in which PyTorch defines them (`torch.nn.modules.linear.Linear`)."""
+"""Modules under the names with which PyTorch defines them (`torch.nn.modules.linear.Linear`)."""
 
 import sys
 import types
@@ -21,7 +21,7 @@ from . import transformer as _transformer
 
 
 def _named(source, *parts):
-    """Returns the classes of a module whose names have one of these parts; all where there are none."""
+    """Returns the classes of a module whose names contain one of these parts; all classes if there are no parts."""
     return {name: value for name, value in vars(source).items()
             if isinstance(value, type) and issubclass(value, _module.Module) and value is not _module.Module
             and (not parts or any(part in name for part in parts))}
@@ -60,13 +60,13 @@ def _made():
         made = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.nn.modules.{place}`.")
         vars(made).update(members)
         for name, value in members.items():
-            # Programs ask a module's class where PyTorch defines it, and files say it.
+            # Programs and files use the module in which PyTorch defines a class.
             if value.__name__ == name and not value.__module__.startswith(f"{__name__}."):
                 made.__file__ = getattr(made, "__file__", sys.modules[value.__module__].__file__)
                 value.__module__ = made.__name__
         sys.modules[made.__name__] = globals()[place] = made
         globals().update({name: value for name, value in members.items() if not name.startswith("_")})
-    # A program may put other dictionaries of hooks of all modules into this one, and calls read them there.
+    # A program may assign other dictionaries of global hooks to this module, and calls read them here.
     vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys)
     sys.modules[f"{__name__}.module"] = globals()["module"] = _calls
     globals().update(Module=_module.Module, Parameter=_parameter.Parameter)
@@ -74,6 +74,6 @@ def _made():
 
 _made()
 __all__ = sorted(name for name, value in globals().items() if isinstance(value, type) and issubclass(value, _module.Module))
-# Other modules below are imported as if they were there.
+# Other submodules can be imported as if they existed.
 __path__ = []
 __getattr__ = _left_out.attributes(__name__)

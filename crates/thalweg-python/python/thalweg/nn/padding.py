@@ -1,4 +1,4 @@
-"""Modules that pad (`torch.nn.ConstantPad2d` and its like)."""
+"""Modules of padding (`torch.nn.ConstantPad2d` and others)."""
 
 from . import functional as F
 from .module import Module

@@ -1,4 +1,5 @@
-"""Modules on several GPUs (`torch.nn.parallel`): here of one process, so that programs that may use more run on one GPU."""
+"""Modules on several GPUs (`torch.nn.parallel`), here for a single process.
+Programs that could use more GPUs run on one."""
 
 import contextlib
 import sys
@@ -10,9 +11,9 @@ from .module import Module
 
 
 class DistributedDataParallel(Module):
-    """A module of a group of one rank: its gradients are the means over the ranks as they are.
+    """A module in a group of one rank, whose gradients are already the means over the ranks.
 
-    The module is `module`, and its names in a `state_dict` begin with it. Groups of several ranks are in the Rust crate
+    The wrapped module is `module`, and the names in a `state_dict` begin with that. Groups of several ranks are in the Rust crate
     (`thalweg::distributed::DistributedDataParallel`).
     """
 
@@ -34,7 +35,7 @@ class DistributedDataParallel(Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Returns a region after which gradients are added up without an exchange; over one rank there is none."""
+        """Returns a region in which gradients are accumulated without an exchange. With one rank there never is an exchange."""
         former, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -51,7 +52,7 @@ class DistributedDataParallel(Module):
 
 
 def _place(name, **members):
-    """Makes a module below this one, by the place in which PyTorch has some names."""
+    """Creates a submodule of this one, in which PyTorch defines some names."""
     made = types.ModuleType(f"{__name__}.{name}", f"What PyTorch has in `torch.nn.parallel.{name}`.")
     vars(made).update(members)
     sys.modules[made.__name__] = made
@@ -60,5 +61,5 @@ def _place(name, **members):
 
 _place("distributed", DistributedDataParallel=DistributedDataParallel)
 _place("data_parallel", DataParallel=DataParallel, data_parallel=data_parallel)
-# The modules are imported by their names, and the function `data_parallel` stays what `nn.parallel.data_parallel` is.
+# The modules can be imported by their names, and `nn.parallel.data_parallel` remains the function.
 __path__ = []

@@ -1,4 +1,4 @@
-"""`Parameter` and `Buffer`: tensors that modules know, and those whose shapes are not known yet."""
+"""`Parameter` and `Buffer`: tensors that modules register, and variants whose shapes are not known yet."""
 
 import copyreg
 
@@ -6,7 +6,7 @@ from .. import _core
 
 
 class Parameter(_core.Tensor):
-    """A tensor that a module collects among its parameters when it becomes an attribute."""
+    """A tensor that a module registers as a parameter when it becomes an attribute."""
 
     def __new__(cls, data=None, requires_grad=True):
         return super().__new__(cls, *(() if data is None else (data,)), requires_grad=requires_grad)
@@ -19,7 +19,7 @@ class Parameter(_core.Tensor):
         return cls(tensor, tensor.requires_grad)
 
     def __deepcopy__(self, memo):
-        """Returns a copy of the elements, in memory of its own and without the gradient."""
+        """Returns a copy of the elements, in separate memory and without the gradient."""
         if id(self) not in memo:
             memo[id(self)] = type(self)(self.detach().clone(), self.requires_grad)
         return memo[id(self)]
@@ -29,7 +29,7 @@ class Parameter(_core.Tensor):
 
 
 class Buffer(_core.Tensor):
-    """A tensor that a module collects among its buffers when it becomes an attribute."""
+    """A tensor that a module registers as a buffer when it becomes an attribute."""
 
     def __new__(cls, data=None, *, persistent=True):
         made = super().__new__(cls, *(() if data is None else (data,)))
@@ -45,12 +45,13 @@ class Buffer(_core.Tensor):
 
 
 class UninitializedTensorMixin:
-    """A parameter or buffer whose shape is not known until `materialize`: it has a device and a dtype, and refuses all other use."""
+    """A parameter or buffer without a shape until `materialize` is called. It has a device and a dtype, and refuses all other
+    uses."""
 
     cls_to_become = None
 
     def materialize(self, shape, device=None, dtype=None):
-        """Gives the tensor a shape, and memory that is not written yet; it becomes one of the class `cls_to_become`."""
+        """Gives the tensor a shape and uninitialised memory. It becomes an instance of the class `cls_to_become`."""
         data = self.data
         self.data = _core.empty(shape, device=device or data.device, dtype=dtype or data.dtype)
         self.__class__ = self.cls_to_become
@@ -77,7 +78,7 @@ class UninitializedTensorMixin:
         return copyreg.__newobj__, (type(self), self.requires_grad, self.device, self.dtype)
 
     def _like(self, tensor):
-        """Returns one of the device and dtype of a tensor."""
+        """Returns an instance with the device and dtype of a tensor."""
         return type(self)(self.requires_grad, tensor.device, tensor.dtype)
 
 
@@ -112,7 +113,7 @@ def is_lazy(param):
     return isinstance(param, UninitializedTensorMixin)
 
 
-# Methods that change the device or the dtype alone, and those that need no shape.
+# Methods that only change the device or the dtype, and those that need no shape.
 _CONVERSIONS = ("to", "cpu", "cuda", "half", "float", "double", "bfloat16", "char", "short", "int", "long")
 _ALLOWED = ("is_complex", "is_floating_point", "requires_grad_", "get_device", "__hash__", "__init_subclass__", "__subclasshook__", "__class__")
 
@@ -131,7 +132,7 @@ def _refused(name):
 
 
 def _refuse_use():
-    """Has everything that tensors do refused by those without a shape."""
+    """Makes tensors without a shape refuse all other operations of tensors."""
     objects = {name for name in vars(object) if name not in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__")}
     for name in dir(_core.Tensor):
         if name in _CONVERSIONS:

@@ -54,19 +54,19 @@ class _MaxUnpool(Module):
 
 
 class MaxUnpool1d(_MaxUnpool):
-    """Zeros with the elements of a pool of 1 dimension where they came from."""
+    """Zeros, with the elements of a pool of 1 dimension at their original positions."""
 
     _dims = 1
 
 
 class MaxUnpool2d(_MaxUnpool):
-    """Zeros with the elements of a pool of 2 dimensions where they came from."""
+    """Zeros, with the elements of a pool of 2 dimensions at their original positions."""
 
     _dims = 2
 
 
 class MaxUnpool3d(_MaxUnpool):
-    """Zeros with the elements of a pool of 3 dimensions where they came from."""
+    """Zeros, with the elements of a pool of 3 dimensions at their original positions."""
 
     _dims = 3
 
@@ -158,19 +158,19 @@ class _Adaptive(Module):
 
 
 class AdaptiveAvgPool1d(_Adaptive):
-    """The means of as many windows of 1 dimension as the output has places."""
+    """The means of windows of 1 dimension, one for each position of an output of the given size."""
 
     _function = "adaptive_avg_pool1d"
 
 
 class AdaptiveAvgPool2d(_Adaptive):
-    """The means of as many windows of 2 dimensions as the output has places."""
+    """The means of windows of 2 dimensions, one for each position of an output of the given size."""
 
     _function = "adaptive_avg_pool2d"
 
 
 class AdaptiveAvgPool3d(_Adaptive):
-    """The means of as many windows of 3 dimensions as the output has places."""
+    """The means of windows of 3 dimensions, one for each position of an output of the given size."""
 
     _function = "adaptive_avg_pool3d"
 
@@ -185,19 +185,19 @@ class _AdaptiveMax(_Adaptive):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMax):
-    """The greatest elements of as many windows of 1 dimension as the output has places."""
+    """The maxima of windows of 1 dimension, one for each position of an output of the given size."""
 
     _function = "adaptive_max_pool1d"
 
 
 class AdaptiveMaxPool2d(_AdaptiveMax):
-    """The greatest elements of as many windows of 2 dimensions as the output has places."""
+    """The maxima of windows of 2 dimensions, one for each position of an output of the given size."""
 
     _function = "adaptive_max_pool2d"
 
 
 class AdaptiveMaxPool3d(_AdaptiveMax):
-    """The greatest elements of as many windows of 3 dimensions as the output has places."""
+    """The maxima of windows of 3 dimensions, one for each position of an output of the given size."""
 
     _function = "adaptive_max_pool3d"
 
@@ -230,12 +230,12 @@ class _FractionalMaxPool(Module):
 
 
 class FractionalMaxPool2d(_FractionalMaxPool):
-    """The greatest element of each window of 2 dimensions, whose places are drawn."""
+    """The maximum of each window of 2 dimensions, with random window positions."""
 
     _dims = 2
 
 
 class FractionalMaxPool3d(_FractionalMaxPool):
-    """The greatest element of each window of 3 dimensions, whose places are drawn."""
+    """The maximum of each window of 3 dimensions, with random window positions."""
 
     _dims = 3

@@ -1,4 +1,4 @@
-"""Recurrent networks (`torch.nn.LSTM`, `GRU`, `RNN`), by operators: a step of time after the other."""
+"""Recurrent networks (`torch.nn.LSTM`, `GRU`, `RNN`), by operators, one time step after another."""
 
 import math
 import numbers
@@ -12,14 +12,14 @@ from .utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 
 def _kept(reached, following, state):
-    """Returns the following state of the sequences that go on, and the former one of the others."""
+    """Returns the next state for sequences that continue, and the former state for the others."""
     if isinstance(state, tuple):
         return tuple(_kept(reached, one, other) for one, other in zip(following, state))
     return _core.where(reached, following, state)
 
 
 def _in_region(state):
-    """Returns a state in the dtype that autocast gives the products of a step, in a region."""
+    """Returns a state in the dtype that autocast chooses for the products of a step, if autocast is on."""
     if _core.is_autocast_enabled() and state.dtype in (_core.float32, _core.float16, _core.bfloat16):
         return state.to(get_autocast_dtype())
     return state
@@ -37,7 +37,7 @@ class _Recurrent(Module):
         self._make(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype)
 
     def _make(self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype):
-        """Makes the parameters of all layers; those of hidden states that are projected have a weight more."""
+        """Creates the parameters of all layers. Projected hidden states have an additional weight."""
         super().__init__()
         self._check_options(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size)
         self.proj_size = proj_size
@@ -75,7 +75,7 @@ class _Recurrent(Module):
             raise ValueError("proj_size has to be smaller than hidden_size")
 
     def _check_call(self, input, states):
-        """Refuses inputs and initial states of other shapes than the network has; `states` are pairs of a name and a state."""
+        """Refuses inputs and initial states whose shapes do not match the network. `states` are pairs of a name and a state."""
         if input.dim() not in (2, 3):
             raise ValueError(f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead")
         ranks = [state.dim() for _, state in states]
@@ -109,14 +109,14 @@ class _Recurrent(Module):
 
     @property
     def _all_weights(self):
-        """The names of the parameters of each layer and direction."""
+        """The names of the parameters, by layer and direction."""
         parts = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()), *(("weight_hr",) if self.proj_size else ()))
         ends = ("", "_reverse") if self.bidirectional else ("",)
         return [[f"{part}_l{layer}{end}" for part in parts] for layer in range(self.num_layers) for end in ends]
 
     @property
     def all_weights(self):
-        """The parameters of each layer and direction."""
+        """The parameters, by layer and direction."""
         return [[getattr(self, name) for name in names] for names in self._all_weights]
 
     @property
@@ -128,7 +128,7 @@ class _Recurrent(Module):
         return [getattr(self, name, None) for name in self._flat_weights_names]
 
     def flatten_parameters(self):
-        """Does nothing: parameters need no common memory."""
+        """Does nothing: parameters need not be contiguous with each other."""
 
     def extra_repr(self):
         return f"{self.input_size}, {self.hidden_size}" + (f", num_layers={self.num_layers}" if self.num_layers != 1 else "")
@@ -154,8 +154,8 @@ class _Recurrent(Module):
         return _core.stack(results[::-1] if backwards else results), state
 
     def _run(self, input, states, reached=None):
-        """Runs all layers over input (time, batch, features); `states` has one entry for each layer and direction, and `reached` says
-        which sequences go on at each step, if their lengths differ."""
+        """Runs all layers over an input (time, batch, features). `states` has one entry for each layer and direction. `reached`
+        contains, for each step, which sequences continue, if their lengths differ."""
         last = []
         directions = 2 if self.bidirectional else 1
         for layer in range(self.num_layers):
@@ -172,7 +172,7 @@ class _Recurrent(Module):
         return input, last
 
     def _turned(self, input, hx):
-        """Returns the input as (time, batch, features) and how to turn the output back."""
+        """Returns the input as (time, batch, features), and a function that restores the layout of the output."""
         unbatched = input.dim() == 2
         if unbatched:
             return input.unsqueeze(1), lambda output: output.squeeze(1), True
@@ -181,7 +181,7 @@ class _Recurrent(Module):
         return input, lambda output: output, False
 
     def _packed(self, packed, hx):
-        """Runs over sequences of different lengths: over their padded form, where a sequence that has ended keeps its state."""
+        """Runs over sequences of different lengths in their padded form, where a sequence that has ended keeps its state."""
         padded, lengths = pad_packed_sequence(packed._replace(sorted_indices=None, unsorted_indices=None))
         lengths = lengths.tolist()
         reached = [_core.tensor([[length > step] for length in lengths], device=padded.device) for step in range(padded.shape[0])]
@@ -195,12 +195,12 @@ class _Recurrent(Module):
         return PackedSequence(output.data, *packed[1:]), ordered(state, packed.unsorted_indices)
 
     def _over(self, input, hx, reached=None):
-        """Returns outputs (time, batch, features) and last states."""
+        """Returns the outputs (time, batch, features) and the last states."""
         output, last = self._run(input, self._start(input, hx).unbind(0), reached)
         return output, _core.stack(last)
 
     def forward(self, input, hx=None):
-        """Returns the outputs of all times, and the last state of each layer."""
+        """Returns the outputs of all time steps, and the last state of each layer."""
         if isinstance(input, PackedSequence):
             self._check_states([] if hx is None else [("hidden", hx)], (int(input.batch_sizes[0]),))
             return self._packed(input, hx)
@@ -241,7 +241,7 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory, over time; hidden states are projected to `proj_size` numbers where it is not 0."""
+    """Long short-term memory, over time. Hidden states are projected to `proj_size` numbers unless that is 0."""
 
     _gates = 4
 
@@ -262,7 +262,7 @@ class LSTM(_Recurrent):
         return output, tuple(_core.stack([state[place] for state in last]) for place in range(2))
 
     def forward(self, input, hx=None):
-        """Returns the outputs of all times, and the last hidden states and cells of each layer."""
+        """Returns the outputs of all time steps, and the last hidden and cell states of each layer."""
         if isinstance(input, PackedSequence):
             self._check_states([] if hx is None else [("hidden[0]", hx[0]), ("hidden[1]", hx[1])], (int(input.batch_sizes[0]),))
             return self._packed(input, hx)
@@ -345,12 +345,12 @@ class GRUCell(_RecurrentCell):
 
 
 class LSTMCell(_RecurrentCell):
-    """One step of `LSTM`: the state is a pair of hidden state and cell."""
+    """One step of `LSTM`. The state is a pair of hidden state and cell state."""
 
     _gates, _cell = 4, LSTM._cell
 
     def forward(self, input, hx=None):
-        """Returns the next hidden state and cell."""
+        """Returns the next hidden state and cell state."""
         states = (None, None) if hx is None else hx
         self._check_call(input, **{"hx[0]": states[0], "hx[1]": states[1]})
         return self._next(input, tuple(map(_in_region, (self._zeros(input),) * 2 if hx is None else hx)))

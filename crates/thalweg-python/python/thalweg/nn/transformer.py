@@ -25,7 +25,7 @@ def _clones(module, count):
 
 
 class _Layer(Module):
-    """The parts that both kinds of layers have: attention to oneself and a network of two layers."""
+    """The common parts of both kinds of layers: self-attention and a feed-forward network of two layers."""
 
     def _feed_forward_parts(self, d_model, dim_feedforward, dropout, activation, bias, factory):
         self.linear1 = Linear(d_model, dim_feedforward, bias=bias, **factory)
@@ -42,7 +42,7 @@ class _Layer(Module):
 
 
 class TransformerEncoderLayer(_Layer):
-    """Attention to oneself, then a network of two layers; each is added to its input and normalized."""
+    """Self-attention, then a feed-forward network of two layers. The result of each is added to its input and normalized."""
 
     def __init__(self, d_model, nhead, dim_feedforward=2048, dropout=0.1, activation=F.relu, layer_norm_eps=1e-5, batch_first=False,
                  norm_first=False, bias=True, device=None, dtype=None):
@@ -67,7 +67,7 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """Attention to oneself, attention to the encoder's output, then a network of two layers."""
+    """Self-attention, attention to the encoder's output, then a feed-forward network of two layers."""
 
     def __init__(self, d_model, nhead, dim_feedforward=2048, dropout=0.1, activation=F.relu, layer_norm_eps=1e-5, batch_first=False,
                  norm_first=False, bias=True, device=None, dtype=None):
@@ -100,7 +100,7 @@ class TransformerDecoderLayer(_Layer):
 
 
 class TransformerEncoder(Module):
-    """Layers of an encoder, one after the other."""
+    """A stack of encoder layers."""
 
     def __init__(self, encoder_layer, num_layers, norm=None, enable_nested_tensor=True, mask_check=True):
         super().__init__()
@@ -108,7 +108,7 @@ class TransformerEncoder(Module):
         self.num_layers, self.norm = num_layers, norm
 
     def forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
-        # A mask that is given is added as it is, so whether it is causal changes no number.
+        # A mask is added as it is passed, so `is_causal` does not change the result.
         output, is_causal = src, bool(is_causal)
         for layer in self.layers:
             output = layer(output, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=is_causal)
@@ -116,7 +116,7 @@ class TransformerEncoder(Module):
 
 
 class TransformerDecoder(Module):
-    """Layers of a decoder, one after the other."""
+    """A stack of decoder layers."""
 
     def __init__(self, decoder_layer, num_layers, norm=None):
         super().__init__()
@@ -168,5 +168,5 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(sz, device=None, dtype=None):
-        """Returns −∞ above the diagonal and 0 elsewhere: each place attends to itself and to earlier ones."""
+        """Returns −∞ above the diagonal and 0 elsewhere: each position attends to itself and to earlier ones."""
         return _core.triu(_core.full([sz, sz], float("-inf"), dtype=dtype, device=device), 1)

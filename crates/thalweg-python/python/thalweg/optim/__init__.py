@@ -1,4 +1,5 @@
-"""Optimizers (`torch.optim`): most step all parameters of a group in one kernel; `LBFGS`, `Muon` and `Adafactor` are made of operators."""
+"""Optimizers (`torch.optim`), most of which step all parameters of a group in one kernel.
+`LBFGS`, `Muon` and `Adafactor` are composed of operators."""
 
 import sys as _sys
 import types as _types
@@ -12,7 +13,7 @@ from .optimizer import Optimizer
 
 
 def _placed(*classes):
-    """Makes the modules in which PyTorch defines its optimizers, by whose names files and programs have them."""
+    """Creates the modules in which PyTorch defines its optimizers, whose names files and programs use."""
     for one in classes:
         name = f"_{one.__name__.lower()}" if one in (Adafactor, Muon) else one.__name__.lower()
         if f"{__name__}.{name}" not in _sys.modules:

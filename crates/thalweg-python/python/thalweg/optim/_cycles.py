@@ -1,4 +1,4 @@
-"""Schedules that change the momentum with the rate: `OneCycleLR` and `CyclicLR`."""
+"""Schedules that also change the momentum: `OneCycleLR` and `CyclicLR`."""
 
 import functools
 import math
@@ -8,10 +8,10 @@ from ._schedule import (
 
 
 class _WithMomentum(LRScheduler):
-    """A schedule that moves the momentum, or the first beta, the other way round than the rate."""
+    """A schedule that moves the momentum, or the first beta, in the opposite direction to the rate."""
 
     def _start_momenta(self, optimizer, base_momentum, max_momentum, last_epoch):
-        """Returns the least and greatest momentum of each group, of which the groups have the greatest at the start."""
+        """Returns the least and the greatest momentum of each group. The groups start with the greatest."""
         if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
             raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
         self.use_beta1 = "betas" in optimizer.defaults
@@ -36,7 +36,7 @@ def _check_positive(**numbers):
 
 
 class OneCycleLR(_WithMomentum):
-    """A rate that rises to a maximum and falls far below its start; the momentum the other way round."""
+    """A rate that rises to a maximum and then falls far below its start, with the momentum moving in the opposite direction."""
 
     def __init__(self, optimizer, max_lr, total_steps=None, epochs=None, steps_per_epoch=None, pct_start=0.3, anneal_strategy="cos",
                  cycle_momentum=True, base_momentum=0.85, max_momentum=0.95, div_factor=25.0, final_div_factor=1e4, three_phase=False, last_epoch=-1):
@@ -87,7 +87,7 @@ class OneCycleLR(_WithMomentum):
 
 
 def _phases(total_steps, pct_start, three_phase):
-    """Returns the phases of a cycle: where each ends, and the options of groups that it leads from and to."""
+    """Returns the phases of a cycle: the end of each, and the options of groups that it starts from and leads to."""
     rates, momenta = ["initial_lr", "max_lr", "min_lr"], ["max_momentum", "base_momentum", "max_momentum"]
     ends = [float(pct_start * total_steps) - 1, total_steps - 1]
     if three_phase:
@@ -99,7 +99,8 @@ def _phases(total_steps, pct_start, three_phase):
 
 
 class CyclicLR(_WithMomentum):
-    """Between two rates, up in `step_size_up` steps and down in `step_size_down`; the momentum the other way round."""
+    """A rate between two bounds, up in `step_size_up` steps and down in `step_size_down`, with the momentum moving in the
+    opposite direction."""
 
     def __init__(self, optimizer, base_lr, max_lr, step_size_up=2000, step_size_down=None, mode="triangular", gamma=1.0, scale_fn=None,
                  scale_mode="cycle", cycle_momentum=True, base_momentum=0.8, max_momentum=0.9, last_epoch=-1):
@@ -129,7 +130,7 @@ class CyclicLR(_WithMomentum):
             self.scale_mode = "iterations" if self.mode == "exp_range" else "cycle"
 
     def scale_fn(self, x):
-        """Returns the height of a cycle, or of a step."""
+        """Returns the scale factor of a cycle, or of a step."""
         return (self._scale_fn_ref if self._scale_fn_custom is None else self._scale_fn_custom)(x)
 
     def get_lr(self):
@@ -145,13 +146,14 @@ class CyclicLR(_WithMomentum):
         return [low + (high - low) * height * factor for low, high in zip(self.base_lrs, self.max_lrs)]
 
     def state_dict(self):
-        """Returns all but the optimizer; of a function of one's own only the attributes of a callable object."""
+        """Returns the state without the optimizer. Of a user-defined function, only the attributes of a callable object are
+        included."""
         state = {name: value for name, value in super().state_dict().items() if name != "_scale_fn_ref"}
         own = self._scale_fn_custom
         return {**state, "_scale_fn_custom": None if own is None else _saved_function(own)}
 
     def load_state_dict(self, state_dict):
-        """Goes on from a saved state; a function of one's own stays, with the saved attributes."""
+        """Continues from a saved state. A user-defined function is kept, with the saved attributes."""
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "_scale_fn_custom"})
         if state_dict["_scale_fn_custom"] is not None:
             self._scale_fn_custom.__dict__.update(state_dict["_scale_fn_custom"])

@@ -1,14 +1,15 @@
-"""The rules of the fused optimizers, made of operators: for steps that are recorded, and for what the kernels do not take.
+"""The rules of the fused optimizers, composed of operators.
+They serve steps that are recorded, and parameters that the kernels do not support.
 
-A rule is a function of the options of a group, a parameter, its gradient, the number of the step and the states, all as real tensors. It
-returns the parameter's next value and those of the states that it changes, and writes nothing.
+A rule is a function of the options of a group, a parameter, its gradient, the number of the step and the states, all as real
+tensors. It returns the next value of the parameter and of the states that it changes, and writes nothing.
 """
 
 from .. import _core
 
 
 class _Options:
-    """The options of a group as attributes, tensors among them beside the parameter."""
+    """The options of a group as attributes, with tensors moved to the parameter's device."""
 
     def __init__(self, group, parameter):
         self._group, self._device = group, parameter.device
@@ -25,17 +26,17 @@ class _Options:
 
 
 def _mean(former, value, keep):
-    """Returns a running mean."""
+    """Returns an exponential running mean."""
     return former * keep + value * (1 - keep)
 
 
 def _decayed(group, parameter, gradient):
-    """Returns the gradient with the weight decay added to it."""
+    """Returns the gradient with the weight decay added."""
     return gradient + group.weight_decay * parameter if group.weight_decay else gradient
 
 
 def _shrunk(group, parameter, gradient):
-    """Returns parameter and gradient after the weight decay, which is one or the other's."""
+    """Returns the parameter and the gradient after the weight decay, which changes one of them."""
     if not group.decoupled_weight_decay:
         return parameter, _decayed(group, parameter, gradient)
     return parameter * (1 - group.lr * group.weight_decay), gradient
@@ -83,7 +84,7 @@ def _radam(group, parameter, gradient, step, state):
     mean, square = _mean(state["exp_avg"], gradient, first), _mean(state["exp_avg_sq"], gradient * gradient, second)
     longest, power = 2 / (1 - second) - 1, second**step
     length = longest - 2 * step * power / (1 - power)
-    # Below 5 the variance of the step size is not known, and the step is that of momentum.
+    # Up to 5 the variance of the step size cannot be estimated, and the step is that of momentum.
     known = length.clamp_min(5.0)
     variance = ((known - 4) * (known - 2) * longest / ((longest - 4) * (longest - 2) * known)).sqrt()
     scale = _core.where(length > 5, variance * (1 - power).sqrt() / (square.sqrt() + group.eps), 1.0).to(parameter.dtype)
@@ -140,8 +141,8 @@ def _lion(group, parameter, gradient, step, state):
     return parameter - group.lr * _mean(state["exp_avg"], gradient, first).sign(), {"exp_avg": _mean(state["exp_avg"], gradient, second)}
 
 
-# The rules with the states that they need from the start: a name alone starts at 0; with `:option` it is there if the option is set, with
-# `=option` it starts at the option's value.
+# The rules with the states that they need from the start. A plain name starts at 0; a name with `:option` exists if the option
+# is set; a name with `=option` starts at the option's value.
 _RULES = {
     "SGD": (_sgd, ""), "Adam": (_adam, "exp_avg exp_avg_sq max_exp_avg_sq:amsgrad"), "AdamW": (_adam, "exp_avg exp_avg_sq max_exp_avg_sq:amsgrad"),
     "Adamax": (_adamax, "exp_avg exp_inf"), "NAdam": (_nadam, "exp_avg exp_avg_sq"), "RAdam": (_radam, "exp_avg exp_avg_sq"),
@@ -149,22 +150,22 @@ _RULES = {
     "RMSprop": (_rmsprop, "square_avg grad_avg:centered momentum_buffer:momentum"), "Rprop": (_rprop, "prev step_size=lr"),
     "ASGD": (_asgd, "ax"), "Lion": (_lion, "exp_avg"),
 }
-# The states of one number, beside the number of steps, with what they start as.
+# The states that are single numbers, besides the number of steps, with their initial values.
 _SCALARS = {"NAdam": {"mu_product": 1.0}, "ASGD": {"eta": None, "mu": 1.0}}
 
 
 def has_gaps(tensor):
-    """Returns whether there are elements of others between those of a tensor, or several of its own in one place."""
+    """Returns whether a tensor has gaps between its elements in memory, or several elements at one address."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) != tensor.numel() != 0
 
 
 def real(tensor):
-    """Returns the real and imaginary parts of a complex tensor beside each other, in its memory; another tensor as it is."""
+    """Returns a view of the real and imaginary parts of a complex tensor, or any other tensor unchanged."""
     return _core.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def start(rule, group, parameter, state):
-    """Puts those states that are not there into `state`."""
+    """Adds missing states to `state`."""
     def scalar(value):
         value = group["lr"] if value is None else value
         value = value.item() if isinstance(value, _core.Tensor) else value
@@ -187,12 +188,12 @@ def start(rule, group, parameter, state):
 
 
 def step(rule, group, parameter, gradient, state):
-    """Steps a parameter by a rule, and writes its states. What is recorded is recorded of values as they are before the step."""
+    """Steps a parameter by a rule, and writes its states. A recorded step uses the values from before the step."""
     start(rule, group, parameter, state)
     if "step" in state:
         state["step"] += 1
     count = state["step"].to(device=parameter.device, dtype=_core.float64) if "step" in state else None
-    # What operators save of a recorded step must not be written by it.
+    # The step must not overwrite tensors that operators save for a recorded step.
     copied = _core.clone if _core.is_grad_enabled() else lambda tensor: tensor
     former = {name: real(copied(value)) for name, value in state.items() if isinstance(value, _core.Tensor) and name != "step"}
     gradient = real(gradient)

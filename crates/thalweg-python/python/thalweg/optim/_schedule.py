@@ -1,4 +1,4 @@
-"""The base of schedules of learning rates, and how rates of groups are read and written."""
+"""The base class of learning rate schedules, and functions that read and write the rates of groups."""
 
 import contextlib
 import types
@@ -22,7 +22,7 @@ def _copied(value):
 
 
 def _format_param(name, optimizer, param):
-    """Returns a value for each group: a list as it is, a number for all."""
+    """Returns one value per group: a list unchanged, or a number repeated."""
     count = len(optimizer.param_groups)
     if isinstance(param, (list, tuple)):
         if len(param) != count:
@@ -34,12 +34,12 @@ def _format_param(name, optimizer, param):
 
 
 def _param_groups_val_list(optimizer, key):
-    """Returns the values of an option by groups; tensors are copied."""
+    """Returns the values of an option by group. Tensors are copied."""
     return [_copied(group[key]) for group in optimizer.param_groups]
 
 
 def _update_param_group_val(param_group, key, val):
-    """Sets an option of a group; a tensor stays the one that it is and is filled."""
+    """Sets an option of a group. A tensor is kept and filled with the new value."""
     if isinstance(param_group[key], _core.Tensor):
         param_group[key].fill_(val.item() if isinstance(val, _core.Tensor) else val)
     else:
@@ -53,7 +53,7 @@ def _warn_get_lr_called_within_step(lr_scheduler):
 
 @contextlib.contextmanager
 def _marked(scheduler, name):
-    """Sets a mark of a schedule for as long as a block runs."""
+    """Sets a flag of a schedule while a block runs."""
     setattr(scheduler, name, True)
     try:
         yield scheduler
@@ -62,16 +62,16 @@ def _marked(scheduler, name):
 
 
 def _enable_get_lr_call(o):
-    """Returns a region in which `get_lr` is called by the schedule itself."""
+    """Returns a region in which the schedule itself calls `get_lr`."""
     return _marked(o, "_get_lr_called_within_step")
 
 
 def _saved_function(function):
-    """Returns what is saved of a function: the attributes of a callable object, nothing of a plain function."""
+    """Returns the saved form of a function: the attributes of a callable object, or None for a plain function."""
     return None if isinstance(function, types.FunctionType) else dict(function.__dict__)
 
 
-# Where PyTorch explains the order of steps.
+# The page on which PyTorch explains the order of steps.
 _SEE = " See more details at https://pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate"
 
 
@@ -96,17 +96,17 @@ class LRScheduler:
         self._initial_step()
 
     def _initial_step(self):
-        """Sets the rates at which the schedule starts."""
+        """Sets the initial rates of the schedule."""
         self._step_count = 0
         with _marked(self, "_is_initial"):
             self.step()
 
     def state_dict(self):
-        """Returns all but the optimizer."""
+        """Returns the state without the optimizer."""
         return {name: value for name, value in self.__dict__.items() if name != "optimizer"}
 
     def load_state_dict(self, state_dict):
-        """Goes on from a saved state."""
+        """Continues from a saved state."""
         self.__dict__.update(state_dict)
 
     def get_last_lr(self):
@@ -114,14 +114,14 @@ class LRScheduler:
         return self._last_lr
 
     def get_lr(self):
-        """Returns the learning rate of each group at `last_epoch`; a subclass says how."""
+        """Returns the learning rate of each group at `last_epoch`. Subclasses implement it."""
         raise NotImplementedError
 
     def _rates(self):
         return _param_groups_val_list(self.optimizer, "lr")
 
     def step(self, epoch=None):
-        """Goes on by one step, or to a given one."""
+        """Advances by one step, or to a given one."""
         if self._step_count == 1:
             self._warn_of_order()
         self._step_count += 1
@@ -139,7 +139,8 @@ class LRScheduler:
                           UserWarning, stacklevel=3)
 
     def _update_lr(self, epoch=None):
-        """Sets the rates of the next step from the last ones, or those of a given step by the formula of the schedule, if it has one."""
+        """Sets the rates of the next step from the previous ones, or those of a given step by the closed form of the schedule, if
+        it has one."""
         former = self.last_epoch
         self.last_epoch = former + 1 if epoch is None else epoch
         try:
@@ -160,11 +161,11 @@ class LRScheduler:
 
 
 class _LRScheduler(LRScheduler):
-    """`LRScheduler` by its former name."""
+    """`LRScheduler` under its former name."""
 
 
 class _OfFunctions(LRScheduler):
-    """A schedule by a function of the step for each group."""
+    """A schedule that calls a function of the step for each group."""
 
     def __init__(self, optimizer, lr_lambda, last_epoch=-1):
         _check_optimizer(optimizer)
@@ -181,11 +182,11 @@ class _OfFunctions(LRScheduler):
         pass
 
     def state_dict(self):
-        """Returns all but the optimizer; of functions only the attributes of callable objects."""
+        """Returns the state without the optimizer. Of functions, only the attributes of callable objects are included."""
         return {**super().state_dict(), "lr_lambdas": [_saved_function(function) for function in self.lr_lambdas]}
 
     def load_state_dict(self, state_dict):
-        """Goes on from a saved state; the functions stay, with the saved attributes."""
+        """Continues from a saved state. The functions are kept, with the saved attributes."""
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_lambdas"})
         for function, saved in zip(self.lr_lambdas, state_dict["lr_lambdas"]):
             if saved is not None:
@@ -193,7 +194,7 @@ class _OfFunctions(LRScheduler):
 
 
 class _OfSchedules(LRScheduler):
-    """A schedule that is made of others, whose states are in its own."""
+    """A schedule that is composed of others, whose states are part of its own."""
 
     def _check_schedulers(self, optimizer, schedulers):
         name = type(self).__name__
@@ -208,11 +209,11 @@ class _OfSchedules(LRScheduler):
                                  f"index {place} has {one.optimizer}, which is different from {type(optimizer).__name__}.")
 
     def state_dict(self):
-        """Returns all but the optimizer, with the states of the schedules."""
+        """Returns the state without the optimizer, with the states of the schedules."""
         return {**super().state_dict(), "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
 
     def load_state_dict(self, state_dict):
-        """Goes on from a saved state: each schedule from its own."""
+        """Continues from a saved state, each schedule from its own."""
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "_schedulers"})
         for scheduler, state in zip(self._schedulers, state_dict["_schedulers"]):
             scheduler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""`Muon` and `Adafactor`: optimizers that are made of operators. A step waits for nothing, so that it can be captured."""
+"""`Muon` and `Adafactor`: optimizers that are composed of operators. A step never waits for the device, so it can be captured."""
 
 import math
 
@@ -7,13 +7,13 @@ from .optimizer import Optimizer, evaluated, refuse_below
 
 
 def _rate(group, parameter):
-    """Returns the learning rate: a number, or a tensor beside the parameter, which the host does not read."""
+    """Returns the learning rate: a number, or a tensor on the parameter's device, which the host does not read."""
     rate = group["lr"]
     return rate.to(parameter.device) if isinstance(rate, _core.Tensor) else float(rate)
 
 
 class _Composed(Optimizer):
-    """Steps each parameter that has a gradient by `_update`."""
+    """Steps each parameter that has a gradient with `_update`."""
 
     def step(self, closure=None):
         """Updates every parameter that has a gradient. Asynchronous."""
@@ -32,7 +32,8 @@ class _Composed(Optimizer):
 
 
 class Muon(_Composed):
-    """Momentum whose update of a matrix is made nearly orthogonal, by a polynomial that is iterated in bfloat16. It takes matrices only."""
+    """Momentum with updates that are made nearly orthogonal, by a polynomial that is iterated in bfloat16. Parameters must be
+    matrices."""
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, ns_coefficients=(3.4445, -4.775, 2.0315),
                  eps=1e-7, ns_steps=5, adjust_lr_fn=None):
@@ -47,7 +48,7 @@ class Muon(_Composed):
                                       ns_coefficients=ns_coefficients, eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn))
 
     def add_param_group(self, param_group):
-        """Adds matrices with options of their own."""
+        """Adds a group of matrices with its own options."""
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
             if parameter.dim() != 2:
@@ -73,7 +74,8 @@ class Muon(_Composed):
 
 
 def _orthogonal(matrix, coefficients, steps, eps):
-    """Returns a matrix in bfloat16 with nearly the singular vectors of another, and singular values near to 1 (Newton and Schulz)."""
+    """Returns a bfloat16 matrix with approximately the singular vectors of another, and singular values near 1
+    (Newton-Schulz)."""
     a, b, c = coefficients
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.to(_core.bfloat16)
@@ -86,7 +88,7 @@ def _orthogonal(matrix, coefficients, steps, eps):
 
 
 class Adafactor(_Composed):
-    """Steps relative to the size of a parameter, by variances of rows and columns instead of elements."""
+    """An optimizer with steps relative to the size of a parameter, and variances of rows and columns instead of elements."""
 
     def __init__(self, params, lr=1e-2, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0, weight_decay=0.0, *, foreach=None, maximize=False):
         refuse_below(0.0, **{"Learning rate": lr, "epsilon1": eps[0] or 0.0, "epsilon2": eps[1], "weight_decay": weight_decay})

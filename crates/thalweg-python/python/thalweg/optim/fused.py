@@ -9,15 +9,15 @@ from . import _rules
 from .optimizer import Optimizer, check_rate, evaluated, recording
 
 _RULES = _core._optimizers()
-# Options that choose between ways of PyTorch to compute a step, of which there is one here. It can be captured.
+# Options that choose between PyTorch's implementations of a step. There is only one here, and it can be captured.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
-# Options that choose states and kernels.
+# Options that decide which states and kernels are used.
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
 
 
 def _numbers(rule, group, former=None):
-    """Returns the options of a group as numbers by their names in the table of optimizers. A learning rate that is a tensor is read once:
-    its number among the former ones stays, and steps follow the tensor."""
+    """Returns the options of a group as numbers, by their names in the optimizer table. A learning rate that is a tensor is read
+    once: its number from `former` is kept, and steps follow the tensor."""
     numbers = {}
     if former is not None and isinstance(group["lr"], _core.Tensor):
         group = {**group, "lr": former["lr"]}
@@ -29,7 +29,7 @@ def _numbers(rule, group, former=None):
 
 
 def _kind(numbers):
-    """Returns what decides on states and kernels: the flags, and whether there is momentum."""
+    """Returns the options that decide which states and kernels are used: the flags, and whether there is momentum."""
     return [numbers.get(name) for name in _FLAGS] + [numbers.get("momentum", 0.0) != 0.0]
 
 
@@ -38,20 +38,21 @@ def _without_rate(numbers):
 
 
 class Fused(Optimizer):
-    """Steps by a rule of the table of optimizers. Its states are made at the first step, when the parameters have moved where they stay;
-    from then on `state` has views of them, and what a program puts in their places is taken over by the next step.
+    """Steps by a rule of the optimizer table. The states are created at the first step, when the parameters are on their final
+    device. From then on `state` has views of them, and if a program replaces one, the next step uses the replacement.
 
-    Complex parameters are stepped as their real and imaginary parts. What the kernels do not take is stepped by the same rule made of
-    operators: steps that are recorded (`differentiable`), parameters with gaps in their memory, and options that a program has set beyond
-    what constructors allow."""
+    Complex parameters are stepped as their real and imaginary parts. The same rule composed of operators handles the cases that
+    the kernels do not support: steps that are recorded (`differentiable`), parameters with gaps in their memory, and options that
+    a program has set outside of the range that constructors allow."""
 
-    # States that the kernels have and PyTorch's optimizer has not.
+    # States that the kernels have and PyTorch's optimizer does not.
     _hidden = ()
 
     def __init__(self, params, defaults):
         self._fused = self._options = self._asks_operators = None
         self._check_options(defaults)
-        # Parameters that no step had a gradient for, and what of the states `state` has shown: by the identity of the parameter.
+        # Parameters that have not had a gradient in any step, and the states that `state` has shown, by the identity of the
+        # parameter.
         self._waiting, self._shown, self._reals = {}, {}, {}
         super().__init__(params, defaults)
         if defaults.get("fused"):
@@ -67,7 +68,7 @@ class Fused(Optimizer):
         return group
 
     def _check_options(self, group):
-        """Refuses options that the rule cannot have, as its constructor in PyTorch does."""
+        """Refuses options that are invalid for the rule, as its constructor in PyTorch does."""
         check_rate(group["lr"])
         for place, beta in enumerate(group.get("betas", ())):
             if isinstance(beta, _core.Tensor) and beta.numel() != 1:
@@ -84,14 +85,14 @@ class Fused(Optimizer):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
 
     def add_param_group(self, param_group):
-        """Adds parameters with options of their own."""
+        """Adds a group of parameters with its own options."""
         super().add_param_group(param_group)
         self._asks_operators = None
         self._give_up()
         self._waiting.update((id(parameter), parameter) for parameter in param_group["params"])
 
     def __setstate__(self, state):
-        """Takes defaults, groups and states; groups of older files lack options, which get their defaults."""
+        """Restores defaults, groups and states. Options that groups of older files lack get their defaults."""
         self._fused = self._options = self._asks_operators = None
         self._shown, self._reals = {}, {}
         super().__setstate__(state)
@@ -107,7 +108,7 @@ class Fused(Optimizer):
 
     @property
     def state(self):
-        """The states of each parameter by their names."""
+        """The states of each parameter by name."""
         if self._fused is not None:
             self._show()
         return self._state
@@ -119,7 +120,7 @@ class Fused(Optimizer):
             self._wait()
 
     def _show(self):
-        """Puts the states of parameters that were stepped into `state`."""
+        """Adds the states of parameters that have been stepped to `state`."""
         if all(id(parameter) in self._shown or id(parameter) in self._waiting for parameter in self._parameters()) and not self._derives:
             return
         states, parameters = self._fused.state()[0], self._parameters()
@@ -136,10 +137,10 @@ class Fused(Optimizer):
     _derives = False
 
     def _derive(self):
-        """Puts states into `state` that PyTorch's optimizer has and that follow from the others."""
+        """Adds states to `state` that PyTorch's optimizer has and that are computed from the others."""
 
     def _is_touched(self):
-        """Returns whether a program has put other states into `state` than were there."""
+        """Returns whether a program has replaced states in `state`."""
         if not (self._state or self._shown):
             return False
         for parameter in self._parameters():
@@ -150,13 +151,13 @@ class Fused(Optimizer):
         return False
 
     def _give_up(self):
-        """Leaves the states to `state` alone, from which the next step makes others of its own."""
+        """Drops the fused optimizer and leaves the states in `state`, from which the next step creates a new one."""
         if self._fused is not None:
             self._show()
             self._fused, self._shown = None, {}
 
     def _made(self):
-        """Returns the fused optimizer over the parameters, options and states as they are now."""
+        """Returns the fused optimizer over the current parameters, options and states."""
         is_known = self._options is not None and len(self._options) == len(self.param_groups)
         formers = self._options if is_known else [None] * len(self.param_groups)
         options = [_numbers(self._rule, group, former) for group, former in zip(self.param_groups, formers)]
@@ -181,7 +182,7 @@ class Fused(Optimizer):
         return self._fused
 
     def _real(self, parameter):
-        """Returns a parameter as the kernels have it, with its gradient."""
+        """Returns a parameter in the form that the kernels use, with its gradient."""
         if not parameter.is_complex():
             return parameter
         real = self._reals.get(id(parameter))
@@ -191,7 +192,7 @@ class Fused(Optimizer):
         return real
 
     def _composes(self):
-        """Returns whether steps are made of operators, and leaves the states to `state` if they are."""
+        """Returns whether steps are composed of operators. If so, leaves the states in `state`."""
         if self._asks_operators is None:
             self._asks_operators = any(group.get("differentiable") for group in self.param_groups) or any(
                 _rules.has_gaps(parameter) for parameter in self._parameters())
@@ -201,7 +202,7 @@ class Fused(Optimizer):
         return composes
 
     def _is_allowed(self, group):
-        """Returns whether the kernels take the numbers of a group."""
+        """Returns whether the kernels accept the options of a group."""
         numbers = [group["lr"], *group.get("betas", ())]
         return all(isinstance(number, _core.Tensor) or 0 <= number < bound for number, bound in zip(numbers, (math.inf, 1, 1)))
 
@@ -216,7 +217,7 @@ class Fused(Optimizer):
                         _rules.step(self._rule, group, parameter, gradient, self._state[parameter])
 
     def _new(self, options):
-        """Returns a fused optimizer with the states of `state`."""
+        """Returns a new fused optimizer with the states of `state`."""
         unique = [list({id(parameter): parameter for parameter in group["params"]}.values()) for group in self.param_groups]
         made = _core._FusedOptimizer(self._rule, [([self._real(parameter) for parameter in group], one) for group, one in zip(unique, options)])
         parameters = [parameter for group in unique for parameter in group]
@@ -240,13 +241,13 @@ class Fused(Optimizer):
         return loss
 
     def _follow_rates(self):
-        """Takes the learning rates that are tensors as they are now; the host reads nothing."""
+        """Passes on the current values of learning rates that are tensors. The host does not read them."""
         for place, group in enumerate(self.param_groups):
             if isinstance(group["lr"], _core.Tensor):
                 self._fused.follow_learning_rate(place, group["lr"])
 
     def _before_replay(self):
-        """Brings the learning rates on the device up to date before a graph is replayed in which a step was captured."""
+        """Updates the learning rates on the device before the replay of a graph in which a step was captured."""
         if self._fused is None:
             return super()._before_replay()
         rates = [former["lr"] if isinstance(group["lr"], _core.Tensor) else float(group["lr"])
@@ -269,7 +270,7 @@ class Fused(Optimizer):
 
 
 def _tensors(own, parameter):
-    """Returns the states of a parameter as tensors beside it."""
+    """Returns the states of a parameter as tensors on its device."""
     return {name: _rules.real(value.detach().to(parameter.device)) if isinstance(value, _core.Tensor) else _core.tensor(float(value), device=parameter.device)
             for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
 
@@ -286,7 +287,8 @@ _DEFAULTS = {"foreach": None, "fused": None, "capturable": False, "differentiabl
 
 
 def _optimizer(rule, places, names):
-    """Makes the class of a rule; `places` are the options that may be passed by their places, `names` those that are passed by name."""
+    """Creates the class of a rule. `places` are the options that may be passed by position, `names` those that are passed by
+    name."""
     places, names = ({name: _DEFAULTS.get(name) for name in part.split()} if isinstance(part, str) else part for part in (places, names))
     signature = _signature(places, names)
 
@@ -355,12 +357,12 @@ class AdamW(Adam):
 
 class Adagrad(_optimizer("Adagrad", {"lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10, **_FOREACH},
                          "maximize differentiable fused")):
-    """Adagrad, fused. Its states are there from the start."""
+    """Adagrad, fused. Its states exist from the start."""
 
     __module__ = "thalweg.optim"
 
     def add_param_group(self, param_group):
-        """Adds parameters with options of their own, whose shapes must be known."""
+        """Adds a group of parameters with its own options. Their shapes must be known."""
         super().add_param_group(param_group)
         if any(is_lazy(parameter) for parameter in self.param_groups[-1]["params"]):
             self.param_groups.pop()
@@ -368,7 +370,7 @@ class Adagrad(_optimizer("Adagrad", {"lr": 1e-2, "lr_decay": 0, "weight_decay": 
 
     @property
     def state(self):
-        """The states of each parameter by their names."""
+        """The states of each parameter by name."""
         if self._fused is None and not self._state and self.param_groups:
             self._waiting = {}
             if self._composes():
@@ -386,7 +388,8 @@ class Adagrad(_optimizer("Adagrad", {"lr": 1e-2, "lr_decay": 0, "weight_decay": 
 
 class ASGD(_optimizer("ASGD", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0, **_FOREACH, "maximize": False,
                                "differentiable": False, "capturable": False}, "")):
-    """Averaged stochastic gradient descent, fused. The step size and the weight of the average follow from the number of the step."""
+    """Averaged stochastic gradient descent, fused. The step size and the weight of the average are computed from the number of
+    the step."""
 
     __module__ = "thalweg.optim"
     _derives = True

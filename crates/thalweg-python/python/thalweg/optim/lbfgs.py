@@ -1,20 +1,21 @@
-"""`LBFGS`: steps along directions that an approximation of the Hessian gives, with a line search where it is asked for."""
+"""`LBFGS`: steps along directions from an approximation of the Hessian, optionally with a line search."""
 
 import collections
 
 from .. import _core
 from .optimizer import Optimizer
 
-# The constants of the line search: the part of the slope by which the loss must fall, and the part that may be left.
+# The constants of the line search: the fraction of the slope by which the loss must fall, the fraction of the slope that may
+# remain, and the smallest change.
 _DECREASE, _CURVATURE, _SMALLEST = 1e-4, 0.9, 1e-9
 
-# A point along a line: its place, the loss, the gradient, and the derivative of the loss along the line.
+# A point along a line: its distance, the loss, the gradient, and the derivative of the loss along the line.
 _Point = collections.namedtuple("_Point", "length loss gradient slope")
 
 
 def _least(one, other, bounds=None):
-    """Returns the place, between bounds, of the least value of the cubic through two points with their slopes; the middle where there
-    is none."""
+    """Returns the minimizer, between bounds, of the cubic through two points with their slopes, or the midpoint if there is
+    none."""
     left, right = (one, other) if one.length <= other.length else (other, one)
     low, high = bounds or (left.length, right.length)
     mean = left.slope + right.slope - 3 * (left.loss - right.loss) / (left.length - right.length)
@@ -30,8 +31,8 @@ def _least(one, other, bounds=None):
 
 
 def _strong_wolfe(start, length, extent, budget, evaluate):
-    """Returns a point that satisfies the strong Wolfe conditions (Nocedal and Wright, *Numerical Optimization*, algorithms 3.5 and 3.6),
-    or the best of so many trials, with the number of evaluations."""
+    """Returns a point that satisfies the strong Wolfe conditions (Nocedal and Wright, *Numerical Optimization*, algorithms 3.5
+    and 3.6), or the best of `budget` trials, with the number of evaluations."""
     def is_high(point):
         return point.loss > start.loss + _DECREASE * point.length * start.slope
 
@@ -56,7 +57,7 @@ def _strong_wolfe(start, length, extent, budget, evaluate):
         place = _least(*ends)
         first, last = sorted(end.length for end in ends)
         margin = 0.1 * (last - first)
-        # A place close to an end is tried once; the next time, one that is a tenth away.
+        # A point close to an end is tried once; the next time, one at a tenth of the distance is tried.
         is_close = min(last - place, place - first) < margin
         moves = is_close and (was_close or place >= last or place <= first)
         if moves:
@@ -77,8 +78,9 @@ def _strong_wolfe(start, length, extent, budget, evaluate):
 
 
 class LBFGS(Optimizer):
-    """The limited-memory method of Broyden, Fletcher, Goldfarb and Shanno. `step` takes a function that forgets the gradients, computes
-    loss and gradients and returns the loss; it is called for every point that is tried. Parameters are one group."""
+    """The limited-memory method of Broyden, Fletcher, Goldfarb and Shanno. `step` takes a closure that clears the gradients,
+    computes the loss and the gradients, and returns the loss. It is called for every point that is tried. All parameters are in
+    one group."""
 
     def __init__(self, params, lr=1, max_iter=20, max_eval=None, tolerance_grad=1e-7, tolerance_change=1e-9, history_size=100,
                  line_search_fn=None):
@@ -91,13 +93,13 @@ class LBFGS(Optimizer):
             tolerance_change=tolerance_change, history_size=history_size, line_search_fn=line_search_fn))
 
     def add_param_group(self, param_group):
-        """Adds the parameters, once."""
+        """Adds the parameters. Only one group is allowed."""
         if self.param_groups:
             raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
         super().add_param_group(param_group)
 
     def step(self, closure=None):
-        """Takes up to `max_iter` steps, and returns the first loss. Blocks for numbers of the device."""
+        """Takes up to `max_iter` steps, and returns the first loss. Blocks to read numbers from the device."""
         if closure is None:
             raise TypeError("LBFGS.step() needs a closure that computes the loss and its gradients and returns the loss")
         former = _core._set_grad_enabled(False)
@@ -139,7 +141,7 @@ class LBFGS(Optimizer):
                 self._move(direction, length)
             else:
                 self._move(direction, length)
-                # What the last step leads to is seen by the next call.
+                # The result of the last step is evaluated by the next call.
                 if iteration < group["max_iter"]:
                     loss, gradient, tried = _number(closure()), self._gradient(), 1
             evaluations += tried
@@ -151,8 +153,8 @@ class LBFGS(Optimizer):
         return first
 
     def _searched(self, closure, direction, start, length, budget):
-        """Returns a point along a direction, and leaves the parameters where they are."""
-        # What is added is not exactly what is taken away again.
+        """Returns a point along a direction, without changing the parameters."""
+        # Subtracting what was added does not restore the values exactly, so they are copied.
         places = [parameter.detach().clone() for parameter in self._parameters()]
 
         def evaluate(length):
@@ -166,7 +168,7 @@ class LBFGS(Optimizer):
         return _strong_wolfe(start, length, _greatest(direction), budget, evaluate)
 
     def _direction(self, state, gradient):
-        """Returns the direction at a gradient by the steps that are remembered, to which the last one is added."""
+        """Returns the direction for a gradient from the remembered steps, after adding the last one to them."""
         if "d" not in state:
             state.update(old_dirs=[], old_stps=[], ro=[], H_diag=1.0)
             return -gradient
@@ -190,7 +192,7 @@ class LBFGS(Optimizer):
         return direction
 
     def _gradient(self):
-        """Returns the gradients one behind the other; zeros where there is none."""
+        """Returns the gradients concatenated, with zeros for missing ones."""
         return _core.cat([
             _flat(_core.zeros_like(parameter.detach()) if parameter.grad is None else parameter.grad.detach().to(parameter.dtype))
             for parameter in self._parameters()])
@@ -205,12 +207,12 @@ class LBFGS(Optimizer):
 
 
 def _flat(tensor):
-    """Returns the elements as a vector, of complex ones both parts."""
+    """Returns the elements as a vector, with both parts of complex numbers."""
     return (_core.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
 
 
 def _number(loss):
-    """Returns a loss as a number; that it has a gradient is known."""
+    """Returns a loss as a number, without the warning that it requires a gradient."""
     return float(loss.detach() if isinstance(loss, _core.Tensor) else loss)
 
 

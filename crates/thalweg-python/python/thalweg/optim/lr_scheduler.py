@@ -1,7 +1,7 @@
 """Schedules of learning rates (`torch.optim.lr_scheduler`).
 
-A schedule has the rates of a step twice: `get_lr` takes them from those of the step before, so that schedules can be chained, and
-`_get_closed_form_lr`, where there is one, from the first ones.
+A schedule computes the rates of a step in two ways: `get_lr` from those of the previous step, so that schedules can be chained,
+and `_get_closed_form_lr`, where it exists, from the initial ones.
 """
 
 import bisect
@@ -17,7 +17,7 @@ from .optimizer import Optimizer  # noqa: F401
 
 
 class LambdaLR(_OfFunctions):
-    """The first rate times a function of the step."""
+    """The initial rate times a function of the step."""
 
     def get_lr(self):
         """Returns the rates at `last_epoch`."""
@@ -26,7 +26,7 @@ class LambdaLR(_OfFunctions):
 
 
 class MultiplicativeLR(_OfFunctions):
-    """The last rate times a function of the step."""
+    """The previous rate times a function of the step."""
 
     def _check_functions(self, functions):
         for function in functions:
@@ -42,7 +42,7 @@ class MultiplicativeLR(_OfFunctions):
 
 
 class StepLR(LRScheduler):
-    """The rate times gamma at every `step_size`-th step."""
+    """The rate, multiplied by gamma every `step_size` steps."""
 
     def __init__(self, optimizer, step_size, gamma=0.1, last_epoch=-1):
         self.step_size, self.gamma = step_size, gamma
@@ -60,7 +60,7 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """The rate times gamma at each of some steps."""
+    """The rate, multiplied by gamma at given steps."""
 
     def __init__(self, optimizer, milestones, gamma=0.1, last_epoch=-1):
         self.milestones, self.gamma = collections.Counter(milestones), gamma
@@ -79,7 +79,7 @@ class MultiStepLR(LRScheduler):
 
 
 class ConstantLR(LRScheduler):
-    """The first rate times a factor until a step."""
+    """The initial rate, multiplied by a factor until a given step."""
 
     def __init__(self, optimizer, factor=1.0 / 3, total_iters=5, last_epoch=-1):
         if factor > 1.0 or factor < 0:
@@ -102,7 +102,7 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """The first rate times a factor that goes from one number to another."""
+    """The initial rate, multiplied by a factor that changes linearly from one number to another."""
 
     def __init__(self, optimizer, start_factor=1.0 / 3, end_factor=1.0, total_iters=5, last_epoch=-1):
         if start_factor > 1.0 or start_factor <= 0:
@@ -130,7 +130,7 @@ class LinearLR(LRScheduler):
 
 
 class ExponentialLR(LRScheduler):
-    """The rate times gamma at every step."""
+    """The rate, multiplied by gamma at every step."""
 
     def __init__(self, optimizer, gamma, last_epoch=-1):
         self.gamma = gamma
@@ -146,7 +146,7 @@ class ExponentialLR(LRScheduler):
 
 
 class PolynomialLR(LRScheduler):
-    """The first rate times (1 − step / total) to a power."""
+    """The initial rate times (1 − step / total) to a power."""
 
     def __init__(self, optimizer, total_iters=5, power=1.0, last_epoch=-1):
         self.total_iters, self.power = total_iters, power
@@ -181,7 +181,7 @@ class CosineAnnealingLR(LRScheduler):
         if self._step_count == 1 and step > 0:
             return self._get_closed_form_lr()
         if (step - 1 - self.T_max) % (2 * self.T_max) == 0:
-            # The rate was the least one, of which no factor leads away.
+            # The rate was the minimum, from which no factor leads away.
             return [rate + (base - self.eta_min) * (1 - math.cos(angle)) / 2 for rate, base in zip(self._rates(), self.base_lrs)]
         factor = (1 + math.cos(math.pi * step / self.T_max)) / (1 + math.cos(math.pi * (step - 1) / self.T_max))
         return [factor * (rate - self.eta_min) + self.eta_min for rate in self._rates()]
@@ -192,7 +192,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """A rate that falls along half a cosine, again and again."""
+    """A rate that falls along half a cosine and restarts periodically."""
 
     def __init__(self, optimizer, T_0, T_mult=1, eta_min=0.0, last_epoch=-1):
         if not isinstance(T_0, int) or T_0 <= 0:
@@ -211,7 +211,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return [self.eta_min + (base - self.eta_min) * part / 2 for base in self.base_lrs]
 
     def step(self, epoch=None):
-        """Goes on by one step, or to a given one, which may be between two steps."""
+        """Advances by one step, or to a given one, which may be fractional."""
         if epoch is None and self.last_epoch < 0:
             epoch = 0
         if epoch is None:
@@ -229,7 +229,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         self._set_rates(values)
 
     def _go_to(self, epoch):
-        """Sets the period of an epoch, and the place in it."""
+        """Sets the period of an epoch, and the position in it."""
         if epoch < self.T_0:
             self.T_cur, self.T_i = epoch, self.T_0
         elif self.T_mult == 1:
@@ -241,7 +241,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 
 class SequentialLR(_OfSchedules):
-    """Schedules one after the other."""
+    """Schedules that follow one another."""
 
     def __init__(self, optimizer, schedulers, milestones, last_epoch=-1):
         if len(schedulers) < 1:
@@ -259,7 +259,7 @@ class SequentialLR(_OfSchedules):
         self._last_lr = schedulers[0].get_last_lr()
 
     def recursive_undo(self, sched=None):
-        """Takes back the first step of a schedule, or of those that it is made of."""
+        """Reverts the first step of a schedule, or of the schedules that it is composed of."""
         for one in (self if sched is None else sched)._schedulers:
             if hasattr(one, "_schedulers"):
                 self.recursive_undo(one)
@@ -267,19 +267,19 @@ class SequentialLR(_OfSchedules):
                 one.last_epoch -= 1
 
     def _initial_step(self):
-        """Sets the rates at which the schedule starts, of one that is the first of another."""
+        """Sets the initial rates of a schedule that is the first one of another."""
         self.last_epoch += 1
         self._schedulers[0]._initial_step()
         self._last_lr = self._schedulers[0].get_last_lr()
 
     def _update_lr(self, epoch=None):
-        """Goes to the first step, of a schedule that is one of several of another."""
+        """Goes to the first step of a schedule that is a part of another."""
         self.last_epoch = 0 if epoch is None else epoch
         self._schedulers[0]._update_lr(epoch)
         self._last_lr = self._schedulers[0].get_last_lr()
 
     def step(self):
-        """Goes on by one step."""
+        """Advances by one step."""
         self.last_epoch += 1
         place = bisect.bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[place]
@@ -291,7 +291,7 @@ class SequentialLR(_OfSchedules):
 
 
 class ChainedScheduler(_OfSchedules):
-    """Several schedules, each applied to what the one before it set."""
+    """Several schedules, each applied to the rates that the previous one set."""
 
     def __init__(self, schedulers, optimizer=None):
         if len(schedulers) < 1:
@@ -302,26 +302,26 @@ class ChainedScheduler(_OfSchedules):
         self._last_lr = self._rates()
 
     def _initial_step(self):
-        """Sets the rates at which the schedule starts, of one that is the first of another."""
+        """Sets the initial rates of a schedule that is the first one of another."""
         for scheduler in self._schedulers:
             scheduler._initial_step()
         self._last_lr = self._rates()
 
     def _update_lr(self, epoch=None):
-        """Goes to a step, of a schedule that is one of several of another."""
+        """Goes to a step of a schedule that is a part of another."""
         for scheduler in self._schedulers:
             scheduler._update_lr(epoch)
         self._last_lr = self._rates()
 
     def step(self):
-        """Goes on by one step."""
+        """Advances by one step."""
         for scheduler in self._schedulers:
             scheduler.step()
         self._last_lr = self._rates()
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """A rate that is cut when a number stops to improve."""
+    """A rate that is reduced when a metric stops improving."""
 
     _needs_metrics = True
 
@@ -342,7 +342,7 @@ class ReduceLROnPlateau(LRScheduler):
         self._reset()
 
     def _reset(self):
-        """Forgets the numbers so far."""
+        """Resets the best metric and the counters."""
         self.best, self.cooldown_counter, self.num_bad_epochs = self.mode_worse, 0, 0
 
     def _init_is_better(self, mode, threshold, threshold_mode):
@@ -360,11 +360,11 @@ class ReduceLROnPlateau(LRScheduler):
 
     @property
     def in_cooldown(self):
-        """Whether the rate was cut so lately that no number counts as bad."""
+        """Whether the rate was reduced so recently that no metric counts as bad."""
         return self.cooldown_counter > 0
 
     def step(self, metrics, epoch=None):
-        """Takes note of a number, and cuts the rate where it has not improved for long."""
+        """Records a metric, and reduces the rate if there has been no improvement for more than `patience` steps."""
         value = float(metrics)
         if epoch is not None:
             warnings.warn(EPOCH_DEPRECATION_WARNING, UserWarning, stacklevel=2)
@@ -397,6 +397,6 @@ class ReduceLROnPlateau(LRScheduler):
                 _update_param_group_val(group, "lr", rate)
 
     def load_state_dict(self, state_dict):
-        """Goes on from a saved state."""
+        """Continues from a saved state."""
         super().load_state_dict(state_dict)
         self._init_is_better(self.mode, self.threshold, self.threshold_mode)

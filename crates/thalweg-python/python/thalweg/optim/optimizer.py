@@ -1,4 +1,4 @@
-"""`Optimizer`: the base of all optimizers, and of rules of one's own (`torch.optim.Optimizer`)."""
+"""`Optimizer`: the base class of all optimizers, including user-defined ones (`torch.optim.Optimizer`)."""
 
 import collections
 import contextlib
@@ -13,7 +13,7 @@ from ..utils.hooks import RemovableHandle
 
 ParamsT = params_t = _params_t = typing.Union[typing.Iterable[_core.Tensor], typing.Iterable[typing.Dict[str, typing.Any]]]
 
-# The value of a default that every group has to name.
+# The default of an option that every group must specify.
 required = type("_Required", (), {"__repr__": lambda self: "<required parameter>"})()
 
 _every_pre_hook, _every_post_hook = collections.OrderedDict(), collections.OrderedDict()
@@ -22,12 +22,12 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer
 
 
 def register_optimizer_step_pre_hook(hook):
-    """Has a function called before each step of every optimizer."""
+    """Registers a function that is called before each step of every optimizer."""
     return _registered(_every_pre_hook, hook)
 
 
 def register_optimizer_step_post_hook(hook):
-    """Has a function called after each step of every optimizer."""
+    """Registers a function that is called after each step of every optimizer."""
     return _registered(_every_post_hook, hook)
 
 
@@ -40,7 +40,7 @@ def _registered(hooks, hook, prepend=False):
 
 
 def _hooked(step):
-    """Returns a rule's `step` with the hooks of the optimizer around it."""
+    """Returns the `step` of a class with the optimizer's hooks before and after it."""
     @functools.wraps(step)
     def hooked(self, *args, **kwargs):
         return self._around(functools.partial(step, self), args, kwargs)
@@ -49,8 +49,8 @@ def _hooked(step):
 
 
 class Optimizer:
-    """Steps parameters by their gradients. A subclass has a `step` of its own, which keeps its states in `state[parameter]`; those of
-    `thalweg.optim` name a rule that is fused."""
+    """Steps parameters by their gradients. A subclass implements `step` and keeps its states in `state[parameter]`; the
+    subclasses of `thalweg.optim` name a rule that is fused."""
 
     profile_hook_step = staticmethod(_hooked)
 
@@ -89,7 +89,7 @@ class Optimizer:
     # ---- Groups ---------------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group):
-        """Adds parameters with options of their own."""
+        """Adds a group of parameters with its own options."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
         group = self._checked(param_group)
@@ -98,7 +98,7 @@ class Optimizer:
         self.param_groups.append(param_group)
 
     def _checked(self, given):
-        """Returns a group as it is added: its parameters as a list, and all options."""
+        """Returns a group in the form in which it is added: its parameters as a list, and all options."""
         params = given["params"]
         if isinstance(params, set):
             raise TypeError("optimizer parameters need to be organized in ordered collections, but the ordering of tensors in sets will "
@@ -122,7 +122,7 @@ class Optimizer:
         return group
 
     def _check_group(self, group):
-        """Refuses a group that does not fit those that are there."""
+        """Refuses a group that does not match the existing ones."""
         if len(group["params"]) != len({id(parameter) for parameter in group["params"]}):
             warnings.warn("optimizer contains a parameter group with duplicate parameters; in future, this will cause an error", stacklevel=4)
         for other in self.param_groups:
@@ -137,11 +137,11 @@ class Optimizer:
     def _parameters(self):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    # The learning rates that a captured step has read.
+    # The learning rates that a captured step reads.
     _captured_rates = None
 
     def _before_replay(self):
-        """Brings the learning rates of a captured step up to date before a graph is replayed: those that are tensors are copied."""
+        """Updates the learning rates of a captured step before a graph is replayed: those that are tensors are copied."""
         for place, (captured, group) in enumerate(zip(self._captured_rates or (), self.param_groups)):
             if isinstance(captured, _core.Tensor):
                 if isinstance(group["lr"], _core.Tensor) and not captured._is_same(group["lr"]):
@@ -154,15 +154,16 @@ class Optimizer:
     # ---- Steps ----------------------------------------------------------------------------------------------------
 
     def register_step_pre_hook(self, hook):
-        """Has a function called before each step, with the optimizer and the step's arguments, of which it may return others."""
+        """Registers a function that is called before each step, with the optimizer and the step's arguments, and may return other
+        arguments."""
         return _registered(self._optimizer_step_pre_hooks, hook)
 
     def register_step_post_hook(self, hook):
-        """Has a function called after each step, with the optimizer and the step's arguments."""
+        """Registers a function that is called after each step, with the optimizer and the step's arguments."""
         return _registered(self._optimizer_step_post_hooks, hook)
 
     def _around(self, step, args, kwargs):
-        """Calls a step with the hooks around it; one within another, of a base class, has none."""
+        """Calls a step with the hooks before and after it. A nested step, of a base class, runs without hooks."""
         own = self.__dict__
         if own.get("_is_stepping"):
             return step(*args, **kwargs)
@@ -186,7 +187,7 @@ class Optimizer:
 
     @_hooked
     def step(self, closure=None):
-        """Updates every parameter that has a gradient; a subclass says how."""
+        """Updates every parameter that has a gradient. Subclasses implement it."""
         raise NotImplementedError(f"{type(self).__name__} has no `step`: a subclass of Optimizer says how parameters are updated")
 
     def zero_grad(self, set_to_none=True):
@@ -201,23 +202,25 @@ class Optimizer:
     # ---- States ---------------------------------------------------------------------------------------------------
 
     def register_state_dict_pre_hook(self, hook, prepend=False):
-        """Has a function called before `state_dict`, with the optimizer."""
+        """Registers a function that is called before `state_dict`, with the optimizer."""
         return _registered(self._optimizer_state_dict_pre_hooks, hook, prepend)
 
     def register_state_dict_post_hook(self, hook, prepend=False):
-        """Has a function called after `state_dict`, with the optimizer and the dictionary, in whose place it may return another."""
+        """Registers a function that is called after `state_dict`, with the optimizer and the dictionary, and may return a
+        replacement."""
         return _registered(self._optimizer_state_dict_post_hooks, hook, prepend)
 
     def register_load_state_dict_pre_hook(self, hook, prepend=False):
-        """Has a function called before `load_state_dict`, with the optimizer and the dictionary, in whose place it may return another."""
+        """Registers a function that is called before `load_state_dict`, with the optimizer and the dictionary, and may return a
+        replacement."""
         return _registered(self._optimizer_load_state_dict_pre_hooks, hook, prepend)
 
     def register_load_state_dict_post_hook(self, hook, prepend=False):
-        """Has a function called after `load_state_dict`, with the optimizer."""
+        """Registers a function that is called after `load_state_dict`, with the optimizer."""
         return _registered(self._optimizer_load_state_dict_post_hooks, hook, prepend)
 
     def state_dict(self):
-        """Returns states and options in PyTorch's form; the tensors are those that later steps change."""
+        """Returns states and options in PyTorch's format. The tensors are not copied: later steps change them."""
         for hook in list(self._optimizer_state_dict_pre_hooks.values()):
             hook(self)
         places = {}
@@ -267,7 +270,7 @@ class Optimizer:
 
 
 def _moved(name, value, parameter):
-    """Returns a saved state where its parameter is; of the parameter's dtype, unless it counts steps."""
+    """Returns a saved state on its parameter's device, in the parameter's dtype unless it counts steps."""
     if isinstance(value, _core.Tensor):
         if name == "step":
             return value
@@ -280,7 +283,7 @@ def _moved(name, value, parameter):
 
 
 def evaluated(closure):
-    """Returns the loss of a step's closure, computed with gradients; None where there is no closure."""
+    """Returns the loss of a step's closure, computed with gradients, or None without a closure."""
     if closure is None:
         return None
     with recording(True):
@@ -289,7 +292,7 @@ def evaluated(closure):
 
 @contextlib.contextmanager
 def recording(mode):
-    """Sets whether operators are recorded, for as long as a block runs."""
+    """Sets whether operators are recorded while a block runs."""
     former = _core._set_grad_enabled(mode)
     try:
         yield
@@ -298,14 +301,14 @@ def recording(mode):
 
 
 def refuse_below(least, **options):
-    """Refuses options that are below a bound, as constructors of PyTorch do."""
+    """Refuses options that are below a bound, as PyTorch's constructors do."""
     for name, value in options.items():
         if not least <= value:
             raise ValueError(f"{name} should be >= {least:g} but is: {value}")
 
 
 def check_rate(rate, text="Invalid learning rate: {}"):
-    """Refuses a learning rate below 0, or a tensor of several."""
+    """Refuses a negative learning rate, or a tensor with several elements."""
     if isinstance(rate, _core.Tensor) and rate.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     if not 0.0 <= rate:

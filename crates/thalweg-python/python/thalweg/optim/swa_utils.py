@@ -21,7 +21,7 @@ def _averages(tensor):
 
 
 def get_ema_avg_fn(decay=0.999):
-    """Returns a function that moves an average by a part towards a value."""
+    """Returns a function that moves an average towards a value, by a fixed fraction."""
     _check_decay(decay)
 
     def ema_update(ema_param, current_param, num_averaged):
@@ -31,7 +31,7 @@ def get_ema_avg_fn(decay=0.999):
 
 
 def get_swa_avg_fn():
-    """Returns a function that takes a value into a mean of so many."""
+    """Returns a function that adds a value to the mean of a number of values."""
     def swa_update(averaged_param, current_param, num_averaged):
         with recording(False):
             return averaged_param + (current_param - averaged_param) / (num_averaged + 1)
@@ -39,7 +39,8 @@ def get_swa_avg_fn():
 
 
 def _of_lists(average, weight):
-    """Returns a function that averages lists in place: floats by `weight` of a number of values, others by `average`."""
+    """Returns a function that averages lists in place: floats by the `weight` of a number of values, other dtypes by
+    `average`."""
     def update(averaged, current, number):
         with recording(False):
             for one, other in zip(averaged, current):
@@ -51,17 +52,17 @@ def _of_lists(average, weight):
 
 
 def get_ema_multi_avg_fn(decay=0.999):
-    """Returns a function that moves averages by a part towards values, in place."""
+    """Returns a function that moves averages towards values in place, by a fixed fraction."""
     return _of_lists(get_ema_avg_fn(decay), lambda number: 1 - decay)
 
 
 def get_swa_multi_avg_fn():
-    """Returns a function that takes values into means of so many, in place."""
+    """Returns a function that adds values to the means of a number of values, in place."""
     return _of_lists(get_swa_avg_fn(), lambda number: 1 / (float(number) + 1))
 
 
 class AveragedModel(Module):
-    """A copy of a model whose parameters are averages of those that the model had."""
+    """A copy of a model, whose parameters are averages of the model's parameters over time."""
 
     def __init__(self, model, device=None, avg_fn=None, multi_avg_fn=None, use_buffers=False):
         super().__init__()
@@ -81,7 +82,7 @@ class AveragedModel(Module):
         return list(itertools.chain(model.parameters(), model.buffers()) if self.use_buffers else model.parameters())
 
     def update_parameters(self, model):
-        """Takes the parameters that the model has now into the averages; the first ones are taken as they are."""
+        """Adds the model's current parameters to the averages. The first ones are copied."""
         own = [tensor.detach() for tensor in self._tensors(self.module)]
         current = [other.detach().to(tensor.device) for tensor, other in zip(own, self._tensors(model))]
         with recording(False):
@@ -106,7 +107,7 @@ class AveragedModel(Module):
 
 
 def update_bn(loader, model, device=None):
-    """Computes the statistics of batch norms anew, over the batches of a loader."""
+    """Recomputes the statistics of batch norms, over the batches of a loader."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not norms:
         return
@@ -127,7 +128,7 @@ def update_bn(loader, model, device=None):
 
 
 class SWALR(LRScheduler):
-    """A rate that goes to a fixed one in some steps, from whatever it is."""
+    """A rate that moves to a fixed one in a number of steps, from its current value."""
 
     def __init__(self, optimizer, swa_lr, anneal_epochs=10, anneal_strategy="cos", last_epoch=-1):
         _check_optimizer(optimizer)
@@ -142,12 +143,12 @@ class SWALR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def _part(self, step):
-        """Returns the part of the way that is behind after some steps."""
+        """Returns the fraction of the way that is completed after a number of steps."""
         t = max(0, min(1, step / max(1, self.anneal_epochs)))
         return (1 - math.cos(math.pi * t)) / 2 if self._anneal_strategy == "cos" else t
 
     def get_lr(self):
-        """Returns the rates at this step, from where each would have started to be what it is."""
+        """Returns the rates at this step, from the starting rates that are implied by the current ones."""
         _warn_get_lr_called_within_step(self)
         step = self._step_count - 1
         if self.anneal_epochs == 0:

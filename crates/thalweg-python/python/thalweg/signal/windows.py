@@ -1,6 +1,6 @@
-"""Windows (`torch.signal.windows`), and those of `torch` by their older names (`hann_window`).
+"""Windows (`torch.signal.windows`), and the windows of `torch` under their older names (`hann_window`).
 
-The numbers are computed as float64 and rounded once to the dtype that is asked for.
+The numbers are computed in float64 and rounded once to the requested dtype.
 """
 
 import math
@@ -27,7 +27,8 @@ def _checked(name, M, dtype, layout):
 
 
 def _made(name, M, options, formula, one=1.0):
-    """Returns the window of a formula, which takes the places 0, 1, … and the length of the symmetric window that it is part of."""
+    """Returns the window of a formula, which takes the positions 0, 1, … and the length of the symmetric window that they are
+    part of."""
     dtype = _checked(name, M, options["dtype"], options["layout"])
     device, requires_grad = options["device"], options["requires_grad"]
     if M == 0:
@@ -45,7 +46,7 @@ def _options(sym, dtype, layout, device, requires_grad):
 
 
 def _cosines(coefficients):
-    """Returns the formula of a sum of cosines with signs that alternate."""
+    """Returns the formula of a sum of cosines with alternating signs."""
     def formula(places, length):
         angle = places * (2 * math.pi / (length - 1))
         return sum(value * (-1) ** order * (angle * order).cos() for order, value in enumerate(coefficients))
@@ -67,34 +68,34 @@ def general_hamming(M, *, alpha=0.54, sym=True, dtype=None, layout=_core.strided
 
 
 def hamming(M, *, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns the window of Hamming."""
+    """Returns the Hamming window."""
     return general_hamming(M, sym=sym, dtype=dtype, layout=layout, device=device, requires_grad=requires_grad)
 
 
 def hann(M, *, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns the window of Hann."""
+    """Returns the Hann window."""
     return general_hamming(M, alpha=0.5, sym=sym, dtype=dtype, layout=layout, device=device, requires_grad=requires_grad)
 
 
 def blackman(M, *, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns the window of Blackman."""
+    """Returns the Blackman window."""
     return general_cosine(M, a=[0.42, 0.5, 0.08], sym=sym, dtype=dtype, layout=layout, device=device, requires_grad=requires_grad)
 
 
 def nuttall(M, *, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns the window of Nuttall, of four terms."""
+    """Returns the Nuttall window with four terms."""
     return general_cosine(M, a=[0.3635819, 0.4891775, 0.1365995, 0.0106411], sym=sym, dtype=dtype, layout=layout, device=device,
                           requires_grad=requires_grad)
 
 
 def bartlett(M, *, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns a triangle."""
+    """Returns the Bartlett window, a triangle."""
     return _made("bartlett", M, _options(sym, dtype, layout, device, requires_grad),
                  lambda places, length: 1 - (places * (2 / (length - 1)) - 1).abs())
 
 
 def cosine(M, *, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns half a period of the sine."""
+    """Returns the cosine window, half a period of the sine."""
     return _made("cosine", M, _options(sym, dtype, layout, device, requires_grad),
                  lambda places, length: ((places + 0.5) * (math.pi / length)).sin())
 
@@ -114,7 +115,7 @@ def exponential(M, *, center=None, tau=1.0, sym=True, dtype=None, layout=_core.s
 
 
 def gaussian(M, *, std=1.0, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns the bell of Gauss of a standard deviation."""
+    """Returns the Gaussian window with a standard deviation."""
     if std <= 0:
         raise ValueError(f"Standard deviation must be positive, got: {std} instead.")
     return _made("gaussian", M, _options(sym, dtype, layout, device, requires_grad),
@@ -130,14 +131,14 @@ def _kaiser(beta):
 
 
 def kaiser(M, *, beta=12.0, sym=True, dtype=None, layout=_core.strided, device=None, requires_grad=False):
-    """Returns the window of Kaiser."""
+    """Returns the Kaiser window."""
     if beta < 0:
         raise ValueError(f"beta must be non-negative, got: {beta} instead.")
     return _made("kaiser", M, _options(sym, dtype, layout, device, requires_grad), _kaiser(beta))
 
 
 def _older(name, formula, doc):
-    """Returns a window of `torch`, which is periodic unless it is said not to be."""
+    """Returns a window function of `torch`, which is periodic by default."""
     def window(window_length, periodic=True, *, dtype=None, layout=None, device=None, pin_memory=False, requires_grad=False):
         if window_length < 0:
             raise RuntimeError(f"{name} requires non-negative window_length, got window_length={window_length}")
@@ -156,12 +157,12 @@ def _old_window(name, length, options, formula):
 
 def hamming_window(window_length, periodic=True, alpha=0.54, beta=0.46, *, dtype=None, layout=None, device=None, pin_memory=False,
                    requires_grad=False):
-    """Returns alpha − beta · cos, the window of Hamming."""
+    """Returns alpha − beta · cos, the Hamming window."""
     return _old_window("hamming_window", window_length, _options(not periodic, dtype, layout, device, requires_grad), _cosines([alpha, beta]))
 
 
 def kaiser_window(window_length, periodic=True, beta=12.0, *, dtype=None, layout=None, device=None, pin_memory=False, requires_grad=False):
-    """Returns the window of Kaiser."""
+    """Returns the Kaiser window."""
     return _old_window("kaiser_window", window_length, _options(not periodic, dtype, layout, device, requires_grad), _kaiser(beta))
 
 

@@ -11,12 +11,12 @@ from .._functions import as_tensor, promote_types
 _TOLERANCES = {
     "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7),
     "complex64": (1.3e-6, 1e-5), "complex128": (1e-7, 1e-7)}
-# Those of the former `assert_allclose`.
+# The tolerances of the former `assert_allclose`.
 _FORMER_TOLERANCES = {"float16": (1e-3, 1e-3), "float32": (1e-4, 1e-5), "float64": (1e-5, 1e-8)}
 
 
 def default_tolerances(*inputs, dtype_precisions=None):
-    """Returns the relative and the absolute tolerance of dtypes or of tensors: those of the least exact."""
+    """Returns the relative and the absolute tolerance for dtypes or tensors: those of the least precise dtype."""
     known = _TOLERANCES if dtype_precisions is None else {getattr(dtype, "_name", dtype): pair for dtype, pair in dtype_precisions.items()}
     for value in inputs:
         if not isinstance(value, (_core.Tensor, _core.dtype)):
@@ -34,11 +34,11 @@ class _Options:
         self.check_device, self.check_dtype, self.check_layout, self.check_stride = check_device, check_dtype, check_layout, check_stride
 
     def tolerances(self, *inputs):
-        """Returns the tolerances: what is given, or those of the inputs."""
+        """Returns the given tolerances, or those of the inputs."""
         return (self.rtol, self.atol) if self.rtol is not None else default_tolerances(*inputs)
 
     def fail(self, kind, message, path):
-        """Raises an assertion, with the place in nested containers."""
+        """Raises an `AssertionError` that names the position in nested containers."""
         if path:
             message += f"\n\nThe failure occurred for item {''.join(f'[{step!r}]' for step in path)}"
         if self.msg is not None:
@@ -50,10 +50,10 @@ def assert_close(actual, expected, *, allow_subclasses=True, rtol=None, atol=Non
                  check_layout=True, check_stride=False, msg=None):
     """Raises an `AssertionError` unless tensors, numbers, or nested lists and dictionaries of them are close.
 
-    Close is |actual − expected| ≤ atol + rtol · |expected|; the tolerances are those of the dtype where they are not given.
+    Close means |actual − expected| ≤ atol + rtol · |expected|. The default tolerances depend on the dtype.
     """
     options = _Options(rtol, atol, equal_nan, check_device, check_dtype, check_layout, check_stride, allow_subclasses, msg)
-    # Types of all items are compared before the first value is.
+    # The types of all items are compared before any values.
     for compare, one, other, path in list(_pairs(actual, expected, options, ())):
         compare(one, other, options, path)
 
@@ -77,13 +77,13 @@ def _pairs(actual, expected, options, path):
 
 
 def _plain(value):
-    """Returns the Python number of a number of NumPy, and everything else as it is."""
+    """Returns a NumPy number as a Python number, and any other value unchanged."""
     numpy = sys.modules.get("numpy")
     return value.item() if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)) else value
 
 
 def _pair(actual, expected, options, path):
-    """Returns the function that compares two items, and both as it takes them."""
+    """Returns the function that compares two items, and both items in the form that it takes."""
     if actual is None or expected is None:
         return _compare_none, actual, expected
     numbers = _plain(actual), _plain(expected)
@@ -96,7 +96,7 @@ def _pair(actual, expected, options, path):
         try:
             return _compare_tensors, *(value.detach() if isinstance(value, _core.Tensor) else as_tensor(value) for value in (actual, expected))
         except (TypeError, ValueError, RuntimeError):
-            pass  # No tensor can be made of them.
+            pass  # They cannot be converted to tensors.
     return options.fail(TypeError, f"No comparison pair was able to handle inputs of type {type(actual)} and {type(expected)}.", path)
 
 
@@ -123,7 +123,7 @@ def _compare_numbers(actual, expected, options, path):
 
 
 def _scalars(actual, expected, rtol, atol):
-    """Returns the message about two numbers that are not close."""
+    """Returns the message for two numbers that are not close."""
     difference = abs(actual - expected)
     found = (("Absolute", difference, atol), ("Relative", difference / abs(expected) if expected else math.inf, rtol))
     return "\n".join([_head("Scalars", rtol, atol), "", f"Expected {expected} but got {actual}.",
@@ -167,7 +167,7 @@ def _compare_tensors(actual, expected, options, path):
 
 
 def _tensors(actual, expected, close, rtol, atol):
-    """Returns the message about two tensors that are not close."""
+    """Returns the message for two tensors that are not close."""
     count = actual.numel()
     missed = count - int(close.sum())
     lines = [_head("Tensor-likes", rtol, atol), "", f"Mismatched elements: {missed} / {count} ({missed / count:.1%})"]
@@ -188,7 +188,8 @@ def _tensors(actual, expected, close, rtol, atol):
 
 
 def assert_allclose(actual, expected, rtol=None, atol=None, equal_nan=True, msg=""):
-    """Raises an `AssertionError` unless two tensors are close, of whatever dtype; deprecated for `assert_close`."""
+    """Raises an `AssertionError` unless two tensors are close, regardless of their dtypes. Deprecated in favour of
+    `assert_close`."""
     actual = actual if isinstance(actual, _core.Tensor) else _core.tensor(actual)
     expected = expected if isinstance(expected, _core.Tensor) else _core.tensor(expected, dtype=actual.dtype)
     if rtol is None and atol is None:

@@ -1,4 +1,4 @@
-"""Tensors of random elements for tests (`torch.testing.make_tensor`)."""
+"""Random tensors for tests (`torch.testing.make_tensor`)."""
 
 import collections.abc
 import math
@@ -9,19 +9,19 @@ from .._functions import finfo, iinfo
 
 
 def _range(dtype):
-    """Returns the least number of a dtype and the end of its numbers, and the usual interval of elements."""
+    """Returns the range of a dtype's numbers as a minimum and an exclusive end, and the default interval of elements."""
     if dtype is getattr(_core, "bool"):
         return 0, 2, (0, 2)
     if dtype.is_floating_point or dtype.is_complex:
         limits = finfo(dtype)
         return limits.min, limits.max, (-9, 9)
     limits = iinfo(dtype)
-    # `randint` draws no number above the second largest of int64.
+    # The exclusive end of `randint` is an int64, so the largest int64 is never drawn.
     return limits.min, min(limits.max + 1, 2**63 - 1), (-9, 10)
 
 
 def _limits(dtype, low, high):
-    """Returns the interval of the elements: what is given, within what the dtype holds."""
+    """Returns the interval of the elements: the given one, limited to the range of the dtype."""
     least, end, usual = _range(dtype)
     low, high = usual[0] if low is None else low, usual[1] if high is None else high
     is_inexact = dtype.is_floating_point or dtype.is_complex
@@ -39,25 +39,25 @@ def _limits(dtype, low, high):
 
 
 def _uniform(shape, dtype, device, low, high):
-    """Returns floats that are uniform in an interval, which may be wider than the largest number."""
+    """Returns uniform floats in an interval, which may be wider than the largest number."""
     is_wide = high - low >= finfo(dtype).max
     drawn = _core.empty(list(shape), dtype=dtype, device=device)
     return drawn.uniform_(low / 2, high / 2).mul_(2) if is_wide else drawn.uniform_(low, high)
 
 
 def _drawn(shape, dtype, device, low, high):
-    """Returns elements of an interval, in any dtype."""
+    """Returns random elements of an interval, in any dtype."""
     if dtype.is_complex:
         real = _core.float64 if dtype is _core.complex128 else _core.float32
         return _core.complex(*(_uniform(shape, real, device, low, high) for _ in range(2))).to(dtype)
     if dtype.is_floating_point:
-        # Floats of 8 bits are rounded ones of 32.
+        # 8-bit floats are drawn in float32 and rounded.
         return _uniform(shape, _core.float32 if dtype.itemsize == 1 else dtype, device, low, high).to(dtype)
     return _core.randint(low, high, list(shape), dtype=dtype, device=device)
 
 
 def make_tensor(*shape, dtype, device, low=None, high=None, requires_grad=False, noncontiguous=False, exclude_zero=False, memory_format=None):
-    """Returns a tensor of elements that are drawn from [low, high): from −9 to 9 where they are not given, whole numbers of integer dtypes."""
+    """Returns a random tensor with elements in [low, high), by default from −9 to 9; elements of integer dtypes are integers."""
     shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], collections.abc.Sequence) else shape
     is_inexact = dtype.is_floating_point or dtype.is_complex
     if noncontiguous and memory_format is not None:
@@ -68,7 +68,7 @@ def make_tensor(*shape, dtype, device, low=None, high=None, requires_grad=False,
     low, high = _limits(dtype, low, high)
     made = _drawn((*shape[:-1], 2 * shape[-1]) if noncontiguous else shape, dtype, device, low, high)
     if noncontiguous:
-        # Every second element, from the second on: offsets are tried as well.
+        # Every second element, starting with the second, so that storage offsets are tested as well.
         made = made[..., 1::2]
     elif memory_format is not None:
         made = made.clone(memory_format=memory_format)

@@ -8,7 +8,7 @@ from ..random import get_rng_state, manual_seed, set_rng_state
 
 @contextlib.contextmanager
 def freeze_rng_state():
-    """Returns a region after which the generators are as they were before it."""
+    """Returns a region after which the random generators are restored to their former states."""
     state = get_rng_state()
     on_gpu = cuda.get_rng_state() if cuda.is_available() else None
     try:
@@ -20,7 +20,7 @@ def freeze_rng_state():
 
 
 def wrapper_set_seed(op, *args, **kwargs):
-    """Returns what a function gives that draws from a generator of seed 42, and leaves the generators as they were."""
+    """Returns the result of a function that draws with seed 42, and restores the generators."""
     with freeze_rng_state():
         manual_seed(42)
         return op(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The device on which a function makes tensors (`torch.utils._device`)."""
+"""The default device of tensors that a function creates (`torch.utils._device`)."""
 
 import functools
 import inspect
@@ -7,7 +7,7 @@ from .. import _core
 
 
 class DeviceContext:
-    """A region whose tensors are made on a device where they name none."""
+    """A region with a default device for new tensors."""
 
     def __init__(self, device):
         self.device = _core.device(device)
@@ -21,7 +21,7 @@ class DeviceContext:
 
 
 def set_device(device):
-    """Returns a decorator: its function, or each step of a generator, makes tensors on a device where they name none."""
+    """Returns a decorator that gives a function, or each step of a generator, a default device for new tensors."""
     device = _core.device(device)
 
     def decorated(function):

@@ -1,4 +1,4 @@
-"""Short names of dtypes, as PyTorch's logs have them."""
+"""Short names of dtypes, as in PyTorch's logs."""
 
 from .. import _core
 

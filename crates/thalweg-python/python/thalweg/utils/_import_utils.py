@@ -1,4 +1,4 @@
-"""Questions about modules that may be installed."""
+"""Checks for modules that may be installed."""
 
 import importlib.util
 

@@ -31,7 +31,7 @@ KeyPath = tuple
 
 @dataclasses.dataclass(frozen=True)
 class SequenceKey:
-    """The step to a child by its number."""
+    """The step to a child by its index."""
 
     idx: int
 
@@ -81,7 +81,7 @@ class NodeDef(typing.NamedTuple):
 
 
 class _Serialized(typing.NamedTuple):
-    """How a kind of container is named in a text, and its context."""
+    """The serialized name of a kind of container, and its context."""
 
     name: str
     dump: typing.Optional[typing.Callable]
@@ -92,13 +92,14 @@ SUPPORTED_NODES = {}
 SUPPORTED_SERIALIZED_TYPES = {}
 _BY_NAME = {}
 CONSTANT_NODES = set()
-# Kinds whose children are found by their numbers: named tuples are one kind.
+# Kinds whose children are identified by index: named tuples are one kind.
 BUILTIN_TYPES = frozenset({tuple, list, dict, collections.namedtuple, collections.OrderedDict, collections.defaultdict, collections.deque})
 
 
 def register_pytree_node(cls, flatten_fn, unflatten_fn, *, serialized_type_name=None, to_dumpable_context=None, from_dumpable_context=None,
                          flatten_with_keys_fn=None):
-    """Makes a class a container: `flatten_fn` gives its children and a context, `unflatten_fn` makes one of them."""
+    """Registers a class as a container. `flatten_fn` returns its children and a context, `unflatten_fn` creates an object from
+    them."""
     if cls in SUPPORTED_NODES:
         raise ValueError(f"{cls} is already registered as pytree node.")
     if (to_dumpable_context is None) != (from_dumpable_context is None):
@@ -113,7 +114,7 @@ _register_pytree_node = _private_register_pytree_node = register_pytree_node
 
 
 def register_dataclass(cls, *, field_names=None, drop_field_names=None, serialized_type_name=None):
-    """Makes a dataclass a container of its fields."""
+    """Registers a dataclass as a container of its fields."""
     if field_names is None:
         dropped = drop_field_names or ()
         field_names = [field.name for field in dataclasses.fields(cls) if field.name not in dropped]
@@ -124,13 +125,13 @@ def register_dataclass(cls, *, field_names=None, drop_field_names=None, serializ
 
 
 def register_constant(cls):
-    """Makes the objects of a class parts of the structure, not leaves."""
+    """Makes the objects of a class part of the structure instead of leaves."""
     register_pytree_node(cls, lambda obj: ([], obj), lambda _, context: context, flatten_with_keys_fn=lambda obj: ([], obj))
     CONSTANT_NODES.add(cls)
 
 
 def is_constant_class(cls):
-    """Returns whether the objects of a class are parts of the structure."""
+    """Returns whether the objects of a class are part of the structure."""
     return cls in CONSTANT_NODES
 
 
@@ -140,13 +141,13 @@ def _deregister_pytree_node(cls):
 
 
 def is_namedtuple_class(cls):
-    """Returns whether a class is that of a named tuple."""
+    """Returns whether a class is a named tuple class."""
     return isinstance(cls, type) and issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple) and \
         all(isinstance(field, str) for field in cls._fields)
 
 
 def is_namedtuple(obj):
-    """Returns whether an object is a named tuple, or the class of one."""
+    """Returns whether an object is a named tuple, or a named tuple class."""
     return is_namedtuple_class(obj if isinstance(obj, type) else type(obj))
 
 
@@ -154,13 +155,13 @@ is_namedtuple_instance = _is_namedtuple_instance = lambda obj: is_namedtuple_cla
 
 
 def is_structseq_class(cls):
-    """Returns whether a class is one of the interpreter's tuples with names."""
+    """Returns whether a class is a structseq: one of the interpreter's tuples with named fields."""
     return isinstance(cls, type) and cls.__bases__ == (tuple,) and all(
         isinstance(getattr(cls, name, None), int) for name in ("n_fields", "n_sequence_fields", "n_unnamed_fields"))
 
 
 def is_structseq(obj):
-    """Returns whether an object is one of the interpreter's tuples with names, or the class of one."""
+    """Returns whether an object is a structseq, one of the interpreter's tuples with named fields, or the class of one."""
     return is_structseq_class(obj if isinstance(obj, type) else type(obj))
 
 
@@ -253,7 +254,7 @@ class TreeSpec:
         return hash((self.type, context, tuple(self.children_specs)))
 
     def is_leaf(self):
-        """Returns whether it is that of a leaf."""
+        """Returns whether this is the structure of a leaf."""
         return self.type is None
 
     def children(self):
@@ -265,7 +266,7 @@ class TreeSpec:
         return self.children_specs[index]
 
     def flatten_up_to(self, tree):
-        """Returns the parts of a tree at the places of the leaves. The tree must begin with this structure."""
+        """Returns the parts of a tree at the positions of the leaves. The tree must begin with this structure."""
         if self.is_leaf():
             return [tree]
         kind = _get_node_type(tree)
@@ -340,20 +341,20 @@ def _flatten(tree, leaves, is_leaf):
 
 
 def tree_flatten(tree, is_leaf=None):
-    """Returns the leaves of nested containers, and the structure."""
+    """Returns the leaves of nested containers, and their structure."""
     leaves = []
     return leaves, _flatten(tree, leaves, is_leaf)
 
 
 def tree_unflatten(leaves, treespec):
-    """Returns nested containers of leaves and a structure."""
+    """Returns nested containers made from leaves and a structure."""
     if not isinstance(treespec, TreeSpec):
         raise TypeError(f"tree_unflatten(leaves, treespec): Expected `treespec` to be instance of TreeSpec but got item of type {type(treespec)}.")
     return treespec.unflatten(leaves)
 
 
 def tree_iter(tree, is_leaf=None):
-    """Yields the leaves."""
+    """Yields the leaves of nested containers."""
     if tree_is_leaf(tree, is_leaf):
         yield tree
         return
@@ -362,23 +363,24 @@ def tree_iter(tree, is_leaf=None):
 
 
 def tree_leaves(tree, is_leaf=None):
-    """Returns the leaves."""
+    """Returns the leaves of nested containers."""
     return list(tree_iter(tree, is_leaf))
 
 
 def tree_structure(tree, is_leaf=None):
-    """Returns the structure."""
+    """Returns the structure of nested containers."""
     return tree_flatten(tree, is_leaf)[1]
 
 
 def tree_map(func, tree, *rests, is_leaf=None):
-    """Returns the containers with a function's results as leaves; `rests` begin with the structure of the first tree."""
+    """Returns the containers with the results of a function as leaves. The structure of each of `rests` must begin with that of
+    the first tree."""
     leaves, spec = tree_flatten(tree, is_leaf)
     return spec.unflatten(map(func, leaves, *(spec.flatten_up_to(rest) for rest in rests)))
 
 
 def tree_map_(func, tree, *rests, is_leaf=None):
-    """Calls a function with every leaf, and returns the tree as it is."""
+    """Calls a function with every leaf, and returns the tree unchanged."""
     leaves, spec = tree_flatten(tree, is_leaf)
     collections.deque(map(func, leaves, *(spec.flatten_up_to(rest) for rest in rests)), maxlen=0)
     return tree
@@ -393,7 +395,7 @@ def _chosen(condition):
 
 
 def map_only(type_or_types_or_pred, /):
-    """Returns a decorator: the function then leaves alone what is not of the types."""
+    """Returns a decorator that limits a function to values of these types. Other values are returned unchanged."""
     chosen = _chosen(type_or_types_or_pred)
 
     def wrapper(func):
@@ -405,12 +407,12 @@ def map_only(type_or_types_or_pred, /):
 
 
 def tree_map_only(type_or_types_or_pred, /, func, tree, is_leaf=None):
-    """Returns the containers with a function's results in the place of the leaves of some types."""
+    """Returns the containers with the leaves of some types replaced by the results of a function."""
     return tree_map(map_only(type_or_types_or_pred)(func), tree, is_leaf=is_leaf)
 
 
 def tree_map_only_(type_or_types_or_pred, /, func, tree, is_leaf=None):
-    """Calls a function with every leaf of some types, and returns the tree as it is."""
+    """Calls a function with every leaf of some types, and returns the tree unchanged."""
     return tree_map_(map_only(type_or_types_or_pred)(func), tree, is_leaf=is_leaf)
 
 
@@ -420,7 +422,7 @@ def tree_all(pred, tree, is_leaf=None):
 
 
 def tree_any(pred, tree, is_leaf=None):
-    """Returns whether a condition holds for a leaf."""
+    """Returns whether a condition holds for any leaf."""
     return any(map(pred, tree_iter(tree, is_leaf)))
 
 
@@ -430,12 +432,13 @@ def tree_all_only(type_or_types, /, pred, tree, is_leaf=None):
 
 
 def tree_any_only(type_or_types, /, pred, tree, is_leaf=None):
-    """Returns whether a condition holds for a leaf of some types."""
+    """Returns whether a condition holds for any leaf of some types."""
     return any(pred(leaf) for leaf in tree_iter(tree, is_leaf) if isinstance(leaf, type_or_types))
 
 
 def _broadcast_to_and_flatten(tree, treespec, is_leaf=None):
-    """Returns a tree's leaves, each as often as the structure has leaves in its place; None where the two do not fit."""
+    """Returns a tree's leaves, each repeated for every leaf that the structure has at its position, or None if the two do not
+    match."""
     if tree_is_leaf(tree, is_leaf):
         return [tree] * treespec.num_leaves
     kind = _get_node_type(tree)
@@ -466,31 +469,31 @@ def _with_paths(tree, path, found, is_leaf):
 
 
 def tree_leaves_with_path(tree, is_leaf=None):
-    """Returns the leaves with the steps that lead to each."""
+    """Returns the leaves, each with its path."""
     found = []
     _with_paths(tree, (), found, is_leaf)
     return found
 
 
 def tree_flatten_with_path(tree, is_leaf=None):
-    """Returns the leaves with the steps that lead to each, and the structure."""
+    """Returns the leaves, each with its path, and the structure."""
     return tree_leaves_with_path(tree, is_leaf), tree_structure(tree, is_leaf)
 
 
 def tree_map_with_path(func, tree, *rests, is_leaf=None):
-    """Returns the containers with the results of a function, which is given the steps to the leaf and the leaf."""
+    """Returns the containers with the results of a function of the path and the leaf."""
     found, spec = tree_flatten_with_path(tree, is_leaf)
     paths, leaves = zip(*found) if found else ((), ())
     return spec.unflatten(map(func, paths, leaves, *(spec.flatten_up_to(rest) for rest in rests)))
 
 
 def keystr(path):
-    """Returns steps as a text."""
+    """Returns a path as text."""
     return "".join(str(key) for key in path)
 
 
 def key_get(obj, path):
-    """Returns the part of a tree to which steps lead."""
+    """Returns the part of a tree at a path."""
     for key in path:
         obj = key.get(obj)
     return obj
@@ -516,7 +519,7 @@ def _as_data(spec):
 
 
 def treespec_dumps(treespec, protocol=None):
-    """Returns a structure as a text."""
+    """Returns a structure in serialized form."""
     if not isinstance(treespec, TreeSpec):
         raise TypeError(f"treespec_dumps(treespec, protocol): Expected `treespec` to be instance of TreeSpec but got item of type {type(treespec)}.")
     return json.dumps([1, _as_data(treespec)])
@@ -533,7 +536,7 @@ def _from_data(data):
 
 
 def treespec_loads(serialized):
-    """Returns the structure of a text."""
+    """Returns a structure from its serialized form."""
     protocol, data = json.loads(serialized)
     if protocol != 1:
         raise ValueError(f"Unknown protocol {protocol}. Available protocols: [1]")
@@ -541,5 +544,5 @@ def treespec_loads(serialized):
 
 
 def treespec_pprint(treespec):
-    """Returns a structure as a text for people."""
+    """Returns a structure as readable text."""
     return repr(treespec.unflatten(["*"] * treespec.num_leaves)).replace("'*'", "*")

@@ -11,7 +11,7 @@ _defaults = {"early_stop": True, "debug": None}
 
 
 def detach_variable(inputs):
-    """Returns a tuple with each tensor outside of the graph, a leaf that requires a gradient where it did."""
+    """Returns a tuple with each tensor detached from the graph. A tensor that requires a gradient becomes a leaf that does."""
     if not isinstance(inputs, tuple):
         raise RuntimeError(f"Only tuple of tensors is supported. Got Unsupported input type: {type(inputs).__name__}")
     return tuple(value.detach().requires_grad_(value.requires_grad) if isinstance(value, _core.Tensor) else value for value in inputs)
@@ -19,7 +19,7 @@ def detach_variable(inputs):
 
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable):
-    """A region whose checkpointed functions are, or are not, left as soon as backward has what it needs."""
+    """A region that sets whether checkpointed functions stop as soon as the backward pass has what it needs."""
     former = _defaults["early_stop"]
     _defaults["early_stop"] = bool(enable)
     try:
@@ -30,7 +30,8 @@ def set_checkpoint_early_stop(enable):
 
 @contextlib.contextmanager
 def set_checkpoint_debug_enabled(enabled):
-    """A region that says of all checkpointed functions whether an error of theirs lists their calls; with None, each says it itself."""
+    """A region that sets whether errors of checkpointed functions list their calls. With None, the argument `debug` of each
+    decides."""
     former = _defaults["debug"]
     _defaults["debug"] = enabled
     try:
@@ -40,19 +41,19 @@ def set_checkpoint_debug_enabled(enabled):
 
 
 def noop_context_fn():
-    """Returns two regions that change nothing: one for the first run of a checkpointed function, one for the second."""
+    """Returns two regions that change nothing, one for each run of a checkpointed function."""
     return contextlib.nullcontext(), contextlib.nullcontext()
 
 
 class _Lines:
-    """The lines of a program that call operators while a checkpointed function runs, for its errors."""
+    """The program lines that call operators while a checkpointed function runs, for its error messages."""
 
     def __init__(self):
         self.first, self.second = [], []
 
     @contextlib.contextmanager
     def noted(self, lines):
-        """A region in which each tensor that is saved notes the line that saves it."""
+        """A region in which each saved tensor records the line that saves it."""
         lines.clear()
         former = sys.gettrace()
 
@@ -78,9 +79,9 @@ class _Lines:
 
 def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, determinism_check="default", debug=False,
                context_fn=noop_context_fn, early_stop=True, **kwargs):
-    """Calls a function without keeping what its operators save for backward: the backward pass runs it again.
+    """Calls a function without saving tensors for the backward pass, which runs the function again.
 
-    It is PyTorch's `use_reentrant=False`; with `use_reentrant=True` too, whose limits are not here.
+    This is PyTorch's `use_reentrant=False`. `use_reentrant=True` behaves the same here, without PyTorch's limits.
     """
     if use_reentrant and (context_fn is not noop_context_fn or debug):
         raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
@@ -100,7 +101,7 @@ def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, det
         values[place] = None
 
     def run(inputs):
-        # The first call has the caller's own objects; what is kept for the second has no tensor.
+        # The first call uses the caller's own objects. The values that are kept for the second call contain no tensors.
         given = list(first) if first else list(values)
         if not first:
             for place, tensor in zip(places, inputs):
@@ -120,7 +121,8 @@ def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, det
 
 
 def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwargs):
-    """Calls the modules of a sequence one behind the other, cut into checkpointed segments; the last one keeps what it saves."""
+    """Calls the modules of a sequence one after another, divided into checkpointed segments. The last segment saves its
+    tensors."""
     if use_reentrant is None:
         warnings.warn("checkpoint_sequential: the use_reentrant parameter should be passed explicitly; here it is as use_reentrant=False", stacklevel=2)
         use_reentrant = False

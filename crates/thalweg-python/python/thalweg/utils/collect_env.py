@@ -1,4 +1,4 @@
-"""The machine and the versions, for reports of defects (`python -m thalweg.utils.collect_env`)."""
+"""The machine and the versions, for bug reports (`python -m thalweg.utils.collect_env`)."""
 
 import importlib.metadata
 import os
@@ -18,7 +18,7 @@ def _version_of(library):
 
 
 def get_pretty_env_info():
-    """Returns the versions and the devices as text, a line for each."""
+    """Returns the versions and the devices as text, one line each."""
     has_gpu = cuda.is_available()
     rows = {
         "Thalweg version": _core.__version__,
@@ -39,7 +39,7 @@ def get_pretty_env_info():
 
 
 def main():
-    """Prints it."""
+    """Prints the versions and the devices."""
     print(get_pretty_env_info(), end="")
 
 

@@ -1,4 +1,4 @@
-"""The effects of `use_deterministic_algorithms` beside the operators (`torch.utils.deterministic`)."""
+"""The effects of `use_deterministic_algorithms` beyond the operators (`torch.utils.deterministic`)."""
 
 import sys
 import types
@@ -11,7 +11,7 @@ _NAME = "deterministic.fill_uninitialized_memory"
 class _Module(types.ModuleType):
     @property
     def fill_uninitialized_memory(self):
-        """Whether memory that is allocated and not written is filled while operators must repeat their bits."""
+        """Whether uninitialised memory is filled while operators must be deterministic."""
         return _core._backends._switch(_NAME)
 
     @fill_uninitialized_memory.setter

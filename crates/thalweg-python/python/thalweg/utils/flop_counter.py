@@ -1,4 +1,5 @@
-"""Counts of floating-point operations (`torch.utils.flop_counter`): the counter can be made and asked, and counting is left out."""
+"""Counts of floating-point operations (`torch.utils.flop_counter`).
+The counter can be created and read, but counting is left out."""
 
 flop_registry = {}
 
@@ -20,14 +21,14 @@ class FlopCounterMode:
         return 0
 
     def get_flop_counts(self):
-        """Returns the empty dictionary: nothing has been counted."""
+        """Returns an empty dictionary: nothing has been counted."""
         return {}
 
     def get_table(self, depth=None):
-        """Returns the empty text: nothing has been counted."""
+        """Returns an empty text: nothing has been counted."""
         return ""
 
 
 def register_flop_formula(targets, get_raw=False):
-    """Returns a decorator that leaves its function as it is."""
+    """Returns a decorator that returns its function unchanged."""
     return lambda function: function

@@ -11,7 +11,7 @@ from ..autograd.function import Function
 
 
 class RemovableHandle:
-    """A registered hook; `remove` takes it back."""
+    """A registered hook. `remove` unregisters it."""
 
     _numbers = itertools.count(1)
     _lock = threading.RLock()
@@ -22,11 +22,11 @@ class RemovableHandle:
         self.extra_dict_ref = tuple(map(_reference, extra))
         with RemovableHandle._lock:
             number = next(RemovableHandle._numbers)
-        # A hook in front of the others has a number below 0.
+        # A hook that is called before the others has a negative number.
         self.id = -number if prepend else number
 
     def remove(self):
-        """Takes the hook back."""
+        """Unregisters the hook."""
         for reference in (self.hooks_dict_ref, *self.extra_dict_ref):
             hooks = reference()
             if hooks is not None:
@@ -50,7 +50,7 @@ class RemovableHandle:
 
 
 def _reference(hooks):
-    """Returns a weak reference to a dictionary of hooks, or a strong one where it cannot be had."""
+    """Returns a weak reference to a dictionary of hooks, or a strong one if its class does not support weak references."""
     try:
         return weakref.ref(hooks)
     except TypeError:
@@ -58,12 +58,13 @@ def _reference(hooks):
 
 
 def in_order(hooks):
-    """Returns the numbers and entries of hooks in the order of their calls, as they are now: other threads may add and remove some meanwhile."""
+    """Returns the numbers and entries of hooks in calling order, as a copy, because other threads may add and remove hooks
+    meanwhile."""
     return sorted(list(hooks.items()), key=lambda hook: min(hook[0], 0))
 
 
 class _Boundary(Function):
-    """Tensors as they are, as the results of one node."""
+    """A function that returns its tensors unchanged, as the results of one node."""
 
     @staticmethod
     def forward(ctx, *tensors):
@@ -76,7 +77,7 @@ class _Boundary(Function):
 
 
 class BackwardHook:
-    """The hooks of a module in the backward pass of one call: they see the gradients of its outputs and of its inputs."""
+    """The hooks of a module in the backward pass of one call, with the gradients of its outputs and inputs."""
 
     def __init__(self, module, hooks, pre_hooks):
         self._module, self._hooks, self._pre_hooks = module, hooks, pre_hooks
@@ -84,7 +85,7 @@ class BackwardHook:
         self._inputs, self._arguments = None, 0
 
     def _bounded(self, values, register):
-        """Returns values whose tensors that want a gradient come from one node, which `register` adds a hook to."""
+        """Returns values whose tensors that require a gradient come from one node, with which `register` registers a hook."""
         is_tuple = isinstance(values, tuple)
         listed = list(values) if is_tuple else [values]
         places = [place for place, value in enumerate(listed) if getattr(value, "requires_grad", False) is True]
@@ -96,11 +97,11 @@ class BackwardHook:
         register(bounded[0].grad_fn, places, len(listed))
         if not is_tuple:
             return listed[0], True
-        # A tuple with names stays one.
+        # A named tuple keeps its class.
         return (tuple(listed) if type(values) is tuple else type(values)(*listed)), True
 
     def setup_input_hook(self, args):
-        """Returns the arguments of the call, whose gradients are looked at."""
+        """Returns the arguments of the call, wired so that their gradients are observed."""
         self._arguments = len(args)
 
         def register(node, places, count):
@@ -108,7 +109,7 @@ class BackwardHook:
 
             def hook(grad_inputs, _):
                 if self._grad_outputs is None:
-                    # The pass came here by another way than the outputs, as that of a gradient does.
+                    # The pass did not arrive through the outputs; a second derivative may arrive this way.
                     return None
                 full = self._called(_spread(grad_inputs, places, count))
                 return None if full is None else tuple(full[place] for place in places)
@@ -116,7 +117,7 @@ class BackwardHook:
         return self._bounded(args, register)[0]
 
     def setup_output_hook(self, output):
-        """Returns the results of the call, whose gradients are looked at."""
+        """Returns the results of the call, wired so that their gradients are observed."""
         if not isinstance(output, (Tensor, tuple)):
             warnings.warn("For backward hooks to be called, module output should be a Tensor or a tuple of Tensors but received "
                           f"{type(output)}", stacklevel=2)
@@ -136,7 +137,7 @@ class BackwardHook:
                     outputs, changed = given, True
                 self._grad_outputs = outputs
                 if self._inputs is None:
-                    # No input wants a gradient: this is all that the hooks see.
+                    # No input requires a gradient: the hooks see nothing more.
                     if self._hooks:
                         warnings.warn("Full backward hook is firing when gradients are computed with respect to module outputs since no inputs "
                                       "require gradients.", stacklevel=2)
@@ -148,7 +149,7 @@ class BackwardHook:
         return self._bounded(output, register)[0]
 
     def _called(self, grad_inputs):
-        """Calls the hooks, and returns the gradients that they gave, if they did."""
+        """Calls the hooks, and returns the gradients that they returned, if any."""
         changed, grad_outputs, self._grad_outputs = False, self._grad_outputs, None
         for hook in self._hooks:
             given = hook(self._module, grad_inputs, grad_outputs)
@@ -167,7 +168,7 @@ class BackwardHook:
 
 
 def _spread(gradients, places, count):
-    """Returns gradients at their places among all values, None at the others."""
+    """Returns gradients at their positions among all values, and None at the other positions."""
     spread = [None] * count
     for place, gradient in zip(places, gradients):
         spread[place] = gradient

@@ -1,4 +1,4 @@
-"""The files of models by an earlier name (`torch.utils.model_zoo`)."""
+"""Model files under a deprecated name (`torch.utils.model_zoo`)."""
 
 from ..hub import load_state_dict_from_url as load_url  # noqa: F401
 from ..hub import download_url_to_file as _download_url_to_file  # noqa: F401

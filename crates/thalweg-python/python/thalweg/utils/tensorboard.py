@@ -1,4 +1,4 @@
-"""Summaries for TensorBoard (`torch.utils.tensorboard`), written by the package `tensorboard`, which has to be installed."""
+"""Summaries for TensorBoard (`torch.utils.tensorboard`), written with the package `tensorboard`, which must be installed."""
 
 import importlib.util
 import os
@@ -26,14 +26,14 @@ def _array(values):
 
 
 class _FileWriter:
-    """A file of events."""
+    """An event file."""
 
     def __init__(self, log_dir, max_queue=10, flush_secs=120, filename_suffix=""):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
         self.event_writer = EventFileWriter(str(log_dir), max_queue, flush_secs, filename_suffix)
 
     def get_logdir(self):
-        """Returns the folder of the file."""
+        """Returns the folder of the event file."""
         return self.event_writer.get_logdir()
 
     def add_summary(self, summary, global_step=None, walltime=None):
@@ -82,7 +82,7 @@ class _SummaryWriter:
         self._add(tag, global_step, walltime, simple_value=_number(scalar_value))
 
     def add_scalars(self, main_tag, tag_scalar_dict, global_step=None, walltime=None):
-        """Adds numbers, each as a run of its own."""
+        """Adds numbers, each as a separate run."""
         for tag, value in tag_scalar_dict.items():
             folder = os.path.join(self.log_dir, main_tag.replace("/", "_") + "_" + tag)
             self._add(main_tag, global_step, walltime, folder, simple_value=_number(value))
@@ -128,7 +128,7 @@ class _SummaryWriter:
         self._add(tag, global_step, walltime, image=image)
 
     def add_images(self, tag, img_tensor, global_step=None, walltime=None, dataformats="NCHW"):
-        """Adds pictures side by side."""
+        """Adds several pictures next to each other."""
         import numpy
         array = _array(img_tensor)
         order = [dataformats.upper().index(letter) for letter in "NHWC"]
@@ -136,7 +136,7 @@ class _SummaryWriter:
         self.add_image(tag, row.astype(numpy.uint8) if array.max() > 1.0 else row, global_step, walltime, "HWC")
 
     def add_hparams(self, hparam_dict, metric_dict, hparam_domain_discrete=None, run_name=None, global_step=None):
-        """Adds settings as a text, and what came out as numbers."""
+        """Adds hyperparameters as text, and metrics as numbers."""
         self.add_text("hparams", "\n\n".join(f"{name}: {value}" for name, value in hparam_dict.items()), global_step)
         for name, value in metric_dict.items():
             self.add_scalar(name, value, global_step)

@@ -1,4 +1,4 @@
-"""Which backend computes scaled dot product attention (`torch.nn.attention`)."""
+"""Choice of the backend for scaled dot product attention (`torch.nn.attention`)."""
 
 import contextlib
 import enum
@@ -7,7 +7,7 @@ from ... import _core
 
 
 class SDPBackend(enum.IntEnum):
-    """A way to compute attention."""
+    """An implementation of attention."""
 
     ERROR = -1
     MATH = 0
@@ -17,7 +17,7 @@ class SDPBackend(enum.IntEnum):
     OVERRIDEABLE = 4
 
 
-# The places of what there is: cuDNN, Flash, and a composition of operators. Flash is also what is memory-efficient.
+# The positions of the implementations: cuDNN, Flash, and a composition of operators. Flash is also the memory-efficient one.
 _PLACES = {
     SDPBackend.CUDNN_ATTENTION: 0, SDPBackend.FLASH_ATTENTION: 1, SDPBackend.EFFICIENT_ATTENTION: 1, SDPBackend.MATH: 2}
 
@@ -35,7 +35,7 @@ def _replace(allowed):
 
 @contextlib.contextmanager
 def sdpa_kernel(backends, set_priority=False):
-    """Returns a region in which this thread's attention is computed by one of the backends alone. The order is always cuDNN, Flash, operators."""
+    """Returns a region in which this thread's attention uses only these backends. The order is always cuDNN, Flash, operators."""
     if not isinstance(backends, (list, SDPBackend)):
         raise AssertionError("Backend must be an instance of SDPBackend or a list of SDPBackend instances")
     allowed = [False] * 3

@@ -1,4 +1,4 @@
-"""Masks of causal attention as objects (`torch.nn.attention.bias`): here they are tensors of truth values."""
+"""Masks of causal attention as objects (`torch.nn.attention.bias`): here they are tensors of bools."""
 
 import enum
 
@@ -6,7 +6,7 @@ from ... import _core
 
 
 class CausalVariant(enum.IntEnum):
-    """The corner of the scores in which the diagonal of a causal mask begins."""
+    """The corner of the score matrix at which the diagonal of a causal mask begins."""
 
     UPPER_LEFT = 1
     LOWER_RIGHT = 2

@@ -1,4 +1,5 @@
-"""Attention with a function of the scores (`torch.nn.attention.flex_attention`): computed over the matrix of scores, by operators."""
+"""Attention with a function of the scores (`torch.nn.attention.flex_attention`).
+It is computed by operators over the full score matrix."""
 
 import math
 
@@ -17,13 +18,13 @@ def noop_mask(batch, head, token_q, token_kv):
 
 
 def _places(batch, heads, queries, keys, device):
-    """Returns the numbers of batches, heads, queries and keys, of four dimensions each."""
+    """Returns the indices of batches, heads, queries and keys, as tensors of four dimensions."""
     sizes = (batch, heads, queries, keys)
     return [_core.arange(size, device=device).view([-1 if place == dim else 1 for dim in range(4)]) for place, size in enumerate(sizes)]
 
 
 class BlockMask:
-    """A mask by a function of batch, head, query and key."""
+    """A mask that is defined by a function of batch, head, query and key."""
 
     def __init__(self, mask_mod, sizes, block_size):
         self.mask_mod, self.seq_lengths, self.BLOCK_SIZE = mask_mod, sizes[2:], block_size
@@ -39,18 +40,18 @@ class BlockMask:
         return self
 
     def to_dense(self, device=None):
-        """Returns the mask as truth values."""
+        """Returns the mask as bools."""
         batch, heads, queries, keys = self._sizes
         return self.mask_mod(*_places(batch or 1, heads or 1, queries, keys, device)).expand(batch or 1, heads or 1, queries, keys)
 
 
 def create_mask(mod_fn, B, H, Q_LEN, KV_LEN, device=None):
-    """Returns a mask as truth values, of a function."""
+    """Returns the mask of a function, as bools."""
     return BlockMask(mod_fn, (B, H, Q_LEN, KV_LEN), None).to_dense(device)
 
 
 def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device=None, BLOCK_SIZE=_DEFAULT_SPARSE_BLOCK_SIZE, _compile=False, **options):
-    """Returns a mask by a function."""
+    """Returns a mask that is defined by a function."""
     size = BLOCK_SIZE if isinstance(BLOCK_SIZE, tuple) else (BLOCK_SIZE, BLOCK_SIZE)
     return BlockMask(mask_mod, (B, H, Q_LEN, KV_LEN), size)
 
@@ -60,7 +61,7 @@ def _create_empty_block_mask(query, key):
 
 
 def and_masks(*mask_mods):
-    """Returns the function of a mask that shows what all show."""
+    """Returns the mask function that is true where all given mask functions are."""
     def both(*places):
         result = noop_mask(*places)
         for mask in mask_mods:
@@ -70,7 +71,7 @@ def and_masks(*mask_mods):
 
 
 def or_masks(*mask_mods):
-    """Returns the function of a mask that shows what one of them shows."""
+    """Returns the mask function that is true where any given mask function is."""
     def either(*places):
         result = ~noop_mask(*places)
         for mask in mask_mods:
@@ -80,7 +81,8 @@ def or_masks(*mask_mods):
 
 
 def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, kernel_options=None, **others):
-    """Returns attention whose scores a function changes and a mask hides; with the logarithms of the sums where they are asked for."""
+    """Returns attention with scores that a function changes and a mask hides, and on request the logarithms of the sums of
+    exponentials."""
     if others.get("return_aux") is not None:
         raise NotImplementedError("flex_attention(return_aux=...) is left out: say return_lse=True")
     if enable_gqa:

@@ -1,4 +1,4 @@
-"""Helpers of training (`torch.nn.utils`)."""
+"""Helpers for training (`torch.nn.utils`)."""
 
 import inspect
 
@@ -13,7 +13,7 @@ def _listed(parameters):
 
 
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    """Scales gradients so that their norm is at most a number, and returns the norm that they had."""
+    """Scales gradients so that their norm is at most a given number, and returns their norm before that."""
     parameters = _listed(parameters)
     if not parameters:
         return _core.tensor(0.0)
@@ -26,14 +26,14 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
 
 
 def clip_grad_value_(parameters, clip_value, foreach=None):
-    """Cuts gradients off at ± a number."""
+    """Clamps gradients to ± a number."""
     parameters = _listed(parameters)
     if parameters:
         _core._clip_grad_value(parameters, float(clip_value))
 
 
 def parameters_to_vector(parameters):
-    """Returns all parameters in one row."""
+    """Returns all parameters as one vector."""
     parameters = list(parameters)
     if not parameters:
         raise ValueError("torch.cat(): expected a non-empty list of Tensors")
@@ -41,7 +41,7 @@ def parameters_to_vector(parameters):
 
 
 def vector_to_parameters(vec, parameters):
-    """Overwrites parameters with the parts of one row."""
+    """Overwrites parameters with the parts of a vector."""
     if not isinstance(vec, _core.Tensor):
         raise TypeError(f"expected torch.Tensor, but got: {type(vec).__name__}")
     parameters, start = list(parameters), 0
@@ -54,7 +54,7 @@ def vector_to_parameters(vec, parameters):
 
 
 def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    """Returns the norm of all tensors together."""
+    """Returns the norm of all tensors taken together."""
     tensors, norm_type = [tensors] if isinstance(tensors, _core.Tensor) else list(tensors), float(norm_type)
     if not tensors:
         return _core.tensor(0.0)
@@ -67,7 +67,7 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
 
 
 def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
-    """Scales gradients so that a norm that they have together is at most a number."""
+    """Scales gradients so that their total norm is at most a given number."""
     factor = (float(max_norm) / (total_norm + 1e-6)).clamp_max(1.0)
     for parameter in _listed(parameters):
         gradient = parameter.grad.detach()
@@ -75,7 +75,7 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
 
 
 def skip_init(module_cls, *args, **kwargs):
-    """Makes a module whose values are not written, on a device where one is named."""
+    """Creates a module with uninitialised parameters, on a device if one is given."""
     if not issubclass(module_cls, Module):
         raise RuntimeError(f"Expected a Module; got {module_cls}")
     if "device" not in inspect.signature(module_cls).parameters:
@@ -84,7 +84,7 @@ def skip_init(module_cls, *args, **kwargs):
     return module_cls(*args, **kwargs, device="meta").to_empty(device=device)
 
 
-# These use what is above, or have functions of their modules' names.
+# These modules use the functions above, or have functions with their own names.
 from . import fusion, memory_format, parametrizations, parametrize, prune  # noqa: E402,F401
 from .fusion import fuse_conv_bn_eval, fuse_conv_bn_weights, fuse_linear_bn_eval, fuse_linear_bn_weights  # noqa: E402,F401
 from .memory_format import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format  # noqa: E402,F401

@@ -1,10 +1,10 @@
-"""Weights that a hook computes before each call from what is learned in their place: the common part of `weight_norm` and `spectral_norm`."""
+"""Weights that a hook computes before each call from other parameters: the common part of `weight_norm` and `spectral_norm`."""
 
 from ..parameter import is_lazy
 
 
 class ComputedWeight:
-    """The hook: a subclass says how a weight is computed and how the module gets it back as a parameter."""
+    """The hook. Subclasses define how a weight is computed, and how it is turned back into a parameter."""
 
     # The name of the function that adds such hooks.
     _function = None
@@ -13,7 +13,7 @@ class ComputedWeight:
         self.name, self.dim = name, dim
 
     def _add_to(self, module, weight):
-        """Adds the hook to a module that has no other one of the kind for the same weight, whose shape must be known."""
+        """Adds the hook to a module. The weight must have a shape, and must not have another hook of this kind."""
         if type(self)._found(module, self.name) is not None:
             raise RuntimeError(f"Cannot register two {self._function} hooks on the same parameter {self.name}")
         if is_lazy(weight):
@@ -23,12 +23,12 @@ class ComputedWeight:
 
     @classmethod
     def _found(cls, module, name):
-        """Returns the number of a module's hook for a weight; None where there is none."""
+        """Returns the number of a module's hook for a weight, or None."""
         return next((number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, cls) and hook.name == name), None)
 
     @classmethod
     def _removed_from(cls, module, name):
-        """Takes the hook for a weight off a module, makes the weight a parameter again, and returns the hook."""
+        """Removes the hook for a weight from a module, makes the weight a parameter again, and returns the hook."""
         number = cls._found(module, name)
         if number is None:
             raise ValueError(f"{cls._function} of '{name}' not found in {module}")

@@ -11,10 +11,10 @@ def _convert(module, kinds, memory_format):
 
 
 def convert_conv2d_weight_memory_format(module, memory_format):
-    """Converts the weights of all convolutions of images in a module."""
+    """Converts the weights of all two-dimensional convolutions in a module."""
     return _convert(module, (Conv2d, ConvTranspose2d), memory_format)
 
 
 def convert_conv3d_weight_memory_format(module, memory_format):
-    """Converts the weights of all convolutions of volumes in a module."""
+    """Converts the weights of all three-dimensional convolutions in a module."""
     return _convert(module, (Conv3d, ConvTranspose3d), memory_format)

@@ -1,5 +1,4 @@
-"""Parametrizations that there are: weights of norm 1 in directions, of spectral norm 1, and orthogonal ones
-(`torch.nn.utils.parametrizations`)."""
+"""The available parametrizations: weight norm, spectral norm and orthogonal matrices (`torch.nn.utils.parametrizations`)."""
 
 from ... import _core
 from .. import functional as F
@@ -17,7 +16,7 @@ def _tensor_of(module, name):
 
 
 class _WeightNorm(Module):
-    """A tensor as norm and direction of its slices."""
+    """A tensor given by the norms and directions of its slices."""
 
     def __init__(self, dim=0):
         super().__init__()
@@ -27,12 +26,12 @@ class _WeightNorm(Module):
         return weight_of(weight_v, weight_g, self.dim)
 
     def right_inverse(self, weight):
-        """Returns norms and directions of a weight."""
+        """Returns the norms and directions of a weight."""
         return norm_except_dim(weight, 2, self.dim), weight
 
 
 def weight_norm(module, name="weight", dim=0):
-    """Parametrizes a weight by the norms and the directions of its slices."""
+    """Parametrizes a weight by the norms and directions of its slices."""
     parametrize.register_parametrization(module, name, _WeightNorm(dim), unsafe=True)
 
     def take_former_names(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
@@ -45,7 +44,7 @@ def weight_norm(module, name="weight", dim=0):
 
 
 class _SpectralNorm(Module):
-    """A tensor divided by its greatest singular value, which is found by iteration."""
+    """A tensor divided by its greatest singular value, which is estimated by power iteration."""
 
     def __init__(self, weight, n_power_iterations=1, dim=0, eps=1e-12):
         super().__init__()
@@ -86,12 +85,12 @@ class _SpectralNorm(Module):
         return weight / _core.vdot(u, _core.mv(matrix, v))
 
     def right_inverse(self, value):
-        """Returns a value as it is: that its norm is 1 is up to the program."""
+        """Returns a value unchanged: the program must ensure that its spectral norm is 1."""
         return value
 
 
 def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=None):
-    """Parametrizes a weight by one that is divided by its greatest singular value."""
+    """Parametrizes a weight as another weight divided by its greatest singular value."""
     weight = _tensor_of(module, name)
     dim = dim if dim is not None else 1 if isinstance(module, _ConvTranspose) else 0
     parametrize.register_parametrization(module, name, _SpectralNorm(weight, n_power_iterations, dim, eps))
@@ -99,7 +98,8 @@ def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=No
 
 
 def _made_orthogonal(matrix):
-    """Returns an orthogonal matrix by the decomposition of another, the signs so that it is that one if it was orthogonal."""
+    """Returns an orthogonal matrix from a QR decomposition, with signs chosen so that an orthogonal matrix is returned
+    unchanged."""
     reflectors, tau = _core.geqrf(matrix)
     return _core.linalg_householder_product(reflectors, tau) * reflectors.diagonal(dim1=-2, dim2=-1).sgn().unsqueeze(-2)
 
@@ -115,7 +115,7 @@ _MAPS = ("matrix_exp", "cayley", "householder")
 
 
 class _Orthogonal(Module):
-    """An orthogonal matrix as the image of a matrix without bounds."""
+    """An orthogonal matrix as the image of an unconstrained matrix."""
 
     def __init__(self, weight, orthogonal_map, *, use_trivialization=True):
         super().__init__()
@@ -134,7 +134,7 @@ class _Orthogonal(Module):
         return found.mT if is_wide else found
 
     def _skew(self, X):
-        """Returns the image of a skew matrix."""
+        """Returns the orthogonal image of a skew-symmetric matrix."""
         rows, columns = X.shape[-2:]
         X = X.tril()
         if rows != columns:
@@ -146,13 +146,13 @@ class _Orthogonal(Module):
         return _core.linalg_solve(one - A * 0.5, one + A * 0.5)[..., :columns]
 
     def _reflected(self, X):
-        """Returns a product of reflections."""
+        """Returns a product of Householder reflections."""
         A = X.tril(diagonal=-1)
         tau = 2.0 / (1.0 + (A * A).sum(dim=-2))
         return _core.linalg_householder_product(A, tau) * X.diagonal(dim1=-2, dim2=-1).int().unsqueeze(-2)
 
     def right_inverse(self, Q):
-        """Returns a matrix whose image is another one, which is made orthogonal."""
+        """Returns a matrix whose image is the given one, after making that orthogonal."""
         if Q.shape != self.shape:
             raise ValueError(f"Expected a matrix or batch of matrices of shape {self.shape}. Got a tensor of shape {Q.shape}.")
         given, is_wide = Q, Q.shape[-2] < Q.shape[-1]

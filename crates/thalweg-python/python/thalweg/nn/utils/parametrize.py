@@ -1,4 +1,4 @@
-"""Tensors of modules that are functions of other tensors (`torch.nn.utils.parametrize`)."""
+"""Tensors of modules that are computed from other tensors (`torch.nn.utils.parametrize`)."""
 
 import collections.abc
 import contextlib
@@ -8,14 +8,14 @@ from ... import _core
 from ..containers import ModuleDict, ModuleList
 from ..parameter import Parameter
 
-# What was computed in regions of `cached`, by module and name, and how many of them are open.
+# The tensors computed in regions of `cached`, by module and name, and the number of open regions.
 _cache = {}
 _cache_enabled = 0
 
 
 @contextlib.contextmanager
 def cached():
-    """A region in which each parametrized tensor is computed once."""
+    """A region in which each parametrized tensor is computed only once."""
     global _cache_enabled
     _cache_enabled += 1
     try:
@@ -43,7 +43,7 @@ def _register(module, name, tensor):
 
 
 def _same(found, wanted, first, second, text):
-    """Refuses a tensor of another dtype or shape than is wanted."""
+    """Refuses a tensor whose dtype or shape is not the expected one."""
     for kind in ("dtype", "shape"):
         one, other = getattr(wanted, kind), getattr(found, kind)
         if one != other:
@@ -116,7 +116,7 @@ class ParametrizationList(ModuleList):
         return [self.original] if self.is_tensor else [getattr(self, f"original{place}") for place in range(self.ntensors)]
 
     def right_inverse(self, value):
-        """Sets the original tensors so that the parametrized one is a value."""
+        """Sets the original tensors so that the parametrized one has a given value."""
         with _unrecorded():
             for module in reversed(list(self)):
                 if not hasattr(module, "right_inverse"):
@@ -152,7 +152,7 @@ def _refuse_state(self):
 
 
 def _copied(self, memo):
-    """Returns a deep copy, of the same class of its own."""
+    """Returns a deep copy, with a class of its own."""
     if id(self) not in memo:
         made = memo[id(self)] = self.__new__(type(self))
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -160,7 +160,7 @@ def _copied(self, memo):
 
 
 def _property(name):
-    """Returns the property by which a module computes a tensor."""
+    """Returns the property with which a module computes a tensor."""
     def get(self):
         if not _cache_enabled:
             return self.parametrizations[name]()
@@ -175,8 +175,8 @@ def _property(name):
 
 
 def register_parametrization(module, tensor_name, parametrization, *, unsafe=False):
-    """Makes a parameter or buffer of a module a function of an original tensor: what a module makes of it. Further ones are applied to what the
-    former made."""
+    """Replaces a parameter or buffer of a module with the result of a module for an original tensor. Further parametrizations are
+    applied to the result of the former ones."""
     parametrization.train(module.training)
     if is_parametrized(module, tensor_name):
         if not unsafe:
@@ -189,7 +189,7 @@ def register_parametrization(module, tensor_name, parametrization, *, unsafe=Fal
         delattr(module, tensor_name)
         if not is_parametrized(module):
             kind = type(module)
-            # Each module has a class of its own, since a property is of a class.
+            # Each module gets a class of its own, since a property belongs to a class.
             own = {"__getstate__": _refuse_state, "__module__": kind.__module__}
             if not hasattr(kind, "__deepcopy__"):
                 own["__deepcopy__"] = _copied
@@ -226,7 +226,7 @@ def is_parametrized(module, tensor_name=None):
 
 
 def remove_parametrizations(module, tensor_name, leave_parametrized=True):
-    """Makes a tensor a parameter or buffer again: with the value that it has, or the original one."""
+    """Turns a tensor into a parameter or buffer again, with its current value or the original one."""
     if not is_parametrized(module, tensor_name):
         raise ValueError(f"Module {module} does not have a parametrization on {tensor_name}")
     own = module.parametrizations[tensor_name]

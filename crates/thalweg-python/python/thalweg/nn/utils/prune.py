@@ -1,4 +1,5 @@
-"""Parts of parameters that are set to 0 (`torch.nn.utils.prune`): a mask beside the parameter, by a hook before each call."""
+"""Pruning: parts of parameters that are set to 0 (`torch.nn.utils.prune`).
+A mask is stored next to the parameter, and a hook applies it before each call."""
 
 import abc
 import collections.abc
@@ -9,7 +10,7 @@ from . import parameters_to_vector
 
 
 def _validate_pruning_amount_init(amount):
-    """Refuses amounts that are neither a part nor a number."""
+    """Refuses amounts that are neither a fraction nor a count."""
     if not isinstance(amount, numbers.Real):
         raise TypeError(f"Invalid type for amount: {amount}. Must be int or float.")
     if amount < 0 or (not isinstance(amount, numbers.Integral) and amount > 1.0):
@@ -17,13 +18,13 @@ def _validate_pruning_amount_init(amount):
 
 
 def _validate_pruning_amount(amount, tensor_size):
-    """Refuses a number that is greater than that of the elements."""
+    """Refuses a count that is greater than the number of elements."""
     if isinstance(amount, numbers.Integral) and amount > tensor_size:
         raise ValueError(f"amount={amount} should be smaller than the number of parameters to prune={tensor_size}")
 
 
 def _compute_nparams_toprune(amount, tensor_size):
-    """Returns how many of so many are pruned: a number, or a part."""
+    """Returns how many of `tensor_size` elements are pruned, from a count or a fraction."""
     return amount if isinstance(amount, numbers.Integral) else round(amount * tensor_size)
 
 
@@ -41,12 +42,13 @@ def _check_rows(tensor, dim):
 
 
 def _along(rows, dim, rank):
-    """Returns a vector as a tensor that is broadcast along all dimensions but one."""
+    """Returns a vector as a tensor that can be broadcast along all dimensions but one."""
     return rows.reshape([-1 if one == dim % rank else 1 for one in range(rank)])
 
 
 class BasePruningMethod(abc.ABC):
-    """A way to choose what is pruned. It is the hook that applies the mask, and a subclass says in `compute_mask` what the mask is."""
+    """A method of choosing the elements to prune. The object is the hook that applies the mask; subclasses implement
+    `compute_mask`."""
 
     _tensor_name = None
 
@@ -55,7 +57,7 @@ class BasePruningMethod(abc.ABC):
 
     @abc.abstractmethod
     def compute_mask(self, t, default_mask):
-        """Returns the mask of a tensor, which is 0 where a former mask is."""
+        """Returns the mask of a tensor. It is 0 wherever the former mask is."""
 
     def apply_mask(self, module):
         """Returns the pruned tensor of a module."""
@@ -66,7 +68,7 @@ class BasePruningMethod(abc.ABC):
 
     @classmethod
     def apply(cls, module, name, *args, importance_scores=None, **kwargs):
-        """Prunes a parameter of a module; where it is pruned already, what is left."""
+        """Prunes a parameter of a module. If it has already been pruned, the remaining elements are pruned."""
         made = cls(*args, **kwargs)
         made._tensor_name = name
         former = [(number, hook) for number, hook in module._forward_pre_hooks.items()
@@ -93,14 +95,14 @@ class BasePruningMethod(abc.ABC):
         return method
 
     def prune(self, t, default_mask=None, importance_scores=None):
-        """Returns a tensor, pruned."""
+        """Returns the pruned tensor."""
         scores = t if importance_scores is None else importance_scores
         if scores.shape != t.shape:
             raise AssertionError(f"importance_scores should have the same shape as tensor t, got {scores.shape} vs {t.shape}")
         return t * self.compute_mask(scores, default_mask=_core.ones_like(t) if default_mask is None else default_mask)
 
     def remove(self, module):
-        """Makes the pruned tensor the parameter."""
+        """Makes the pruned tensor a parameter again."""
         name = self._tensor_name
         if name is None:
             raise AssertionError(f"Module {module} has to be pruned before pruning can be removed")
@@ -114,7 +116,7 @@ class BasePruningMethod(abc.ABC):
 
 
 class PruningContainer(BasePruningMethod):
-    """Ways to prune one after the other, each of what the former ones left."""
+    """A sequence of pruning methods, each applied to the elements that the former ones left."""
 
     def __init__(self, *args):
         self._pruning_methods = ()
@@ -123,7 +125,7 @@ class PruningContainer(BasePruningMethod):
             self.add_pruning_method(method)
 
     def add_pruning_method(self, method):
-        """Adds a way to prune."""
+        """Adds a pruning method."""
         if method is not None and not isinstance(method, BasePruningMethod):
             raise TypeError(f"{type(method)} is not a BasePruningMethod subclass")
         if method is not None and method._tensor_name != self._tensor_name:
@@ -141,7 +143,7 @@ class PruningContainer(BasePruningMethod):
         return self._pruning_methods[index]
 
     def compute_mask(self, t, default_mask):
-        """Returns the mask of the last way, of what the others left."""
+        """Returns the mask of the last method, applied to the elements that the others left."""
         method, mask = self._pruning_methods[-1], default_mask.to(dtype=t.dtype)
         if method.PRUNING_TYPE == "unstructured":
             places = default_mask == 1
@@ -172,7 +174,7 @@ class Identity(BasePruningMethod):
 
 
 class _OfAmount(BasePruningMethod):
-    """A way that prunes so many, or such a part."""
+    """A method that prunes a given count or fraction."""
 
     PRUNING_TYPE = "unstructured"
 
@@ -181,11 +183,11 @@ class _OfAmount(BasePruningMethod):
         self.amount = amount
 
     def _scores(self, t):
-        """Returns a score of each element; the least are pruned."""
+        """Returns a score for each element. Those with the lowest scores are pruned."""
         raise NotImplementedError
 
     def compute_mask(self, t, default_mask):
-        """Returns the former mask with 0 at the elements of the least scores."""
+        """Returns the former mask, with 0 at the elements with the lowest scores."""
         count, mask = _count(self.amount, t.numel()), default_mask.clone()
         if count:
             places = _core.topk(self._scores(t).reshape(-1), count, largest=False)[1]
@@ -194,26 +196,26 @@ class _OfAmount(BasePruningMethod):
 
 
 class RandomUnstructured(_OfAmount):
-    """Prunes elements by chance."""
+    """Prunes random elements."""
 
     def _scores(self, t):
         return _core.rand_like(t)
 
 
 class L1Unstructured(_OfAmount):
-    """Prunes the elements of the least magnitude."""
+    """Prunes the elements with the smallest magnitudes."""
 
     def _scores(self, t):
         return t.abs()
 
 
 class _OfRows(_OfAmount):
-    """A way that prunes slices along a dimension."""
+    """A method that prunes slices along a dimension."""
 
     PRUNING_TYPE = "structured"
 
     def compute_mask(self, t, default_mask):
-        """Returns the former mask with 0 at the slices of the least scores."""
+        """Returns the former mask, with 0 at the slices with the lowest scores."""
         _check_rows(t, self.dim)
         count = _count(self.amount, t.shape[self.dim])
         if count == 0:
@@ -224,7 +226,7 @@ class _OfRows(_OfAmount):
 
 
 class RandomStructured(_OfRows):
-    """Prunes slices by chance."""
+    """Prunes random slices."""
 
     def __init__(self, amount, dim=-1):
         super().__init__(amount)
@@ -235,7 +237,7 @@ class RandomStructured(_OfRows):
 
 
 class LnStructured(_OfRows):
-    """Prunes the slices of the least norm."""
+    """Prunes the slices with the smallest norms."""
 
     def __init__(self, amount, n, dim=-1):
         super().__init__(amount)
@@ -246,7 +248,7 @@ class LnStructured(_OfRows):
 
 
 class CustomFromMask(BasePruningMethod):
-    """Prunes what a mask says."""
+    """Prunes by a given mask."""
 
     PRUNING_TYPE = "global"
 
@@ -254,7 +256,7 @@ class CustomFromMask(BasePruningMethod):
         self.mask = mask
 
     def compute_mask(self, t, default_mask):
-        """Returns both masks together."""
+        """Returns the product of both masks."""
         if default_mask.shape != self.mask.shape:
             raise AssertionError(f"default_mask shape {default_mask.shape} must match self.mask shape {self.mask.shape}")
         return default_mask * self.mask.to(dtype=default_mask.dtype)
@@ -267,37 +269,37 @@ def identity(module, name):
 
 
 def random_unstructured(module, name, amount):
-    """Prunes elements of a parameter by chance."""
+    """Prunes random elements of a parameter."""
     RandomUnstructured.apply(module, name, amount)
     return module
 
 
 def l1_unstructured(module, name, amount, importance_scores=None):
-    """Prunes the elements of a parameter that have the least magnitude, or the least scores."""
+    """Prunes the elements of a parameter with the smallest magnitudes, or with the lowest scores."""
     L1Unstructured.apply(module, name, amount=amount, importance_scores=importance_scores)
     return module
 
 
 def random_structured(module, name, amount, dim):
-    """Prunes slices of a parameter by chance."""
+    """Prunes random slices of a parameter."""
     RandomStructured.apply(module, name, amount, dim)
     return module
 
 
 def ln_structured(module, name, amount, n, dim, importance_scores=None):
-    """Prunes the slices of a parameter that have the least norm, or the least norm of scores."""
+    """Prunes the slices of a parameter with the smallest norms, or with the smallest norms of scores."""
     LnStructured.apply(module, name, amount, n, dim, importance_scores=importance_scores)
     return module
 
 
 def custom_from_mask(module, name, mask):
-    """Prunes what a mask says."""
+    """Prunes by a given mask."""
     CustomFromMask.apply(module, name, mask)
     return module
 
 
 def global_unstructured(parameters, pruning_method, importance_scores=None, **kwargs):
-    """Prunes elements of several parameters, pairs of modules and names, as if they were one."""
+    """Prunes elements of several parameters, given as pairs of modules and names, as if they were one parameter."""
     if not isinstance(parameters, collections.abc.Iterable):
         raise TypeError("global_unstructured(): parameters is not an Iterable")
     scores, parameters = {} if importance_scores is None else importance_scores, list(parameters)
@@ -318,7 +320,7 @@ def global_unstructured(parameters, pruning_method, importance_scores=None, **kw
 
 
 def remove(module, name):
-    """Makes a pruned tensor the parameter, without its mask."""
+    """Makes a pruned tensor a parameter again, without its mask."""
     for number, hook in list(module._forward_pre_hooks.items()):
         if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
             hook.remove(module)
@@ -328,5 +330,5 @@ def remove(module, name):
 
 
 def is_pruned(module):
-    """Returns whether a parameter of a module, or of one below it, is pruned."""
+    """Returns whether a parameter of a module or of one of its submodules is pruned."""
     return any(isinstance(hook, BasePruningMethod) for one in module.modules() for hook in one._forward_pre_hooks.values())

@@ -6,7 +6,8 @@ from ... import _core
 
 
 class PackedSequence(collections.namedtuple("PackedSequence", ["data", "batch_sizes", "sorted_indices", "unsorted_indices"])):
-    """Sequences without padding: step after step, the longest sequence first. `batch_sizes` says how many reach each step."""
+    """Sequences without padding: step by step, the longest sequence first. `batch_sizes` has the number of sequences at each
+    step."""
 
     __slots__ = ()
 
@@ -16,11 +17,11 @@ class PackedSequence(collections.namedtuple("PackedSequence", ["data", "batch_si
         return super().__new__(cls, data, batch_sizes, sorted_indices, unsorted_indices)
 
     def to(self, *args, **kwargs):
-        """Returns the sequences on a device, or of a dtype: the same object where nothing changes."""
+        """Returns the sequences on a device or in a dtype, or the same object if nothing changes."""
         data = self.data.to(*args, **kwargs)
         if data is self.data:
             return self
-        # The numbers of sequences at each step stay where they are, and so does the dtype of indices.
+        # The numbers of sequences at each step are not moved, and the dtype of indices is kept.
         options = {name: value for name, value in kwargs.items() if name in ("non_blocking", "copy")}
         sorted_indices, unsorted_indices = (None if one is None else one.to(data.device, **options) for one in self[2:])
         return type(self)(data, self.batch_sizes, sorted_indices, unsorted_indices)
@@ -35,7 +36,7 @@ class PackedSequence(collections.namedtuple("PackedSequence", ["data", "batch_si
         return self.to("cpu")
 
     def pin_memory(self):
-        """Returns the sequences in memory that copies to a GPU need not wait for."""
+        """Returns the sequences in pinned memory."""
         return type(self)(self.data.pin_memory(), self.batch_sizes, *(None if one is None else one.pin_memory() for one in self[2:]))
 
     def double(self):
@@ -76,23 +77,23 @@ class PackedSequence(collections.namedtuple("PackedSequence", ["data", "batch_si
         return self.data.is_cuda
 
     def is_pinned(self):
-        """Returns whether the sequences are in memory that copies to a GPU need not wait for."""
+        """Returns whether the sequences are in pinned memory."""
         return self.data.is_pinned()
 
 
 def invert_permutation(permutation):
-    """Returns the permutation that takes another back."""
+    """Returns the inverse of a permutation."""
     return None if permutation is None else permutation.argsort()
 
 
 def _lengths(batch_sizes):
-    """Returns the lengths of sequences by how many reach each step, the longest first."""
+    """Returns the lengths of sequences, the longest first, from the number of sequences at each step."""
     sizes = batch_sizes.tolist()
     return [sum(size > place for size in sizes) for place in range(sizes[0])]
 
 
 def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="right"):
-    """Returns sequences side by side, each padded to the length of the longest."""
+    """Returns sequences as one tensor, each padded to the length of the longest."""
     if padding_side not in ("right", "left"):
         raise ValueError(f"padding_side is right or left, not {padding_side!r}")
     if not hasattr(sequences, "__iter__"):
@@ -112,7 +113,7 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
 
 
 def unpad_sequence(padded_sequences, lengths, batch_first=False):
-    """Returns the sequences of a padded tensor, each of its own length."""
+    """Returns the sequences of a padded tensor, each with its own length."""
     rows = padded_sequences.unbind(0 if batch_first else 1)
     return [row[:length] for row, length in zip(rows, _listed(lengths))]
 
@@ -122,7 +123,7 @@ def _listed(lengths):
 
 
 def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True):
-    """Returns padded sequences without their padding. The host waits for lengths that are a tensor."""
+    """Returns padded sequences in packed form. The host waits for lengths that are a tensor."""
     lengths = _listed(lengths)
     input = input.transpose(0, 1) if batch_first else input
     if input.numel() == 0:
@@ -147,7 +148,7 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
 
 
 def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_length=None):
-    """Returns packed sequences with padding, and their lengths."""
+    """Returns packed sequences in padded form, and their lengths."""
     sizes = sequence.batch_sizes.tolist()
     steps = sequence.data.split(sizes)
     longest = len(sizes) if total_length is None else total_length
@@ -168,7 +169,7 @@ def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_le
 
 
 def pack_sequence(sequences, enforce_sorted=True):
-    """Returns sequences of different lengths packed."""
+    """Returns sequences of different lengths in packed form."""
     return pack_padded_sequence(pad_sequence(sequences), [sequence.shape[0] for sequence in sequences], enforce_sorted=enforce_sorted)
 
 

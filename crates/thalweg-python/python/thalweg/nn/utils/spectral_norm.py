@@ -1,5 +1,5 @@
-"""Weights divided by their greatest singular value, by a hook (`torch.nn.utils.spectral_norm`); `parametrizations.spectral_norm` is the newer
-way."""
+"""Weights divided by their greatest singular value, by a hook (`torch.nn.utils.spectral_norm`).
+`parametrizations.spectral_norm` is the newer interface."""
 
 from ... import _core
 from .. import functional as F
@@ -26,8 +26,8 @@ class SpectralNorm(ComputedWeight):
         return weight.reshape(weight.shape[0], -1)
 
     def compute_weight(self, module, do_power_iteration=None):
-        """Returns the weight divided by its greatest singular value, after iterating for the singular vectors if asked to; in training, if it is not
-        said."""
+        """Returns the weight divided by its greatest singular value, after a power iteration if requested. By default, it
+        iterates during training."""
         weight, u, v = (getattr(module, f"{self.name}_{part}") for part in ("orig", "u", "v"))
         matrix = self.reshape_weight_to_matrix(weight)
         if module.training if do_power_iteration is None else do_power_iteration:
@@ -43,7 +43,7 @@ class SpectralNorm(ComputedWeight):
 
     @staticmethod
     def apply(module, name, n_power_iterations, dim, eps):
-        """Makes a weight of a module one that is divided by its greatest singular value."""
+        """Replaces a weight of a module with one that is divided by its greatest singular value."""
         made, weight = SpectralNorm(name, n_power_iterations, dim, eps), module._parameters.get(name)
         if SpectralNorm._found(module, name) is None and weight is None:
             raise ValueError(f"`SpectralNorm` cannot be applied as parameter `{name}` is None")
@@ -68,7 +68,7 @@ class SpectralNorm(ComputedWeight):
 
 
 class _Versioned:
-    """The hook that notes the version of the form in the metadata of a state."""
+    """The hook that writes the version of the format into the metadata of a state."""
 
     def __init__(self, norm):
         self.norm = norm
@@ -78,7 +78,7 @@ class _Versioned:
 
 
 class _FirstVersion:
-    """The hook that completes a state of the first form, which has the weight that was computed, and no right singular vector."""
+    """The hook that completes a state in the first format, which contains the computed weight and no right singular vector."""
 
     def __init__(self, norm):
         self.norm = norm
@@ -95,13 +95,13 @@ class _FirstVersion:
             return
         weight, u, computed = state_dict[f"{key}_orig"].detach(), state_dict[f"{key}_u"].detach(), state_dict.pop(key).detach()
         matrix = norm.reshape_weight_to_matrix(weight)
-        # The weight is the other one times the greatest singular value, of which u and v are the vectors.
+        # The original weight is the computed one times the greatest singular value, with the singular vectors u and v.
         v = _core.mv(_core.linalg_pinv(matrix), u)
         state_dict[f"{key}_v"] = v * ((weight / computed).mean() / _core.dot(u, _core.mv(matrix, v)))
 
 
 def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=None):
-    """Makes a weight of a module one that is divided by its greatest singular value."""
+    """Replaces a weight of a module with one that is divided by its greatest singular value."""
     SpectralNorm.apply(module, name, n_power_iterations, dim if dim is not None else 1 if isinstance(module, _ConvTranspose) else 0, eps)
     return module
 

@@ -1,4 +1,5 @@
-"""Weights as norms and directions, by a hook (`torch.nn.utils.weight_norm`); `parametrizations.weight_norm` is the newer way."""
+"""Weights as norms and directions, by a hook (`torch.nn.utils.weight_norm`).
+`parametrizations.weight_norm` is the newer interface."""
 
 import warnings
 
@@ -8,7 +9,7 @@ from ._computed import ComputedWeight
 
 
 def norm_except_dim(v, pow=2, dim=0):
-    """Returns the norms of the slices along a dimension, or of the whole where it is -1."""
+    """Returns the norms of the slices along a dimension, or of the entire tensor if `dim` is -1."""
     if dim == -1:
         return _core.linalg_vector_norm(v, pow)
     others = [one for one in range(v.dim()) if one != dim % v.dim()]
@@ -16,7 +17,7 @@ def norm_except_dim(v, pow=2, dim=0):
 
 
 def weight_of(v, g, dim=0):
-    """Returns directions times norms."""
+    """Returns the product of directions and norms."""
     return v * (g / norm_except_dim(v, 2, dim))
 
 
@@ -29,7 +30,7 @@ class WeightNorm(ComputedWeight):
         super().__init__(name, -1 if dim is None else dim)
 
     def compute_weight(self, module):
-        """Returns the weight by its norms and directions."""
+        """Returns the weight from its norms and directions."""
         return weight_of(getattr(module, f"{self.name}_v"), getattr(module, f"{self.name}_g"), self.dim)
 
     @staticmethod
@@ -55,7 +56,7 @@ class WeightNorm(ComputedWeight):
 
 
 def weight_norm(module, name="weight", dim=0):
-    """Splits a weight into norms and directions of its slices, which are learned in its place."""
+    """Splits a weight into the norms and directions of its slices, which are learned instead."""
     WeightNorm.apply(module, name, dim)
     return module
 

@@ -1,4 +1,4 @@
-"""Batches of samples (`torch.utils.data`), made in the program's own thread."""
+"""Batches of samples (`torch.utils.data`), which are created in the program's own thread."""
 
 from ..._left_out import attributes as _attributes
 from .dataloader import DataLoader, default_collate, default_convert, get_worker_info
@@ -10,7 +10,7 @@ from .sampler import (
 
 
 def functional_datapipe(name, enable_df_api_tracing=False):
-    """Returns a decorator that leaves its class as it is: there are no pipes of data."""
+    """Returns a decorator that returns its class unchanged: there are no data pipes."""
     return lambda cls: cls
 
 

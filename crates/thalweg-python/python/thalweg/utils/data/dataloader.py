@@ -1,4 +1,4 @@
-"""Batches out of datasets (`torch.utils.data.dataloader`)."""
+"""Batches from datasets (`torch.utils.data.dataloader`)."""
 
 import itertools
 import multiprocessing
@@ -13,14 +13,14 @@ from .sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 
 class _InfiniteConstantSampler(Sampler):
-    """Says nothing, for ever: the order of samples that have no numbers is their dataset's."""
+    """Yields None endlessly: samples without indices have the order of their dataset."""
 
     def __iter__(self):
         return itertools.repeat(None)
 
 
 class _BaseDataLoaderIter:
-    """One pass over a loader. A sample that cannot be made ends it no more than a caller lets it."""
+    """One pass over a loader. After an error in creating a sample, the caller may continue the pass."""
 
     def __init__(self, loader):
         self._loader, self._dataset, self._num_yielded = loader, loader.dataset, 0
@@ -31,7 +31,7 @@ class _BaseDataLoaderIter:
         return self
 
     def _fetched(self, numbers):
-        """Returns the samples of numbers, or the next ones of a dataset without numbers."""
+        """Returns the samples at the given indices, or the next ones of a dataset without indices."""
         if self._rows is None:
             if not self._loader._auto_collation:
                 return self._dataset[numbers]
@@ -55,15 +55,15 @@ class _BaseDataLoaderIter:
 
 
 class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
-    """One pass over a loader in the program's thread."""
+    """One pass over a loader in the program's own thread."""
 
 
 class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
-    """One pass over a loader whose batches are made in processes, which none is."""
+    """One pass over a loader with worker processes. No loader uses it."""
 
 
 def _check_workers(num_workers, timeout, prefetch_factor, persistent_workers):
-    """Refuses options of workers that do not go together."""
+    """Refuses inconsistent options of workers."""
     if num_workers < 0:
         raise ValueError("num_workers option should be non-negative; use num_workers=0 to disable multiprocessing.")
     if timeout < 0:
@@ -78,7 +78,7 @@ def _check_workers(num_workers, timeout, prefetch_factor, persistent_workers):
 
 
 def _context(value, num_workers):
-    """Returns a context of processes by its name, or as it is."""
+    """Returns a multiprocessing context by its name, or unchanged."""
     if num_workers == 0:
         raise ValueError(f"multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got num_workers={num_workers}")
     if isinstance(value, str):
@@ -94,7 +94,7 @@ def _context(value, num_workers):
 
 
 class DataLoader:
-    """Yields batches of a dataset, in an order of its own or drawn. `num_workers` is taken and no process is started."""
+    """Yields batches of a dataset, in its own or in random order. `num_workers` is accepted, but no process is started."""
 
     __class_getitem__ = classmethod(types.GenericAlias)
 
@@ -142,7 +142,7 @@ class DataLoader:
 
     @property
     def multiprocessing_context(self):
-        """The context in which processes of workers would be started, or None."""
+        """The context in which worker processes would be started, or None."""
         return self._context
 
     @multiprocessing_context.setter
@@ -151,12 +151,12 @@ class DataLoader:
 
     @property
     def _auto_collation(self):
-        """Whether samples are put together."""
+        """Whether samples are collated into batches."""
         return self.batch_sampler is not None
 
     @property
     def _index_sampler(self):
-        """The sampler that says the samples of each step."""
+        """The sampler that yields the indices for each step."""
         return self.batch_sampler if self._auto_collation else self.sampler
 
     def _get_iterator(self):

@@ -1,4 +1,4 @@
-"""Samples by their numbers, or one after the other (`torch.utils.data.dataset`)."""
+"""Datasets: samples by index, or one after another (`torch.utils.data.dataset`)."""
 
 import bisect
 import itertools
@@ -10,7 +10,7 @@ from .sampler import _place_of
 
 
 class Dataset:
-    """Samples by their number; a subclass has `__getitem__` and `__len__`."""
+    """Samples by index. Subclasses implement `__getitem__` and `__len__`."""
 
     __class_getitem__ = classmethod(types.GenericAlias)
 
@@ -22,7 +22,7 @@ class Dataset:
 
 
 class IterableDataset(Dataset):
-    """Samples one after the other; a subclass has `__iter__`."""
+    """Samples one after another. Subclasses implement `__iter__`."""
 
     def __iter__(self):
         raise NotImplementedError(f"{type(self).__name__} has no `__iter__`: a subclass of IterableDataset has one")
@@ -47,7 +47,7 @@ class TensorDataset(Dataset):
 
 
 def _taken(dataset, numbers, is_nested=False):
-    """Returns the samples of a dataset by their numbers, at once where it can."""
+    """Returns the samples of a dataset at the given indices, with one call if the dataset supports that."""
     if not callable(getattr(dataset, "__getitems__", None)):
         return [dataset[number] for number in numbers]
     samples = dataset.__getitems__(numbers)
@@ -57,7 +57,7 @@ def _taken(dataset, numbers, is_nested=False):
 
 
 class StackDataset(Dataset):
-    """Samples of several datasets side by side: tuples, or dictionaries where the datasets have names."""
+    """Samples of several datasets combined: tuples, or dictionaries if the datasets have names."""
 
     def __init__(self, *args, **kwargs):
         if args and kwargs:
@@ -76,7 +76,7 @@ class StackDataset(Dataset):
         return tuple(dataset[index] for dataset in self.datasets)
 
     def __getitems__(self, indices):
-        """Returns the samples of several numbers."""
+        """Returns the samples at several indices."""
         if isinstance(self.datasets, dict):
             parts = zip(*(_taken(dataset, indices, is_nested=True) for dataset in self.datasets.values()))
             return [dict(zip(self.datasets, sample)) for sample in parts]
@@ -87,7 +87,7 @@ class StackDataset(Dataset):
 
 
 class ConcatDataset(Dataset):
-    """Several datasets one behind the other."""
+    """Several datasets, concatenated."""
 
     def __init__(self, datasets):
         self.datasets = list(datasets)
@@ -112,7 +112,7 @@ class ConcatDataset(Dataset):
 
 
 class ChainDataset(IterableDataset):
-    """Several datasets without numbers one behind the other."""
+    """Several datasets without indices, one after another."""
 
     def __init__(self, datasets):
         self.datasets = datasets
@@ -144,7 +144,7 @@ class Subset(Dataset):
         return self.dataset[self.indices[index]]
 
     def __getitems__(self, indices):
-        """Returns the samples of several numbers."""
+        """Returns the samples at several indices."""
         return _taken(self.dataset, [self.indices[place] for place in indices])
 
     def __len__(self):
@@ -152,7 +152,7 @@ class Subset(Dataset):
 
 
 def random_split(dataset, lengths, generator=None):
-    """Returns parts of a dataset that are drawn, by numbers of samples or by fractions that add up to 1."""
+    """Returns random parts of a dataset, by numbers of samples or by fractions that sum to 1."""
     count, lengths = len(dataset), list(lengths)
     if math.isclose(sum(lengths), 1) and sum(lengths) <= 1 and all(0 <= length <= 1 for length in lengths):
         lengths = [math.floor(count * fraction) for fraction in lengths]

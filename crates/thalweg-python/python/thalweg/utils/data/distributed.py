@@ -7,7 +7,7 @@ from .sampler import Sampler
 
 
 class DistributedSampler(Sampler):
-    """The samples of one rank of several, in an order that all ranks draw alike from a seed and the round's number."""
+    """The samples of one of several ranks, in an order that all ranks draw identically from a seed and the epoch's number."""
 
     def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False):
         self.dataset, self.shuffle, self.seed, self.drop_last, self.epoch = dataset, shuffle, seed, drop_last, 0
@@ -24,7 +24,7 @@ class DistributedSampler(Sampler):
         if self.shuffle:
             generator = _core.Generator().manual_seed(self.seed + self.epoch)
             order = _core.randperm(len(order), generator=generator, device=generator.device).tolist()
-        # A last round that is not full begins anew.
+        # An incomplete last round is filled up from the beginning.
         while order and len(order) < self.total_size:
             order += order[:self.total_size - len(order)]
         return iter(order[self.rank:self.total_size:self.num_replicas])
@@ -33,5 +33,5 @@ class DistributedSampler(Sampler):
         return self.num_samples
 
     def set_epoch(self, epoch):
-        """Says which round it is, so that the next order is another one."""
+        """Sets the epoch, so that the next order is a different one."""
         self.epoch = epoch

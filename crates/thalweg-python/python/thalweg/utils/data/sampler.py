@@ -1,6 +1,6 @@
 """The order in which samples are taken (`torch.utils.data.sampler`).
 
-Drawn orders follow `manual_seed`, or a generator of their own.
+Random orders follow `manual_seed`, or a generator of their own.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from ... import _core
 
 
 def _place_of(generator):
-    """Returns the arguments by which a draw takes its numbers from a generator, or from that of the current device."""
+    """Returns the arguments with which a draw uses a generator, or the current device's generator."""
     return {} if generator is None else {"generator": generator, "device": generator.device}
 
 
@@ -27,7 +27,7 @@ def _checked_truth(name, value):
 
 
 class Sampler:
-    """Numbers of samples one after the other; a subclass has `__iter__`, and `__len__` where the end is known."""
+    """Indices of samples, one after another. Subclasses implement `__iter__`, and `__len__` if the end is known."""
 
     __class_getitem__ = classmethod(types.GenericAlias)
 
@@ -39,7 +39,7 @@ class Sampler:
 
 
 class SequentialSampler(Sampler):
-    """All samples in their order."""
+    """All samples in their original order."""
 
     def __init__(self, data_source):
         self.data_source = data_source
@@ -52,9 +52,9 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Samples in an order that is drawn: each once per round, or with replacement."""
+    """Samples in random order: each once per pass, or with replacement."""
 
-    # Draws with replacement are made so many at a time: a program may ask for more than it ever takes.
+    # Draws with replacement are made in batches, because a program may request more than it ever takes.
     _DRAWN_AT_ONCE = 1024
 
     def __init__(self, data_source, replacement=False, num_samples=None, generator=None):
@@ -85,7 +85,7 @@ class RandomSampler(Sampler):
 
 
 class SubsetRandomSampler(Sampler):
-    """Given numbers in an order that is drawn."""
+    """Given indices in random order."""
 
     def __init__(self, indices, generator=None):
         self.indices, self.generator = indices, generator
@@ -99,7 +99,7 @@ class SubsetRandomSampler(Sampler):
 
 
 class WeightedRandomSampler(Sampler):
-    """Samples drawn by weights, which need not add up to 1."""
+    """Samples drawn by weights, which need not sum to 1."""
 
     def __init__(self, weights, num_samples, replacement=True, generator=None):
         self.num_samples = _checked_number("num_samples", num_samples)
@@ -120,7 +120,7 @@ class WeightedRandomSampler(Sampler):
 
 
 class BatchSampler(Sampler):
-    """The numbers of another sampler, in lists of one length."""
+    """The indices of another sampler, in lists of one length."""
 
     def __init__(self, sampler, batch_size, drop_last):
         self.sampler = sampler

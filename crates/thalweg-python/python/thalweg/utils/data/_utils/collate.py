@@ -1,4 +1,4 @@
-"""Samples as a batch (`torch.utils.data._utils.collate`)."""
+"""Collation of samples into batches (`torch.utils.data._utils.collate`)."""
 
 import collections.abc
 import copy
@@ -9,12 +9,13 @@ _REFUSED = "default_collate: batch must contain tensors, numpy arrays, numbers, 
 
 
 def _has_text_or_objects(array):
-    """Returns whether an array of NumPy has elements that tensors cannot have."""
+    """Returns whether a NumPy array has elements that tensors cannot have."""
     return array.dtype.kind in "OSU"
 
 
 def _like(former, parts):
-    """Returns parts in a collection like another one: a copy of it where it can be written, else one that its class makes, or a plain one."""
+    """Returns parts in a collection like another one: a copy of it if it is mutable, else an object made by its class, or a plain
+    collection."""
     is_mapping = isinstance(former, collections.abc.Mapping)
     try:
         if isinstance(former, collections.abc.MutableMapping):
@@ -32,7 +33,7 @@ def _like(former, parts):
 
 
 def default_convert(data):
-    """Returns a sample with arrays of NumPy as tensors, part by part."""
+    """Returns a sample with NumPy arrays converted to tensors, in nested containers as well."""
     if isinstance(data, (_core.Tensor, str, bytes)):
         return data
     if type(data).__module__ == "numpy" or hasattr(data, "__array_interface__"):
@@ -48,7 +49,8 @@ def default_convert(data):
 
 
 def collate(batch, *, collate_fn_map=None):
-    """Returns a list of samples as one, by functions for the classes of its elements; dictionaries and sequences part by part."""
+    """Returns a list of samples as one batch, by functions for the classes of its elements. Dictionaries and sequences are
+    collated item by item."""
     first = batch[0]
     functions = collate_fn_map or {}
     chosen = functions.get(type(first))
@@ -69,19 +71,19 @@ def collate(batch, *, collate_fn_map=None):
 
 
 def collate_tensor_fn(batch, *, collate_fn_map=None):
-    """Returns tensors stacked."""
+    """Returns the tensors stacked."""
     return _core.stack(list(batch))
 
 
 def collate_numpy_array_fn(batch, *, collate_fn_map=None):
-    """Returns arrays of NumPy stacked as a tensor."""
+    """Returns NumPy arrays stacked as a tensor."""
     if _has_text_or_objects(batch[0]):
         raise TypeError(_REFUSED.format(batch[0].dtype))
     return _core.stack([_core.tensor(array) for array in batch])
 
 
 def collate_numpy_scalar_fn(batch, *, collate_fn_map=None):
-    """Returns numbers of NumPy as a tensor."""
+    """Returns NumPy numbers as a tensor."""
     return _core.stack([_core.tensor(number) for number in batch])
 
 
@@ -91,17 +93,17 @@ def collate_float_fn(batch, *, collate_fn_map=None):
 
 
 def collate_int_fn(batch, *, collate_fn_map=None):
-    """Returns whole numbers, or truth values, as a tensor."""
+    """Returns integers or bools as a tensor."""
     return _core.tensor(list(batch))
 
 
 def collate_str_fn(batch, *, collate_fn_map=None):
-    """Returns texts as they are."""
+    """Returns texts unchanged."""
     return batch
 
 
 class _Arrays(type):
-    """The class of classes of NumPy's values, which are known without importing it; a text of NumPy is a text."""
+    """The metaclass for NumPy types, which are recognised without importing NumPy. A NumPy string counts as text."""
 
     def __instancecheck__(cls, value):
         return not isinstance(value, (str, bytes)) and hasattr(value, "__array_interface__") and not isinstance(value, _core.Tensor) \
@@ -127,5 +129,6 @@ default_collate_fn_map = {
 
 
 def default_collate(batch):
-    """Returns a list of samples as one: tensors stacked, numbers as a tensor, lists and dictionaries part by part."""
+    """Returns a list of samples as one batch: tensors are stacked, numbers become a tensor, lists and dictionaries are collated
+    item by item."""
     return collate(batch, collate_fn_map=default_collate_fn_map)

@@ -6,7 +6,7 @@ from .... import _core
 
 
 def pin_memory(data, device=None):
-    """Returns a batch whose tensors are in pinned memory, as far as they are not on a GPU."""
+    """Returns a batch whose tensors are in pinned memory, except for those on a GPU."""
     if isinstance(data, _core.Tensor):
         data._mark_pinned()
     elif isinstance(data, collections.abc.Mapping):
