@@ -195,7 +195,7 @@ fn streams(device: &Device) -> Result<Region> {
         }
         let helper = std::thread::scope(|scope| scope.spawn(|| x.relu().map(drop)).join());
         helper.expect("an operator does not panic")?;
-        // The work is waited for here, so that the next run finds idle streams, but not on the region's stream.
+        // The host waits, so that the next run finds idle streams; the join with the region's stream is missing on purpose.
         fork.synchronize()
     }))
 }
