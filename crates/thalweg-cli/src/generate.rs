@@ -1,4 +1,4 @@
-//! `thalweg completions` and `thalweg man`: what shells and `man` know of this command line, derived from it.
+//! `thalweg completions` and `thalweg man`: completions and manual pages, derived from the command line.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -4,11 +4,11 @@
 //! command is a module with its `CommandLine` and a function `run`.
 //!
 //! # Invariants
-//! - Exit statuses: 0 is success, 1 is that the command ran and what it looked at is not in order, 2 is that it was called
-//!   wrongly, or could not read or write a file.
-//! - Results go to standard output, complaints to standard error: a few lines that begin with `error:`. A reader who stops
-//!   reading is not an error.
-//! - Colour goes to terminals only, unless `--color` or the environment says otherwise.
+//! - Exit statuses: 0 for success, 1 if the command ran and found a problem, 2 for a usage error, or if a file could not be read
+//!   or written.
+//! - Results go to standard output, errors to standard error: a few lines that begin with `error:`. A closed pipe is not an
+//!   error.
+//! - Colour is used only on terminals, unless `--color` or the environment overrides that.
 #![forbid(unsafe_code)]
 
 mod audit;
@@ -99,9 +99,9 @@ fn run() -> ExitCode {
     outcome.unwrap_or_else(|Failure(text)| complain(&text))
 }
 
-/// Prints the help that was asked for, or what is wrong with the arguments: without the usage, under which it would be lost.
+/// Prints the requested help, or the error in the arguments, without the usage, which would hide it.
 fn answer(mut error: clap::Error) -> ExitCode {
-    // What follows a mistake is not parsed, but wanted all the same.
+    // Arguments after an error are not parsed, but still apply.
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let asks_for = |value: &str| {
         let joined = format!("--color={value}");
@@ -128,7 +128,7 @@ fn answer(mut error: clap::Error) -> ExitCode {
     }
 }
 
-/// Decides where colour goes.
+/// Sets the global choice of colour.
 fn colour(choice: ColorChoice) {
     match choice {
         ColorChoice::Auto => anstream::ColorChoice::Auto,

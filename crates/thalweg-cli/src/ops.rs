@@ -87,7 +87,7 @@ fn list(output: &Output, found: &[&Operator]) {
     );
 }
 
-/// Prints what is known of an overload.
+/// Prints the documentation of an overload.
 fn page(output: &Output, operator: &Operator) {
     output.line(4, &paint(AnsiColor::Cyan, &operator.schema().to_string(), 0));
     let documentation = operator.documentation().trim();

@@ -1,8 +1,8 @@
 //! Standard output for people and for scripts.
 //!
-//! For people: text that is wrapped to the width of the terminal, with a coloured word here and there. For scripts: one
-//! JSON object per line ([`Output::json`]). What a reader no longer reads is dropped in silence, as `head` expects; what cannot be
-//! written for another reason, a full disk say, makes the program fail ([`finish`]).
+//! For people: text that is wrapped to the width of the terminal, with a coloured word here and there. For scripts: one JSON
+//! object per line ([`Output::json`]). Output to a closed pipe is dropped silently, as `head` expects; any other error of
+//! writing, such as a full disk, makes the program fail ([`finish`]).
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,34 +10,34 @@ use std::sync::OnceLock;
 
 use anstyle::{AnsiColor, Effects, Style};
 
-/// The width of a terminal that does not say.
+/// The width of a terminal that does not report one.
 const DEFAULT_WIDTH: usize = 80;
 
-/// No terminal is taken to be narrower: words would stand alone on their lines.
+/// The minimum width that is assumed: on a narrower terminal most lines would have one word.
 const LEAST_WIDTH: usize = 40;
 
-/// The reason why something that was printed was lost, other than by a reader that has gone.
+/// The error by which output was lost, other than a closed pipe.
 static LOST: OnceLock<std::io::Error> = OnceLock::new();
 
-/// The status of a call that makes no sense, or could not be done.
+/// The exit status of usage errors, and of commands that could not be run.
 pub const EXIT_USAGE: u8 = 2;
 
-/// The reason why a command did not do what it was asked to, in a sentence: exit status 2.
+/// The reason why a command could not be run, in a sentence: exit status 2.
 pub struct Failure(pub String);
 
-/// Writes `error:` and a sentence to standard error. Returns the status that goes with it.
+/// Writes `error:` and a sentence to standard error. Returns the exit status of an error.
 pub fn complain(text: &str) -> ExitCode {
     let style = Style::new().fg_color(Some(AnsiColor::Red.into())).effects(Effects::BOLD);
     explain(&format!("{style}error:{style:#} {text}"))
 }
 
-/// Writes a text to standard error, if there is one. Returns the status of a call that makes no sense.
+/// Writes a text to standard error, if there is one. Returns the exit status of a usage error.
 pub fn explain(text: &str) -> ExitCode {
     let _ = writeln!(anstream::stderr(), "{}", text.trim_end());
     ExitCode::from(EXIT_USAGE)
 }
 
-/// Returns the status of the program: `code`, if all that was printed has arrived.
+/// Returns the exit status of the program: `code`, if no output was lost.
 pub fn finish(code: ExitCode) -> ExitCode {
     match LOST.get() {
         Some(error) => complain(&format!("the output could not be written: {error}")),
@@ -45,7 +45,7 @@ pub fn finish(code: ExitCode) -> ExitCode {
     }
 }
 
-/// Returns how many columns a line has: what `COLUMNS` says, else the terminal.
+/// Returns the number of columns of a line, from `COLUMNS` or else the terminal.
 pub fn width() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     let terminal = || {
@@ -55,7 +55,7 @@ pub fn width() -> usize {
     columns.or_else(terminal).filter(|width| *width > 0).unwrap_or(DEFAULT_WIDTH).max(LEAST_WIDTH)
 }
 
-/// Returns a word in a colour, padded to a width without counting what colours it.
+/// Returns a word in a colour, padded to a width without counting the colour codes.
 pub fn paint(colour: AnsiColor, word: &str, pad: usize) -> String {
     let (style, padding) = (colour.on_default(), " ".repeat(pad.saturating_sub(word.chars().count())));
     format!("{style}{word}{style:#}{padding}")
@@ -67,23 +67,23 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns standard output as it is.
+    /// Returns the process's standard output.
     pub fn standard() -> Self {
         Self { width: width() }
     }
 
-    /// Returns how many columns a line has.
+    /// Returns the number of columns of a line.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Writes text as it is, but for colours where they are not wanted.
+    /// Writes text unchanged, except that colours are removed if they are disabled.
     pub fn text(&self, text: &str) {
         let mut standard = anstream::stdout().lock();
         if let Err(error) = standard.write_all(text.as_bytes()).and_then(|()| standard.flush())
             && error.kind() != std::io::ErrorKind::BrokenPipe
         {
-            // What is printed is all there is: the caller must know that it is lost.
+            // The output is the only result, so the caller must learn that it was lost.
             let _ = LOST.set(error);
         }
     }
@@ -99,11 +99,11 @@ impl Output {
     }
 }
 
-/// Returns a JSON value as one line, with nothing in it that a terminal would obey.
+/// Returns a JSON value as one line, without control of the terminal.
 fn json_line(value: &serde_json::Value) -> String {
     let mut line = String::new();
     for character in value.to_string().chars() {
-        // Those that JSON itself forbids are escaped by now; the others stand in strings only.
+        // Characters that JSON forbids are already escaped; the others occur only in strings.
         match character.is_control() {
             true => line.push_str(&format!("\\u{:04x}", u32::from(character))),
             false => line.push(character),
@@ -113,8 +113,8 @@ fn json_line(value: &serde_json::Value) -> String {
     line
 }
 
-/// Breaks a text between words so that no line is wider than `width`, except for words that are: a path stays whole, to
-/// be copied. Spaces at the front and between words of the first line stay as they are; line breaks of the text stay.
+/// Breaks a text between words so that no line is wider than `width`, except for longer words: a path stays whole, to be copied.
+/// Spaces at the front and between words of the first line stay as they are; line breaks of the text stay.
 fn wrap(text: &str, width: usize, indent: usize) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     for (number, line) in text.lines().enumerate() {
@@ -142,7 +142,7 @@ fn wrap(text: &str, width: usize, indent: usize) -> String {
     out
 }
 
-/// Returns characters that take room: not those that set a colour.
+/// Returns the number of visible characters, without those that set a colour.
 fn visible_width(text: &str) -> usize {
     let mut width = 0;
     let mut in_escape = false;

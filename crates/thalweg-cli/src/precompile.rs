@@ -82,7 +82,7 @@ fn read_sources(folder: &Path) -> Result<Vec<Source>, Failure> {
     Ok(sources)
 }
 
-/// Returns the kernel's name in a file's name, which ends with a hash.
+/// Returns the kernel's name from a file's name, which ends with a hash.
 fn name_of(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     stem.rsplit_once('-').map_or(&*stem, |(name, _)| name).to_owned()
@@ -104,7 +104,7 @@ fn compile_all(sources: &[Source], architectures: &[String], out: &Path) -> Resu
                 while let Some((source, architecture)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let result = precompile(out, &source.name, &source.text, architecture)
                         .map_err(|error| Failure(format!("{} for {architecture}: {error}", source.name)));
-                    // After a failure the results are not read any more, and the rest need not be compiled.
+                    // After a failure the results are no longer read, and the rest need not be compiled.
                     if sender.send(result).is_err() {
                         return;
                     }

@@ -1,4 +1,4 @@
-//! `thalweg profile`: a whole program on a timeline.
+//! `thalweg profile`: a program's run on a timeline.
 
 use std::ffi::OsString;
 use std::fs::{File, remove_file};
@@ -45,7 +45,7 @@ pub struct ProfileArgs {
 
 const PATH_VARIABLE: &str = "THALWEG_PROFILE";
 
-/// The statuses of a shell for a program that is not there, and for one that cannot be run; and what it adds to a signal.
+/// A shell's statuses for a program that does not exist, and for one that cannot be run; and the number that it adds to a signal.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 const SIGNAL: i32 = 128;
@@ -63,7 +63,7 @@ pub fn run(arguments: &ProfileArgs) -> Result<ExitCode, Failure> {
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         return Err(Failure(format!("{shown} cannot be written: it is not a regular file")));
     }
-    // Found out before the program runs, not after. The program makes the file itself.
+    // An error is found before the program runs, not after. The program creates the file itself.
     File::create(&path).and_then(|_| remove_file(&path)).map_err(refuse)?;
     let program = &arguments.program[0];
     let status = Command::new(program)

@@ -1,7 +1,7 @@
-//! Bus bandwidth and host time of collectives over all GPUs of a machine, a thread per GPU or, under a launcher, a process per GPU, as JSON lines.
-//! `benches/peers/collectives.py` runs it beside PyTorch. With `--sim RANKS COUNT` the time of so many collectives on simulated ranks; with `--host COUNT`
-//! what the host takes of a call on a driver that does nothing. `--registered` takes the tensors from a pool that is registered with the group,
-//! `--symmetric` from one whose memory is symmetric.
+//! Bus bandwidth and host time of collectives over all GPUs of a machine, a thread per GPU or, under a launcher, a process per
+//! GPU, as JSON lines. `benches/peers/collectives.py` runs it beside PyTorch. With `--sim RANKS COUNT` the time of COUNT
+//! collectives on simulated ranks; with `--host COUNT` the host's time for a call on a driver that does nothing. `--registered`
+//! takes the tensors from a pool that is registered with the group, `--symmetric` from one whose memory is symmetric.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ fn collective(group: &ProcessGroup, name: &str, whole: &Tensor, part: &Tensor) -
     }
 }
 
-/// Returns the time of a call, and what the host takes of it, in microseconds.
+/// Returns the time of a call, and the host's part of it, in microseconds.
 fn timed(group: &ProcessGroup, name: &str, whole: &Tensor, part: &Tensor, rounds: u32) -> Result<(f64, f64)> {
     for _ in 0..5 {
         drop(collective(group, name, whole, part)?);
@@ -157,7 +157,7 @@ impl Driver for Nothing {
     }
 }
 
-/// Prints what the host takes of each collective, in microseconds, where the driver takes nothing.
+/// Prints the host's time for each collective, in microseconds, with a driver that takes no time.
 fn on_no_driver(count: u32) -> Result<()> {
     let inner = SimDriver::new(SimConfig::default())?;
     let driver = Arc::new(Nothing { inner, events: AtomicU64::new(0) });

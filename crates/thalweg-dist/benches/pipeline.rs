@@ -1,5 +1,5 @@
-//! A training step of GPT-2 whose blocks lie on several GPUs, a stage per GPU, by 1F1B or zero bubble: what it takes beside the least that its schedule can
-//! take with the times of its computations. A line of JSON per schedule.
+//! A training step of GPT-2 whose blocks are on several GPUs, one stage per GPU, by 1F1B or zero bubble: its time, and the
+//! minimum time of its schedule with the times of its computations. A line of JSON per schedule.
 //!
 //! `cargo bench -p thalweg-dist --bench pipeline -- [--sim] [--layers N] [--first N] [--features N] [--heads N] [--batch N] [--tokens N] [--microbatches N]
 //! [--steps N] [--picture FOLDER]`. Stages are threads. `--first` is how many of the layers the first stage has: the head of the last one takes as long as five

@@ -269,7 +269,7 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
     time_steps(options, group, name, graph, || step(&quiet).map(drop))
 }
 
-/// Times replays of a captured step, or steps where there is none.
+/// Times replays of a captured step, or eager steps if there is no graph.
 fn time_steps(
     options: &Options,
     group: &ProcessGroup,

@@ -143,7 +143,7 @@ impl Coalescing<'_> {
     }
 
     /// Gathers the inputs of all ranks into one tensor on every rank, in the order of the ranks (`all_gather_into_tensor`): the
-    /// output has as many elements as all inputs. The input may be this rank's part of the output.
+    /// output has as many elements as all inputs together. The input may be this rank's part of the output.
     #[track_caller]
     pub fn all_gather_into_tensor(&mut self, output: &Tensor, input: &Tensor) -> Result<()> {
         let label = label_at("all_gather_into_tensor", Location::caller());

@@ -23,8 +23,8 @@
 
 #include "thalweg_torch.h"
 
-// The compiler finds a virtual function that has changed, but not the purpose of a new one. So whoever adds a version here must
-// have read its CUDACachingAllocator.h.
+// The compiler finds a virtual function that has changed, but not the purpose of a new one. So the person who adds a version here
+// must have read its CUDACachingAllocator.h.
 static_assert(
     TORCH_VERSION_MAJOR == 2 && (TORCH_VERSION_MINOR == 11 || TORCH_VERSION_MINOR == 15),
     "this class was read against PyTorch 2.11 and 2.15 only");

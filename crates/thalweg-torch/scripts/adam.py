@@ -61,7 +61,7 @@ def parameters_of(device, dtype, exact):
     sizes = [(3,), (64, 33), (4096,), (5000,), (0, 3), (2, 6, 5, 5)] + [(7,)] * 90
     made = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
     made[5] = made[5].contiguous(memory_format=torch.channels_last)
-    # A transposed parameter, whose gradient and states lie as it does.
+    # A transposed parameter, whose gradient and states have the same layout.
     made.append(torch.randn(12, 8, generator=generator).to(dtype).t())
     return [torch.nn.Parameter(part.to(device, torch.float64 if exact else dtype)) for part in made]
 
@@ -84,7 +84,7 @@ def run(make, device, dtype, exact=False, found_inf=0.0, scale=None, steps=3):
         if not (exact and found_inf and step == 1):
             optimizer.step()
     states = [value for state in optimizer.state.values() for name, value in sorted(state.items())]
-    # What was not unscaled because it is not finite is not a gradient.
+    # Values that were not unscaled because they are not finite are not gradients.
     return [part.detach() for part in parameters] + [part.grad for part in parameters] + states
 
 

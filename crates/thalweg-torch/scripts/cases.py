@@ -19,7 +19,7 @@ def numbers(shape, dtype, device, seed):
 
 
 class Case:
-    """An operator on one shape: `call()` gives its results."""
+    """An operator on one shape: `call()` returns its results."""
 
     def __init__(self, operator, dtype, rows, columns, device):
         self.operator, self.dtype, self.rows, self.columns, self.device = operator, dtype, rows, columns, device

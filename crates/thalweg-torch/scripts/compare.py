@@ -2,11 +2,11 @@
 
     python3 compare.py [--workloads gpt_eager,gnn,...] [--allocators pytorch,thalweg,...] [--repeat N]
 
-Prints one JSON object a run, then a table. Step time and peaks come from the same run; runs of different allocators alternate, and
-the repetition with the least mean is taken for each. "first s" is what the first steps took, which compile and fill the cache and are
-not counted in the others. "best ms" is the mean over the steps of the least time that each took in any repetition: a step does the same
-work in all of them, so a busy host adds nothing to it but what hits one step every time.
-Algorithms are deterministic, so that losses must be equal to the bit; "not N" says that they first differ in step N.
+Prints one JSON object per run, then a table. Step time and peaks come from the same run; runs of different allocators alternate,
+and the repetition with the least mean is taken for each. "first s" is what the first steps took, which compile and fill the cache
+and are not counted in the others. "best ms" is the mean over the steps of the least time that each took in any repetition: a step
+does the same work in all of them, so a busy host adds nothing to it but what hits one step every time. Algorithms are
+deterministic, so that losses must be equal to the bit; "not N" says that they first differ in step N.
 """
 
 import argparse

@@ -123,7 +123,7 @@ def check(device):
 
 
 def check_others(device):
-    """Checks that what has no kernel of ours has PyTorch's results, bit by bit."""
+    """Checks that operators without a kernel of ours have PyTorch's results, bit by bit."""
     x = numbers((6, 40, 16), torch.float32, device, 5)
     cases = [
         lambda: torch.softmax(x.transpose(1, 2), -1),
@@ -185,7 +185,7 @@ def check_batch_norm(device):
 
 
 def check_cross_entropy(device):
-    """Losses and gradients against float64, and what is composed as PyTorch does."""
+    """Compares losses and gradients with float64, and checks the calls that are composed as in PyTorch."""
     cross_entropy = torch.nn.functional.cross_entropy
     thalweg_torch.enable_kernels(everywhere=True, device=device)
 
@@ -321,7 +321,7 @@ def check_captured():
 
 
 def check_streams():
-    """Work is on the current stream: behind a long one, nothing is read before it is written."""
+    """Checks that work is on the current stream: after long work, nothing is read before it is written."""
     thalweg_torch.enable_kernels(everywhere=True)
     case = Case("_softmax", torch.float32, 256, 4096, "cuda")
     case.call()
@@ -438,7 +438,7 @@ def calls_for(case):
 
 
 def copy_time(elements):
-    """Microseconds of a copy of so many bfloat16, once read and once written."""
+    """Returns the microseconds of a copy of `elements` bfloat16 numbers, once read and once written."""
     source = torch.zeros(elements, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
     times = []
@@ -540,7 +540,7 @@ def measure_formed(path, seconds):
     thalweg_torch.enable_kernels(names, everywhere=True)
 
     def load(key):
-        # As large as what is measured: plans depend on sizes.
+        # As large as the measured tensors: plans depend on sizes.
         Formed(*key, "cuda").call()
 
     with concurrent.futures.ThreadPoolExecutor(12) as pool:

@@ -191,7 +191,7 @@ def fallback():
 
 
 def uses():
-    """Which tensors are told of behind an operator, with streams that are only said to be."""
+    """The tensors that are reported after an operator, with made-up streams."""
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -247,7 +247,7 @@ def uses():
     assert after(lambda: coo + coo, coo._values(), y) == use(coo._values())
     assert after(lambda: csr * 2, csr.col_indices(), y) == use(csr.col_indices())
     assert after(lambda: Open(Open(x)) + 1, x, y) == use(x)
-    # It is not known what it holds, so all have to wait.
+    # Its contents are not known, so all have to wait.
     all_of_them = {("thalweg_record_stream", address(x)), ("thalweg_record_stream", address(y))}
     assert after(lambda: Wrapper(x) + 1, x, y) == all_of_them
     # An operator that raises may have used its arguments.

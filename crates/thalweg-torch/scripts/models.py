@@ -23,7 +23,7 @@ nn = torch.nn
 
 
 class Encoder(nn.Module):
-    """BERT's encoder, with a head that tells masked words; the vocabulary is padded to a multiple of 64."""
+    """BERT's encoder, with a head that predicts masked words; the vocabulary is padded to a multiple of 64."""
 
     def __init__(self, features=768, heads=12, layers=12, vocabulary=30528, tokens=512):
         super().__init__()

@@ -140,7 +140,7 @@ def work(path):
     arguments = [*options["files"], "-q", "--noconftest", "-c", os.devnull, "--rootdir", options["folder"], "-p", "no:cacheprovider"]
     status = pytest.main([*arguments, "-o", "xfail_strict=true", "--tb=short", "-k", words], plugins=[Plugin(options)])
     sys.stdout.flush()
-    # Whatever a test left behind must not keep the process. 5: no test was collected.
+    # Leftovers of a test must not keep the process alive. 5: no test was collected.
     os._exit(0 if status in (0, 1, 5) else int(status))
 
 
@@ -180,7 +180,7 @@ class Part:
         self.since = time.monotonic()
 
     def look(self):
-        """Reads what was written since; starts a process anew that has ended before its time."""
+        """Reads the new output; restarts a process that has ended early."""
         if self.ended:
             return
         status = self.process.poll()
@@ -231,7 +231,7 @@ class Part:
 
 
 def finish(parts, until, what):
-    """Waits for all parts, and tells how far they are; those that are not done by then are stopped."""
+    """Waits for all parts, and reports their progress; those that are not done in time are stopped."""
     begin = told = time.monotonic()
     while not all(part.ended for part in parts) and time.monotonic() < until:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Whether the sanitizer finds what is wrong with small programs, and nothing in their mended twins.
+"""Checks that the sanitizer finds the bugs of small programs, and nothing in their corrected twins.
 
     python3 sanitize.py [name ...]
 

@@ -47,7 +47,7 @@ class Written(unittest.TestResult):
 
     def startTest(self, test):
         super().startTest(test)
-        # What one test leaves behind is not another's, whenever Python would look.
+        # Leftovers of one test must not reach another, whenever Python collects garbage.
         gc.collect()
         self.started, self.outcome = time.perf_counter(), {"outcome": "passed"}
         self.write(test=name_of(test), outcome="started")
@@ -111,7 +111,7 @@ def work(path, way, out, names):
         print(json.dumps(list(tests)), file=written, flush=True)
         unittest.TestSuite(tests[name] for name in chosen).run(Written(written))
     sys.stdout.flush()
-    # Whatever a test left behind must not keep the process.
+    # Leftovers of a test must not keep the process alive.
     os._exit(0)
 
 
@@ -174,7 +174,7 @@ class Runs:
                 return f"hung for {self.options.limit} s"
 
     def in_order(self, file, way, gpus):
-        """All tests of a file; behind one that ends its process, the rest in a new one."""
+        """Runs all tests of a file; after one that ends its process, the rest in a new one."""
         names, left = None, None
         while left is None or left:
             all_names, entries = self.run(file, way, gpus, left)

@@ -1,13 +1,13 @@
-//! The words of the project, as far as a machine can see them: one word per concept, which `docs/glossary.md` explains.
+//! The words of the project, as far as a machine can check them: one word per concept, explained in `docs/glossary.md`.
 //!
-//! - No line contains a word of [`BANNED`]. Upper and lower case are one, `_` ends a word, and a plural counts.
+//! - No line contains a word of [`BANNED`]. Case is ignored, `_` ends a word, and plurals count.
 //! - Nothing "is no" something, but "is not a" something, where only a noun can follow ([`is_no`]).
-//! - No documentation comment and no docstring begins as [`OPENINGS`] do: it must make sense by itself. What comments of functions and
-//!   of types begin with is the matter of [`openings`](super::openings).
+//! - No documentation comment and no docstring begins as [`OPENINGS`] do: it must be understandable without its context.
+//!   [`openings`](super::openings) checks the first words of functions' and types' comments.
 
 use super::{Finding, Level};
 
-/// Words that are not used, each with the one that is.
+/// Words that are banned, each with its replacement.
 const BANNED: [(&str, &str); 33] = [
     ("referee", "sanitizer"),
     ("rehearsal", "dry run"),
@@ -44,10 +44,10 @@ const BANNED: [(&str, &str); 33] = [
     ("is told", "learns"),
 ];
 
-/// The beginnings that no documentation comment has.
+/// The beginnings that documentation comments must not have.
 const OPENINGS: [&str; 3] = ["The same", "What ", "More."];
 
-/// Words that may follow "is no": comparisons, of which "is not a" would be wrong.
+/// Words that may follow "is no": comparisons, for which "is not a" would be wrong.
 const AFTER_IS_NO: [&str; 11] = [
     "longer",
     "more",
@@ -71,7 +71,7 @@ const OTHERS: [&str; 5] = [
     "crates/thalweg-python/python/thalweg/nn/init.py",
 ];
 
-/// Ends of the names of files that are checked.
+/// The extensions of files that are checked.
 const KINDS: [&str; 9] = [".rs", ".md", ".py", ".h", ".hpp", ".cpp", ".cu", ".js", ".toml"];
 
 /// Finds banned words and openings in a file.

@@ -1,4 +1,4 @@
-//! The regions that `thalweg audit` knows: steps as people write them, some that can be captured and some that cannot.
+//! The built-in regions of `thalweg audit`: typical steps, some of which can be captured and some not.
 
 use thalweg::functional::{AttentionOptions, cross_entropy, scaled_dot_product_attention};
 use thalweg::module::{Embedding, Forward, Linear, Module};
@@ -6,7 +6,7 @@ use thalweg::optim::{Adam, AdamOptions};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Stream, Tensor, no_grad};
 
-/// A region that can be run again and again.
+/// A region that can be run repeatedly.
 pub type Region = Box<dyn Fn() -> Result<()>>;
 
 /// One of the regions.
@@ -14,7 +14,7 @@ pub struct Example {
     pub name: &'static str,
     /// The example's work, in half a line.
     pub summary: &'static str,
-    /// Makes it, with its weights, on a device.
+    /// Makes the region, with its weights, on a device.
     pub make: fn(&Device) -> Result<Region>,
 }
 
@@ -131,7 +131,7 @@ impl Decoder {
         })
     }
 
-    /// Returns the word after `token`, which is at `position`: each a tensor with one element.
+    /// Returns the token that follows `token`, which is at `position`; each is a tensor with one element.
     fn next(&self, token: &Tensor, position: &Tensor) -> Result<Tensor> {
         let x = self.embedding.forward(token)?;
         self.keys.index_copy_(0, position, &self.key.forward(&x)?)?;
@@ -195,7 +195,7 @@ fn streams(device: &Device) -> Result<Region> {
         }
         let helper = std::thread::scope(|scope| scope.spawn(|| x.relu().map(drop)).join());
         helper.expect("an operator does not panic")?;
-        // Waited for here, so that the next run finds idle streams; and forgotten in the region's stream.
+        // The host waits, so that the next run finds idle streams; the join with the region's stream is missing on purpose.
         fork.synchronize()
     }))
 }

@@ -1,8 +1,7 @@
-//! `thalweg audit`: what stands in the way of capturing a region as a graph, shown on regions that are built in.
+//! `thalweg audit`: the obstacles to capturing a region as a graph, shown on built-in regions.
 //!
-//! Each region runs once beforehand, so that its kernels are loaded (not with `--cold`), then under
-//! [`thalweg::graph::audit`]. It is the same call that a program makes around a region of its own; the examples show what the
-//! report says of code that people write.
+//! Each region runs once beforehand, so that its kernels are loaded (not with `--cold`), then under [`thalweg::graph::audit`].
+//! Programs make the same call around their own regions; the examples show the reports for typical code.
 
 mod examples;
 

@@ -1,4 +1,4 @@
-//! [`Ceilings`]: the measured limits of a GPU that operators are held against.
+//! [`Ceilings`]: the measured limits of a GPU, with which operators are compared.
 
 use std::time::Instant;
 
@@ -22,19 +22,19 @@ pub struct Ceilings {
     pub copy: f64,
     /// Operations per second of a matrix product of bf16.
     pub product: f64,
-    /// Seconds of the host for the addition of two small tensors.
+    /// The host's time for an addition of two small tensors, in seconds.
     pub launch: f64,
 }
 
 impl Ceilings {
     /// Measures a device: three programs of a few milliseconds. *Blocks*.
     pub fn measure(device: &Device) -> Result<Self> {
-        // A simulated GPU is measured on what a host does in about a second.
+        // A simulated GPU is measured with work that takes the host about a second.
         let (bytes, extent) = if device.is_simulated() { (1 << 22, 128) } else { (COPY_BYTES, EXTENT) };
         let source = Tensor::zeros(&[bytes / 4], DType::F32, device)?;
         let target = Tensor::zeros(&[bytes / 4], DType::F32, device)?;
         let copy = least(device, || target.copy_(&source).map(drop))?;
-        // Numbers as a program has them: ones take less power, and a GPU at its limit of power is then faster.
+        // Typical numbers: ones take less power, and a GPU at its power limit is then faster.
         let square = Tensor::randn(&[extent, extent], DType::Bf16, device)?;
         let product = least(device, || square.matmul(&square).map(drop))?;
         let small = Tensor::zeros(&[16], DType::F32, device)?;
@@ -48,7 +48,7 @@ impl Ceilings {
         Ok(Self { copy: 2.0 * bytes as f64 / copy, product: 2.0 * (extent as f64).powi(3) / product, launch })
     }
 
-    /// Returns the ceilings as lines.
+    /// Returns the ceilings as text, one per line.
     pub fn as_text(&self, device: &Device) -> String {
         let name = &device.properties().name;
         format!(
@@ -60,7 +60,7 @@ impl Ceilings {
     }
 }
 
-/// Returns the least device time of a call, in seconds.
+/// Returns the minimum device time of a call, in seconds.
 fn least(device: &Device, call: impl Fn() -> Result<()>) -> Result<f64> {
     call()?;
     Ok((f64::from(least_span(device, 10, &call)?) * 1e-3).max(1e-9))

@@ -1,4 +1,4 @@
-//! The device time of a [`Row`], as events on the stream have it.
+//! The device time of a [`Row`], measured by events on the stream.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use thalweg::{
 
 use super::rows::{Row, Variable};
 
-/// The time that the calls of one measurement take together, in milliseconds, where one call does not take longer.
+/// The total time of the calls of one measurement, in milliseconds, unless one call takes longer.
 const SPAN_MS: f32 = 1.0;
 
-/// The most calls of one measurement.
+/// The maximum number of calls of one measurement.
 const MOST_CALLS: usize = 50;
 
-/// The number of times that a measurement is repeated: the least time counts.
+/// The number of repetitions of a measurement, of which the minimum is used.
 const REPEATS: usize = 7;
 
 /// The time of a row.
@@ -26,7 +26,7 @@ const REPEATS: usize = 7;
 pub struct Time {
     /// Microseconds per call.
     pub microseconds: f64,
-    /// Whether the calls were replayed from a graph; otherwise the host submitted each, and may have been the slower.
+    /// Whether the calls were replayed from a graph; otherwise the host submitted each, and may have been slower than the device.
     pub captured: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct Prepared {
     operator: &'static Operator,
     values: Vec<Value>,
     inputs: Vec<Tensor>,
-    /// The gradient of the first result; `None` where forward alone is timed.
+    /// The gradient of the first result; `None` if only forward is timed.
     cotangent: Option<Tensor>,
     device: Device,
     bytes: u64,
@@ -82,12 +82,12 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Returns the bytes of inputs and results: what forward moves at least.
+    /// Returns the bytes of inputs and results, which forward moves at least.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Calls the operator and gives its results that are tensors.
+    /// Calls the operator and returns its results that are tensors.
     fn forward(&self) -> Result<Vec<Tensor>> {
         let results = self.operator.call_boxed(&self.values, Some(&self.device))?;
         Ok(results
@@ -100,7 +100,7 @@ impl Prepared {
             .collect())
     }
 
-    /// Runs what is timed once.
+    /// Runs the timed work once.
     fn call(&self) -> Result<()> {
         let results = self.forward()?;
         if let Some(cotangent) = &self.cotangent {
@@ -109,7 +109,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Times calls: all of one measurement are replayed from a graph, or submitted where they cannot be captured.
+    /// Times calls: all of one measurement are replayed from a graph, or submitted if they cannot be captured.
     pub fn time(&self) -> Result<Time> {
         let first = least_span(&self.device, 1, || self.call())?;
         let calls = ((SPAN_MS / first.max(1e-3)) as usize).clamp(1, MOST_CALLS);
@@ -123,7 +123,7 @@ impl Prepared {
     }
 }
 
-/// Returns the least time between events around a run on the current stream, in milliseconds, of so many runs. *Blocks*.
+/// Returns the minimum time between events around a run on the current stream, in milliseconds, of `runs` runs. *Blocks*.
 pub fn least_span(device: &Device, runs: usize, run: impl Fn() -> Result<()>) -> Result<f32> {
     let stream = device.current_stream();
     let mut least = f32::INFINITY;
@@ -138,7 +138,7 @@ pub fn least_span(device: &Device, runs: usize, run: impl Fn() -> Result<()>) ->
     Ok(least)
 }
 
-/// Draws the numbers of a variable.
+/// Draws random numbers for a variable.
 fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
     let mut shape = variable.shape.clone();
     if let (true, [.., rows, columns]) = (variable.transposed, shape.as_mut_slice()) {
@@ -161,7 +161,7 @@ fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
     if variable.transposed { tensor.transpose(-2, -1) } else { Ok(tensor) }
 }
 
-/// Returns an argument as its parameter takes it.
+/// Converts an argument to its parameter's type.
 fn value(json: &Json, parameter: &Parameter, tensors: &BTreeMap<&str, Tensor>) -> Result<Value> {
     let wrong = || Error::invalid(format!("{json} is not an argument for `{}`", parameter.name));
     let tensor =
@@ -179,7 +179,7 @@ fn value(json: &Json, parameter: &Parameter, tensors: &BTreeMap<&str, Tensor>) -
                 Value::OptionalTensors(list.iter().map(|json| tensor(json).map(Some)).collect::<Result<_>>()?)
             }
             Kind::Tensor => Value::Tensors(list.iter().map(tensor).collect::<Result<_>>()?),
-            // The extents of a weight stand for a list of them.
+            // A variable's name stands for the list of its extents.
             Kind::Int if list.iter().all(Json::is_object) => {
                 let shapes = list.iter().map(tensor).collect::<Result<Vec<_>>>()?;
                 Value::Ints(

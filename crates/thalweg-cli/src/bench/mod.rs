@@ -1,4 +1,4 @@
-//! `thalweg bench`: what a GPU can do, and where each operator stands against that and against PyTorch.
+//! `thalweg bench`: the limits of a GPU, and the speed of each operator relative to them and to PyTorch.
 
 mod ceilings;
 mod measure;
@@ -118,7 +118,7 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     Ok(if report.has_failures() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Returns a row with its times. A row that cannot be prepared here is not given to the peer.
+/// Returns a row with its times. A row that cannot be prepared here is not sent to the peer.
 fn measured(row: Row, device: &Device, peer: Option<&mut Peer>, rounds: usize) -> Result<Line, Failure> {
     match Prepared::new(&row, device) {
         Ok(prepared) => {
@@ -129,7 +129,7 @@ fn measured(row: Row, device: &Device, peer: Option<&mut Peer>, rounds: usize) -
     }
 }
 
-/// Times a row here and with the peer by turns, and gives the medians.
+/// Times a row alternately here and with the peer, and returns the medians.
 fn by_turns(
     prepared: &Prepared,
     row: &Row,

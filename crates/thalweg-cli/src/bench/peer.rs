@@ -1,4 +1,4 @@
-//! PyTorch beside the program: a process that is given rows and answers with times.
+//! PyTorch in another process, which receives rows and returns times.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,7 +9,7 @@ use super::measure::Time;
 use super::rows::Row;
 use crate::output::Failure;
 
-/// The program that the other side runs.
+/// The program that the other process runs.
 const PROGRAM: &str = include_str!("torch_peer.py");
 
 /// A process that times rows with PyTorch.
@@ -22,7 +22,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts the process with this Python; cuDNN's engines are tried there if that is asked for.
+    /// Starts the process with this Python; it tries cuDNN's engines if `cudnn_benchmark` is set.
     pub fn start(python: &str, cudnn_benchmark: bool) -> Result<Self, Failure> {
         let mut child = Command::new(python)
             .args(["-c", PROGRAM])
@@ -44,7 +44,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Times a row; the reason where PyTorch cannot run it.
+    /// Times a row, or returns the reason why PyTorch cannot run it.
     pub fn time(&mut self, row: &Row) -> Result<Result<Time, String>, Failure> {
         writeln!(self.rows, "{}", row.as_json())
             .map_err(|error| Failure(format!("PyTorch has gone: {error}")))?;
@@ -68,7 +68,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

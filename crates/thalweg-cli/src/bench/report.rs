@@ -7,13 +7,13 @@ use super::ceilings::Ceilings;
 use super::measure::Time;
 use super::rows::Row;
 
-/// A ratio to PyTorch's time up to which a row counts as equal.
+/// The ratio to PyTorch's time up to which a row counts as equal.
 const EQUAL: f64 = 1.05;
 
-/// A ratio above which a row is named.
+/// The ratio above which a row is listed as slow.
 const SLOW: f64 = 1.3;
 
-/// The outcome of one side: a time, or why there is none.
+/// The outcome of one side: a time, or the reason why there is no time.
 pub type Outcome = Result<Time, String>;
 
 /// A row and its times.
@@ -22,20 +22,20 @@ pub struct Line {
     pub row: Row,
     /// Our time.
     pub ours: Outcome,
-    /// PyTorch's, where it was asked.
+    /// PyTorch's time, if it was measured.
     pub theirs: Option<Outcome>,
     /// The bytes of inputs and results.
     pub bytes: u64,
 }
 
 impl Line {
-    /// Returns our time by PyTorch's.
+    /// Returns our time divided by PyTorch's.
     fn ratio(&self) -> Option<f64> {
         let (Ok(ours), Some(Ok(theirs))) = (&self.ours, &self.theirs) else { return None };
         Some(ours.microseconds / theirs.microseconds)
     }
 
-    /// Returns the bytes per second by those of a copy: of forward alone, whose bytes are known.
+    /// Returns the bytes per second divided by those of a copy; only for forward, whose bytes are known.
     fn of_copy(&self, ceilings: &Ceilings) -> Option<f64> {
         let ours = self.ours.as_ref().ok().filter(|_| self.row.gradients.is_empty())?;
         Some(self.bytes as f64 / (ours.microseconds * 1e-6) / ceilings.copy)
@@ -50,7 +50,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Begins without rows.
+    /// Creates a report without rows.
     pub fn new(ceilings: Ceilings, peer: Option<String>) -> Self {
         Self { ceilings, peer, lines: Vec::new() }
     }
@@ -69,7 +69,7 @@ impl Report {
         self.lines.iter().filter_map(Line::ratio).collect()
     }
 
-    /// Returns the table, by families, with what is slow and what failed below it.
+    /// Returns the table, by families, followed by the slow rows and the failures.
     pub fn as_text(&self) -> String {
         let mut text = String::new();
         let mut family = "";
@@ -160,7 +160,7 @@ impl Report {
         text
     }
 
-    /// Returns a page with a bar per row, by families: the ratio, or the share of a copy where PyTorch was not asked.
+    /// Returns a page with a bar per row, by families: the ratio, or the share of a copy if PyTorch was not measured.
     pub fn as_html(&self) -> String {
         let escape = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;");
         let mut families: BTreeMap<&str, Vec<&Line>> = BTreeMap::new();

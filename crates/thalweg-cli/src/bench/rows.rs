@@ -1,4 +1,4 @@
-//! [`Row`]: an operator, its arguments, a dtype and extents, as the list of `thalweg bench` has them.
+//! [`Row`]: an operator, its arguments, a dtype and extents, as in the list of `thalweg bench`.
 
 use serde_json::{Value as Json, json};
 use thalweg::DType;
@@ -9,13 +9,13 @@ const LIST: &str = include_str!("operators.txt");
 /// A tensor of a row.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Variable {
-    /// The name that arguments have for it.
+    /// The name by which arguments refer to the tensor.
     pub name: String,
     /// The extents.
     pub shape: Vec<usize>,
     /// The dtype.
     pub dtype: DType,
-    /// The bound of integers: they are drawn from 0 on and below it.
+    /// The upper bound of integers, which are drawn from 0 and below it.
     pub below: Option<i64>,
     /// Whether numbers are greater than zero.
     pub positive: bool,
@@ -76,9 +76,9 @@ pub struct Row {
     pub dtype: DType,
     /// The tensors.
     pub variables: Vec<Variable>,
-    /// The variables whose gradients are computed too: none where forward alone is timed.
+    /// The variables whose gradients are computed too: empty if only forward is timed.
     pub gradients: Vec<String>,
-    /// The text of shapes in the list.
+    /// The text of the shapes in the list.
     pub shapes: String,
     /// The text of arguments in the list.
     pub text: String,
@@ -96,7 +96,7 @@ impl Row {
         if self.gradients.is_empty() { "forward" } else { "backward" }
     }
 
-    /// Returns the row as a peer reads it.
+    /// Returns the row in the peer's format.
     pub fn as_json(&self) -> Json {
         let variables = self.variables.iter().map(|variable| {
             let Variable { name, shape, dtype, below, positive, transposed, channels_last } = variable;
@@ -120,7 +120,7 @@ struct Cases {
 }
 
 impl Cases {
-    /// Reads what stands behind `forward` or `backward`.
+    /// Parses the text after `forward` or `backward`.
     fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` says no dtypes and shapes");
         let (head, shapes) = text.split_once(": ").ok_or_else(wrong)?;
@@ -180,12 +180,12 @@ fn parse(list: &str) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// Returns the dtype of a short name.
+/// Returns the dtype with a short name.
 fn dtype_of(name: &str) -> Option<DType> {
     DType::ALL.into_iter().find(|dtype| dtype.short_name() == name)
 }
 
-/// Reads the variables of a case: a comma with a space stands between them.
+/// Reads the variables of a case: they are separated by a comma and a space.
 fn variables(shapes: &str, dtype: DType) -> Result<Vec<Variable>, String> {
     shapes.split(", ").map(|text| Variable::parse(text, dtype)).collect()
 }
@@ -193,7 +193,7 @@ fn variables(shapes: &str, dtype: DType) -> Result<Vec<Variable>, String> {
 /// Reads arguments, as Python writes them.
 fn arguments(text: &str) -> Result<Vec<Json>, String> {
     let mut quoted = String::new();
-    // Names become objects; what is left is JSON.
+    // Names become objects; the rest is JSON.
     for token in text.split_inclusive([' ', ',', '[', ']']) {
         let word = token.trim_end_matches([' ', ',', '[', ']']);
         let rest = &token[word.len()..];

@@ -5,7 +5,7 @@ use thalweg::{Device, Error, Result};
 
 use super::{Finding, ItemStatus, Report, bytes};
 
-/// Opens every device. What cannot be opened is reported; what can is returned, to be tested.
+/// Opens every device. Reports those that cannot be opened, and returns the others, to be tested.
 pub fn examine(report: &mut Report) -> Vec<Device> {
     let mut devices = Vec::new();
     for (kind, open) in [("cuda", Device::cuda as fn(u32) -> Result<Device>), ("sim", Device::sim)] {
@@ -51,7 +51,7 @@ fn describe(device: &Device) -> Finding {
         .member("pci_bus_id", properties.pci_bus_id.clone())
 }
 
-/// Reports a driver that did not open. A machine without a GPU is in order, and so is one where a driver is installed for nothing.
+/// Reports a driver that did not open. A machine without a GPU is in order, even if a driver is installed.
 fn not_opened(kind: &'static str, error: &Error) -> Finding {
     let code = error.driver_error().map(thalweg::driver::Error::code);
     let (state, text, note) = match code {

@@ -1,4 +1,4 @@
-//! Where compiled kernels come from: the compiler, the cache folder, folders of precompiled kernels.
+//! The sources of compiled kernels: the compiler, the cache folder, folders of precompiled kernels.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use thalweg::driver::cuda::Library;
 use super::libraries::Libraries;
 use super::{Finding, ItemStatus, Report, bytes};
 
-/// Looks at the folders that the environment names.
+/// Examines the folders that the environment names.
 pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Report) {
     report.add(&cache(environment.cache_directory.as_deref()));
     let mut precompiled = 0;
@@ -38,7 +38,7 @@ pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Re
     report.add(&source(libraries.has(Library::Nvrtc), precompiled));
 }
 
-/// Returns, in a sentence, where a GPU's kernels come from.
+/// Returns the source of a GPU's kernels, in a sentence.
 fn source(compiler: bool, precompiled: u64) -> Finding {
     let (state, text, source) = match (compiler, precompiled) {
         (true, _) => {
@@ -52,13 +52,13 @@ fn source(compiler: bool, precompiled: u64) -> Finding {
     Finding::new(state, "kernel_source", "kernels", text).value(source, "source")
 }
 
-/// The content of a folder of compiled kernels.
+/// The contents of a folder of compiled kernels.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Content {
     /// Entries by architecture.
     architectures: Vec<(String, u64)>,
     bytes: u64,
-    /// Files that a process left when it was ended while it wrote.
+    /// The number of incomplete files, from processes that were ended while they wrote.
     partial: u64,
 }
 
@@ -132,7 +132,7 @@ fn cache(folder: Option<&Path>) -> Finding {
     finding.note(&shown).member("path", shown)
 }
 
-/// Writes and removes a file in the folder or, where it does not exist yet, in the nearest one above it that does.
+/// Writes and removes a file in the folder or, if it does not exist yet, in its nearest existing parent.
 fn try_to_write(folder: &Path) -> io::Result<()> {
     let mut place: PathBuf = folder.to_path_buf();
     while fs::symlink_metadata(&place).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
@@ -146,12 +146,12 @@ fn try_to_write(folder: &Path) -> io::Result<()> {
     }
     let probe = place.join(format!("thalweg-doctor-{}.partial", std::process::id()));
     let written = fs::write(&probe, [0; 4096]);
-    // Removed also where the write failed half-way; what matters is reported below.
+    // The file is also removed if the write failed half-way; that error is reported below.
     let removed = fs::remove_file(&probe);
     written.and(removed).map_err(at)
 }
 
-/// Returns a folder of precompiled kernels, and how many it has.
+/// Returns the finding for a folder of precompiled kernels, and their number.
 fn precompiled_folder(folder: &Path) -> (Finding, u64) {
     let shown = folder.display().to_string();
     let (name, subject) = ("precompiled_kernels", "precompiled");

@@ -1,4 +1,4 @@
-//! NVIDIA's libraries: which are here, from where, and what each one that is not would bring.
+//! NVIDIA's libraries: those that are installed, their locations, and the use of each one that is missing.
 
 use thalweg::driver::cuda::{Library, SearchEnvironment, SearchReport, locate};
 
@@ -46,7 +46,7 @@ fn names(library: Library) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns what happens without it.
+/// Returns the consequence of a missing library.
 fn without(library: Library) -> &'static str {
     match library {
         Library::Driver => "no CUDA device can be used; the simulated GPU can",
@@ -61,7 +61,7 @@ fn without(library: Library) -> &'static str {
     }
 }
 
-/// Returns whether a report should say unasked how to get it. NVML comes with the driver, which says so itself.
+/// Returns whether a report should always explain how to get the library. NVML is part of the driver, which has its own finding.
 fn is_worth_having(library: Library) -> bool {
     matches!(library, Library::Driver | Library::Nvrtc | Library::CublasLt)
 }
@@ -87,7 +87,7 @@ fn finding(search: &SearchReport, named: bool, verbose: bool) -> Finding {
 fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     let library = search.library;
     let (subject, name) = names(library);
-    // What lies at a place and does not load is worth a word; what does not lie there only where all is asked for.
+    // A file that exists and does not load is always mentioned; a file that does not exist only with `--verbose`.
     let absent = ["not there", "not in it", "no such folder"];
     let place = |attempt: &thalweg::driver::cuda::Attempt| format!("{} ({})", attempt.place, attempt.reason);
     let (plain, odd): (Vec<_>, Vec<_>) =
@@ -116,7 +116,7 @@ fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     finding.value((), "version").member("advice", advice).member("tried", tried.join("; "))
 }
 
-/// Returns the version of NVIDIA's kernel module, where it says.
+/// Returns the version of NVIDIA's kernel module, if it can be read.
 fn kernel_module() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 …"

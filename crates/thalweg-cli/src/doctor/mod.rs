@@ -1,14 +1,14 @@
-//! `thalweg doctor`: what this machine has, what is missing and how to get it, and whether what is there works.
+//! `thalweg doctor`: what this machine has, what is missing and how to get it, and whether the installed parts work.
 //!
-//! Each thing that is looked at is a [`Finding`]; the text and the JSON are two ways to print the same findings. They are
-//! printed as they are found, so that a device that hangs is known by what stands before it.
+//! Each examined item is a [`Finding`]; the text and the JSON are two ways to print the same findings. They are printed
+//! immediately, so that the last line shows which device hangs.
 //!
 //! # What counts
-//! A finding is `ok`, `missing` or `FAILED`. What is missing costs something, and the finding says what, but a machine
-//! without a GPU is a machine that works. Only what was found and does not work makes the exit status 1: a GPU that
-//! computes wrongly, a library that the user named and that does not load, a cache folder that cannot be written.
+//! A finding is `ok`, `missing` or `FAILED`. A missing item has a cost, which the finding explains, but a machine without a GPU
+//! is in order. The exit status is 1 only if something was found and does not work: a GPU that computes wrongly, a library that
+//! the user named and that does not load, a cache folder that cannot be written.
 //!
-//! It changes nothing: a file is written into the cache folder to see whether that can be done, and removed.
+//! The command changes nothing: it writes a file into the cache folder as a test, and removes it.
 
 mod devices;
 mod kernels;
@@ -49,11 +49,11 @@ pub struct DoctorArgs {
 /// The state of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ItemStatus {
-    /// It is there and works.
+    /// The item exists and works.
     Ok,
-    /// It is not there.
+    /// The item does not exist.
     Missing,
-    /// It is there and does not work.
+    /// The item exists and does not work.
     Failed,
 }
 
@@ -67,12 +67,12 @@ impl ItemStatus {
     }
 }
 
-/// One thing that was looked at.
+/// The result of examining one item.
 struct Finding {
     state: ItemStatus,
-    /// Its name for scripts: lower case with underscores.
+    /// The item's name for scripts: lower case with underscores.
     name: String,
-    /// Its name for people.
+    /// The item's name for people.
     subject: String,
     value: Value,
     unit: &'static str,
@@ -131,7 +131,7 @@ impl Finding {
     }
 }
 
-/// Prints findings as they come, and counts them.
+/// A report, which prints findings immediately and counts them.
 struct Report {
     output: Output,
     json: bool,
@@ -218,7 +218,7 @@ fn machine() -> String {
     format!("{} {}, {cores} CPU{plural}", std::env::consts::OS, std::env::consts::ARCH)
 }
 
-/// Returns a number of bytes for people: with three digits at least, in the largest binary unit that keeps it above 1.
+/// Returns a number of bytes for people: with at least three digits, in the largest binary unit that keeps it above 1.
 fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["bytes", "KiB", "MiB", "GiB"] {

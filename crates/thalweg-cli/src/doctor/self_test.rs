@@ -1,7 +1,7 @@
 //! The self-test of a device: about a second of copies, of a kernel, of matrix products, each checked and then timed.
 //!
-//! Every result is compared with one that the host computed in f64 (or, for copies, bit by bit); only then is the speed
-//! taken. The speeds are there to be looked at, and nothing is decided by them.
+//! Every result is compared with one that the host computed in f64 (or, for copies, bit by bit); only then is the speed taken.
+//! The speeds are only shown; nothing depends on them.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ const DURATION: Duration = Duration::from_millis(250);
 struct Figure {
     value: f64,
     unit: &'static str,
-    /// The work that was done.
+    /// A description of the work.
     what: String,
 }
 
 type TestResult = Result<Figure, Box<dyn Error>>;
 
-/// A part of the test: its name, and what it does.
+/// A part of the test: its name and its function.
 type Part = (&'static str, fn(&Device, &Stream) -> TestResult);
 
 /// Tests a device.
@@ -45,7 +45,7 @@ pub fn run(device: &Device, report: &mut Report) {
     }
 }
 
-/// Repeats work until the time is over; gives the seconds of one round.
+/// Repeats work until the time is over, and returns the seconds of one round.
 fn time(stream: &Stream, mut round: impl FnMut() -> thalweg::Result<()>) -> thalweg::Result<f64> {
     let mut rounds = 0_u32;
     let mut batch = 1_u32;
@@ -60,7 +60,7 @@ fn time(stream: &Stream, mut round: impl FnMut() -> thalweg::Result<()>) -> thal
         if elapsed >= DURATION {
             return Ok(elapsed.as_secs_f64() / f64::from(rounds));
         }
-        // Many rounds in flight hide what waiting costs; few enough at a time that the end is not overshot.
+        // Many rounds in flight hide the cost of waiting; they are few enough not to exceed the time by much.
         batch = if elapsed < DURATION / 8 { (batch * 2).min(64) } else { batch };
     }
 }
@@ -94,9 +94,9 @@ fn copy(device: &Device, stream: &Stream) -> TestResult {
     })
 }
 
-/// Returns an operator of the table.
+/// Tests and times an operator of the table.
 fn kernel(device: &Device, stream: &Stream) -> TestResult {
-    // Not a multiple of anything, so that the last block is a part of one.
+    // Not a multiple of the block size, so that the last block is partial.
     const ELEMENTS: usize = (1 << 22) + 3;
     let values: Vec<f32> = (0..ELEMENTS).map(|i| ((i * 7919) % 4001) as f32 / 200.0 - 10.0).collect();
     let x = Tensor::from_slice(&values, &[ELEMENTS], device)?;
@@ -122,7 +122,7 @@ fn kernel(device: &Device, stream: &Stream) -> TestResult {
     })
 }
 
-/// Returns a matrix product: one of odd sizes is checked whole, a larger one is timed.
+/// Tests and times matrix products: one of odd sizes is checked completely, a larger one is timed.
 fn matmul(device: &Device, stream: &Stream) -> TestResult {
     const M: usize = 97;
     const N: usize = 131;
@@ -141,7 +141,7 @@ fn matmul(device: &Device, stream: &Stream) -> TestResult {
             let (expected, size) =
                 terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
             let got = f64::from(result[row * N + column]);
-            // The greatest error that K roundings can add up to.
+            // The maximum error of K roundings.
             let bound = K as f64 * f64::from(f32::EPSILON) * size;
             if (got - expected).abs().partial_cmp(&bound).is_none_or(std::cmp::Ordering::is_gt) {
                 let place = format!("({M}×{K})·({K}×{N}) at row {row}, column {column}");

@@ -1,4 +1,4 @@
-//! `thalweg memory check`: whether a snapshot keeps to limits, for CI.
+//! `thalweg memory check`: checks a snapshot against limits, for CI.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -73,7 +73,7 @@ fn figures(summary: &Summary) -> String {
 }
 
 impl CheckArgs {
-    /// Returns what each limit that is passed has to say.
+    /// Returns a message for each limit that is exceeded.
     fn passed(&self, summary: &Summary) -> Vec<String> {
         let mut passed = Vec::new();
         if let Some(limit) = self.max_reserved

@@ -1,4 +1,4 @@
-//! `thalweg memory diff`: what grew from one snapshot to another.
+//! `thalweg memory diff`: the growth from one snapshot to another.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -98,7 +98,7 @@ fn growth<K>(name: &'static str, groups: &[Growth<K>], top: usize, text: impl Fn
     table
 }
 
-/// Returns what changed most, in either direction; what grew is first.
+/// Returns the largest changes in both directions, growth first.
 fn chosen<K>(groups: &[Growth<K>], top: usize) -> Vec<&Growth<K>> {
     let mut chosen: Vec<_> = groups.iter().collect();
     chosen.sort_by_key(|group| std::cmp::Reverse(group.change_bytes().unsigned_abs()));
@@ -107,7 +107,7 @@ fn chosen<K>(groups: &[Growth<K>], top: usize) -> Vec<&Growth<K>> {
     chosen
 }
 
-/// Groups stacks by their places. What is the same in both is left out.
+/// Groups stacks by their places, without those that are the same in both.
 fn by_place<'g, K: 'g>(groups: impl Iterator<Item = (String, &'g Growth<K>)>) -> Vec<Growth<String>> {
     let mut places: BTreeMap<String, Growth<String>> = BTreeMap::new();
     for (name, group) in groups {

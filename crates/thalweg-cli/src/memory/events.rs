@@ -1,4 +1,4 @@
-//! `thalweg memory events`: what happened, entry by entry; and `thalweg memory at`: what became of one address.
+//! `thalweg memory events`: the history, entry by entry; and `thalweg memory at`: the history of one address.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -107,7 +107,7 @@ fn read(path: &Path) -> Result<(std::path::Display<'_>, Recording), Failure> {
     Ok((path.display(), files::read(path)?))
 }
 
-/// Returns the device that is meant: the only one, or the first by default.
+/// Returns the selected device; the default is the first.
 fn device(wanted: Option<usize>, recording: &Recording) -> Result<usize, Failure> {
     let devices = recording.devices();
     match wanted {
@@ -132,7 +132,7 @@ struct List<'r> {
 }
 
 impl List<'_> {
-    /// Returns whether an entry has a text in it, in small letters: its action, address, frames, or what was said beside it.
+    /// Returns whether an entry contains a text, in lower case: in its action, address, frames, or remarks.
     fn matches(&self, entry: usize, event: &Event, remarks: &Remarks<'_>, wanted: &str) -> bool {
         let has = |text: &str| text.to_lowercase().contains(wanted);
         let frames = event.stack.into_iter().flat_map(|stack| self.recording.stack(stack));
@@ -212,7 +212,7 @@ impl List<'_> {
     }
 }
 
-/// Returns the bytes and the address of an entry. Of a request that failed the address is what the device had left.
+/// Returns the bytes and the address of an entry. For a failed request the address is the device's free memory.
 fn sizes(event: &Event) -> (String, String) {
     let address = match event.action {
         Action::Oom => format!("({} free)", size(event.address)),
@@ -222,7 +222,7 @@ fn sizes(event: &Event) -> (String, String) {
     (size(event.size_bytes), address)
 }
 
-/// Returns what the program or the allocator said beside an entry.
+/// Returns the remarks of the program or the allocator on an entry.
 fn said(remarks: &Remarks<'_>) -> String {
     let compiled = remarks.compile_context.filter(|text| !matches!(*text, "" | "N/A"));
     let mut text = String::new();
@@ -307,7 +307,7 @@ pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Prints in what an address is when the file was written.
+/// Prints the block and segment that contain an address when the file was written.
 fn at_end(recording: &Recording, device: usize, address: u64) -> Option<String> {
     let within = |start: u64, bytes: u64| (start..start.saturating_add(bytes)).contains(&address);
     for (segment, mut blocks) in recording.segments(device) {

@@ -15,8 +15,8 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A file that unpacks to more than so many times its size, and to more than so many bytes, is made to fill memory: gzip manages
-/// a thousand times for one byte that repeats, and some ten for snapshots.
+/// A file that unpacks to more than this multiple of its size, and to more than a number of bytes, is assumed to be malicious:
+/// gzip reaches a factor of a thousand for one repeated byte, and about ten for snapshots.
 const LARGEST_RATIO: u64 = 256;
 const ALWAYS_UNPACKED_BYTES: u64 = 16 << 20;
 
@@ -41,7 +41,7 @@ pub fn read(path: &Path) -> Result<Recording, Failure> {
     }
     let mut unpacked = Unpacked { decoder: MultiGzDecoder::new(reader), bytes: 0 };
     let recording = Recording::read(&mut unpacked).map_err(|error| complain(&error))?;
-    // The checksum and the length stand at the end: only a reader that reads on learns of damage.
+    // The checksum and the length are at the end, so damage is only found by reading on.
     std::io::copy(&mut unpacked, &mut std::io::sink())
         .map_err(|error| complain(&format!("the packed file is damaged: {error}")))?;
     Ok(recording)
@@ -58,7 +58,7 @@ pub fn each(
     Ok(())
 }
 
-/// A reader that says how far it is.
+/// A reader that counts the bytes that were read.
 struct Counted {
     reader: Box<dyn Read>,
     done: u64,

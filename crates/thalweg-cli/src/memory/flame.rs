@@ -1,4 +1,4 @@
-//! `thalweg memory flame`: the live memory of a moment as folded stacks, which every program that draws flame graphs reads.
+//! `thalweg memory flame`: the live memory of a moment as folded stacks, which all flame graph programs read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ fn text(recording: &Recording, stack: Option<StackId>) -> String {
     let frames = stack.into_iter().flat_map(|stack| recording.stack(stack));
     let mut frames: Vec<String> = frames
         .map(|frame| {
-            // The last two parts of a path tell files apart.
+            // The last two parts of a path distinguish files.
             let file = frame.filename;
             let short = file.rmatch_indices(['/', '\\']).nth(1).map_or(file, |(at, _)| &file[at + 1..]);
             plain(&format!("{} {short}:{}", frame.name, frame.line))
@@ -68,7 +68,7 @@ fn text(recording: &Recording, stack: Option<StackId>) -> String {
     frames.join(";")
 }
 
-/// Returns a name without what separates frames.
+/// Returns a name without the characters that separate frames.
 fn plain(name: &str) -> String {
     printable(name).replace(';', ",")
 }

@@ -1,13 +1,13 @@
-//! `thalweg memory`: what a program did with its GPU memory, from the snapshot that PyTorch wrote; no GPU is needed.
+//! `thalweg memory`: a program's use of GPU memory, from a snapshot that PyTorch wrote; no GPU is needed.
 //!
-//! The figures are those of [`thalweg::memory_tools::analysis`]; here are files, arguments and tables. Each subcommand is a module
-//! with its arguments and a function `run`; [`What`] is the one list of them.
+//! The figures are those of [`thalweg::memory_tools::analysis`]; this module has files, arguments and tables. Each subcommand is
+//! a module with its arguments and a function `run`; [`What`] is the one list of them.
 //!
 //! # Invariants
-//! - A file is only read. Whatever is in it, the outcome is a result or a complaint.
-//! - Where the toolbox cannot know, its output says so: memory outside the allocator, what was before the trace, the rules of
+//! - Files are only read. Any content leads to a result or an error message.
+//! - The output mentions what the toolbox cannot know: memory outside the allocator, events before the trace, the rules of
 //!   `cudaMallocAsync`.
-//! - Exit status 1 is for `check` alone. A file that cannot be read is 2: nothing was looked at.
+//! - Only `check` uses exit status 1. A file that cannot be read is status 2.
 
 mod check;
 mod diff;

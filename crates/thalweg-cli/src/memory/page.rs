@@ -1,7 +1,7 @@
-//! `--html`: what the page of some snapshots shows.
+//! `--html`: the data of the page of some snapshots.
 //!
 //! [`Pages`] turns the analysis of one device after the other into a [`PageModel`]: lives into rows, stacks into a table that all
-//! devices share, the summary into the headline. Its figures have the names that `--json` has for them.
+//! devices share, the summary into the headline. Its figures have the same names as in `--json`.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -21,15 +21,15 @@ use super::size::{count, size};
 use super::stacks::PageStacks;
 use crate::output::Failure;
 
-/// Hard fragmentation of more than this share of what is reserved is pointed at.
+/// The share of the reserved memory above which hard fragmentation is highlighted.
 const NOTABLE: f64 = 0.05;
 
 /// Sizes of GPUs, in bytes.
 #[derive(Clone, Copy)]
 pub struct GpuBytes {
-    /// The size of the one that the program ran on.
+    /// The size of the GPU that the program ran on.
     pub gpu: Option<u64>,
-    /// The smallest that would have been enough, where memory ran out.
+    /// The smallest GPU that would have been enough, if memory ran out.
     pub least_gpu: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ pub struct Pages<'c> {
 }
 
 impl<'c> Pages<'c> {
-    /// Creates a page of these snapshots that shows nothing yet.
+    /// Creates an empty page of these snapshots.
     pub fn new(paths: &[PathBuf], categories: &'c Categories) -> Self {
         let model = PageModel {
             title: paths.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>().join(", "),
@@ -51,7 +51,7 @@ impl<'c> Pages<'c> {
         Self { model, categories, stacks: PageStacks::default() }
     }
 
-    /// Writes the page into a file, all of it or nothing: what was there is whole until the page is. `read` are the files that it
+    /// Writes the page into a file atomically: an existing file stays until the page is complete. `read` are the files that it
     /// was made from.
     pub fn write(self, path: &Path, read: &[PathBuf]) -> Result<(), Failure> {
         refuse_input(path, read)?;
@@ -73,7 +73,7 @@ impl<'c> Pages<'c> {
         let stacks = self.stacks.add(&mut self.model, recording, &blocks, self.categories);
         let mut streams = Names::default();
         let mut pools = Names::default();
-        // The shared pool is first, whether it is used or not.
+        // The shared pool is first, even if it is not used.
         pools.index((0, 0), pool_name);
         let blocks = blocks.iter().map(|block| {
             let stack = stacks.get(block.stack);
@@ -128,7 +128,7 @@ impl<'c> Pages<'c> {
     }
 }
 
-/// Refuses a page in the place of one of the files that it is made from.
+/// Checks that a page does not overwrite one of the files that it is made from.
 ///
 /// # Errors
 /// If the page's file is one of them, by whatever name.
@@ -147,7 +147,8 @@ pub fn refuse_input(page: &Path, read: &[PathBuf]) -> Result<(), Failure> {
     }
 }
 
-/// Writes a file beside its place, and moves it there when it is whole. What is no file, as a pipe, is written as it is.
+/// Writes a temporary file in the same folder, and renames it when it is complete. A target that is not a file, such as a pipe,
+/// is written directly.
 fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
     let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if place.metadata().is_ok_and(|there| !there.is_file()) {
@@ -182,7 +183,7 @@ impl<T> Default for Names<T> {
 }
 
 impl<T: Copy + Eq + std::hash::Hash> Names<T> {
-    /// Returns the number of a thing. Beyond 65 536 of them, what is new shares the last.
+    /// Returns the number of a thing. After 65 536 things, new ones share the last number.
     fn index(&mut self, thing: T, name: fn(T) -> String) -> u16 {
         *self.numbers.entry(thing).or_insert_with(|| {
             if self.names.len() <= usize::from(u16::MAX) {
@@ -205,7 +206,7 @@ fn stage_row(stage: Stage) -> StageRow {
     }
 }
 
-/// Returns how the allocator was set when the file was written, as people write it.
+/// Returns the allocator's settings when the file was written, as people write them.
 pub fn recorded_settings(recording: &Recording) -> Vec<(String, String)> {
     let value = |value: &SettingValue| match value {
         SettingValue::None => "not set".to_owned(),
@@ -229,7 +230,7 @@ fn pool_name(id: (u64, u64)) -> String {
     if id == (0, 0) { "shared pool".into() } else { format!("private pool ({}, {})", id.0, id.1) }
 }
 
-/// Returns an entry's number as a page has it. A file of four thousand million entries does not fit into any memory.
+/// Returns an entry's number in a page's format. A file of four thousand million entries would not fit in memory.
 fn event(entry: Option<usize>) -> Option<u32> {
     entry.map(|entry| u32::try_from(entry).expect("a recording has fewer than 2^32 entries"))
 }

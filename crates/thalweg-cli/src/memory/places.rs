@@ -1,4 +1,4 @@
-//! Places in programs and other names that come out of files, for people.
+//! Places in programs and other names from files, for people.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use thalweg::snapshot::{FrameId, FrameView, Recording, StackId};
 /// The text for blocks whose stack is not known.
 const UNKNOWN: &str = "(no stack recorded)";
 
-/// Returns the place that tells most of a stack: `model.py:17 forward`.
+/// Returns the most informative place of a stack: `model.py:17 forward`.
 pub fn place(recording: &Recording, stack: Option<StackId>) -> String {
     stack.map_or_else(|| UNKNOWN.into(), |stack| place_of(recording.stack(stack)))
 }
@@ -23,7 +23,7 @@ fn frame_text(frame: FrameView<'_>) -> String {
     if let Some(node) = backward_node(name) {
         return printable(node);
     }
-    // The last two parts of a path tell files apart, and fit.
+    // The last two parts of a path distinguish files, and fit.
     let short = filename.rmatch_indices(['/', '\\']).nth(1).map_or(filename, |(at, _)| &filename[at + 1..]);
     let short = short.replace('\\', "/");
     match (short.as_str(), line) {
@@ -64,10 +64,10 @@ pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<Allocatio
     places
 }
 
-/// Returns a text out of a file, with nothing in it that a terminal would obey: control characters are written as `\u{1b}`.
+/// Returns a text from a file without control of the terminal: control characters are written as `\u{1b}`.
 pub fn printable(text: &str) -> String {
     let obeys = |character: char| {
-        // Those that change the direction of writing, or are not seen, too.
+        // Characters that change the direction of writing, or are invisible, are escaped too.
         character.is_control()
             || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
     };

@@ -1,4 +1,4 @@
-//! `thalweg memory replay`: what other settings would have done.
+//! `thalweg memory replay`: the results that other settings would have had.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use crate::output::{Failure, Output};
 /// On a terminal with fewer columns the table leaves the counts of calls out.
 const NARROW: usize = 76;
 
-/// The former name of `--gpu-memory`, which scripts may say.
+/// The former name of `--gpu-memory`, which scripts may use.
 const FORMER_OPTION: &str = "ca\x72d";
 
 /// Replays the recorded requests under other settings: what would have been reserved, and whether it would have fit
@@ -127,7 +127,7 @@ impl WhatIf {
             confs.push(recorded.to_owned());
         }
         if search {
-            // What is collected depends on how full the GPU is.
+            // Garbage collection depends on how full the GPU is.
             let helps = |conf: &&&str| self.gpu.is_some() || !conf.contains("garbage_collection");
             confs.extend(CANDIDATES.iter().filter(helps).map(|conf| conf.to_string()));
         }
@@ -180,11 +180,11 @@ pub fn run(arguments: &ReplayArgs) -> Result<ExitCode, Failure> {
 /// The results of one setting.
 struct Trial {
     conf: String,
-    /// The forecast; or why there is none.
+    /// The forecast, or the reason why there is no forecast.
     forecast: Result<Forecast, &'static str>,
 }
 
-/// Returns what each setting comes to for one device.
+/// Returns the result of each setting for one device.
 fn trials(
     question: &WhatIf,
     path: &str,
@@ -225,7 +225,7 @@ fn trials(
     Ok(trials)
 }
 
-/// Returns the smallest GPU that would have been enough under the settings of the recording; `None` where that is not known.
+/// Returns the smallest GPU that would have been enough under the settings of the recording; `None` if that is not known.
 pub fn least_gpu(
     question: &WhatIf,
     path: &str,
@@ -257,7 +257,7 @@ fn curve(trial: Trial) -> Option<Curve> {
         true => ", if it had begun with what was reserved then",
         false => "",
     };
-    // From the beginning that all have in common.
+    // From the latest begin of the curves, so that all have the same range.
     let outcome = forecast.worn.unwrap_or(forecast.tidy);
     let died = if outcome.out_of_memory { ", until it dies" } else { "" };
     Some(Curve {
@@ -267,7 +267,7 @@ fn curve(trial: Trial) -> Option<Curve> {
     })
 }
 
-/// Replays one device and prints what came of it. Returns the curves for a page.
+/// Replays one device and prints the results. Returns the curves for a page.
 fn replay(
     question: &WhatIf,
     search: bool,
@@ -552,7 +552,7 @@ fn partial_cells(forecast: &Forecast) -> Vec<String> {
     let (least, most) = (size(least), size(most));
     let estimate = if forecast.tidy.is_estimate { "~" } else { "" };
     vec![
-        // What the lost beginning reserved under these settings cannot be known.
+        // The memory that the lost beginning reserved under these settings is unknown.
         format!(">={}", size(forecast.least_reserved_bytes)),
         if least == most { format!("{estimate}{least}") } else { format!("{estimate}{least} to {most}") },
         died(forecast).into(),

@@ -1,5 +1,4 @@
-//! The sections of `show` beside the two moments: the allocator's settings, the memory of each stage, the categories of
-//! memory.
+//! The sections of `show` besides the two moments: the allocator's settings, the memory of each stage, the categories of memory.
 
 use serde_json::{Value, json};
 use thalweg::memory_tools::analysis::{Categories, Moment, Stage, stages};
@@ -11,7 +10,7 @@ use super::size::{count, share, size};
 use super::table::Table;
 use crate::output::Output;
 
-/// Returns the settings that the file says, in one line; those that change nothing are left out.
+/// Returns the settings in the file, in one line, without those that have their default values.
 pub fn settings(recording: &Recording) -> Option<String> {
     let set: Vec<String> = recorded_settings(recording)
         .into_iter()
@@ -25,10 +24,10 @@ pub fn settings(recording: &Recording) -> Option<String> {
     }
 }
 
-/// Returns whether a setting is what it is by default.
+/// Returns whether a setting has its default value.
 fn is_default(name: &str, value: &str) -> bool {
     let is_nothing = |value: &str| matches!(value, "not set" | "" | "False" | "0" | "0.0" | "-1");
-    // A table has a figure for each size: none of them is set if all are nothing.
+    // A table has a figure for each size; it has its default value if all are zero.
     let values = value.split(", ").map(|part| part.rsplit(':').next().unwrap_or(part));
     name == "pinned_num_register_threads" && value == "1"
         || name != "PYTORCH_CUDA_ALLOC_CONF" && values.clone().all(is_nothing)

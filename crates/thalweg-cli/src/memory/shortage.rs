@@ -6,13 +6,13 @@ use thalweg::snapshot::{Recording, StackId};
 use super::places::{by_place, place};
 use super::size::size;
 
-/// Returns what asked for how much, and what the device had left.
+/// Returns the place of the request, its size, and the device's free memory.
 pub fn in_short(recording: &Recording, requested: u64, stack: Option<StackId>, device_free: u64) -> String {
     format!("{}; {}", asked(recording, requested, stack), left(device_free))
 }
 
-/// Returns all that is known of it, in sentences. `GPU` is the size of the GPU, `least_gpu` the smallest that would have been
-/// enough, in bytes, where they are known.
+/// Returns all known details of the failure, in sentences. `gpu` is the size of the GPU, `least_gpu` that of the smallest that
+/// would have been enough, in bytes, if known.
 pub fn in_full(
     recording: &Recording,
     failure: &OutOfMemoryEntry,

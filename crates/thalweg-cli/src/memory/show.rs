@@ -1,6 +1,6 @@
-//! `thalweg memory show`: what one snapshot comes to.
+//! `thalweg memory show`: a summary of one snapshot.
 //!
-//! This module and `replay` use each other: a page of one snapshot has the curves of a replay, and a replay says the same
+//! This module and `replay` use each other: a page of one snapshot has the curves of a replay, and a replay prints the same
 //! doubts about a snapshot.
 
 use std::process::ExitCode;
@@ -52,7 +52,7 @@ pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
     let mut pages = Pages::new(&question.snapshots, &categories);
     files::each(&question.snapshots, |path, recording| {
         let mut devices = recording.devices();
-        // First what a reader looks for.
+        // The most important results are first.
         let is_short = |device: &usize| recording.trace(*device).any(|event| event.action == Action::Oom);
         devices.sort_by_key(|device| !is_short(device));
         if devices.is_empty() {
@@ -105,7 +105,7 @@ struct Page<'p> {
     top: usize,
     gpu: Option<u64>,
     categories: &'p Categories,
-    /// The smallest GPU that would have been enough, where memory ran out and it is known.
+    /// The smallest GPU that would have been enough, if memory ran out and it is known.
     least_gpu: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ impl Page<'_> {
     fn print(&self, path: &str) {
         let Summary { device, at_peak, at_end, .. } = self.summary;
         self.output.line(2, &format!("{path}, device {device}"));
-        // What a reader looks for first comes first.
+        // The most important results are first.
         for failure in &self.summary.out_of_memory {
             self.failure(failure);
         }
@@ -287,7 +287,7 @@ impl Page<'_> {
     }
 }
 
-/// Returns what of a file does not fit together, or was not understood, in sentences.
+/// Returns the parts of a file that are inconsistent or were not understood, in sentences.
 pub fn doubts(recording: &Recording, summary: &Summary, gpu: Option<u64>) -> Vec<String> {
     let Doubts { gap, leaves_out_ends, misplaced_blocks, excess_bytes } = summary.doubts;
     let mut doubts = Vec::new();

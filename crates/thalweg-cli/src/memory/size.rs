@@ -8,7 +8,7 @@ pub fn size(bytes: u64) -> String {
     }
     let mut value = bytes as f64;
     let mut unit = 0;
-    // Where rounding would write 1024.0, the next unit is meant.
+    // If rounding would print 1024.0, the next unit is used.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -23,12 +23,12 @@ pub fn change(bytes: i128) -> String {
     format!("{sign}{}", size(u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX)))
 }
 
-/// Returns a part of a whole, in percent.
+/// Returns a share, in percent.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "-".into() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
 }
 
-/// Returns a number with its thousands apart: `1,234`.
+/// Returns a number with separators of thousands: `1,234`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
@@ -44,7 +44,7 @@ pub fn count(number: u64) -> String {
 /// The smallest memory of a GPU that anything can be replayed on: one segment of the allocator.
 const LEAST_GPU: u64 = 2 << 20;
 
-/// Reads `24GiB`, `24GB`, `1.5 MiB`, `512B` or, in bytes, `512`. Nothing has 0 bytes.
+/// Reads `24GiB`, `24GB`, `1.5 MiB`, `512B` or, in bytes, `512`. A size of 0 bytes is an error.
 pub fn parse(text: &str) -> Result<u64, &'static str> {
     bytes(text.trim()).ok_or("write a size with its unit, such as 24GiB or 24GB, or in bytes")
 }

@@ -1,8 +1,7 @@
 //! The stacks of a page.
 //!
-//! A page has each stack once, with the frame that tells most of it. Recordings whose stacks are nearly all distinct would make it
-//! hundreds of megabytes: then stacks are cut to what stands from that frame on outwards, so that all of them together have a bounded
-//! number of frames.
+//! A page has each stack once, with its most informative frame. With nearly all stacks distinct, a page would have hundreds of
+//! megabytes. Then stacks are cut to the frames from that one outwards, so that the total number of frames is bounded.
 
 use std::collections::HashMap;
 
@@ -10,33 +9,33 @@ use thalweg::memory_tools::analysis::{BlockLife, Categories, Telling};
 use thalweg::memory_tools::report::{PageModel, Stack, StackFrame};
 use thalweg::snapshot::{FrameId, Recording, StackId};
 
-/// So many frames the stacks of a page have together, some ten megabytes, and beyond that one each.
+/// The maximum number of frames of all stacks of a page, about ten megabytes; after that each stack has one frame.
 const MOST_FRAMES: usize = 4 << 20;
 
 /// The table of stacks that several recordings share on one page.
 #[derive(Default)]
 pub struct PageStacks {
     frames: HashMap<StackFrame, u32>,
-    /// Of all stacks so far.
+    /// The number of frames of all stacks so far.
     used_frames: usize,
 }
 
 /// The stacks of one device: for each its number on the page, and its category.
 pub struct DeviceStacks {
     numbers: HashMap<StackId, (u32, u16)>,
-    /// To how many frames they were cut, if they were.
+    /// The number of frames to which the stacks were cut, if they were.
     pub depth: Option<usize>,
 }
 
 impl DeviceStacks {
-    /// Returns the number on the page and the category of a stack; `None` of one that says nothing.
+    /// Returns the number on the page and the category of a stack; `None` for a stack without information.
     pub fn get(&self, stack: Option<StackId>) -> Option<(u32, u16)> {
         self.numbers.get(&stack?).copied()
     }
 }
 
 impl PageStacks {
-    /// Adds the stacks of what lived on a device.
+    /// Adds the stacks of the blocks that lived on a device.
     pub fn add(
         &mut self,
         model: &mut PageModel,
@@ -67,7 +66,7 @@ impl PageStacks {
         let mut cut: HashMap<Vec<u32>, u32> = HashMap::new();
         let mut numbers = HashMap::with_capacity(named.len());
         for stack in named {
-            // An empty stack says no more than none.
+            // An empty stack is the same as no stack.
             let Some((at, _)) = telling.frame(stack) else { continue };
             let category = sorting.category(Some(stack)) as u16;
             let first = if depth.is_some() { at } else { 0 };

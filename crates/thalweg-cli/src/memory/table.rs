@@ -1,9 +1,9 @@
-//! Tables that line up, on narrow terminals too.
+//! Aligned tables, on narrow terminals too.
 //!
-//! One column is text and takes the room that the others leave: what does not fit is continued on the next line, below itself.
-//! The others are figures, to the right.
+//! One column is text and takes the width that the others leave; longer text continues on the next line, in the same column. The
+//! others are figures, aligned to the right.
 
-/// The text column is never narrower; then the table is wider than the terminal.
+/// The minimum width of the text column; with less space the table is wider than the terminal.
 const LEAST_TEXT: usize = 8;
 
 /// A table with a line of names.
@@ -28,7 +28,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// Returns the lines, at most `width` wide where that can be, each behind `indent` spaces.
+    /// Returns the lines, at most `width` wide if possible, each after `indent` spaces.
     pub fn render(&self, width: usize, indent: usize) -> String {
         let widest = |column: usize| {
             let cells = self.rows.iter().map(|row| row[column].chars().count());
@@ -74,7 +74,7 @@ impl Table {
     }
 }
 
-/// Returns a text in pieces of at most `width` characters, cut behind a sign that separates where there is one.
+/// Returns a text in pieces of at most `width` characters, cut after a separator if there is one.
 fn pieces(text: &str, width: usize) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest: Vec<char> = text.chars().collect();

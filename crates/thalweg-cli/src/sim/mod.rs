@@ -1,9 +1,9 @@
-//! `thalweg sim`: a whole program under many seeds of the simulated GPU.
+//! `thalweg sim`: a program's run under many seeds of the simulated GPU.
 //!
-//! The program knows nothing of it. Each seed is a process of its own, told by the environment which seed it has and where
-//! to write what the sanitizer finds (`thalweg::sim::CheckedProgram`). A seed fails if the sanitizer found something, the program
-//! got stuck, or it did not end with status 0. The lowest failing seed is run once more, so that the report can say whether it can
-//! be relied on, and reported; the others only counted.
+//! The program needs no changes. Each seed runs in a separate process, whose environment has the seed and the file for the
+//! sanitizer's findings (`thalweg::sim::CheckedProgram`). A seed fails if the sanitizer found something, the program hung, or its
+//! exit status is not 0. The lowest failing seed is run once more, so that the report can state whether it is reproducible, and
+//! reported; the others are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -79,14 +79,14 @@ impl SimArgs {
     }
 }
 
-/// The statuses of a shell for a program that is not there, and for one that cannot be run.
+/// A shell's statuses for a program that does not exist, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
 /// The time that a process has for its own report after its time is over.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The time between two looks at a process.
+/// The time between two checks of a process.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The number of lines of a failing program's standard error that are shown.
@@ -122,14 +122,14 @@ struct SeedFailure {
     findings: Vec<String>,
     /// The way in which the program ended, if not with status 0.
     status: Option<String>,
-    /// The end of its standard error.
+    /// The end of the program's standard error.
     errors: String,
     /// Whether freed memory was held back.
     held_freed: bool,
 }
 
 impl SeedFailure {
-    /// Returns what a second run of the seed must show too.
+    /// Returns the part of the report that a second run of the seed must reproduce.
     fn essence(&self) -> (usize, &Option<String>) {
         (self.findings.len(), &self.status)
     }
@@ -137,11 +137,11 @@ impl SeedFailure {
 
 /// The result of a seed.
 enum Ended {
-    /// Well, but for races that are possible and no more.
+    /// Success, apart from races that are only possible.
     Well(Vec<String>),
-    /// Well, and no other seed can go otherwise.
+    /// Success, and no other seed can have another result.
     WellForAll(Vec<String>),
-    /// Well, but the program opened no simulated GPU.
+    /// Success, but the program opened no simulated GPU.
     OpenedNothing,
     Failed(SeedFailure),
 }
@@ -152,11 +152,11 @@ struct Runs {
     failures: BTreeMap<u64, SeedFailure>,
     /// Whether a run opened no simulated GPU.
     opened_nothing: bool,
-    /// Races that are possible and no more, as they read.
+    /// The texts of races that are only possible.
     possible: BTreeSet<String>,
 }
 
-/// Runs all seeds, or those up to the first that fails where others are under way.
+/// Runs all seeds, or those up to the first failure, apart from seeds that already run.
 fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
     let end = arguments.first.saturating_add(arguments.seeds);
     let next = AtomicU64::new(arguments.first);
@@ -188,7 +188,7 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
                         }
                         Ok(Ended::Failed(failure)) => {
                             lock(failures).insert(seed, failure);
-                            // Lower seeds are under way already: the lowest that fails is known when they are done.
+                            // Lower seeds already run; the lowest failing one is known when they are done.
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Err(error) => {
@@ -221,8 +221,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a seed; the first one again with freed memory held back, if all was well. Of that run its uses of freed memory count, and
-/// nothing else: the program may have to do with other addresses and figures than usual.
+/// Runs a seed. If the first seed succeeds, it is run again with freed memory held back. Only uses of freed memory count in that
+/// run, since the program gets other addresses and figures than usual.
 fn run_seed(arguments: &SimArgs, seed: u64) -> std::io::Result<Ended> {
     let ended = run_process(arguments, seed, false)?;
     if seed != arguments.first || matches!(ended, Ended::Failed(_) | Ended::OpenedNothing) {
@@ -287,13 +287,13 @@ fn run_process(arguments: &SimArgs, seed: u64, holds_freed: bool) -> std::io::Re
     Ok(Ended::Failed(SeedFailure { findings, status, errors: shown, held_freed: holds_freed }))
 }
 
-/// Waits for a process, for so long at most, and kills it then. Its status, and what it wrote to standard error.
+/// Waits for a process, and kills it after the time limit. Returns its status, and its standard error.
 fn wait(mut child: Child, limit: Duration) -> std::io::Result<(Option<ExitStatus>, String)> {
     let (begin, mut errors) = (Instant::now(), child.stderr.take());
     let reader = std::thread::spawn(move || {
         let mut text = Vec::new();
         if let Some(errors) = &mut errors {
-            // What was read before an error is shown all the same.
+            // Text that was read before an error is still shown.
             let _ = errors.read_to_end(&mut text);
         }
         String::from_utf8_lossy(&text).into_owned()
@@ -313,14 +313,14 @@ fn wait(mut child: Child, limit: Duration) -> std::io::Result<(Option<ExitStatus
     Ok((status, reader.join().unwrap_or_default()))
 }
 
-/// Returns whether the program ended by itself, with an error that it reported: what is expected of it under a fault. A panic
-/// (whose status is 101 in Rust) and a signal are not.
+/// Returns whether the program exited with an error that it reported, as expected under a fault. A panic (whose status is 101 in
+/// Rust) and a signal are not.
 fn reported_an_error(status: ExitStatus) -> bool {
     const PANIC: i32 = 101;
     status.code().is_some_and(|code| code != PANIC)
 }
 
-/// A new folder among the temporary files, under an unpredictable name, where no other user can put anything.
+/// A new folder among the temporary files, under an unpredictable name, where no other user can write.
 struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
@@ -335,7 +335,7 @@ impl PrivateFolder {
 
 impl Drop for PrivateFolder {
     fn drop(&mut self) {
-        // What is left in the folder of temporary files does no harm.
+        // Files left in the temporary folder are harmless.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

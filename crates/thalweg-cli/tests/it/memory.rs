@@ -1,7 +1,7 @@
 //! `thalweg memory` over the recorded traces.
 //!
-//! What it prints is compared with files in `tests/it/golden`; with `THALWEG_UPDATE_GOLDEN=1` they are written instead, to be
-//! looked at before they are committed. The figures are compared with what PyTorch itself counted.
+//! The output is compared with files in `tests/it/golden`; with `THALWEG_UPDATE_GOLDEN=1` they are written instead, to be
+//! reviewed before they are committed. The figures are compared with what PyTorch itself counted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ fn trace(name: &str) -> String {
     format!("{name}.pickle.gz")
 }
 
-/// Returns what a subcommand prints on a terminal of so many columns, and its status.
+/// Returns what a subcommand prints on a terminal of `columns` columns, and its status.
 fn run(arguments: &[&str], columns: usize) -> (String, String, Option<i32>) {
     let mut command = Command::new(program());
     command.arg("memory").args(arguments).current_dir(DATA).env_clear().env("COLUMNS", columns.to_string());
@@ -203,7 +203,7 @@ fn several_ranks_are_told_apart() {
     assert_eq!([&ranks[0]["snapshot"], &ranks[1]["snapshot"]], [&json!(gpt), &json!(fsdp)]);
 }
 
-/// Returns the number behind a name in JSON text.
+/// Returns the number after a name in JSON text.
 fn number(json: &str, name: &str) -> u64 {
     let rest = json.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name} in {json}")).1;
     let end = rest.find(|character: char| !character.is_ascii_digit()).unwrap_or(rest.len());
@@ -249,7 +249,7 @@ fn run_within(mebibytes: u64, arguments: &[&str]) -> (String, String, Option<i32
     (text(&output.stdout), text(&output.stderr), output.status.code())
 }
 
-/// Returns a packed file of so many equal bytes.
+/// Returns a packed file of `mebibytes` MiB of one byte.
 fn packed(head: &[u8], byte: u8, mebibytes: usize) -> Vec<u8> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::best());
     packed.write_all(head).expect("a vector takes it");

@@ -1,4 +1,4 @@
-//! `thalweg profile` over programs of ours: this test binary itself, told by a variable what to do.
+//! `thalweg profile` over programs of ours: this test binary itself, controlled by a variable.
 
 use std::path::Path;
 use std::process::Output;
@@ -59,7 +59,7 @@ fn a_program_leaves_a_trace_and_keeps_its_status() {
     std::fs::create_dir_all(&folder).unwrap();
     for (kind, status) in [("works", 0), ("fails", 7)] {
         let file = folder.join(format!("{kind}.json"));
-        // What lies there is replaced.
+        // An existing file is replaced.
         std::fs::write(&file, "an older trace").unwrap();
         let output = profile(&file, kind, &[]);
         let errors = text(&output.stderr);

@@ -1,4 +1,4 @@
-//! `thalweg sim` over programs of ours: this test binary itself, told by a variable what to do.
+//! `thalweg sim` over programs of ours: this test binary itself, controlled by a variable.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

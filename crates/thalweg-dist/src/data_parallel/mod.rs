@@ -32,8 +32,8 @@ use self::reducer::Reducer;
 use crate::{ProcessGroup, ReduceOp, Work};
 
 /// A function that reduces a bucket in another way (`register_comm_hook`). It gets the bucket's gradients, concatenated in one
-/// dimension. It returns the work in progress and the tensor that will hold the mean over the ranks, which has as many elements,
-/// in any floating-point dtype.
+/// dimension. It returns the work in progress and the tensor that will hold the mean over the ranks, which has the same number of
+/// elements, in any floating-point dtype.
 pub type BucketHook = dyn Fn(&ProcessGroup, &Tensor) -> Result<(Work, Tensor)> + Send + Sync;
 
 /// The options of data parallel training, with PyTorch's names and defaults.
@@ -170,7 +170,7 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(result)
     }
 
-    /// Has an optimizer step the parameters of each bucket at the end of the backward pass, as soon as the bucket has been
+    /// Makes an optimizer step the parameters of each bucket at the end of the backward pass, as soon as the bucket has been
     /// reduced and while later ones are still being reduced (`_register_fused_optim`): a training step is then a forward and a
     /// backward pass, and calls no `step`. Nothing can change the gradients in between, so there is no clipping and no scaler.
     ///

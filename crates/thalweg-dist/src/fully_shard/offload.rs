@@ -16,7 +16,8 @@ use super::FullyShard;
 use super::offloaded::{Ahead, OffloadedTensor};
 use super::unit::{Sharded, Unit};
 
-/// An optimizer of the parameters of a [`FullyShard`] with [`OffloadPolicy::Cpu`](super::OffloadPolicy::Cpu). Its states are in pinned host memory.
+/// An optimizer of the parameters of a [`FullyShard`] with [`OffloadPolicy::Cpu`](super::OffloadPolicy::Cpu). Its states are in
+/// pinned host memory.
 ///
 /// A step copies the rows, gradients and states of one unit after the other to the device, steps them there with the kernels of
 /// [`Optimizer`], and copies them back; the copies of consecutive units overlap. PyTorch steps on the CPU instead.

@@ -14,7 +14,7 @@ pub enum Computation {
     BackwardInput,
     /// `W`: the rest of the backward pass: the gradients of the weights.
     BackwardWeight,
-    /// `B`: the whole backward pass.
+    /// `B`: the full backward pass.
     FullBackward,
     /// `UNSHARD`: the gather of a sharded stage's parameters.
     Unshard,
@@ -76,7 +76,7 @@ impl Computation {
     }
 }
 
-/// An operation of a rank in a pipeline (`_Action` of PyTorch's pipelining), written as there: `0F0` is the forward pass of
+/// An operation of a rank in a pipeline (`_Action` of PyTorch's pipelining), in PyTorch's notation: `0F0` is the forward pass of
 /// microbatch 0 in stage 0, `1SEND_B2` the gradient of microbatch 2 that leaves stage 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {

@@ -7,8 +7,8 @@ use thalweg_tensor::Tensor;
 /// A function that computes a stage's result from its input.
 type StageForward<'m> = dyn Fn(&Tensor) -> Result<Tensor> + 'm;
 
-/// The layers of one stage (`torch.distributed.pipelining.PipelineStage`), on the rank that has them. One tensor goes in and one comes
-/// out, of the same shape and dtype for every microbatch.
+/// The layers of one stage (`torch.distributed.pipelining.PipelineStage`), on the rank that has them. A stage has one input
+/// tensor and one output tensor, each with the same shape and dtype for every microbatch.
 pub struct PipelineStage<'m> {
     index: usize,
     stages: usize,

@@ -107,7 +107,7 @@ fn ring(group: &ProcessGroup, mine: &Tensor, inputs: &[Vec<f32>]) -> Result<()> 
     Ok(())
 }
 
-/// Each rank gives another number of elements.
+/// Each rank passes a different number of elements.
 fn all_gather_uneven(group: &ProcessGroup, step: u64, count: usize) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let own_count = |rank: u32| count + rank as usize;

@@ -61,7 +61,7 @@ fn what_is_missing_or_wrong_is_named() {
     }
 }
 
-/// The variable by which a test tells its own binary that it is a rank.
+/// The variable that makes the test binary a rank.
 const CHILD: &str = "THALWEG_TEST_RANK_PROCESS";
 
 #[test]
@@ -118,7 +118,7 @@ fn child() {
     }
 }
 
-/// The variable by which the test below tells its own binary that it is a rank.
+/// The variable by which the test below makes its own binary a rank.
 const ELASTIC_CHILD: &str = "THALWEG_TEST_ELASTIC_PROCESS";
 
 #[test]

@@ -12,7 +12,7 @@ use thalweg_sim::{SimConfig, SimDriver};
 
 use crate::support::empty;
 
-/// The variable by which the test tells its own binary that it is the program.
+/// The variable by which the test makes its own binary the program.
 const CHILD: &str = "THALWEG_TEST_EXIT_PROCESS";
 
 /// The fault of a simulated machine.

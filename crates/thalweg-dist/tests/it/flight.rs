@@ -38,7 +38,7 @@ fn summaries(
                 ..GroupOptions::default()
             };
             let group = ProcessGroup::new(store.clone(), rank, ranks, &device, options).unwrap();
-            // The machine may notice before the watchdogs do, in a call or behind it.
+            // The machine may notice before the watchdogs do, in a call or after it.
             let _ = program(&group);
             let summary = (!dies).then(|| {
                 while group.check().is_ok() {
@@ -48,7 +48,7 @@ fn summaries(
                 group.flight_summary(if is_killed { Duration::from_millis(500) } else { LONG }).unwrap()
             });
             end.wait();
-            // A process that is killed gives nothing back.
+            // A process that is killed frees nothing.
             if dies {
                 std::mem::forget(group);
             }

@@ -78,7 +78,7 @@ pub fn sharded(group: &ProcessGroup, options: FullyShardOptions) -> Result<Shard
     fully_shard(Network { first, blocks: blocks?, last }, group, options)
 }
 
-/// Returns what the whole of the parameters is, in the order of their names.
+/// Returns the full parameters, in the order of their names.
 pub fn whole(network: &Sharded) -> Result<Vec<f32>> {
     let all: Result<Vec<Vec<f32>>> = network.full_state_dict()?.values().map(Tensor::to_vec).collect();
     Ok(all?.concat())

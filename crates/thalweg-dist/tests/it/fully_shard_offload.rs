@@ -167,7 +167,7 @@ fn the_device_holds_two_units_and_no_shares_of_the_rest() {
             optimizer.step()?;
             optimizer.zero_grad();
             device.synchronize()?;
-            // Halves of rows, a gradient and two states, with what the states are read from, of two units.
+            // Halves of rows, a gradient and two states, with the sources of the states, of two units.
             let step = device.max_memory_allocated() - resting;
             assert!(step < unit * 7, "{step} bytes in a step, {unit} per unit");
             assert!(device.memory_allocated() < unit / 2);
@@ -181,7 +181,7 @@ fn the_device_holds_two_units_and_no_shares_of_the_rest() {
 #[derive(Debug)]
 struct Copies {
     inner: Arc<SimDriver>,
-    /// An event behind each.
+    /// An event after each copy.
     seen: Mutex<Vec<EventHandle>>,
 }
 
@@ -214,7 +214,7 @@ impl Driver for Copies {
 }
 
 impl Copies {
-    /// Returns whether the first copies, so many, are done within some time.
+    /// Returns whether the first `wanted` copies are done within some time.
     fn arrived(&self, wanted: usize) -> bool {
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(20) {

@@ -42,7 +42,8 @@ fn sum(all: &[Vec<f32>]) -> Vec<f32> {
     (0..all[0].len()).map(|at| all.iter().map(|one| one[at]).sum()).collect()
 }
 
-/// Returns what the ranks' matrices give on rank `own`, and the gradient of Σ results · weights there, for weights of all ranks.
+/// The expected result of the ranks' matrices on rank `own`, and the gradient of Σ results · weights there, for weights of all
+/// ranks.
 struct Case {
     name: &'static str,
     run: fn(&Tensor, &ProcessGroup) -> Result<Tensor>,

@@ -66,7 +66,7 @@ fn groups_that_take_turns_are_no_deadlock() {
     checked(30, 3, groups_in_turn);
 }
 
-/// Returns calls with arguments that do not fit, and what their errors say.
+/// Returns calls with invalid arguments, and their error messages.
 fn wrong_calls(group: &ProcessGroup, x: &Tensor) -> Result<Vec<(Result<Work>, &'static str)>> {
     let device = group.device();
     let whole = Tensor::zeros(&[4], DType::I32, device)?;
@@ -286,7 +286,7 @@ fn ranks_that_are_all_gone_leave_no_work_behind() {
         let other = world.new_group(&[0, 1])?.expect("both are in it");
         let x = empty(&world, 3)?;
         if world.rank() == 0 {
-            // This one comes behind one that rank 1 does not make.
+            // This call follows one that rank 1 does not make.
             other.all_reduce(&x, Sum)?.wait()?;
             world.all_reduce(&x, Sum)?.wait()?;
         }
@@ -391,7 +391,7 @@ fn memory_of_a_pool_is_registered_with_groups() {
         assert_eq!(before.to_vec::<f32>()?, [2.0, 4.0]);
         let error = group.register_mem_pool(&pool, false).unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains("registered with this"), "{error}");
-        // What is freed is deregistered, or the driver would refuse.
+        // Freed memory is deregistered; otherwise the driver would refuse.
         let reserved = group.device().memory_reserved();
         drop(after);
         group.device().synchronize()?;
@@ -436,7 +436,7 @@ fn symmetric_memory_is_registered_by_all_ranks() {
         assert!(refusal_of_free(&later).contains("register_mem_pool at"));
         let error = group.register_mem_pool(&pool, false).unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains("registered with this"), "{error}");
-        // What is freed is deregistered, or the driver would refuse.
+        // Freed memory is deregistered; otherwise the driver would refuse.
         let reserved = group.device().memory_reserved();
         drop(later);
         group.device().synchronize()?;

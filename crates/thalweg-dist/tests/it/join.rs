@@ -84,7 +84,7 @@ fn trained(group: &ProcessGroup, training: &Training) -> Result<[Vec<f32>; 2]> {
     Ok([joined, all()?])
 }
 
-/// Trains alone on what the ranks that still have inputs see.
+/// Trains on one device, with the inputs of the ranks that still have some.
 fn alone(training: &Training) -> [Vec<f32>; 2] {
     let device = simulated_devices(1).unwrap().remove(0);
     let network = Network::new(&device, false).unwrap();
@@ -174,7 +174,7 @@ fn all_ranks_end_early_where_that_is_asked() {
     let join = JoinOptions { throw_on_early_termination: true, ..JoinOptions::default() };
     let outcomes = run_ranks(&simulated_devices(3).unwrap(), |group| {
         let early = trained(&group, &Training { steps: [3, 1, 3], join, ..Training::default() }).err();
-        // With as many inputs there is nothing to throw for.
+        // With equal numbers of inputs there is no error.
         trained(&group, &Training { steps: [2; 3], join, ..Training::default() })?;
         Ok(early.map(|error| error.to_string()))
     });

@@ -21,7 +21,8 @@ fn machine(devices: u32) -> (Arc<SimDriver>, Vec<Device>) {
     (driver.clone(), Device::all_of(driver, &Environment::default()).unwrap())
 }
 
-/// Runs a call of three ranks over a link that stalls, and returns for each rank why the group failed, and what its device says.
+/// Runs a call of three ranks over a link that stalls, and returns for each rank the reason why the group failed, and its
+/// device's error.
 fn stalled(call: fn(&ProcessGroup) -> Result<()>) -> Vec<[String; 2]> {
     let (driver, devices) = machine(3);
     let options =

@@ -420,7 +420,7 @@ fn a_rank_that_does_not_come_to_a_replay_is_named() {
         let (graph, ()) = capture(&group, || group.all_reduce(&x, Sum)?.wait())?;
         graph.replay()?;
         if group.rank() == 1 {
-            // Its watchdog tells it why the group is over.
+            // Its watchdog reports the reason why the group failed.
             while group.check().is_ok() {
                 std::thread::sleep(Duration::from_millis(20));
             }

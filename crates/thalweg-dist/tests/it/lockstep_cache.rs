@@ -59,7 +59,7 @@ fn whole(count: usize) -> Vec<f32> {
     no_grad(run).unwrap()
 }
 
-/// A rank's heads of the layers, with what it remembers of earlier tokens.
+/// A rank's heads of the layers, with its cache of earlier tokens.
 struct Decoder {
     layers: Vec<[Tensor; 4]>,
     caches: Vec<[Tensor; 2]>,
@@ -108,7 +108,7 @@ impl Decoder {
         Ok(x)
     }
 
-    /// Captures the decoding of so many tokens at once. The caches are as they were.
+    /// Captures the decoding of `count` tokens at once. The caches are unchanged.
     fn capture(&self, count: usize) -> Result<Captured> {
         let tokens = Tensor::zeros(&[count, FEATURES], DType::F32, self.group.device())?;
         let (graph, output) =
@@ -133,7 +133,7 @@ impl Captured {
     }
 }
 
-/// Takes memory and gives it back, so that what was freed by mistake is written over.
+/// Allocates memory and frees it, so that memory that was freed by mistake is overwritten.
 fn disturb(group: &ProcessGroup) -> Result<()> {
     let taken: Result<Vec<Tensor>> =
         (1..12).map(|size| Tensor::full(&[size * 96], f32::NAN, DType::F32, group.device())).collect();

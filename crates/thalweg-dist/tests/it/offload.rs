@@ -39,7 +39,7 @@ fn input(device: &Device) -> Result<Tensor> {
     Tensor::from_slice(&values, &[ROWS, WIDTH], device)
 }
 
-/// Returns the gradients of all parameters after two passes, and the memory that the device held more behind the first forward pass.
+/// Returns the gradients of all parameters after two passes, and the growth of the device's memory after the first forward pass.
 fn gradients(device: &Device, options: Option<OffloadOptions>) -> Result<(Vec<f32>, u64)> {
     let network = Network::new(8, device)?;
     let offload = options.map(|options| ActivationOffload::new(device, &network.parameters(), options));

@@ -1,4 +1,4 @@
-//! Single layers, losses and redistributions against whole ones, and what is refused.
+//! Single layers, losses and redistributions, compared with undivided ones, and errors.
 
 use thalweg_dist::tensor_parallel::{
     ColwiseParallel, Parallel, ParallelAttention, ParallelStyle, Parallelize, Placement, PrepareModuleInput,
@@ -36,7 +36,7 @@ fn held(whole: &Tensor, placement: Placement, group: &ProcessGroup) -> Result<Te
     redistribute(&whole.detach(), group, WHOLE, placement, placement)
 }
 
-/// Returns the whole of what the ranks hold.
+/// Returns the full tensor from the ranks' parts.
 fn gathered(part: &Tensor, placement: Placement, group: &ProcessGroup) -> Result<Vec<f64>> {
     redistribute(&part.detach(), group, placement, WHOLE, WHOLE)?.to_vec()
 }
@@ -432,7 +432,7 @@ fn around(group: &ProcessGroup, seed: u64) -> Result<()> {
                 continue;
             }
             let own = held(&whole, from, group)?.set_requires_grad_to(true)?;
-            // The gradient of what is summed is whole.
+            // The gradient of a sum is replicated.
             let gradient = if to == Placement::Partial { WHOLE } else { to };
             let result = redistribute(&own, group, from, to, gradient)?;
             let what = format!("{from} to {to}");

@@ -27,7 +27,7 @@ echo 127.0.0.1
 echo node2
 "#;
 
-/// The variable by which a test tells its own binary that it is a rank.
+/// The variable that makes the test binary a rank.
 const CHILD: &str = "THALWEG_TEST_SLURM_TASK";
 
 fn executable(path: &Path, text: &str) {

@@ -14,7 +14,7 @@ pub use crate::gate::Gate;
 /// A program of one rank under a check.
 pub type RankProgram = fn(&ProcessGroup, u64) -> Result<()>;
 
-/// Runs a program on so many ranks, a thread each, under seeds and the race checker. The program gets its seed.
+/// Runs a program on `ranks` ranks, one thread each, under seeds and the race checker. The program gets its seed.
 pub fn find(check: Check, ranks: u32, program: RankProgram) -> Result<Summary, Box<Failure>> {
     check.devices(ranks).memory_bytes(64 << 20).find(move |gpu| spawn(gpu, program))
 }
@@ -61,7 +61,7 @@ impl Random {
     }
 }
 
-/// The values of a rank in a step: small integers, so that every order of a sum gives the same.
+/// The values of a rank in a step: small integers, so that every order of a sum has the same result.
 pub fn values(rank: u32, step: u64, count: usize) -> Vec<f32> {
     (0..count as u64).map(|index| ((index * 7 + u64::from(rank) * 13 + step * 5) % 19) as f32 - 9.0).collect()
 }

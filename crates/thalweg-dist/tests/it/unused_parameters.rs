@@ -79,7 +79,7 @@ fn pass_with(
     loss(&output, target)?.backward()
 }
 
-/// Returns the gradients of parameters, `None` where there is none.
+/// Returns the gradients of parameters, `None` if there is no gradient.
 fn gradients(module: &impl Module) -> Result<Vec<Option<Vec<f32>>>> {
     module
         .parameters()
@@ -172,7 +172,7 @@ fn buckets_are_small_where_parameters_are_unused() {
         pass(&found, 1, 0b0001)?;
         assert_eq!(found.bucket_bytes(), buckets, "they stay");
 
-        // In the order of the first pass, and what rank 0 does not use behind it.
+        // In the order of the first pass, followed by the parameters that rank 0 does not use.
         let network = wrapped(&group, steady())?;
         assert_eq!(network.bucket_bytes(), [last + BRANCHES * branch]);
         pass(&network, 0, 0b1000)?;

@@ -3,8 +3,8 @@
     import thalweg_torch
     thalweg_torch.enable()      # before the first CUDA allocation
 
-or, without touching the program, `python -m thalweg_torch script.py`. What it is, which of its two tiers is used when, and what
-is refused is said in docs/pytorch.md.
+or, without touching the program, `python -m thalweg_torch script.py`. docs/pytorch.md explains it, the choice between its two
+tiers, and the limits.
 """
 
 import logging
@@ -64,17 +64,17 @@ _log = logging.getLogger("thalweg_torch")
 
 
 def enable(policy=None, conf="", tier=None, patch=True, sanitize=False):
-    """Makes Thalweg's allocator PyTorch's. To be called once, before the first CUDA allocation.
+    """Makes Thalweg's allocator PyTorch's. Call it once, before the first CUDA allocation.
 
     `policy`: "thalweg" (the default) or "pytorch", which makes PyTorch's decisions, address by address.
-    `conf`: settings in the grammar of `PYTORCH_ALLOC_CONF`, with Thalweg's keys too. They go on top of that variable.
+    `conf`: settings in the grammar of `PYTORCH_ALLOC_CONF`, with Thalweg's keys too. They override that variable.
     `tier`: 2 for the native class, 1 for PyTorch's hooks, None for the best that fits.
     `patch`: whether settings that are changed through PyTorch are changed in ours, too; and under hooks, whether PyTorch's functions
     that would raise are replaced by ours, and what cannot work is refused before it starts.
-    `sanitize`: whether missing waits and missing `record_stream` calls are looked for from now on, on this thread and those that are
-    started later: each is printed to the standard error when it shows, and is in `findings()`. Programs run slower by far.
+    `sanitize`: whether to find missing waits and missing `record_stream` calls from now on, on this thread and those that are
+    started later: each is printed to standard error when it is found, and is in `findings()`. Programs run much slower.
 
-    Returns an object whose `tier` and `reason` say what was picked.
+    Returns an object with the chosen `tier` and the `reason`.
     """
     with _state.lock:
         return _enable(policy, conf, tier, patch, sanitize)
@@ -118,12 +118,12 @@ def findings():
 
 
 def settings(device=0):
-    """The settings of a device that are not at their defaults, in the grammar of `PYTORCH_ALLOC_CONF`."""
+    """Returns the settings of a device that are not at their defaults, in the grammar of `PYTORCH_ALLOC_CONF`."""
     return _state.library().text("thalweg_settings", device_index(device)).decode()
 
 
 def set_settings(conf):
-    """Changes settings of all devices. What `conf` does not name stays."""
+    """Changes settings of all devices. Settings that `conf` does not name are unchanged."""
     _state.library().call("thalweg_set_settings", conf.encode())
 
 

@@ -38,7 +38,7 @@ def main():
 
 
 def run_watched(program):
-    """Runs it, says what was found, and ends with 1 if something was and the program itself ended well."""
+    """Runs the program and prints the findings. Exits with 1 if there are any and the program itself succeeded."""
     from thalweg_torch import _state
 
     try:
@@ -53,7 +53,8 @@ def run_watched(program):
 
 
 def split(arguments):
-    """Our options, and the program with its arguments, which begins with `-m` or with what is not an option."""
+    """Our options, and the program with its arguments, which begins with `-m` or with the first argument that is not an
+    option."""
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "-m":
         has_value_behind = arguments[at] in ("--tier", "--policy", "--conf")
@@ -62,8 +63,8 @@ def split(arguments):
 
 
 def run(program):
-    """Runs it as `python` does: as the module `__main__`, which stays when it has ended, for its threads, for what runs at exit,
-    and for processes that it spawns."""
+    """Runs the program as `python` does: as the module `__main__`, which stays after its end, for its threads, for functions that
+    run at exit, and for processes that it spawns."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if program[0] == "-m":
         sys.argv = program[1:]
@@ -71,7 +72,7 @@ def run(program):
         return
     sys.argv = program
     if pkgutil.get_importer(program[0]) is not None:
-        # A folder or an archive, with a __main__ of its own.
+        # A folder or an archive, with its own __main__.
         sys.path[0] = program[0]
         runpy._run_module_as_main("__main__", alter_argv=False)
         return

@@ -1,10 +1,12 @@
 """`cross_entropy_loss` of eager PyTorch by one kernel forward and one backward.
 
-PyTorch composes it of log-softmax and a loss: under autocast matrices of the size of the scores are written five times and read five times, and logarithms of probabilities are rounded to the
-dtype of the scores in between. Here the scores are read twice as they are, their gradient is written once, and nothing is rounded before it. A call that is not taken is composed as PyTorch does.
+PyTorch composes it from log-softmax and a loss: under autocast matrices of the size of the scores are written five times and read
+five times, and logarithms of probabilities are rounded to the dtype of the scores in between. Here the scores are read twice
+without conversion, their gradient is written once, and nothing is rounded before it. A call that is not taken is composed as
+PyTorch does.
 """
 
-# What this calls; the kernels are registered by the library.
+# The operators that this module calls; the library registers the kernels.
 SCHEMAS = (
     "cross_entropy_rows(Tensor self, Tensor target, int ignore_index) -> (Tensor losses, Tensor log_sums)",
     "cross_entropy_rows_backward(Tensor grad, Tensor self, Tensor target, Tensor log_sums, int ignore_index) -> Tensor",
@@ -14,7 +16,7 @@ OPERATOR = "cross_entropy_loss"
 # The libraries of definitions, which stay, and of the registration, while there is one.
 definitions = None
 registration = None
-# The fewest elements that a call is worth looking at for.
+# The minimum number of elements for which a call is checked at all.
 fewest = 0
 _rows = None
 
@@ -57,7 +59,7 @@ def define():
 
 
 def _composed_gradient(gradient, scores, target, ignore_index):
-    """The gradient by PyTorch's operators, which can be derived again."""
+    """The gradient by PyTorch's operators, which can be differentiated again."""
     import torch
 
     counts = target != ignore_index
@@ -114,7 +116,7 @@ def _cross_entropy_loss(scores, target, weight=None, reduction=1, ignore_index=-
 
 
 def enable(key, elements):
-    """Puts it where PyTorch composes the loss, at the autograd key of `key`."""
+    """Registers the loss instead of PyTorch's composition, at the autograd key of `key`."""
     import torch
 
     global registration, fewest

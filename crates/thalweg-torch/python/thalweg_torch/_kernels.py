@@ -1,4 +1,4 @@
-"""Kernels of Thalweg's for operators of eager PyTorch: `enable_kernels`, `disable_kernels`, `kernels`."""
+"""Thalweg's kernels for operators of eager PyTorch: `enable_kernels`, `disable_kernels`, `kernels`."""
 
 import pathlib
 import typing
@@ -7,31 +7,32 @@ from . import _cross_entropy, _state, _tiers
 
 
 class Kernel(typing.NamedTuple):
-    """A class of calls in which Thalweg's kernel is ahead of PyTorch's, and what became of the operator's calls so far."""
+    """A class of calls for which Thalweg's kernel is faster than PyTorch's, with the counts of the operator's calls so far."""
 
     operator: str
-    # "rows": a row's points are neighbours. "columns": neighbours are of different rows. "transposed": a copy that turns one into the other.
-    # "planes": planes of channels, whose points count as columns. "list": tensors of a list. A kernel without dtypes has no class: its calls are taken with `everywhere` alone.
+    # "rows": a row's points are contiguous. "columns": adjacent points are of different rows. "transposed": a copy that turns one
+    # into the other. "planes": planes of channels, whose points count as columns. "list": tensors of a list. A kernel without
+    # dtypes has no class: its calls are taken only with `everywhere`.
     form: str
     dtypes: tuple[str, ...]
-    # The fewest and the most columns: points of a row, a multiple of 8; of a list the mean number of elements.
+    # The minimum and maximum number of columns: points of a row, a multiple of 8; for a list the mean number of elements.
     columns: tuple[int, int]
-    # The fewest elements of the tensor.
+    # The minimum number of elements of the tensor.
     elements: int
-    # Speed in % of a copy of as many bytes, measured on an H100 or H200.
+    # Speed in % of that of a copy of the same number of bytes, measured on an H100 or H200.
     percent_of_copy: float
     percent_of_copy_pytorch: float
-    # Whether it is inside PyTorch now.
+    # Whether the kernel is registered in PyTorch now.
     enabled: bool
-    # Calls of the operator that it took, and that went to PyTorch's kernel.
+    # The numbers of calls that the kernel took, and that went to PyTorch's kernel.
     taken: int
     passed_on: int
-    # Why the operator stays with PyTorch though it is enabled; empty if it does not.
+    # The reason why PyTorch's kernel is used although this one is enabled; empty if it is not.
     given_up: str
 
     @property
     def speedup(self):
-        """Returns how many times as fast as PyTorch's it is at least."""
+        """Returns the minimum ratio of its speed to that of PyTorch's kernel."""
         return self.percent_of_copy / self.percent_of_copy_pytorch
 
 
@@ -40,13 +41,13 @@ def enable_kernels(operators=None, *, everywhere=False, device="cuda"):
     copies that transpose, fused Adam and AdamW.
 
     A call is taken where `kernels()` lists it, and goes to PyTorch's own kernel otherwise. PyTorch keeps tensors, autograd and its allocator
-    (or Thalweg's, by `enable`, which has to come before this if both are wanted).
+    (or Thalweg's, by `enable`, which must be called first if both are used).
 
     `operators`: names as in `kernels()`, or None for all of those, and with `everywhere` those that the table does not have.
-    `everywhere`: whether calls are taken also where the table does not have them, for measuring.
+    `everywhere`: whether calls that are not in the table are taken too, for measurements.
     `device`: "cuda", or "cpu" for tests of the interface without a GPU, where kernels run as loops on the host.
 
-    PyTorch warns once that a kernel was overridden. `disable_kernels()` takes them out again.
+    PyTorch warns once that a kernel was overridden. `disable_kernels()` unregisters the kernels.
     """
     import torch
 
@@ -72,14 +73,15 @@ def enable_kernels(operators=None, *, everywhere=False, device="cuda"):
 
 
 def disable_kernels():
-    """Takes all kernels out again: PyTorch's own are there as before. Does nothing if there are none."""
+    """Unregisters all kernels, so that PyTorch's own are called again. Does nothing if there are none."""
     _cross_entropy.disable()
     with _state.lock:
         _state.kernels_library().call("thalweg_disable_kernels")
 
 
 def kernels():
-    """The table of `Kernel`s: where Thalweg's are ahead of PyTorch's, whether they are enabled, how many calls they took."""
+    """The table of `Kernel`s: where Thalweg's are faster than PyTorch's, whether they are enabled, and the number of calls that
+    they took."""
     with _state.lock:
         text = _state.kernels_library().text("thalweg_kernels").decode()
     return [_kernel(*line.split("\t")) for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""libthalweg_torch.so: where it is, its functions, and its statuses as exceptions."""
+"""libthalweg_torch.so: its location, its functions, and its statuses as exceptions."""
 
 import atexit
 import ctypes
@@ -72,7 +72,7 @@ def path(name):
 
 
 class Library:
-    """The library with one allocator of it."""
+    """The library with one of its allocators."""
 
     def __init__(self, kind="cuda", settings=""):
         file = path("libthalweg_torch.so")
@@ -91,11 +91,11 @@ class Library:
         handle = ctypes.c_void_p()
         self.check(self.functions.thalweg_open(kind.encode(), settings.encode(), ctypes.byref(handle)))
         self.handle = handle
-        # A thread that waits for an interpreter which is ending is killed, and takes the process with it.
+        # A thread that waits for an ending interpreter is killed, which ends the process.
         atexit.register(self.call, "thalweg_stop_stacks")
 
     def check(self, status):
-        """Raises what a status means."""
+        """Raises the exception for a status."""
         if status == OK:
             return
         message = self.functions.thalweg_error_message().decode()
@@ -110,7 +110,7 @@ class Library:
         self.check(getattr(self.functions, name)(self.handle, *arguments))
 
     def text(self, name, *arguments):
-        """Calls a function that writes, and returns what it wrote, as bytes."""
+        """Calls a function that writes, and returns its output as bytes."""
         pieces = []
         write = WRITE(lambda _user, address, count: pieces.append(ctypes.string_at(address, count)))
         self.call(name, *arguments, write, None)

@@ -1,8 +1,8 @@
-"""Changes in `torch` beside its allocator, which are made once and never put back.
+"""Changes in `torch` besides its allocator, which are made once and never undone.
 
-Settings that a program changes through PyTorch are changed in our allocator, too. Everything else answers already in the second
-tier. In the first, PyTorch's functions that would raise are replaced by ours, and what cannot work under hooks is refused before it
-starts, since PyTorch itself fails in the middle.
+Settings that a program changes through PyTorch are changed in our allocator, too. In the second tier everything else works
+without changes. In the first, PyTorch's functions that would raise are replaced by ours, and calls that cannot work under hooks
+are refused before they start, since PyTorch itself would fail in the middle.
 """
 
 from . import _statistics, _tiers
@@ -39,10 +39,10 @@ _WHY_NO_BENCHMARK = (
 
 
 def settings(library):
-    """Has `torch.cuda.memory._set_allocator_settings`, which is left with pinned memory only, change ours as well."""
+    """Makes `torch.cuda.memory._set_allocator_settings`, which now only affects pinned memory, change our settings as well."""
     import torch
 
-    # Where PyTorch has another name for it, its settings stay its own.
+    # If PyTorch has another name for the function, only its own settings change.
     name = "_accelerator_setAllocatorSettings"
     theirs = getattr(torch._C, name, None)
     if theirs is None:
@@ -56,7 +56,7 @@ def settings(library):
 
 
 def statistics():
-    """Puts our functions where PyTorch's would raise."""
+    """Replaces PyTorch's functions that would raise by ours."""
     import torch
 
     for name in _STATISTICS:
@@ -71,7 +71,7 @@ def statistics():
 
 
 def check():
-    """Refuses what is asked of PyTorch already."""
+    """Refuses features that are already in use in PyTorch."""
     import torch
 
     if torch.backends.cudnn.benchmark:
@@ -79,14 +79,14 @@ def check():
 
 
 def refusals():
-    """Refuses what hooks cannot do, before it starts."""
+    """Refuses features that hooks do not support, before they start."""
     _refuse_graph_trees()
     _refuse_benchmark()
 
 
 def _refuse_graph_trees():
-    # torch.compile itself stays, as a program may have it under another name; what it makes of its arguments is looked at, when it
-    # is made and, for what was configured later, when it compiles.
+    # torch.compile itself stays, as a program may have it under another name; its result is checked when it is made and, for
+    # later configuration, when it compiles.
     import torch
 
     inductor, others = torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper

@@ -1,8 +1,8 @@
 """The sanitizer: finds missing waits and missing `record_stream` calls of a PyTorch program while it runs.
 
-The allocator below stands on a checker that knows whose memory is whose and when it may be reused. This module tells it the rest:
-what each operator reads and writes, on which stream and at which line (a mode of PyTorch's dispatcher), and what becomes of events
-and streams (PyTorch's own trace, which `torch.cuda._sanitizer` stands on, too).
+The allocator uses a checker that knows the owner of each block and when it may be reused. This module reports the rest: the reads
+and writes of each operator, with stream and line (by a mode of PyTorch's dispatcher), and the operations on events and streams
+(by PyTorch's own trace, which `torch.cuda._sanitizer` uses, too).
 """
 
 import ctypes
@@ -18,15 +18,15 @@ _FOLDERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
 RECORDED, WAITED, SEEN_COMPLETE, DESTROYED = range(4)
 READ, WRITE = 0, 1
 
-# What their outputs hold is whatever was there, and of their inputs they want shape and dtype.
+# Their outputs are uninitialized, and of their inputs they only use shape and dtype.
 _MAKES_EMPTY = re.compile(r"^aten::(new_)?empty(_like|_strided|_permuted|_quantized)?$")
 _WANTS_THE_FORM = re.compile(r"^aten::(new_\w+|\w+_like)$")
-# They change what a tensor is, and no memory.
+# They change a tensor's metadata, and no memory.
 _CHANGES_THE_FORM = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::record_stream"}
 
 
 class Sanitizer:
-    """Tells the checker of a process what its program does, from `start` on, and prints what it finds."""
+    """Reports a program's work to the checker of the process, from `start` on, and prints the findings."""
 
     def __init__(self, library):
         import torch
@@ -59,10 +59,10 @@ class Sanitizer:
         mode(self).__enter__()
         self.follow_threads(mode)
 
-    # ---- What the trace does not tell ------------------------------------------------------------------------------------
+    # ---- Events missing from the trace ------------------------------------------------------------------------------------
 
     def follow_questions(self):
-        """A query that says yes is as good as a wait."""
+        """A query that returns true orders work like a wait."""
         stream_class, event_class = self.torch.cuda.Stream, self.torch.cuda.Event
         ask_stream, ask_event = stream_class.query, event_class.query
 
@@ -81,7 +81,7 @@ class Sanitizer:
         stream_class.query, event_class.query = query_stream, query_event
 
     def name_streams(self):
-        """A stream is called by the line that made it."""
+        """A stream is named by the line that made it."""
         stream_class = self.torch.cuda.Stream
         make = stream_class.__new__
 
@@ -98,7 +98,7 @@ class Sanitizer:
         stream_class.__new__ = staticmethod(make_named)
 
     def follow_threads(self, mode):
-        """A mode of the dispatcher is one of its thread: threads that are started later enter one of their own."""
+        """A mode of the dispatcher belongs to its thread: threads that are started later enter their own."""
         run = threading.Thread.run
 
         def run_watched(thread):
@@ -110,7 +110,7 @@ class Sanitizer:
     # ---- Events and streams ----------------------------------------------------------------------------------------------
 
     def call(self, name, *arguments):
-        # What cannot be told must not stop the program; it is said once.
+        # A failed report must not stop the program; it is mentioned once.
         status = getattr(self.functions, name)(self.handle, *arguments)
         if status != _library.OK and not getattr(self, "has_complained", False):
             self.has_complained = True
@@ -141,7 +141,7 @@ class Sanitizer:
     # ---- Operators -------------------------------------------------------------------------------------------------------
 
     def line(self, frame):
-        """File and line of the innermost frame that is the program's own."""
+        """Returns file and line of the innermost frame of the program's own code."""
         while frame is not None:
             file = frame.f_code.co_filename
             if not file.startswith(self.folders) and not file.startswith("<"):
@@ -150,7 +150,8 @@ class Sanitizer:
         return None
 
     def site(self, function):
-        """The operator's name and its line: of a backward operator, the line at which the main thread is, which called backward."""
+        """Returns the operator's name and its line: for a backward operator, the current line of the main thread, which called
+        backward."""
         name = str(function)
         node = self.torch._C._current_autograd_node()
         if node is not None:
@@ -161,14 +162,14 @@ class Sanitizer:
         return name.encode(), place[0].encode() if place else None, place[1] if place else 0
 
     def at(self, site):
-        """From now on this thread is there; returns where it was."""
+        """Sets this thread's location, and returns the previous one."""
         former = getattr(self.here, "site", None)
         self.here.site = site
         self.call("thalweg_sanitizer_at", *(site or (None, None, 0)))
         return former
 
     def work(self, site, accesses):
-        """The calls that tell of accesses, each a tensor and how it is touched."""
+        """The calls that report accesses, each with a tensor and the kind of access."""
         by_device = {}
         for tensor, how in accesses:
             by_device.setdefault(tensor.device.index, []).extend(operand(tensor, how))
@@ -186,7 +187,7 @@ class Sanitizer:
             self.report()
 
     def tell_pending(self):
-        """Tells of the work of the operator that this thread is in, before a report that comes behind it."""
+        """Reports the work of the operator that this thread is in, before a report of a later operation."""
         calls = getattr(self.here, "pending", None)
         if calls:
             self.here.pending = None
@@ -210,9 +211,9 @@ class Sanitizer:
         return f"thalweg_torch: {self.operators} operators watched: {found}"
 
     def run(self, function, arguments, keywords):
-        """Runs an operator, and tells of it. What it reads and changes is reported as late as can be: when it orders streams or waits, since
-        its work is before that, or else when it is done. (Its allocations come before its work, and the allocator may wait for
-        the device in them.) What it makes is known behind it."""
+        """Runs an operator, and reports it. Its reads and changes are reported as late as possible: when it orders streams or
+        waits, since its work is before that, or else when it is done. (Its allocations are before its work, and the allocator may
+        wait for the device in them.) Its results are known afterwards."""
         schema = getattr(function, "_schema", None)
         if schema is None:
             return function(*arguments, **keywords)
@@ -237,7 +238,7 @@ def operand(tensor, how):
 
 
 def is_watched(value):
-    """Whether this is a tensor with memory on a GPU of which one can say where."""
+    """Whether this is a tensor with memory on a GPU whose address is known."""
     import torch
 
     return (
@@ -257,7 +258,7 @@ def tensors(value):
 
 
 def inputs(schema, arguments, keywords):
-    """Returns what an operator touches of its arguments."""
+    """Returns the accesses of an operator to its arguments."""
     if schema.name in _CHANGES_THE_FORM or _WANTS_THE_FORM.match(schema.name) or _MAKES_EMPTY.match(schema.name):
         return
     for place, argument in enumerate(schema.arguments):
@@ -274,7 +275,7 @@ def inputs(schema, arguments, keywords):
 
 
 def outputs(schema, result):
-    """Returns what an operator writes of what it makes."""
+    """Returns the accesses of an operator to its results."""
     if _MAKES_EMPTY.match(schema.name):
         return
     results = result if len(schema.returns) > 1 and isinstance(result, (tuple, list)) else (result,)
@@ -288,7 +289,7 @@ def _mode():
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class SanitizerMode(TorchDispatchMode):
-        # Compiled functions run uncompiled under a mode; those are to be watched, too.
+        # Compiled functions run uncompiled under a mode; those must be watched, too.
         supports_higher_order_operators = True
 
         @classmethod

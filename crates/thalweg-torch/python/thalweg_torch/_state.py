@@ -25,9 +25,9 @@ lock = threading.Lock()
 # At most one of them is set: hooks are plain functions, which call one allocator.
 enabled = None
 source = None
-# The library of kernels inside PyTorch, once it was asked for: it stays the same one.
+# The library of kernels inside PyTorch, once it was requested: it stays the same one.
 kernels = None
-# What watches the program, if something does.
+# The watcher of the program, if there is one.
 sanitizer = None
 
 

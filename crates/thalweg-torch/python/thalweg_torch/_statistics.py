@@ -1,4 +1,4 @@
-"""Statistics, snapshots and histories under PyTorch's names. They need no PyTorch behind them, and work in both tiers."""
+"""Statistics, snapshots and histories under PyTorch's names. They do not need PyTorch, and work in both tiers."""
 
 import ctypes
 import operator
@@ -22,7 +22,7 @@ _ACTIONS = [
 
 
 def device_index(device):
-    """The number of a device that is given in any of PyTorch's forms. What names no GPU is PyTorch's ValueError."""
+    """Returns the number of a device in any of PyTorch's forms. Raises PyTorch's ValueError for anything that is not a GPU."""
     from torch.cuda._utils import _get_device_index
 
     return _get_device_index(device, optional=True)
@@ -39,7 +39,7 @@ def _index(device):
 
 def memory_stats(device=None):
     """The statistics of a device, as `torch.cuda.memory_stats` has them. `pending_use_bytes`, `num_cross_stream_waits` and
-    `num_pages_moved` are Thalweg's own. Empty before CUDA is initialised, as there."""
+    `num_pages_moved` are Thalweg's own. Empty before CUDA is initialised, as in PyTorch."""
     import torch
 
     if not torch.cuda.is_initialized():
@@ -66,7 +66,7 @@ def memory_allocated(device=None):
 
 
 def max_memory_allocated(device=None):
-    """The most that `memory_allocated` was."""
+    """The maximum of `memory_allocated`."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
@@ -76,12 +76,12 @@ def memory_reserved(device=None):
 
 
 def max_memory_reserved(device=None):
-    """The most that `memory_reserved` was."""
+    """The maximum of `memory_reserved`."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device=None):
-    """Sets every peak to what there is now."""
+    """Resets every peak to the current value."""
     _state.library().call("thalweg_reset_peak_statistics", _index(device))
 
 
@@ -113,7 +113,7 @@ def _theirs():
 
 
 def _snapshot(device=None, augment_with_fx_traces=False):
-    """Everything that is known of the memory, as `torch.cuda.memory._snapshot` has it."""
+    """The full state of the memory, in the format of `torch.cuda.memory._snapshot` has it."""
     if theirs := _theirs():
         return theirs._snapshot(device)
     return pickle.loads(_state.library().text("thalweg_write_snapshot", 0))

@@ -1,7 +1,7 @@
-"""The two ways into PyTorch, and which of them fits.
+"""The two tiers, and the choice between them.
 
-The second tier puts an object of ours in the place of PyTorch's allocator. Its class is PyTorch's, so there is one shared
-library for each version of PyTorch. The first tier uses PyTorch's documented hooks, and fits every version that has them.
+The second tier replaces PyTorch's allocator by an object of ours. Its class is PyTorch's, so there is one shared library for each
+version of PyTorch. The first tier uses PyTorch's documented hooks, and fits every version that has them.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from . import _library
 
 
 class Refused(RuntimeError):
-    """An error: what was asked for cannot work; the message says why, and what to do."""
+    """An error: the request cannot work; the message has the reason, and what to do."""
 
 
 def torch_version():
@@ -29,8 +29,8 @@ def native_library(version=None):
 
 
 def load_native(version):
-    """The second tier's library for a version of PyTorch, which says itself what it was built for. What cannot be used is refused: an
-    object of another version would crash."""
+    """Returns the second tier's library for a version of PyTorch, after checking the version that it was built for: an object of
+    another version would crash."""
     file, wanted = native_library(version), ".".join(map(str, version))
     try:
         functions = ctypes.CDLL(str(file))
@@ -104,7 +104,7 @@ class Native:
             raise Refused(self.functions.thalweg_native_error().decode())
 
     def remove(self):
-        """Puts PyTorch's allocator back. Possible as long as nothing was allocated."""
+        """Restores PyTorch's allocator. Possible as long as nothing was allocated."""
         self.check(self.functions.thalweg_native_uninstall())
 
 
@@ -141,7 +141,7 @@ class Hooks:
 
 
 def pluggable():
-    """A `torch.cuda.memory.CUDAPluggableAllocator` with every hook set. It is to be followed by `use_for_hooks`."""
+    """A `torch.cuda.memory.CUDAPluggableAllocator` with every hook set. `use_for_hooks` must be called afterwards."""
     import torch
 
     file, functions = _hooks()
@@ -155,7 +155,7 @@ def pluggable():
 
 
 def use_for_hooks(library):
-    """Has the hooks call the library's allocator, for good: to be done when nothing can fail any more."""
+    """Makes the hooks call the library's allocator, permanently: call it when nothing can fail any more."""
     _, functions = _hooks()
     functions.thalweg_hooks_use.argtypes = [ctypes.c_void_p]
     if not functions.thalweg_hooks_use(library.handle):

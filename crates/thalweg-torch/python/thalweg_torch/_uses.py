@@ -1,4 +1,4 @@
-"""`record_use`: saying where another stream's last use of a tensor is."""
+"""`record_use`: records another stream's last use of a tensor."""
 
 import contextlib
 import functools
@@ -8,12 +8,12 @@ from . import _state
 
 
 def record_use(tensor, stream=None):
-    """Says that what `stream` (the current one, by default) has been given so far is the last that it does with the tensor's
-    memory, until the next call. An event is recorded there now, and it is all that the memory waits for once the tensor is gone:
-    not for what the stream does later, as after `Tensor.record_stream`. Nothing blocks. On the stream that the tensor was made on
-    it does nothing.
+    """Records that the work of `stream` (by default the current one) so far is its last use of the tensor's memory, until the
+    next call. An event is recorded there now, and once the tensor is freed its memory waits only for that event: not for the
+    stream's later work, as after `Tensor.record_stream`. Nothing blocks. On the stream that the tensor was made on it does
+    nothing.
 
-    The work must be *behind* the tensor's making, as for `record_stream`, and the call behind the work.
+    The work must be ordered *after* the tensor's creation, as for `record_stream`, and the call must follow the work.
     """
     import torch
 
@@ -25,22 +25,22 @@ def record_use(tensor, stream=None):
 
 
 def _mark_transient_if_external(stream):
-    # PyTorch knows a stream that it did not make by its handle. Its owner may destroy it at any moment.
+    # PyTorch identifies a stream that it did not make by its handle. Its owner may destroy it at any moment.
     if stream.stream_id == stream.cuda_stream != 0:
         _state.library().call("thalweg_set_stream_transient", stream.device.index, stream.cuda_stream)
 
 
 @contextlib.contextmanager
 def record_use_region():
-    """In this region, on this thread, `tensor.record_stream(stream)` becomes `record_use`: it says where the last use is *so far*,
-    and each later operator of the region that touches the tensor on that stream says so again. So the memory waits for the last of
+    """In this region, on this thread, `tensor.record_stream(stream)` becomes `record_use`: it records the last use *so far*, and
+    each later operator of the region that uses the tensor on that stream records it again. So the memory waits for the last of
     them, wherever the tensor is dropped.
 
     That is safe for whatever goes through PyTorch's dispatcher on this thread: operators, collectives, custom operators. What
-    does not (a kernel that is launched by hand, a library that was given a pointer, the backward pass, which runs on a thread of
-    its own) is not seen, and has to be followed by a `record_use` of its own, or to stay outside the region. Compiled functions run
-    as they do without `torch.compile`. Operators that are given functions (`torch.cond`, `scan`) want the compiler to
-    have been imported before the region begins, as it is behind the first `torch.compile`; PyTorch raises otherwise.
+    does not (a kernel that is launched by hand, a library that was given a pointer, the backward pass, which runs on its own
+    thread) is not seen, and must be followed by its own `record_use`, or stay outside the region. Compiled functions run as they
+    do without `torch.compile`. Operators that are given functions (`torch.cond`, `scan`) need the compiler to be imported before
+    the region begins, as it is after the first `torch.compile`; PyTorch raises otherwise.
     """
     with _mode("torch._dynamo" in sys.modules)():
         yield

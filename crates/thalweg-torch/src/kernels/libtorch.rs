@@ -94,7 +94,7 @@ impl Loaded {
     /// Returns a function of the library, or of one of its dependencies.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If there is no function of this name.
     ///
     /// # Safety
     /// `F` is a function pointer of the symbol's type.

@@ -1,5 +1,5 @@
-//! Calls as PyTorch makes them, by a libtorch of the test's own over a simulated device: what is computed, what goes to PyTorch's kernel, and that
-//! whatever is taken off the stack is given up.
+//! Calls in PyTorch's form, with a libtorch of the test's own over a simulated device: the results, the calls that go to
+//! PyTorch's kernel, and the release of everything that is taken off the stack.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
@@ -609,7 +609,7 @@ fn the_table_has_what_is_ahead_by_five_percent() {
         let [fewest, most] = speed.columns;
         assert!(fewest <= most && fewest % COLUMNS == 0 && most % COLUMNS == 0, "{speed:?}");
         let (rows, dtype) = (speed.elements.div_ceil(fewest), speed.dtypes[0]);
-        // Far more than was measured lies beside each other, and is not a multiple of vectors where columns are none.
+        // Far more elements than measured are contiguous, and their number is not a multiple of a vector's if columns are not.
         let of = |dtype, rows, columns| Class {
             form: speed.form,
             contiguous: columns + 1024,

@@ -182,7 +182,7 @@ fn settings_hold_for_devices_that_open_later() {
     }
     for device in 0..2 {
         let settings = torch.text(|allocator, write, user| {
-            // SAFETY: the allocator is open, and the function takes what it is given.
+            // SAFETY: the allocator is open, and the function accepts its arguments.
             unsafe { thalweg_settings(allocator, device, write, user) }
         });
         let settings = String::from_utf8(settings.unwrap()).unwrap();

@@ -35,7 +35,7 @@ fn a_run_goes_on_after_memory_ran_out() {
     assert_eq!(read(&stream, &y), 1);
 }
 
-/// PyTorch first gives back what it has cached, and so do we, before an error is returned.
+/// PyTorch first releases its cached memory before it returns an error, and so do we.
 #[test]
 fn cached_memory_goes_back_before_a_request_fails() {
     let torch = Torch::new(&sim(1), "policy:pytorch");
@@ -105,7 +105,7 @@ fn what_is_no_block_is_refused() {
     assert!(text.contains(&format!("{x:#x}")) && text.contains("freed before"), "{text}");
 }
 
-/// `test_out_of_memory`: PyTorch has words of its own for what is beyond any device.
+/// `test_out_of_memory`: PyTorch has a special message for requests beyond any device.
 #[test]
 fn more_than_an_exbibyte_is_out_of_memory_in_pytorchs_words() {
     let torch = Torch::small();
@@ -125,7 +125,7 @@ fn more_than_an_exbibyte_is_out_of_memory_in_pytorchs_words() {
 fn wrong_arguments_are_refused() {
     let torch = Torch::small();
     let mut address = 0;
-    // SAFETY: what is null or out of range is refused, which is what is tested.
+    // SAFETY: null and out-of-range arguments are refused, as this test checks.
     unsafe {
         let place = &raw mut address;
         assert_eq!(thalweg_malloc(torch.raw(), 1, 512, 0, place), Status::Invalid, "{}", message());

@@ -72,7 +72,7 @@ fn the_header_declares_what_the_library_exports() {
     assert!(invented.is_empty(), "only in the header: {invented:?}");
 }
 
-/// The shared library that cargo builds beside the tests has every symbol. The linker drops what is not exported.
+/// The shared library that cargo builds beside the tests has every symbol. The linker drops symbols that are not exported.
 #[test]
 fn the_shared_library_has_the_symbols() {
     let test = std::env::current_exe().unwrap();

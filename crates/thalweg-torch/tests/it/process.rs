@@ -34,7 +34,7 @@ fn threads_work_on_streams_of_their_own() {
     assert_eq!((statistics.allocation.all.allocated, statistics.allocation.all.current), (800, 0));
 }
 
-/// The backward pass frees on a thread of its own what the forward pass made.
+/// The backward pass frees the forward pass's memory on its own thread.
 #[test]
 fn memory_is_freed_on_another_thread() {
     let torch = Torch::small();
@@ -201,7 +201,7 @@ extern "C-unwind" fn is_cancelled(_: *mut std::ffi::c_void, _: u64) -> u8 {
     1
 }
 
-/// It must neither go on without the thread, whose locks would be held for ever, nor hang.
+/// The process must neither continue without the thread, whose locks would be held forever, nor hang.
 #[test]
 fn a_thread_that_is_cancelled_inside_a_call_ends_the_process() {
     const CHILD: &str = "THALWEG_TEST_CANCELLED";

@@ -98,7 +98,7 @@ fn a_captures_memory_is_stitched() {
             drop(pieces.remove(2));
             drop(pieces.remove(0));
             let whole = torch.full(8 * MIB, 77, &stream);
-            // What is left of the pieces is written once more, through other addresses than at first.
+            // The remaining pieces are written once more, through other addresses than at first.
             drop(pieces);
             (torch.full(8 * MIB, 88, &stream), whole, held)
         });

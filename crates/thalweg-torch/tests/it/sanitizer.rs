@@ -1,4 +1,4 @@
-//! The sanitizer, told of a program as the Python package tells of one.
+//! The sanitizer, with reports like those of the Python package.
 
 use std::ffi::{CString, c_void};
 use std::ptr;

@@ -30,7 +30,7 @@ pub fn answer<T>(status: Status, value: T) -> Answer<T> {
     if status == Status::Ok { Ok(value) } else { Err((status, message())) }
 }
 
-/// PyTorch's process. Closing it is its end: what is alive then is given up.
+/// PyTorch's process. Closing it ends the process: live memory is released.
 pub struct Torch {
     pub devices: Vec<Device>,
     allocator: *mut Allocator,
@@ -138,7 +138,7 @@ impl Torch {
         let filter: Box<Filter> = Box::new(Box::new(filter));
         FILTERS.fetch_add(1, Ordering::Relaxed);
         let user = Box::into_raw(filter).cast();
-        // SAFETY: the allocator is open, and the functions take what they are given.
+        // SAFETY: the allocator is open, and the functions accept their arguments.
         let status =
             unsafe { thalweg_begin_allocate_to_pool(self.raw(), 0, pool.0, pool.1, call, user, Some(free)) };
         answer(status, ())
@@ -184,7 +184,7 @@ impl Torch {
             event: on_event,
             annotation: on_annotation,
         };
-        // SAFETY: the allocator is open, and the functions take what they are given.
+        // SAFETY: the allocator is open, and the functions accept their arguments.
         let status = unsafe { thalweg_visit_snapshot(self.raw(), pool.0, pool.1, 1, &raw const visitor) };
         answer(status, collected.into_inner().unwrap()).unwrap()
     }
@@ -283,7 +283,7 @@ pub fn fill(stream: &Stream, storage: &Storage, value: u8) {
     stream.fill(pointer, FillPattern::U8(value), storage.bytes, Label::here("fill")).unwrap();
 }
 
-/// Returns the first byte, behind the work of the stream; all others must be equal.
+/// Returns the first byte, after the stream's work; all others must be equal.
 pub fn read(stream: &Stream, storage: &Storage) -> u8 {
     let mut bytes = vec![0; storage.bytes as usize];
     stream.copy_to_host(&mut bytes, DevicePointer::new(storage.address), Label::here("read")).unwrap();

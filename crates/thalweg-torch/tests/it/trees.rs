@@ -71,7 +71,7 @@ fn record(torch: &Arc<Torch>, stream: &Stream, value: u8) -> (Graph, Storage) {
     })
 }
 
-/// Two branches behind one root, recorded one after the other and replayed in turn.
+/// Two branches after one root, recorded one after the other and replayed in turn.
 #[test]
 fn a_second_branch_is_recorded_on_the_state_of_the_root() {
     let torch = Torch::small();
@@ -81,7 +81,7 @@ fn a_second_branch_is_recorded_on_the_state_of_the_root() {
     let (left, second) = record(&torch, &stream, 2);
     assert!(live_are(&torch, &[first.address, second.address]));
     assert!(!live_are(&torch, &[first.address]));
-    // The tree gives up the left branch: its tensors lose their deleters, then the pool is put back.
+    // The tree drops the left branch: its tensors lose their deleters, then the pool is restored.
     let (stale, kept) = (second.without_deleter(), first.without_deleter());
     let delta = restore(&torch, &state).unwrap();
     let mut both = vec![kept, stale];
@@ -96,7 +96,7 @@ fn a_second_branch_is_recorded_on_the_state_of_the_root() {
     root.replay(&stream);
     left.replay(&stream);
     assert_eq!(read(&stream, &third), 2, "the same place, with the left branch's value");
-    // What is live in the checkpoint is the caller's again.
+    // The blocks that are live in the checkpoint are the caller's again.
     torch.free(kept).unwrap();
     assert_eq!(torch.free(kept).unwrap_err().0, Status::Invalid);
     drop(third);

@@ -38,7 +38,7 @@ fn statistics_have_pytorchs_keys() {
     let torch = Torch::small();
     let x = torch.empty(5000, &torch.default_stream(0)).unwrap();
     let text = torch.text(|allocator, write, user| {
-        // SAFETY: the allocator is open, and the function takes what it is given.
+        // SAFETY: the allocator is open, and the function accepts its arguments.
         unsafe { thalweg_memory_stats(allocator, 0, write, user) }
     });
     let text = String::from_utf8(text.unwrap()).unwrap();
@@ -93,7 +93,7 @@ fn a_snapshot_is_in_pytorchs_words() {
     assert!(of_second.ends_with(&[FREE_REQUESTED, FREE_COMPLETED]), "{of_second:?}");
     assert!(snapshot.events.iter().all(|event| event.time_us > 1_600_000_000_000_000));
     let pickle = torch.text(|allocator, write, user| {
-        // SAFETY: the allocator is open, and the function takes what it is given.
+        // SAFETY: the allocator is open, and the function accepts its arguments.
         unsafe { thalweg_write_snapshot(allocator, 0, write, user) }
     });
     let read = Snapshot::from_pickle(&pickle.unwrap()).unwrap();
@@ -150,7 +150,7 @@ fn words_stand_beside_events() {
         answer(thalweg_push_compile_context(c"0/0".as_ptr()), ()).unwrap();
     }
     let metadata = torch.text(|_, write, user| {
-        // SAFETY: the function takes what it is given.
+        // SAFETY: the function accepts its arguments.
         unsafe { thalweg_user_metadata(write, user) }
     });
     assert_eq!(metadata.unwrap(), b"forward");
@@ -162,7 +162,7 @@ fn words_stand_beside_events() {
     // SAFETY: a text that ends with a zero.
     answer(unsafe { thalweg_set_user_metadata(c"".as_ptr()) }, ()).unwrap();
     let json = torch.text(|allocator, write, user| {
-        // SAFETY: the allocator is open, and the function takes what it is given.
+        // SAFETY: the allocator is open, and the function accepts its arguments.
         unsafe { thalweg_write_snapshot(allocator, 1, write, user) }
     });
     let json = String::from_utf8(json.unwrap()).unwrap();
@@ -195,14 +195,14 @@ fn blocks_and_pools_can_be_asked_about() {
     torch.end((0, 5)).unwrap();
     let mut pools: Vec<(u64, u64, i64)> = Vec::new();
     let user = (&raw mut pools).cast();
-    // SAFETY: the allocator is open, and the function takes what it is given.
+    // SAFETY: the allocator is open, and the function accepts its arguments.
     answer(unsafe { thalweg_private_pool_statistics(torch.raw(), 0, told, user) }, ()).unwrap();
     assert_eq!(pools, [(0, 5, 2 << 20)]);
     drop((x, y));
     torch.release((0, 5)).unwrap();
 }
 
-/// Keeps the numbers that it was given, and was not told to forget.
+/// A recorder that keeps the numbers that it received, until it must forget them.
 #[derive(Default)]
 struct Numbers(Mutex<(BTreeSet<u32>, usize)>);
 

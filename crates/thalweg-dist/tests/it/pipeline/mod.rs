@@ -1,4 +1,4 @@
-//! Pipelines: the tables against those of PyTorch, training by stages and streams against one device, what is refused, and timelines.
+//! Pipelines: the tables compared with PyTorch's, training by stages and streams compared with one device, errors, and timelines.
 
 mod errors;
 mod goldens;

@@ -9,7 +9,7 @@ use thalweg_tensor::random::Generator;
 
 use crate::support::{batch, checked, close, descend, loss, parameter_values as values};
 
-/// The layers of a stage: 6 features in the first, 8 between stages, 3 behind the last.
+/// The layers of a stage: 6 features in the first, 8 between stages, 3 after the last.
 #[derive(Module)]
 pub struct Layers {
     first: Linear,

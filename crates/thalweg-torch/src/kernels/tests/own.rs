@@ -44,7 +44,7 @@ pub unsafe extern "C-unwind" fn norm(
     // SAFETY: references, as C++ gives them.
     let [weight, bias] = unsafe { [&*weight, &*bias] }.map(|tensor| tensor.is_there);
     asked(format!("norm {sizes:?} {} {weight} {bias} {epsilon}", shape.count));
-    // A tuple lies backwards.
+    // A tuple is stored in reverse order.
     for (place, size) in [3, 2, 1].into_iter().enumerate() {
         // SAFETY: places for three tensors.
         unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
@@ -206,7 +206,7 @@ pub unsafe extern "C-unwind" fn norm_backward(
 }
 
 fn dimensions(list: ArrayRef) -> Vec<i64> {
-    // SAFETY: so many numbers.
+    // SAFETY: an array of this length.
     (0..list.count).map(|place| unsafe { *list.first.add(place) }).collect()
 }
 

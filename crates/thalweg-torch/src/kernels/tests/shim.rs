@@ -51,7 +51,7 @@ pub unsafe extern "C" fn empty_strided(
     device: i32,
     handle: *mut Handle,
 ) -> i32 {
-    // SAFETY: so many numbers.
+    // SAFETY: an array of this length.
     let [sizes, strides] =
         [sizes, strides].map(|list| unsafe { std::slice::from_raw_parts(list, rank as usize) });
     let expected = (0..sizes.len()).map(|dimension| sizes[dimension + 1..].iter().product());
