@@ -134,6 +134,8 @@ pub static CALLED: &[&LoopOp] = &[
 
 /// The operators whose loop another kernel launches.
 pub static LAUNCHED: &[&LoopOp] = &[
+    &SOFTMAX_BACKWARD,
+    &LOG_SOFTMAX_BACKWARD,
     &FULL,
     &PROD,
     &CROSS_ENTROPY,
@@ -417,6 +419,44 @@ pub static SOFTMAX: LoopOp = LoopOp {
         },
     )
 };
+
+/// The gradient of [`SOFTMAX`] from its result. Inputs: the gradient of the result, and the result. The dtype that is requested is
+/// that of softmax's input.
+pub static SOFTMAX_BACKWARD: LoopOp = softmax_backward(
+    "softmax_backward",
+    "The gradient of softmax along one dimension from its result.",
+    |b, signature| {
+        let [g, y] = [0, 1].map(|input| b.input(signature.inputs[input]).to(signature.compute));
+        b.output(softmax_gradient(b, y, g), signature.outputs[0], OutputPlace::Point);
+    },
+);
+
+/// The gradient of [`LOG_SOFTMAX`] from its result, as [`SOFTMAX_BACKWARD`].
+pub static LOG_SOFTMAX_BACKWARD: LoopOp = softmax_backward(
+    "log_softmax_backward",
+    "The gradient of the logarithm of softmax along one dimension from its result.",
+    |b, signature| {
+        let [g, y] = [0, 1].map(|input| b.input(signature.inputs[input]).to(signature.compute));
+        b.output(g - y.exp() * b.reduce(ReduceOp::Sum, g), signature.outputs[0], OutputPlace::Point);
+    },
+);
+
+const fn softmax_backward(
+    name: &'static str,
+    doc: &'static str,
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        name,
+        doc,
+        input_count: 2,
+        sizes: Sizes::Dimension,
+        rule: DTypeRule::FloatingPointAs,
+        outputs: &[OutputPlace::Point],
+        build,
+        ..LoopOp::BASE
+    }
+}
 
 /// The logarithm of softmax along one dimension, without overflow.
 pub static LOG_SOFTMAX: LoopOp = LoopOp {

@@ -303,44 +303,82 @@ pub(crate) static GRADIENT: Formula = Formula {
 };
 
 fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
-    let sizes = Sizes::new(call.shape(0), call.int(3))?;
-    let (x, layout) = laid(&call.saved(0)?, &sizes)?;
-    let (gradient, lies) = laid(&call.gradient()?, &sizes)?;
-    let (weight, mean, inverse) = (call.saved(1)?, call.result(1)?, call.result(2)?);
-    let compute = x.dtype().compute();
-    let kernels = Kernels { sizes: &sizes, compute, label: call.label(), like: &x };
-    let parts = Parts::of(&sizes);
-    let views = [x.with_layout(parts.layout(&layout)?), gradient.with_layout(parts.layout(&lies)?)];
-    let statistics = [parts.spread(&mean, &sizes)?, parts.spread(&inverse, &sizes)?];
-    let shape = parts.results();
-    let tensors = [&views[0], &statistics[0], &statistics[1], &views[1]];
-    let [along, sum] =
-        kernels.reduce(&CHANNEL_NORM_SUMS, &tensors, (&[], &parts.inner), (&shape, compute))?;
-    let mut gradients = Gradients::from_elem(None, 3);
-    if call.wants(1) || call.wants(2) {
-        let [of_weight, of_bias] = [1, 2].map(|at| call.dtype_of(at));
-        let dtype = if of_weight == of_bias { of_weight } else { compute };
-        let to = (&[sizes.groups * sizes.channels][..], dtype);
-        let [first, second] = kernels.reduce(&CHANNEL_NORM_FOLD, &[&along, &sum], (&[], &[0, 1]), to)?;
-        gradients[1] = Some(first.to_dtype(of_weight)?);
-        gradients[2] = Some(second.to_dtype(of_bias)?);
+    let asked = Asked {
+        groups: call.int(3),
+        x: &call.saved(0)?,
+        gradient: &call.gradient()?,
+        weight: &call.saved(1)?,
+        statistics: [&call.result(1)?, &call.result(2)?],
+        wants: [0, 1, 2].map(|at| call.wants(at)),
+        dtypes: [1, 2].map(|at| call.dtype_of(at)),
+        label: call.label(),
+    };
+    asked.gradients()
+}
+
+/// The gradients of a normalization that are asked for, and what they are computed from.
+pub(crate) struct Asked<'a> {
+    /// The groups of channels of each instance; 0 are statistics of the batch.
+    pub groups: i64,
+    /// The input.
+    pub x: &'a Tensor,
+    /// The gradient of the result.
+    pub gradient: &'a Tensor,
+    /// The weight, one number per channel.
+    pub weight: &'a Tensor,
+    /// The mean and the inverse deviation.
+    pub statistics: [&'a Tensor; 2],
+    /// Whether the gradients of input, weight and bias are wanted.
+    pub wants: [bool; 3],
+    /// The dtypes of weight and bias.
+    pub dtypes: [DType; 2],
+    /// The call.
+    pub label: Label,
+}
+
+impl Asked<'_> {
+    /// Returns the gradients, by kernels.
+    pub(crate) fn gradients(&self) -> Result<Gradients> {
+        let sizes = Sizes::new(self.x.shape(), self.groups)?;
+        let (x, layout) = laid(self.x, &sizes)?;
+        let (gradient, lies) = laid(self.gradient, &sizes)?;
+        let [mean, inverse] = self.statistics;
+        let compute = x.dtype().compute();
+        let kernels = Kernels { sizes: &sizes, compute, label: self.label, like: &x };
+        let parts = Parts::of(&sizes);
+        let views = [x.with_layout(parts.layout(&layout)?), gradient.with_layout(parts.layout(&lies)?)];
+        let statistics = [parts.spread(mean, &sizes)?, parts.spread(inverse, &sizes)?];
+        let shape = parts.results();
+        let tensors = [&views[0], &statistics[0], &statistics[1], &views[1]];
+        let [along, sum] =
+            kernels.reduce(&CHANNEL_NORM_SUMS, &tensors, (&[], &parts.inner), (&shape, compute))?;
+        let mut gradients = Gradients::from_elem(None, 3);
+        if self.wants[1] || self.wants[2] {
+            let [of_weight, of_bias] = self.dtypes;
+            let dtype = if of_weight == of_bias { of_weight } else { compute };
+            let to = (&[sizes.groups * sizes.channels][..], dtype);
+            let [first, second] = kernels.reduce(&CHANNEL_NORM_FOLD, &[&along, &sum], (&[], &[0, 1]), to)?;
+            gradients[1] = Some(first.to_dtype(of_weight)?);
+            gradients[2] = Some(second.to_dtype(of_bias)?);
+        }
+        if self.wants[0] {
+            let weight = self.weight;
+            let spread = weight.reshape(&[1, 1, sizes.groups, sizes.channels])?.expand(&shape)?;
+            let inner: &[usize] = if sizes.of_batch { &[0, 1, 3] } else { &[1, 3] };
+            let to = (&sizes.of_statistics()[..], compute);
+            let tensors = [&along, &sum, &spread];
+            let [along, sum] = kernels.reduce(&CHANNEL_NORM_FOLD_WEIGHTED, &tensors, (&[], inner), to)?;
+            let rows = [mean, inverse, &along, &sum].map(|tensor| kernels.statistic(tensor));
+            let [mean, inverse, along, sum] = rows;
+            let views = [x.with_layout(layout.clone()), gradient.with_layout(lies)];
+            let (mean, inverse, along, sum, weight) =
+                (mean?, inverse?, along?, sum?, kernels.parameter(weight)?);
+            let tensors = [&views[0], &mean, &inverse, &views[1], &weight, &along, &sum];
+            let share = [1.0 / sizes.count()];
+            gradients[0] = Some(kernels.points(&CHANNEL_NORM_BACKWARD, &tensors, &share, &layout)?);
+        }
+        Ok(gradients)
     }
-    if call.wants(0) {
-        let spread = weight.reshape(&[1, 1, sizes.groups, sizes.channels])?.expand(&shape)?;
-        let inner: &[usize] = if sizes.of_batch { &[0, 1, 3] } else { &[1, 3] };
-        let to = (&sizes.of_statistics()[..], compute);
-        let tensors = [&along, &sum, &spread];
-        let [along, sum] = kernels.reduce(&CHANNEL_NORM_FOLD_WEIGHTED, &tensors, (&[], inner), to)?;
-        let rows = [&mean, &inverse, &along, &sum].map(|tensor| kernels.statistic(tensor));
-        let [mean, inverse, along, sum] = rows;
-        let views = [x.with_layout(layout.clone()), gradient.with_layout(lies)];
-        let (mean, inverse, along, sum, weight) =
-            (mean?, inverse?, along?, sum?, kernels.parameter(&weight)?);
-        let tensors = [&views[0], &mean, &inverse, &views[1], &weight, &along, &sum];
-        let share = [1.0 / sizes.count()];
-        gradients[0] = Some(kernels.points(&CHANNEL_NORM_BACKWARD, &tensors, &share, &layout)?);
-    }
-    Ok(gradients)
 }
 
 /// Returns the gradients by operators that record theirs.

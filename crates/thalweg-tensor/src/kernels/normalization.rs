@@ -174,19 +174,67 @@ impl LayerNormBackward {
 
     /// Returns the gradients of weight and bias, in the shape of a row.
     fn parameters(&self, gradient: &Tensor) -> Result<Tensors> {
-        let x = self.x.get()?;
-        let rows = x.rank() - self.dimensions.len();
-        let arguments =
-            LoopArguments { points: Points::Reduced((0..rows).collect()), ..LoopArguments::default() };
-        let spread = |statistic: &Saved| -> Result<Tensor> {
-            let statistic = statistic.get()?;
-            let mut shape: Shape = statistic.shape().into();
-            shape.resize(x.rank(), 1);
-            statistic.reshape(&shape)?.expand(x.shape())
-        };
-        let inputs = [&x, &spread(&self.mean)?, &spread(&self.inverse_deviation)?, gradient];
-        built_in!("thalweg::layer_norm_parameters_backward")?.call_loop(&inputs, &arguments, None, self.label)
+        let statistics = [self.mean.get()?, self.inverse_deviation.get()?];
+        let rows = self.x.get()?.rank() - self.dimensions.len();
+        parameter_gradients(&self.x.get()?, [&statistics[0], &statistics[1]], gradient, rows, self.label)
     }
+}
+
+/// Returns the gradients of weight and bias of a layer norm, in the shape of a row, from the input, the statistics of its rows,
+/// which are its first `rows` dimensions, and the gradient of the result.
+fn parameter_gradients(
+    x: &Tensor,
+    statistics: [&Tensor; 2],
+    gradient: &Tensor,
+    rows: usize,
+    label: Label,
+) -> Result<Tensors> {
+    let arguments =
+        LoopArguments { points: Points::Reduced((0..rows).collect()), ..LoopArguments::default() };
+    let spread = |statistic: &Tensor| -> Result<Tensor> {
+        let mut shape: Shape = x.shape()[..rows].into();
+        shape.resize(x.rank(), 1);
+        statistic.reshape(&shape)?.expand(x.shape())
+    };
+    let [mean, inverse] = statistics.map(spread);
+    let inputs = [x, &mean?, &inverse?, gradient];
+    built_in!("thalweg::layer_norm_parameters_backward")?.call_loop(&inputs, &arguments, None, label)
+}
+
+/// Returns the gradients of a layer norm by the kernels that its node uses: of the input, and of weight and bias. Statistics have one
+/// number per row; `rows` dimensions are rows. No gradients are recorded.
+pub(crate) fn gradients(
+    [x, gradient]: [&Tensor; 2],
+    statistics: [&Tensor; 2],
+    weight: Option<&Tensor>,
+    rows: usize,
+    [of_input, of_parameters]: [bool; 2],
+    label: Label,
+) -> Result<(Option<Tensor>, Option<Tensors>)> {
+    let compute = x.dtype().compute();
+    let [mean, inverse] =
+        statistics.map(|statistic| statistic.reshape(&x.shape()[..rows])?.to_dtype(compute));
+    let (mean, inverse) = (mean?, inverse?);
+    let input = || -> Result<Tensor> {
+        let weight = match weight {
+            Some(weight) => weight.expand(x.shape())?,
+            None => Tensor::ones(&[], x.dtype(), x.device())?.expand(x.shape())?,
+        };
+        let dimensions: Shape = (rows..x.rank()).collect();
+        let count: usize = x.shape()[rows..].iter().product();
+        let arguments = LoopArguments {
+            scalars: SmallVec::from_slice(&[Scalar::I64(count as i64)]),
+            points: Points::Reduced(dimensions),
+            dtype: None,
+        };
+        let inputs = [x, &weight, &mean, &inverse, gradient];
+        let mut results =
+            built_in!("thalweg::layer_norm_backward")?.call_loop(&inputs, &arguments, None, label)?;
+        Ok(results.remove(0))
+    };
+    let of_input = of_input.then(input).transpose()?;
+    let parameters = || parameter_gradients(x, [&mean, &inverse], gradient, rows, label);
+    Ok((of_input, of_parameters.then(parameters).transpose()?))
 }
 
 impl Backward for LayerNormBackward {

@@ -2,12 +2,15 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::LoopOp;
+use thalweg_ops::structured::{LOG_SOFTMAX_BACKWARD, SOFTMAX_BACKWARD};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::Composite;
+use super::Body::{Composite, Lowered};
 use super::create::pad;
 use super::{call as call_operator, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
+use crate::loops::{LoopArguments, LoopCall, Points};
 use crate::sdp::{Request, fused_attention, one_query_attention};
 use crate::tensor::{Tensor, Tensors};
 
@@ -25,15 +28,10 @@ operators! {
         });
     /// Returns the gradient of softmax along a dimension from its result.
     "_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"
-        = Composite(|call| {
-            let (gradient, y) = (call.tensor(0), call.tensor(1));
-            if gradient.shape() != y.shape() || gradient.dtype() != y.dtype() || !y.dtype().is_floating_point() {
-                return Err(Error::invalid("grad_output and output of a softmax have the same shape and dtype of floats"));
-            }
-            let (g, y) = (gradient.to_dtype(y.dtype().compute())?, y.to_dtype(y.dtype().compute())?);
-            let sums = g.mul(&y)?.sum(&[call.int(2)], true)?;
-            g.sub(&sums)?.mul(&y)?.to_dtype(call.dtype(3)).map(single)
-        });
+        = Lowered(|call| softmax_backward(call, &SOFTMAX_BACKWARD));
+    /// Returns the gradient of the logarithm of softmax along a dimension from its result.
+    "_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"
+        = Lowered(|call| softmax_backward(call, &LOG_SOFTMAX_BACKWARD));
     /// Returns input1ᵀ · weight · input2 + bias over the last dimensions: a weight is (out, in1, in2).
     "bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"
         fn bilinear(input2: tensor, weight: tensor, bias: optional_tensor)
@@ -49,6 +47,25 @@ operators! {
     /// Returns the convolution of volumes with `padding='valid'`, or with zeros around so that the size stays (`'same'`).
     "conv3d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, str padding=\"valid\", SymInt[3] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| same(call, built_in!("conv3d")?, 3)), autocast: Lower;
+}
+
+fn softmax_backward<'a>(call: &'a Call<'a>, operator: &'static LoopOp) -> Result<LoopCall<'a>> {
+    let (gradient, y) = (call.tensor(0), call.tensor(1));
+    if gradient.shape() != y.shape() || gradient.dtype() != y.dtype() || !y.dtype().is_floating_point() {
+        return Err(Error::invalid(
+            "grad_output and output of a softmax must have the same shape and dtype of floats",
+        ));
+    }
+    let dim = match y.rank() {
+        0 => None,
+        _ => Some(y.layout().dimension(call.int(2))?),
+    };
+    let arguments = LoopArguments {
+        points: Points::Reduced(dim.into_iter().collect()),
+        dtype: Some(call.dtype(3)),
+        ..LoopArguments::default()
+    };
+    Ok(LoopCall::new(operator, call, call.tensors, arguments))
 }
 
 fn safe_softmax(x: &Tensor, dim: i64) -> Result<Tensor> {

@@ -5,7 +5,10 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::operators;
+use super::window::is_recorded;
 use crate::dispatch::{Argument, Arguments, Call, Ints};
+use crate::kernels::channel_norm::Asked;
+use crate::kernels::normalization;
 use crate::kernels::normalized::{Normalized, normalized_shape};
 use crate::tensor::{Tensor, Tensors};
 
@@ -57,6 +60,15 @@ fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
     let [of_input, of_weight, of_bias] = mask(call, 7)?;
     let rows = x.rank() - shape.len();
+    let count: usize = x.shape()[..rows].iter().product();
+    let statistics = [call.tensor(3), call.tensor(4)];
+    let are_of_rows = statistics.iter().all(|statistic| statistic.elements() == count);
+    let is_alike = gradient.dtype() == x.dtype() && weight.is_none_or(|weight| weight.dtype() == x.dtype());
+    if are_of_rows && is_alike && rows > 0 && x.elements() > 0 && !is_recorded(call.tensors) {
+        let wanted = [of_input, of_weight || of_bias];
+        let made = normalization::gradients([x, gradient], statistics, weight, rows, wanted, call.label)?;
+        return in_mask(x, weight, made, [of_weight, of_bias]);
+    }
     let dims: Ints = (rows as i64..x.rank() as i64).collect();
     let outer: Ints = (0..rows as i64).collect();
     let compute = x.dtype().compute();
@@ -76,6 +88,51 @@ fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         masked(x, of_weight, dtype, || over_rows(&gradient.mul(&normalized.values)?))?,
         masked(x, of_bias, dtype, || over_rows(&gradient))?,
     ]))
+}
+
+/// Returns gradients of input, weight and bias in their dtypes, and an empty tensor for each that is not wanted.
+fn in_mask(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    (of_input, parameters): (Option<Tensor>, Option<Tensors>),
+    wanted: [bool; 2],
+) -> Result<Tensors> {
+    let dtype = weight.map_or(x.dtype(), Tensor::dtype);
+    let or_empty = |gradient: Option<&Tensor>, dtype: DType| match gradient {
+        Some(gradient) => gradient.to_dtype(dtype),
+        None => Tensor::empty(&[0], dtype, x.device()),
+    };
+    let parameter = |place: usize| parameters.as_ref().map(|both| &both[place]).filter(|_| wanted[place]);
+    Ok(Tensors::from_iter([
+        or_empty(of_input.as_ref(), x.dtype())?,
+        or_empty(parameter(0), dtype)?,
+        or_empty(parameter(1), dtype)?,
+    ]))
+}
+
+/// Returns the gradients of group normalization by the kernels that its node uses.
+fn group_norm_by_kernels(call: &Call<'_>, groups: usize, wants: [bool; 3]) -> Result<Tensors> {
+    let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(4));
+    let (batch, compute) = (x.shape()[0], x.dtype().compute());
+    let [mean, inverse] = [2, 3].map(|place| call.tensor(place).reshape(&[batch, groups])?.to_dtype(compute));
+    let ones = || Tensor::ones(&[], x.dtype(), x.device())?.expand(&x.shape()[1..2]);
+    let weight = weight.map_or_else(ones, |weight| Ok(weight.clone()))?;
+    let asked = Asked {
+        groups: groups as i64,
+        x,
+        gradient,
+        weight: &weight,
+        statistics: [&mean?, &inverse?],
+        wants,
+        dtypes: [weight.dtype(); 2],
+        label: call.label,
+    };
+    let gradients = asked.gradients()?;
+    let or_empty = |(gradient, is_wanted): (Option<Tensor>, bool)| match gradient.filter(|_| is_wanted) {
+        Some(gradient) => Ok(gradient),
+        None => Tensor::empty(&[0], x.dtype(), x.device()),
+    };
+    gradients.into_iter().zip(wants).map(or_empty).collect()
 }
 
 fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
@@ -100,6 +157,10 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     let [of_input, of_weight, of_bias] = mask(call, 9)?;
+    let is_alike = gradient.dtype() == x.dtype() && weight.is_none_or(|weight| weight.dtype() == x.dtype());
+    if is_alike && x.elements() > 0 && !is_recorded(call.tensors) {
+        return group_norm_by_kernels(call, groups, [of_input, of_weight, of_bias]);
+    }
     let compute = x.dtype().compute();
     let grouped = |tensor: &Tensor| tensor.reshape(&[batch, groups, channels / groups * plane]);
     let [mean, inverse] = [call.tensor(2), call.tensor(3)].map(|list| list.reshape(&[batch, groups, 1]));

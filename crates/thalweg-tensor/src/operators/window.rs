@@ -303,7 +303,7 @@ fn widened(tensor: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns whether a call with these tensors records a gradient.
-fn is_recorded(tensors: &[&Tensor]) -> bool {
+pub(super) fn is_recorded(tensors: &[&Tensor]) -> bool {
     is_grad_enabled() && tensors.iter().any(|tensor| tensor.requires_grad())
 }
 
@@ -642,14 +642,52 @@ fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
     let groups = convolution.check(input, weight, None)?;
     let empty = || Tensor::empty(&[0], input.dtype(), input.device());
     let dims: Ints = [0].into_iter().chain(2..rank as i64).collect();
+    let of_operand = |is_wanted: bool, place: usize| match is_wanted {
+        false => empty(),
+        true => match convolution.gradient_by_library(gradient, [input, weight], place)? {
+            Some(result) => Ok(result),
+            None if place == 0 => convolution.of_input(gradient, input, weight, groups),
+            None => convolution.of_weight(gradient, input, weight, groups),
+        },
+    };
     Ok(Tensors::from_iter([
-        if of_input { convolution.of_input(gradient, input, weight, groups)? } else { empty()? },
-        if of_weight { convolution.of_weight(gradient, input, weight, groups)? } else { empty()? },
+        of_operand(of_input, 0)?,
+        of_operand(of_weight, 1)?,
         if of_bias { gradient.sum(&dims, false)? } else { empty()? },
     ]))
 }
 
 impl Convolution {
+    /// Returns the gradient of the input or the weight by the library that autograd calls for it; `None` where it does not take it.
+    fn gradient_by_library(
+        &self,
+        gradient: &Tensor,
+        [input, weight]: [&Tensor; 2],
+        place: usize,
+    ) -> Result<Option<Tensor>> {
+        if !convolution::library_convolves(input, weight) || gradient.dtype() != input.dtype() {
+            return Ok(None);
+        }
+        let axes = weight.rank() - 2;
+        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
+        let [_, stride, padding, dilation] = self.numbers(&kernel, axes)?;
+        let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
+        let window = [stride, padding, dilation].map(of_axes);
+        let is_transposed = self.output_padding.is_some();
+        let (operands, computed) = match (is_transposed, place) {
+            (false, 0) => ([gradient, weight], Computed::Input),
+            (false, _) => ([gradient, input], Computed::Weight),
+            (true, 0) => ([gradient, weight], Computed::Output),
+            (true, _) => ([input, gradient], Computed::Weight),
+        };
+        let size: Ints = [input, weight][place].shape().iter().map(|&extent| extent as i64).collect();
+        match convolution::call(operands, computed, &size, &window, self.groups, (None, false)) {
+            Ok(result) => Ok(Some(result)),
+            Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Returns the gradient of the input: the transposed convolution of the result's, or of a transposed one the convolution.
     fn of_input(&self, gradient: &Tensor, input: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
         let axes = weight.rank() - 2;

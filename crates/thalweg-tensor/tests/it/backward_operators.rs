@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, bf16};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::autograd::gradients;
+use thalweg_tensor::autograd::{gradients, no_grad};
 use thalweg_tensor::dispatch::{Value, find_operator};
 
 use crate::support::{assert_close, device, random, values};
@@ -151,4 +151,101 @@ fn a_product_is_rounded_with_what_it_is_added_to() {
         .remove(0)),
         1.0
     );
+}
+
+/// Compares a backward operator, called by its name outside of autograd, with autograd's gradients of the first result, bit by bit.
+fn same_bits(
+    name: &str,
+    arguments: &[Value],
+    leaves: &[&Tensor],
+    backward: impl Fn(&Tensor, &[Tensor]) -> Vec<Tensor>,
+) {
+    let results = call(name, arguments);
+    let cotangent = random(results[0].shape(), 78).to_dtype(results[0].dtype()).unwrap();
+    let leaves: Vec<Tensor> = leaves.iter().map(|&leaf| leaf.clone()).collect();
+    let expected = gradients(&results[..1], &[Some(cotangent.clone())], &leaves).unwrap();
+    let found = no_grad(|| backward(&cotangent, &results));
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let expected = expected.unwrap_or_else(|| panic!("{name}: leaf {place} has a gradient"));
+        assert_eq!((found.shape(), found.dtype()), (expected.shape(), expected.dtype()), "{name}: {place}");
+        let bits = |tensor: &Tensor| {
+            let numbers = tensor.to_dtype(DType::F32).unwrap().to_vec::<f32>().unwrap();
+            numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        assert!(bits(found) == bits(&expected), "{name} of {:?}: gradient {place}", leaves[0].shape());
+    }
+}
+
+/// Shapes and numbers that differ from seed to seed.
+fn drawn(seed: u64) -> impl FnMut(u64) -> usize {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % below) as usize
+    }
+}
+
+#[test]
+fn a_backward_operator_by_its_name_is_the_kernel_of_autograd() {
+    let of = |tensor: &Tensor| Value::Tensor(tensor.clone());
+    for (seed, dtype) in (0..6).flat_map(|seed| [(seed, DType::F32), (seed, DType::Bf16), (seed, DType::F16)])
+    {
+        let mut draw = drawn(seed);
+        let mut number = |below: u64| draw(below);
+        let mut seeds = seed * 100;
+        let mut leaf = |shape: &[usize]| {
+            seeds += 1;
+            random(shape, seeds).to_dtype(dtype).unwrap().requires_grad_().unwrap()
+        };
+        let rows = [1 + number(5), 1 + number(70), 1 + number(300)];
+        let (x, dim) = (leaf(&rows), number(3) as i64);
+        for (name, of_result) in
+            [("_softmax", "_softmax_backward_data"), ("_log_softmax", "_log_softmax_backward_data")]
+        {
+            let dim = || Value::Int(dim);
+            same_bits(name, &[of(&x), dim(), Value::Bool(false)], &[&x], |gradient, results| {
+                call(of_result, &[of(gradient), of(&results[0]), dim(), Value::DType(dtype)])
+            });
+        }
+        let row = [rows[1] as i64, rows[2] as i64];
+        let (weight, bias) = (leaf(&rows[1..]), leaf(&rows[1..]));
+        let forward = [of(&x), ints(&row), of(&weight), of(&bias), Value::Float(1e-5)];
+        same_bits("native_layer_norm", &forward, &[&x, &weight, &bias], |gradient, results| {
+            let [mean, inverse] = [1, 2].map(|place| of(&results[place]));
+            let list = [of(gradient), of(&x), ints(&row), mean, inverse, of(&weight), of(&bias), all()];
+            call("native_layer_norm_backward", &list)
+        });
+        let (groups, each) = (1 + number(3), 1 + number(4));
+        let shape = [1 + number(4), groups * each, 3 + number(9), 3 + number(7)];
+        let (x, weight, bias) = (leaf(&shape), leaf(&shape[1..2]), leaf(&shape[1..2]));
+        let sizes = [shape[0], shape[1], shape[2] * shape[3], groups].map(|size| Value::Int(size as i64));
+        let forward: Vec<Value> = [of(&x), of(&weight), of(&bias)]
+            .into_iter()
+            .chain(sizes.clone())
+            .chain([Value::Float(1e-5)])
+            .collect();
+        same_bits("native_group_norm", &forward, &[&x, &weight, &bias], |gradient, results| {
+            let tensors = [of(gradient), of(&x), of(&results[1]), of(&results[2]), of(&weight)];
+            let list: Vec<Value> = tensors.into_iter().chain(sizes.clone()).chain([all()]).collect();
+            call("native_group_norm_backward", &list)
+        });
+        let out = groups * (1 + number(4));
+        let (weight, bias) = (leaf(&[out, each, 1 + number(3), 1 + number(3)]), leaf(&[out]));
+        let stride = 1 + number(2) as i64;
+        let numbers = [
+            ints(&[stride, stride]),
+            ints(&[1, 1]),
+            ints(&[1, 1]),
+            Value::Bool(false),
+            ints(&[0, 0]),
+            Value::Int(groups as i64),
+        ];
+        let tensors = [&x, &weight, &bias].map(of);
+        let forward: Vec<Value> = tensors.iter().chain(&numbers).cloned().collect();
+        same_bits("convolution", &forward, &[&x, &weight, &bias], |gradient, _| {
+            let first = [of(gradient), tensors[0].clone(), tensors[1].clone(), ints(&[out as i64])];
+            let list: Vec<Value> = first.into_iter().chain(numbers.clone()).chain([all()]).collect();
+            call("convolution_backward", &list)
+        });
+    }
 }

@@ -115,6 +115,7 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
     (
         "they are parts of backward passes, whose gradient is another formula",
         &[
+            "_log_softmax_backward_data",
             "thalweg::add_layer_norm_backward",
             "thalweg::channel_norm_backward",
             "thalweg::cross_entropy_backward",
