@@ -1,6 +1,7 @@
 //! The boundary to GPUs: the [`Driver`] trait, and its implementation on NVIDIA's driver.
 //!
-//! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles.
+//! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles. The calls
+//!   themselves are a list, `calls`.
 //! - [`cuda`] speaks to NVIDIA's driver. Every library is loaded at run time, so the same binary starts on a machine
 //!   without CUDA and reports what is missing.
 //! - [`activity`] records the work of a device for profilers.
@@ -17,6 +18,7 @@
 pub mod activity;
 pub mod anonymous;
 mod attention;
+mod calls;
 pub mod collective;
 mod command;
 pub mod conditional;
