@@ -4,11 +4,11 @@
 //! contains the properties of a device.
 
 use super::blaslt::BlasLt;
-use super::conditional::support;
 use super::context::Device;
-use super::cupti::Cupti;
+use super::graph::conditional::support;
 use super::state::CudaDriver;
 use super::sys::DeviceAttribute;
+use super::tools::cupti::Cupti;
 use crate::calls::*;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{ComputeCapability, Driver, Version};
