@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use thalweg_dist::store::HashStore;
 use thalweg_dist::{GroupOptions, ProcessGroup, ReduceOp, Rendezvous, Work, run_ranks, simulated_devices};
-use thalweg_driver::{CaptureInfo, Collective, Driver, EventFlags, EventHandle, StreamHandle, Version};
+use thalweg_driver::{CaptureInfo, Collective, Driver, EventFlags, EventHandle, StreamHandle};
 use thalweg_ir::DType;
 use thalweg_memory::PoolOptions;
 use thalweg_runtime::{Device, Environment, Event, MemPool, Result};
@@ -100,24 +100,10 @@ struct Nothing {
 }
 
 impl Driver for Nothing {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.inner)
-    }
+    thalweg_driver::wraps!(inner);
 
     fn reads_accesses(&self) -> bool {
         false
-    }
-
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.inner.device_count()
     }
 
     fn event_create(&self, _: u32, _: EventFlags) -> thalweg_driver::Result<EventHandle> {

@@ -1,6 +1,7 @@
 //! The boundary to GPUs: the [`Driver`] trait, and its implementation on NVIDIA's driver.
 //!
-//! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles.
+//! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles. The calls
+//!   themselves are a list, `calls`.
 //! - [`cuda`] speaks to NVIDIA's driver. Every library is loaded at run time, so the same binary starts on a machine
 //!   without CUDA and reports what is missing.
 //! - [`activity`] records the work of a device for profilers.
@@ -16,13 +17,10 @@
 
 pub mod activity;
 pub mod anonymous;
-mod attention;
+mod calls;
 pub mod collective;
 mod command;
-pub mod conditional;
-mod convolution;
 pub mod cuda;
-mod description;
 pub mod driver;
 mod error;
 mod external;
@@ -41,7 +39,6 @@ mod properties;
 mod tensor_map;
 
 pub use activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
-pub use attention::{AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape};
 pub use collective::{
     Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction, Registration,
 };
@@ -49,13 +46,13 @@ pub use command::{
     Access, AccessMode, Copy, Endpoint, EventFlags, Fill, FillPattern, HostFunction, Label, Launch,
     LaunchMode, LibraryLaunch, STEPS, StrideStep, Touch,
 };
-pub use conditional::{ConditionFormat, Conditional};
-pub use convolution::{ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape};
-pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use driver::Driver;
 pub use error::{Code, Error, Result};
 pub use external::{ExternalMemory, ExternalStream};
 pub use fork::Process;
+pub use graph::conditional;
+pub use graph::conditional::{ConditionFormat, Conditional};
+pub use graph::description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use graph::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate, UpdateReason, UpdateRefusal,
 };
@@ -66,6 +63,10 @@ pub use handle::{
 pub use host::{HostFault, HostKernel, HostLaunch, Touched};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
 pub use interruption::{INTERRUPTION_INTERVAL, interruption, set_interruption};
+pub use library::attention::{
+    AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
+};
+pub use library::convolution::{ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape};
 pub use library::{
     Activation, ActivationPass, ComputeFormat, ElementFormat, GpuCall, MatmulActivation, MatmulAlgorithm,
     MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,

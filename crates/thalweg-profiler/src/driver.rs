@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thalweg_driver::{
     Access, CaptureMode, Code, Collective, Copy, DevicePointer, Driver, Endpoint, Error, EventHandle, Fill,
     FunctionHandle, GpuCall, GraphExecHandle, GraphHandle, HostFunction, HostPointer, Label, Launch,
-    LibraryLaunch, ModuleHandle, Result, StreamHandle, Version,
+    LibraryLaunch, ModuleHandle, Result, StreamHandle,
 };
 
 use crate::annotation;
@@ -208,26 +208,12 @@ fn copy_name(copy: &Copy) -> &'static str {
 }
 
 impl Driver for ProfilerDriver {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.inner)
-    }
+    thalweg_driver::wraps!(inner);
 
     /// Returns whether launches must list their ranges: a command's bytes are those of its ranges, and code that opens a device
     /// queries this once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
         self.reads_accesses
-    }
-
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.inner.device_count()
     }
 
     // ---- Calls that wait or take long -----------------------------------------------------------------------------

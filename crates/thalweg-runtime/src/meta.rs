@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_driver::{
     Code, Collective, Copy, DevicePointer, Driver, Endpoint, Error, Fill, Label, Launch, LibraryLaunch,
-    Result, StreamHandle, Version,
+    Result, StreamHandle,
 };
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -29,24 +29,14 @@ fn no_elements() -> Error {
 }
 
 impl Driver for MetaDriver {
+    thalweg_driver::wraps!(0, own name);
+
     fn name(&self) -> &'static str {
         "meta"
     }
 
     fn reads_accesses(&self) -> bool {
         false
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.0)
-    }
-
-    fn version(&self) -> Version {
-        self.0.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.0.device_count()
     }
 
     fn copy_async(&self, _: StreamHandle, copy: &Copy) -> Result<()> {

@@ -12,7 +12,7 @@ use thalweg_driver::{
     CommunicatorId, ConditionFormat, ConditionHandle, Conditional, Copy, DevicePointer, Driver, Endpoint,
     Error, EventHandle, Fill, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
     HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, ModuleHandle, PhysicalFlags,
-    PhysicalHandle, PoolHandle, Result, ShareableHandle, StreamHandle, Version,
+    PhysicalHandle, PoolHandle, Result, ShareableHandle, StreamHandle,
 };
 
 use super::capture::CapturedCall;
@@ -29,27 +29,13 @@ fn end_of_copy(endpoint: Endpoint, bytes: u64, mode: AccessMode) -> Access {
 }
 
 impl Driver for SanitizerDriver {
+    thalweg_driver::wraps!(inner);
+
     fn instrument(&self) -> Option<&dyn Instrument> {
         Some(self)
     }
 
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.inner)
-    }
-
     // Calls that are not listed here order nothing and touch nothing, and are passed to the inner driver.
-
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.inner.device_count()
-    }
 
     // ---- Synchronisation ------------------------------------------------------------------------------------------
 

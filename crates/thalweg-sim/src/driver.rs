@@ -15,14 +15,14 @@ use thalweg_driver::{
 };
 
 use super::SimDriver;
-use super::calls::graph_memory;
 use super::collective;
-use super::executor::command::{Body, CommandId};
+use super::executor::command::CommandId;
 use super::memory::SpanAccess;
 use super::refusal::Refusal;
 use super::state::{MachineState, unknown};
 use crate::calls::capture;
 use crate::calls::code::{ALGORITHMS, MAX_THREADS_PER_BLOCK};
+use crate::calls::pool;
 use crate::calls::transfer::{self, take_away};
 use crate::executor::faults::Point;
 use crate::executor::task::{BorrowedTarget, Task, Work};
@@ -372,55 +372,35 @@ impl Driver for SimDriver {
     }
 
     fn pool_create(&self, device: u32) -> Result<PoolHandle> {
-        self.enter("cuMemPoolCreate", |state| {
-            state.usable(device)?;
-            let pool = state.pools.create(device);
-            Ok(PoolHandle::from_raw(state.pool_handles.insert(pool)))
-        })
+        self.enter("cuMemPoolCreate", |state| state.pool_create(device).map(PoolHandle::from_raw))
     }
 
     fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
-        self.enter("cuMemPoolDestroy", |state| {
-            let removed = state.pool_handles.remove(pool.raw()).ok_or_else(|| unknown("pool", pool.raw()))?;
-            state.pools.destroy(removed, &mut state.memory);
-            Ok(())
-        })
+        self.enter("cuMemPoolDestroy", |state| state.pool_destroy(pool.raw()))
     }
 
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()> {
-        self.enter("cuMemPoolTrimTo", |state| {
-            let pool = state.pool(pool.raw())?;
-            state.pools.trim(pool, keep_bytes, &mut state.memory);
-            Ok(())
-        })
+        self.enter("cuMemPoolTrimTo", |state| state.pool_trim(pool.raw(), keep_bytes))
     }
 
     fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
-        self.enter("cuMemPoolGetAttribute", |state| {
-            let pool = state.pool(pool.raw())?;
-            Ok(*state.pools.attributes(pool))
-        })
+        self.enter("cuMemPoolGetAttribute", |state| state.pool_attributes(pool.raw()).copied())
     }
 
     fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()> {
         self.enter("cuMemPoolSetAttribute", |state| {
-            let pool = state.pool(pool.raw())?;
-            *state.pools.attributes(pool) = attributes;
+            *state.pool_attributes(pool.raw())? = attributes;
             Ok(())
         })
     }
 
     fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
-        self.enter("cuMemPoolGetAttribute", |state| {
-            let pool = state.pool(pool.raw())?;
-            Ok(*state.pools.usage(pool))
-        })
+        self.enter("cuMemPoolGetAttribute", |state| state.pool_usage(pool.raw()).copied())
     }
 
     fn pool_reset_peaks(&self, pool: PoolHandle) -> Result<()> {
         self.enter("cuMemPoolSetAttribute", |state| {
-            let pool = state.pool(pool.raw())?;
-            let usage = state.pools.usage(pool);
+            let usage = state.pool_usage(pool.raw())?;
             usage.reserved_peak_bytes = usage.reserved_bytes;
             usage.used_peak_bytes = usage.used_bytes;
             Ok(())
@@ -434,25 +414,12 @@ impl Driver for SimDriver {
         stream: StreamHandle,
     ) -> Result<DevicePointer> {
         self.enter_and_wait("cuMemAllocFromPoolAsync", |locked| {
-            graph_memory::allocate_async(locked, pool.raw(), bytes, stream.raw()).map(DevicePointer::new)
+            pool::allocate_async(locked, pool.raw(), bytes, stream.raw()).map(DevicePointer::new)
         })
     }
 
     fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
-        let address = pointer.address();
-        self.submit("cuMemFreeAsync", stream, |state| {
-            let own = state.enter(stream.raw())?;
-            state.pools.check_live(address)?;
-            if state.stream(own).capture.is_some() {
-                return state.capture_free(own, address);
-            }
-            if state.free_of_graph(address)? {
-                return Ok(());
-            }
-            let command = state.append(own, Body::PoolFree(address));
-            state.pools.set_freeing(address, SmallVec::from_slice(&[command]));
-            Ok(())
-        })
+        self.submit("cuMemFreeAsync", stream, |state| state.free_async(pointer.address(), stream.raw()))
     }
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use thalweg_driver::{Copy, Driver, Fill, Launch, LibraryLaunch, StreamHandle, Version};
+use thalweg_driver::{Copy, Driver, Fill, Launch, LibraryLaunch, StreamHandle};
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Result, Stream};
@@ -20,24 +20,10 @@ use thalweg_tensor::{Tensor, no_grad};
 struct NullDriver(Arc<dyn Driver>);
 
 impl Driver for NullDriver {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
+    thalweg_driver::wraps!(0);
 
     fn reads_accesses(&self) -> bool {
         false
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.0)
-    }
-
-    fn version(&self) -> Version {
-        self.0.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.0.device_count()
     }
 
     fn launch(&self, _: StreamHandle, _: &Launch<'_>) -> thalweg_driver::Result<()> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use thalweg_dist::store::{HashStore, Store};
 use thalweg_dist::{GroupOptions, ProcessGroup, ReduceOp};
-use thalweg_driver::{Code, Collective, CommunicatorHandle, Driver, Version};
+use thalweg_driver::{Code, Collective, CommunicatorHandle, Driver};
 use thalweg_runtime::{Device, Environment};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -29,21 +29,7 @@ enum Fault {
 struct Faulty(Arc<SimDriver>, Fault);
 
 impl Driver for Faulty {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.0)
-    }
-
-    fn version(&self) -> Version {
-        self.0.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.0.device_count()
-    }
+    thalweg_driver::wraps!(0);
 
     fn collectives_async(&self, group: &[Collective]) -> thalweg_driver::Result<()> {
         match self.1 {

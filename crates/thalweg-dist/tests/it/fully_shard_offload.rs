@@ -7,7 +7,7 @@ use thalweg_dist::{
     FullyShard, FullyShardOptions, LockstepGraph, MixedPrecision, OffloadPolicy, OffloadedOptimizer,
     ProcessGroup, fully_shard, run_ranks, simulated_devices,
 };
-use thalweg_driver::{Copy, Driver, Endpoint, EventFlags, EventHandle, StreamHandle, Version};
+use thalweg_driver::{Copy, Driver, Endpoint, EventFlags, EventHandle, StreamHandle};
 use thalweg_ir::DType;
 use thalweg_nn::module::{Forward, Linear, Module};
 use thalweg_nn::optim::{Adam, AdamOptions, Sgd, SgdOptions};
@@ -186,21 +186,7 @@ struct Copies {
 }
 
 impl Driver for Copies {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.inner)
-    }
-
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.inner.device_count()
-    }
+    thalweg_driver::wraps!(inner);
 
     fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> thalweg_driver::Result<()> {
         self.inner.copy_async(stream, copy)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use thalweg_dist::ReduceOp::{Avg, Sum};
 use thalweg_dist::store::HashStore;
 use thalweg_dist::{GroupOptions, ProcessGroup, Work, run_ranks, run_ranks_with, simulated_devices};
-use thalweg_driver::{Code, CommunicatorHandle, Driver, Version};
+use thalweg_driver::{Code, CommunicatorHandle, Driver};
 use thalweg_ir::DType;
 use thalweg_memory::PoolOptions;
 use thalweg_runtime::{Device, Environment, Error, MemPool, Result};
@@ -324,21 +324,7 @@ fn a_rank_that_does_not_come_is_named() {
 struct WithoutSplit(Arc<SimDriver>);
 
 impl Driver for WithoutSplit {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.0)
-    }
-
-    fn version(&self) -> Version {
-        self.0.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.0.device_count()
-    }
+    thalweg_driver::wraps!(0);
 
     fn communicator_split(
         &self,

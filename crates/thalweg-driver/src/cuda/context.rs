@@ -14,8 +14,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::handles::lock;
 use super::objects::Setters;
+use super::objects::handles::lock;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::staging::Staging;
 use super::sys::{self, AllocationProperties, CudaTable, RawContext, RawDevice};

@@ -1,32 +1,17 @@
 //! The [`Driver`](crate::Driver) of real GPUs.
 //!
-//! The trait is a list of CUDA's verbs, which the sibling modules implement in groups. This module contains the list that
-//! connects the two, and the properties of a device.
-
-use std::path::Path;
+//! The sibling modules implement the calls in groups, as methods of [`CudaDriver`]. This module connects these to the trait, and
+//! contains the properties of a device.
 
 use super::blaslt::BlasLt;
-use super::conditional::support;
-use super::context::{Device, check_not_forked};
-use super::cupti::Cupti;
+use super::context::Device;
+use super::graph::conditional::support;
 use super::state::CudaDriver;
 use super::sys::DeviceAttribute;
-use crate::collective::{Collective, CommunicatorId, CommunicatorInfo, Registration};
-use crate::command::{Copy, Fill, HostFunction, Label, Launch, LibraryLaunch};
-use crate::conditional::{ConditionFormat, Conditional};
-use crate::description::GraphDescription;
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
-use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
-use crate::module::{Cluster, Image};
+use super::tools::cupti::Cupti;
+use crate::calls::*;
 use crate::properties::{ImageKind, LibrarySupport};
-use crate::tensor_map::{TensorMap, TensorTiles};
-use crate::{
-    CommunicatorHandle, ComputeCapability, ConditionHandle, DevicePointer, DeviceProperties, Driver,
-    EventFlags, EventHandle, FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle,
-    GraphNodeHandle, HostFlags, HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle,
-    PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle,
-    StreamHandle, Version,
-};
+use crate::{ComputeCapability, Driver, Version};
 
 impl CudaDriver {
     fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
@@ -160,13 +145,39 @@ impl CudaDriver {
     }
 }
 
-/// The trait's methods: each refuses to work in a forked child, then calls the inherent method of the same name.
-macro_rules! calls {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+/// Makes a function of each call. It refuses to work in a forked child, then calls the inherent method of the same name.
+macro_rules! checked {
+    ($(
+        $(#[$documentation:meta])*
+        fn $name:ident(&$self:ident $(, $argument:ident: $type:ty)*) -> $answer:ty;
+    )*) => {$(
         #[inline]
-        fn $name(&self, $($argument: $type),*) -> Result<$answer> {
+        pub(super) fn $name(driver: &CudaDriver $(, $argument: $type)*) -> $answer {
             check_not_forked(stringify!($name))?;
-            CudaDriver::$name(self, $($argument),*)
+            CudaDriver::$name(driver $(, $argument)*)
+        }
+    )*};
+}
+
+/// The functions apart from the trait: where [`Driver`](crate::Driver) is in scope, the path of a call that lacks an inherent method
+/// would be the trait's method, which would call itself.
+mod checked {
+    use super::super::context::check_not_forked;
+    use super::super::state::CudaDriver;
+    use crate::calls::*;
+
+    calls!(checked);
+}
+
+/// Makes the trait's method of each call.
+macro_rules! methods {
+    ($(
+        $(#[$documentation:meta])*
+        fn $name:ident(&$self:ident $(, $argument:ident: $type:ty)*) -> $answer:ty;
+    )*) => {$(
+        #[inline]
+        fn $name(&$self $(, $argument: $type)*) -> $answer {
+            checked::$name($self $(, $argument)*)
         }
     )*};
 }
@@ -193,124 +204,5 @@ impl Driver for CudaDriver {
         u32::try_from(self.devices.len()).unwrap_or(u32::MAX)
     }
 
-    calls! {
-        fn device_properties(device: u32) -> DeviceProperties;
-        fn context_is_active(device: u32) -> bool;
-        fn context_initialize(device: u32) -> ();
-        fn device_synchronize(device: u32) -> ();
-        fn memory_info(device: u32) -> MemoryInfo;
-        fn can_access_peer(device: u32, peer: u32) -> bool;
-        fn enable_peer_access(device: u32, peer: u32) -> ();
-        fn disable_peer_access(device: u32, peer: u32) -> ();
-
-        fn default_stream(device: u32) -> StreamHandle;
-        fn stream_create(device: u32, priority: i32) -> StreamHandle;
-        fn stream_destroy(stream: StreamHandle) -> ();
-        fn stream_device(stream: StreamHandle) -> u32;
-        fn stream_priority(stream: StreamHandle) -> i32;
-        fn stream_is_blocking(stream: StreamHandle) -> bool;
-        fn stream_query(stream: StreamHandle) -> bool;
-        fn stream_synchronize(stream: StreamHandle) -> ();
-        fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> ();
-        fn stream_wait_event_external(stream: StreamHandle, event: EventHandle) -> ();
-        fn stream_from_external(device: u32, stream: crate::ExternalStream) -> StreamHandle;
-        fn cuda_stream(stream: StreamHandle) -> u64;
-
-        fn event_create(device: u32, flags: EventFlags) -> EventHandle;
-        fn cuda_event(event: EventHandle) -> u64;
-        fn event_destroy(event: EventHandle) -> ();
-        fn event_record(event: EventHandle, stream: StreamHandle) -> ();
-        fn event_record_external(event: EventHandle, stream: StreamHandle) -> ();
-        fn event_query(event: EventHandle) -> bool;
-        fn event_synchronize(event: EventHandle) -> ();
-        fn event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32;
-
-        fn memory_allocate(device: u32, bytes: u64) -> DevicePointer;
-        fn memory_allocate_managed(device: u32, bytes: u64) -> DevicePointer;
-        fn memory_advise(pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> ();
-        fn memory_free(pointer: DevicePointer) -> ();
-        fn address_reserve(device: u32, bytes: u64) -> DevicePointer;
-        fn address_free(pointer: DevicePointer, bytes: u64) -> ();
-        fn physical_create(device: u32, bytes: u64, flags: PhysicalFlags) -> PhysicalHandle;
-        fn physical_release(physical: PhysicalHandle) -> ();
-        fn memory_map(pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> ();
-        fn memory_unmap(pointer: DevicePointer, bytes: u64) -> ();
-        fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> ();
-        fn physical_export(physical: PhysicalHandle) -> ShareableHandle;
-        fn physical_import(device: u32, bytes: u64, handle: &ShareableHandle) -> PhysicalHandle;
-        fn ipc_export(pointer: DevicePointer) -> IpcHandle;
-        fn ipc_open(device: u32, handle: IpcHandle) -> DevicePointer;
-        fn ipc_close(pointer: DevicePointer) -> ();
-        fn address_range(pointer: DevicePointer) -> (DevicePointer, u64);
-        fn pool_create(device: u32) -> PoolHandle;
-        fn pool_destroy(pool: PoolHandle) -> ();
-        fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> ();
-        fn pool_attributes(pool: PoolHandle) -> PoolAttributes;
-        fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> ();
-        fn pool_usage(pool: PoolHandle) -> PoolUsage;
-        fn pool_reset_peaks(pool: PoolHandle) -> ();
-        fn memory_allocate_async(pool: PoolHandle, bytes: u64, stream: StreamHandle) -> DevicePointer;
-        fn memory_free_async(pointer: DevicePointer, stream: StreamHandle) -> ();
-
-        fn host_allocate(bytes: u64, flags: HostFlags) -> HostPointer;
-        fn host_free(pointer: HostPointer) -> ();
-        fn host_read(source: HostPointer, target: &mut [u8]) -> ();
-        fn host_write(target: HostPointer, source: &[u8]) -> ();
-
-        fn copy_async(stream: StreamHandle, copy: &Copy) -> ();
-        fn copy_from_host(stream: StreamHandle, target: DevicePointer, source: &[u8], label: Label) -> ();
-        fn copy_to_host(stream: StreamHandle, target: &mut [u8], source: DevicePointer, label: Label) -> ();
-        fn fill_async(stream: StreamHandle, fill: &Fill) -> ();
-        fn host_function_async(stream: StreamHandle, function: HostFunction, label: Label) -> ();
-
-        fn module_load(device: u32, image: Image<'_>) -> ModuleHandle;
-        fn module_unload(module: ModuleHandle) -> ();
-        fn function_get(module: ModuleHandle, name: &str) -> FunctionHandle;
-        fn function_attributes(function: FunctionHandle) -> FunctionAttributes;
-        fn max_active_clusters(function: FunctionHandle, cluster: Cluster) -> u32;
-        fn launch(stream: StreamHandle, launch: &Launch<'_>) -> ();
-        fn tensor_map(tiles: &TensorTiles) -> TensorMap;
-        fn library_workspace(device: u32, call: &GpuCall) -> u64;
-        fn matmul_algorithms(device: u32, call: &MatmulCall, most: u32) -> Vec<MatmulAlgorithm>;
-        fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> ();
-
-        fn communicators_create(devices: &[u32]) -> Vec<CommunicatorHandle>;
-        fn communicator_id() -> CommunicatorId;
-        fn communicator_join(id: &CommunicatorId, device: u32, rank: u32, ranks: u32) -> CommunicatorHandle;
-        fn communicator_info(communicator: CommunicatorHandle) -> CommunicatorInfo;
-        fn communicator_destroy(communicator: CommunicatorHandle) -> ();
-        fn communicator_abort(communicator: CommunicatorHandle) -> ();
-        fn communicator_split(own: CommunicatorHandle, part: &[u32]) -> Option<CommunicatorHandle>;
-        fn memory_allocate_collective(device: u32, bytes: u64) -> DevicePointer;
-        fn memory_register(registration: &Registration) -> ();
-        fn memory_deregister(communicator: CommunicatorHandle, pointer: DevicePointer) -> ();
-        fn collectives_async(collectives: &[Collective]) -> ();
-
-        fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> ();
-        fn stream_end_capture(stream: StreamHandle) -> GraphHandle;
-        fn stream_capture_info(stream: StreamHandle) -> CaptureInfo;
-        fn stream_update_capture_dependencies(
-            stream: StreamHandle, dependencies: &[GraphNodeHandle], update: DependencyUpdate
-        ) -> ();
-        fn condition_create(stream: StreamHandle, initial: u32) -> ConditionHandle;
-        fn condition_set_async(
-            stream: StreamHandle, condition: ConditionHandle, source: DevicePointer, format: ConditionFormat, label: Label
-        ) -> ();
-        fn conditional_node_add(
-            stream: StreamHandle, condition: ConditionHandle, conditional: Conditional, label: Label
-        ) -> Vec<GraphHandle>;
-        fn stream_begin_capture_to_graph(stream: StreamHandle, body: GraphHandle, mode: CaptureMode) -> ();
-        fn thread_exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
-        fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Vec<GraphNodeHandle>;
-        fn graph_describe(graph: GraphHandle) -> GraphDescription;
-        fn graph_debug_dot_print(graph: GraphHandle, path: &Path, verbose: bool) -> ();
-        fn graph_destroy(graph: GraphHandle) -> ();
-        fn graph_instantiate(graph: GraphHandle, device: u32) -> GraphExecHandle;
-        fn graph_exec_update(exec: GraphExecHandle, graph: GraphHandle) -> GraphExecUpdate;
-        fn graph_exec_kernel_node_set_params(
-            exec: GraphExecHandle, node: GraphNodeHandle, launch: &Launch<'_>
-        ) -> ();
-        fn graph_exec_destroy(exec: GraphExecHandle) -> ();
-        fn graph_launch(exec: GraphExecHandle, stream: StreamHandle) -> ();
-    }
+    calls!(methods);
 }

@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::handles::lock;
+use super::objects::handles::lock;
+use super::objects::ranges::{Lookup, Range, RangeKind};
 use super::objects::{Physical, Pool};
-use super::ranges::{Lookup, Range, RangeKind};
 use super::state::CudaDriver;
 use super::sys::{
     self, AccessDescription, AllocationProperties, MemoryLocation, PoolProperties, RawDevice, RawPhysical,
@@ -135,7 +135,7 @@ impl CudaDriver {
         })
     }
 
-    /// Checks that a range is device memory, which a copy or a fill may touch: see [`super::ranges`].
+    /// Checks that a range is device memory, which a copy or a fill may touch: see [`super::objects::ranges`].
     pub(super) fn check_device_range(&self, start: u64, bytes: u64, call: &'static str) -> Result<()> {
         let is_device_memory = match self.ranges.look_up(start, bytes) {
             Lookup::Inside => true,
@@ -544,7 +544,8 @@ impl CudaDriver {
         }
         let (to, to_offset) = self.pinned.find(target, bytes, call)?;
         let (from, from_offset) = self.pinned.find(source, bytes, call)?;
-        let copy = move || super::pinned::PinnedBlock::copy(&from, from_offset, &to, to_offset, bytes);
+        let copy =
+            move || super::objects::pinned::PinnedBlock::copy(&from, from_offset, &to, to_offset, bytes);
         self.host_function_async(stream, Arc::new(copy), label)
     }
 

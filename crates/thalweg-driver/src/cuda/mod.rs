@@ -7,16 +7,13 @@
 //! # The layers
 //! - `search` finds and loads libraries; `table` contains their entry points; `sys` is our copy of `cuda.h`. These do not
 //!   check arguments.
-//! - `handles`, `objects`, `ranges`, `pinned` know what exists: every handle, address and size of a caller is checked
-//!   against them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe
-//!   library.
+//! - `objects` knows what exists: every handle, address and size of a caller is checked against it before the driver sees them. It is
+//!   why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
 //! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt`, `cudnn` and `nccl` are the libraries; `state`
 //!   contains all of these. (A context has staging memory, which is pinned through a context: these three know each other.)
-//! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `collective_memory`,
-//!   `graph`, `graph_description`, `graph_update`, `conditional` and `host_function` implement the calls of the trait, in
-//!   groups, on that state; `driver` connects them to the trait.
-//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest. `cupti` records the work of a device;
-//!   [`nvtx`] shows the program's own ranges in profilers.
+//! - `stream`, `memory`, `host`, `sharing`, `module`, `tensor_map`, `library`, `nccl` and `graph` implement the calls of the trait, in groups,
+//!   on that state; `driver` connects them to the trait.
+//! - `tools` are NVIDIA's libraries beside the driver: they work without the rest.
 //!
 //! # Invariants
 //! - The driver never sees a pointer into the caller's memory that it could use after the call returned.
@@ -28,35 +25,18 @@
 //! better than a destructor that runs while other libraries shut CUDA down.
 
 mod blaslt;
-mod blaslt_algorithm;
-mod blaslt_epilogue;
-mod collective;
-mod collective_memory;
-mod conditional;
 mod context;
 mod cudnn;
-mod cupti;
 mod driver;
 mod graph;
-mod graph_description;
-mod graph_update;
-mod handles;
-mod host_copy;
-mod host_function;
-mod host_memory;
+mod host;
 mod library;
 mod memory;
 mod module;
 mod nccl;
-mod nccl_version;
-mod nvml;
-mod nvrtc;
-pub mod nvtx;
 mod objects;
 #[cfg(test)]
 mod oracle;
-mod pinned;
-mod ranges;
 mod search;
 mod sharing;
 mod staging;
@@ -65,12 +45,14 @@ mod stream;
 mod sys;
 mod table;
 mod tensor_map;
+mod tools;
 
 pub use context::ContextGuard;
-pub use nvml::{
+pub use search::{Attempt, Found, FoundBy, Library, SearchEnvironment, SearchReport, locate};
+pub use state::CudaDriver;
+pub use tools::nvml::{
     Availability, AvailabilityReason, DeviceProcess, Reading, StateUnknown, availability, availability_with,
     device_processes, device_reading,
 };
-pub use nvrtc::{Architecture, CompileOptions, Compiled, Nvrtc};
-pub use search::{Attempt, Found, FoundBy, Library, SearchEnvironment, SearchReport, locate};
-pub use state::CudaDriver;
+pub use tools::nvrtc::{Architecture, CompileOptions, Compiled, Nvrtc};
+pub use tools::nvtx;

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::context::Device;
-use super::handles::lock;
+use super::objects::handles::lock;
 use super::objects::{Function, Module};
 use super::state::CudaDriver;
 use super::sys::{self, FunctionAttribute, RawFunction, RawModule, RawStream};

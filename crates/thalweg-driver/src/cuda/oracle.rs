@@ -13,16 +13,16 @@ use cudarc::driver::sys as cuda;
 use cudarc::nccl::sys as nccl;
 use cudarc::nvrtc::sys as nvrtc;
 
+use super::blaslt::algorithm;
 use super::blaslt::{self, Algorithm, BlasTable, HeuristicResult};
-use super::blaslt_algorithm;
 use super::cudnn::{
     CudnnTable, Format, HEURISTIC_MODES, NOT_SUPPORTED, Pointwise, Reduction as DnnReduction, attribute,
     kind, of_type,
 };
 use super::nccl::{NcclTable, RawId, data_type, reduction_operation};
-use super::nvml::NvmlTable;
-use super::nvrtc::NvrtcTable;
 use super::sys::{self, *};
+use super::tools::nvml::NvmlTable;
+use super::tools::nvrtc::NvrtcTable;
 use crate::library::{ComputeFormat, ElementFormat, ReductionSchemes};
 use crate::{Code, Reduction};
 

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::objects::Physical;
-use super::ranges::{Range, RangeKind};
+use super::objects::ranges::{Range, RangeKind};
 use super::state::CudaDriver;
 use super::sys::{self, AllocationProperties, RawIpcHandle, RawPhysical, RawPointer, handle_type_number};
 use crate::{

@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use super::context::Cuda;
-use super::handles::lock;
 use super::objects::Stream;
-use super::pinned::PinnedBlock;
+use super::objects::handles::lock;
+use super::objects::pinned::PinnedBlock;
 use super::sys::{self, RawEvent};
 use crate::{Code, Result};
 

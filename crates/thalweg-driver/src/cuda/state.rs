@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::blaslt::BlasLt;
 use super::context::{ContextGuard, Cuda, Device, check_not_forked};
 use super::cudnn::Cudnn;
-use super::cupti::Cupti;
-use super::handles::{Table, lock};
 use super::nccl::{Communicator, LazyNccl};
+use super::objects::handles::{Table, lock};
+use super::objects::pinned::Pinned;
+use super::objects::ranges::Ranges;
 use super::objects::{
     Captures, Condition, Event, Families, Function, Graph, GraphExec, Module, Physical, Pool, Stream,
 };
-use super::pinned::Pinned;
-use super::ranges::Ranges;
 use super::search::SearchEnvironment;
+use super::tools::cupti::Cupti;
 use crate::{Code, Error, Result};
 
 /// NVIDIA's driver.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::context::Device;
-use super::handles::lock;
+use super::objects::handles::lock;
 use super::objects::{Event, Stream, StreamOwner};
 use super::state::CudaDriver;
 use super::sys::{self, RawContext, RawDevice, RawEvent, RawStream};

@@ -77,21 +77,7 @@ impl ActivityTracer for Traced {
 }
 
 impl Driver for Traced {
-    fn name(&self) -> &'static str {
-        "sim"
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.inner)
-    }
-
-    fn version(&self) -> thalweg_driver::Version {
-        self.inner.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.inner.device_count()
-    }
+    thalweg_driver::wraps!(inner);
 
     fn activity_tracer(&self) -> Result<&dyn ActivityTracer> {
         Ok(self)

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{
     ComputeFormat, DevicePointer, Driver, GpuCall, LibraryLaunch, MatmulCall, ReductionSchemes, StreamHandle,
-    Version,
 };
 use thalweg_ir::{DType, bf16};
 use thalweg_kernels::matmul::{Factor, Matmul};
@@ -28,21 +27,7 @@ struct Slow {
 }
 
 impl Driver for Slow {
-    fn name(&self) -> &'static str {
-        "sim"
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.machine)
-    }
-
-    fn version(&self) -> Version {
-        self.machine.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.machine.device_count()
-    }
+    thalweg_driver::wraps!(machine);
 
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> thalweg_driver::Result<()> {
         let GpuCall::Matmul(call) = launch.gpu else { panic!("only products are tuned") };

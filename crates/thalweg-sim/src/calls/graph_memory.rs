@@ -10,8 +10,6 @@
 use thalweg_driver::{Code, GraphNodeKind};
 
 use crate::executor::command::{Body, Frontier, Origin};
-use crate::executor::faults::Point;
-use crate::machine::Locked;
 use crate::objects::graph_memory::{GraphMemory, Owned};
 use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;
@@ -109,33 +107,5 @@ impl MachineState {
         for owned in memory.allocations.values_mut() {
             owned.is_live = !owned.freed_by_a_node;
         }
-    }
-}
-
-/// Allocates memory of a pool, in the order of a stream. Waits for memory whose free precedes this in stream order but has
-/// not been reached yet.
-pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> CallResult<u64> {
-    let own = locked.enter(stream)?;
-    let pool = locked.pool(pool)?;
-    let device = locked.pools.device(pool);
-    locked.check_alive(device)?;
-    locked.check_capture(own)?;
-    locked.executor.faults.pass(Point::DeviceMemory)?;
-    loop {
-        let MachineState { pools, memory, .. } = &mut *locked;
-        let refusal = match pools.allocate(pool, bytes, memory) {
-            Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
-            outcome => {
-                let address = outcome?;
-                locked.capture_allocation(stream, address)?;
-                return Ok(address);
-            }
-        };
-        let frees = locked.pools.pending_frees(pool);
-        if frees.is_empty() {
-            return Err(refusal);
-        }
-        locked = locked.wait_for(&frees)?;
-        locked.settle();
     }
 }

@@ -10,5 +10,6 @@ pub(crate) mod code;
 pub(crate) mod graph;
 pub(crate) mod graph_memory;
 pub(crate) mod graph_update;
+pub(crate) mod pool;
 pub(crate) mod stream;
 pub(crate) mod transfer;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{Cluster, Code, Driver, FunctionHandle, Version};
+use thalweg_driver::{Cluster, Code, Driver, FunctionHandle};
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment};
 use thalweg_sim::{SimConfig, SimDriver};
@@ -248,21 +248,7 @@ fn rows_longer_than_a_multiprocessor_holds_agree_with_formulas() {
 struct WithoutClusters(Arc<SimDriver>);
 
 impl Driver for WithoutClusters {
-    fn name(&self) -> &'static str {
-        "sim"
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.0)
-    }
-
-    fn version(&self) -> Version {
-        self.0.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.0.device_count()
-    }
+    thalweg_driver::wraps!(0);
 
     fn max_active_clusters(&self, _: FunctionHandle, _: Cluster) -> thalweg_driver::Result<u32> {
         Err(thalweg_driver::Error::new(Code::NotSupported, "cuOccupancyMaxActiveClusters", "no room"))

@@ -6,8 +6,8 @@
 //! error and compute wrong gradients.
 
 use super::graph::{Extents, Format, Graph, Overrides, Pointwise, Reduction, Role, TensorIndex, transposed};
-use crate::attention::AttentionShape;
 use crate::library::ElementFormat;
+use crate::library::attention::AttentionShape;
 
 /// The strides of an operand: from one batch, head and position to the next. The elements of a head are contiguous.
 pub(super) type Strides = [i64; 3];

@@ -13,9 +13,9 @@ use super::descriptors::{
 };
 use super::graph::{Format, Pointwise};
 use super::{Cudnn, DeviceState, kept, lock, workspace_of};
-use crate::convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 use crate::cuda::sys::RawStream;
 use crate::library::ElementFormat;
+use crate::library::convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 use crate::{Code, DevicePointer, Error, Result};
 
 const NAME: &str = "cudnnBackendExecute";

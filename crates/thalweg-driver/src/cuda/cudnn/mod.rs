@@ -26,11 +26,13 @@ use self::attention::{Recipe, Strides};
 use self::convolution::{ConvolutionPlan, ConvolutionRecipe};
 use self::descriptors::{Api, Descriptor};
 use self::graph::Role;
-use super::handles::lock;
+use super::objects::handles::lock;
 use super::search::SearchEnvironment;
 use super::sys::RawStream;
-use crate::attention::{AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape};
 use crate::library::ElementFormat;
+use crate::library::attention::{
+    AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
+};
 use crate::{Code, DevicePointer, Error, Result};
 
 #[cfg(test)]

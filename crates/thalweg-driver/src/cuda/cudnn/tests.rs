@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use super::attention::Recipe;
 use super::graph::{Extents, Graph, Operation, Pointwise, Reduction, Role, TensorIndex};
 use crate::DevicePointer;
-use crate::attention::{AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape};
 use crate::library::ElementFormat;
+use crate::library::attention::{
+    AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
+};
 
 fn places(sizes: Extents) -> impl Iterator<Item = Extents> {
     let [a, b, c, d] = sizes;

@@ -3,7 +3,7 @@
 
 use cudarc::cupti::sys as cupti;
 
-use super::super::cupti::{
+use super::super::tools::cupti::{
     self as ours, CopyOrFillRecord, CorrelationRecord, CuptiTable, KernelRecord, PeerCopyRecord, kind,
 };
 use super::*;

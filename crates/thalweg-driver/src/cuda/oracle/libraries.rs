@@ -1,7 +1,7 @@
 //! Numbers of cuBLASLt, cuDNN and NCCL, and the names of errors.
 
 use super::*;
-use crate::cuda::blaslt_epilogue;
+use crate::cuda::blaslt::epilogue;
 
 #[test]
 fn constants_of_the_libraries() {
@@ -19,15 +19,15 @@ fn constants_of_the_libraries() {
             blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
         blaslt::DESCRIPTOR_EPILOGUE_INPUT_FORMAT =>
             blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE;
-        blaslt_epilogue::EPILOGUE_GELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX;
-        blaslt_epilogue::EPILOGUE_GELU_KEPT | blaslt_epilogue::EPILOGUE_BIAS =>
+        epilogue::EPILOGUE_GELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX;
+        epilogue::EPILOGUE_GELU_KEPT | epilogue::EPILOGUE_BIAS =>
             blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-        blaslt_epilogue::EPILOGUE_RELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX;
-        blaslt_epilogue::EPILOGUE_RELU_KEPT | blaslt_epilogue::EPILOGUE_BIAS =>
+        epilogue::EPILOGUE_RELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX;
+        epilogue::EPILOGUE_RELU_KEPT | epilogue::EPILOGUE_BIAS =>
             blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX_BIAS;
-        blaslt_epilogue::EPILOGUE_RELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DRELU;
-        blaslt_epilogue::EPILOGUE_GELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU;
-        blaslt_epilogue::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+        epilogue::EPILOGUE_RELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DRELU;
+        epilogue::EPILOGUE_GELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU;
+        epilogue::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         blaslt::LAYOUT_BATCH_COUNT =>
             blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
         blaslt::LAYOUT_BATCH_OFFSET =>
@@ -42,15 +42,15 @@ fn constants_of_the_libraries() {
         ReductionSchemes::COMPUTE_TYPE.0 =>
             blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         ReductionSchemes::ANY.0 => blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK;
-        blaslt_algorithm::CONFIG_ID => Config::CUBLASLT_ALGO_CONFIG_ID;
-        blaslt_algorithm::CONFIG_TILE => Config::CUBLASLT_ALGO_CONFIG_TILE_ID;
-        blaslt_algorithm::CONFIG_SPLIT_K => Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
-        blaslt_algorithm::CONFIG_REDUCTION => Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
-        blaslt_algorithm::CONFIG_SWIZZLE => Config::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING;
-        blaslt_algorithm::CONFIG_CUSTOM => Config::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION;
-        blaslt_algorithm::CONFIG_STAGES => Config::CUBLASLT_ALGO_CONFIG_STAGES_ID;
-        blaslt_algorithm::CONFIG_INNER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
-        blaslt_algorithm::CONFIG_CLUSTER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+        algorithm::CONFIG_ID => Config::CUBLASLT_ALGO_CONFIG_ID;
+        algorithm::CONFIG_TILE => Config::CUBLASLT_ALGO_CONFIG_TILE_ID;
+        algorithm::CONFIG_SPLIT_K => Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+        algorithm::CONFIG_REDUCTION => Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
+        algorithm::CONFIG_SWIZZLE => Config::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING;
+        algorithm::CONFIG_CUSTOM => Config::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION;
+        algorithm::CONFIG_STAGES => Config::CUBLASLT_ALGO_CONFIG_STAGES_ID;
+        algorithm::CONFIG_INNER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
+        algorithm::CONFIG_CLUSTER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
         ElementFormat::R_32F.0 => blas::cudaDataType::CUDA_R_32F;
         ElementFormat::R_64F.0 => blas::cudaDataType::CUDA_R_64F;
         ElementFormat::R_16F.0 => blas::cudaDataType::CUDA_R_16F;
@@ -67,8 +67,8 @@ fn constants_of_the_libraries() {
         ComputeFormat::F32_EMULATED_BF16X9.0 =>
             blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_EMULATED_16BFX9;
         ComputeFormat::F64.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_64F;
-        super::super::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
-        super::super::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
+        super::super::tools::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
+        super::super::tools::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
     }
 }
 

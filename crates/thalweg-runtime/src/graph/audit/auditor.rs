@@ -22,7 +22,7 @@ use thalweg_driver::{
     CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, CommunicatorId, Copy,
     DependencyUpdate, DevicePointer, Driver, EventHandle, Fill, FunctionHandle, GraphExecHandle,
     GraphNodeHandle, HostFlags, HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
-    ModuleHandle, PoolHandle, Result, StreamHandle, Version,
+    ModuleHandle, PoolHandle, Result, StreamHandle,
 };
 
 use super::counts::Command;
@@ -234,23 +234,9 @@ impl Auditor {
 }
 
 impl Driver for Auditor {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Driver> {
-        Some(&*self.inner)
-    }
+    thalweg_driver::wraps!(inner);
 
     // Calls that are not listed here mean the same in a capture and outside, and are passed to the inner driver.
-
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
-
-    fn device_count(&self) -> u32 {
-        self.inner.device_count()
-    }
 
     // ---- The host waits -------------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use super::search::Library;
 use crate::collective::{Collective, CollectiveOperation, Reduction};
+use crate::cuda::search::Library;
 use crate::library::ElementFormat;
 use crate::{Code, Error, Result};
 
 /// A version of NCCL, as its releases are numbered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Version {
+pub(in crate::cuda) struct Version {
     major: u32,
     minor: u32,
     patch: u32,
@@ -22,7 +22,7 @@ impl Version {
 
     /// Decodes the number that `ncclGetVersion` returns (`NCCL_VERSION`): 2.8 and earlier have one digit for the minor
     /// number.
-    pub(super) const fn of_code(code: u32) -> Self {
+    pub(in crate::cuda) const fn of_code(code: u32) -> Self {
         let unit = if code < 10_000 { 1_000 } else { 10_000 };
         Self::new(code / unit, code % unit / 100, code % 100)
     }
@@ -36,7 +36,7 @@ impl fmt::Display for Version {
 
 /// A feature that not every version of NCCL has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Feature {
+pub(in crate::cuda) enum Feature {
     /// `ncclSend` and `ncclRecv`.
     Messages,
     /// Collectives in CUDA graphs.
@@ -86,7 +86,7 @@ impl Feature {
 
 impl Version {
     /// Returns whether this version has the feature.
-    pub(super) fn has(self, feature: Feature) -> bool {
+    pub(in crate::cuda) fn has(self, feature: Feature) -> bool {
         self >= feature.entry().0
     }
 
@@ -94,7 +94,12 @@ impl Version {
     ///
     /// # Errors
     /// [`Code::NotSupported`] with both versions and what to do.
-    pub(super) fn require(self, feature: Feature, call: &'static str, of: &dyn fmt::Display) -> Result<()> {
+    pub(in crate::cuda) fn require(
+        self,
+        feature: Feature,
+        call: &'static str,
+        of: &dyn fmt::Display,
+    ) -> Result<()> {
         if self.has(feature) {
             return Ok(());
         }
@@ -111,7 +116,7 @@ impl Version {
     ///
     /// # Errors
     /// The errors of [`Version::require`].
-    pub(super) fn allows(self, collective: &Collective, call: &'static str) -> Result<()> {
+    pub(in crate::cuda) fn allows(self, collective: &Collective, call: &'static str) -> Result<()> {
         Feature::of(collective).try_for_each(|feature| self.require(feature, call, &collective.label))
     }
 }

@@ -6,9 +6,12 @@
 //!
 //! This module is a hub: `attention` and `convolution` describe two of its calls, with its element formats.
 
+pub(crate) mod attention;
+pub(crate) mod convolution;
+
+use self::attention::AttentionCall;
+use self::convolution::ConvolutionCall;
 use crate::DevicePointer;
-use crate::attention::AttentionCall;
-use crate::convolution::ConvolutionCall;
 
 /// A call of a vendor library.
 #[derive(Clone, PartialEq, Debug)]

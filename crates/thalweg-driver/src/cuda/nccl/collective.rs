@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::handles::{Entry, lock};
-use super::nccl::{Communicator, Ended, NO_COLOR, Nccl, RawCommunicator, RawId, Waits, data_type};
-use super::nccl_version::Feature;
-use super::objects::Stream;
-use super::state::CudaDriver;
-use super::sys;
+use super::version::Feature;
+use super::{Communicator, Ended, NO_COLOR, Nccl, RawCommunicator, RawId, Waits, data_type};
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
+use crate::cuda::objects::Stream;
+use crate::cuda::objects::handles::{Entry, lock};
+use crate::cuda::state::CudaDriver;
+use crate::cuda::sys;
 use crate::{Code, CommunicatorHandle, Error, Result};
 
 /// The limits of an abort's waits: `grace` for a call that has begun is far longer than one that does not wait for another
@@ -35,17 +35,17 @@ impl Members<'_> {
     }
 }
 
-pub(super) fn aborted(handle: u64, call: &'static str) -> Error {
+pub(in crate::cuda) fn aborted(handle: u64, call: &'static str) -> Error {
     Error::new(Code::InvalidHandle, call, format!("communicator {handle:#x} was aborted"))
 }
 
 impl CudaDriver {
     /// Returns NCCL, or the error of loading it. Loaded at the first call.
-    pub(super) fn nccl(&self) -> Result<&Nccl> {
+    pub(in crate::cuda) fn nccl(&self) -> Result<&Nccl> {
         self.nccl.get_or_init(|| Nccl::load(&self.environment)).as_ref().map_err(Error::clone)
     }
 
-    pub(super) fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
+    pub(in crate::cuda) fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
         let call = "ncclCommInitAll";
         for (rank, device) in devices.iter().enumerate() {
             self.submit(*device)?;
@@ -73,7 +73,7 @@ impl CudaDriver {
         Ok((0..).zip(devices).zip(raw).map(rank).collect())
     }
 
-    pub(super) fn communicator_id(&self) -> Result<CommunicatorId> {
+    pub(in crate::cuda) fn communicator_id(&self) -> Result<CommunicatorId> {
         let nccl = self.nccl()?;
         let mut id = RawId([0; CommunicatorId::BYTES]);
         // SAFETY: there is room for an identifier.
@@ -82,7 +82,7 @@ impl CudaDriver {
         Ok(CommunicatorId(id.0))
     }
 
-    pub(super) fn communicator_join(
+    pub(in crate::cuda) fn communicator_join(
         &self,
         id: &CommunicatorId,
         device: u32,
@@ -108,7 +108,7 @@ impl CudaDriver {
         Ok(CommunicatorHandle::from_raw(handle))
     }
 
-    pub(super) fn communicator_split(
+    pub(in crate::cuda) fn communicator_split(
         &self,
         own: CommunicatorHandle,
         part: &[u32],
@@ -145,7 +145,7 @@ impl CudaDriver {
         Ok(Some(CommunicatorHandle::from_raw(handle)))
     }
 
-    pub(super) fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
+    pub(in crate::cuda) fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
         let call = "ncclCommAbort";
         let rank = self.communicator(communicator.raw(), call)?;
         let device = rank.info.device;
@@ -163,7 +163,11 @@ impl CudaDriver {
     }
 
     /// Returns a communicator that has not been aborted.
-    pub(super) fn communicator(&self, handle: u64, call: &'static str) -> Result<Entry<'_, Communicator>> {
+    pub(in crate::cuda) fn communicator(
+        &self,
+        handle: u64,
+        call: &'static str,
+    ) -> Result<Entry<'_, Communicator>> {
         let rank = self.communicators.get(handle, call)?;
         if rank.is_over() {
             return Err(aborted(handle, call));
@@ -171,11 +175,14 @@ impl CudaDriver {
         Ok(rank)
     }
 
-    pub(super) fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
+    pub(in crate::cuda) fn communicator_info(
+        &self,
+        communicator: CommunicatorHandle,
+    ) -> Result<CommunicatorInfo> {
         Ok(self.communicator(communicator.raw(), "ncclCommUserRank")?.info)
     }
 
-    pub(super) fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
+    pub(in crate::cuda) fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
         self.communicators.remove(communicator.raw(), "ncclCommDestroy", |rank| {
             if rank.is_over() {
                 return Err(aborted(communicator.raw(), "ncclCommDestroy"));
@@ -246,7 +253,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    pub(super) fn collectives_async(&self, group: &[Collective]) -> Result<()> {
+    pub(in crate::cuda) fn collectives_async(&self, group: &[Collective]) -> Result<()> {
         if group.is_empty() {
             return Ok(());
         }

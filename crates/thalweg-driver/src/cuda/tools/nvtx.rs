@@ -9,8 +9,8 @@ use std::ffi::{CString, c_char, c_int};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::search::{Library, OpenLibrary, SearchEnvironment};
-use super::table::function_at;
+use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
+use crate::cuda::table::function_at;
 
 /// The functions of the library.
 #[derive(Clone, Copy)]

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::search::{Library, OpenLibrary, SearchEnvironment};
-use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
+use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
+use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
 use crate::{Code, Error, Result};
 
 /// `CUpti_BuffersCallbackRequestFunc`.
@@ -52,7 +52,7 @@ entry_points! {
 }
 
 /// `CUPTI_ACTIVITY_KIND_MEMCPY` and the others that are read.
-pub(super) mod kind {
+pub(in crate::cuda) mod kind {
     pub(in crate::cuda) const COPY: u32 = 1;
     pub(in crate::cuda) const FILL: u32 = 2;
     pub(in crate::cuda) const DRIVER: u32 = 4;
@@ -74,89 +74,89 @@ const KINDS: [u32; 7] = [
 ];
 
 /// `CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0`.
-pub(super) const OUR_CORRELATION: u32 = 3;
+pub(in crate::cuda) const OUR_CORRELATION: u32 = 3;
 /// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
-pub(super) const FLUSH_FORCED: u32 = 1;
+pub(in crate::cuda) const FLUSH_FORCED: u32 = 1;
 /// `CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED`.
-pub(super) const MULTIPLE_SUBSCRIBERS: u32 = 39;
+pub(in crate::cuda) const MULTIPLE_SUBSCRIBERS: u32 = 39;
 
 /// `CUpti_ActivityKernel10`, its first fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct KernelRecord {
-    pub(super) kind: u32,
-    pub(super) cache_config: u8,
-    pub(super) shared_memory_config: u8,
-    pub(super) registers_per_thread: u16,
-    pub(super) partitioned: [u32; 2],
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) completed: u64,
-    pub(super) device: u32,
-    pub(super) context: u32,
-    pub(super) stream: u32,
-    pub(super) grid: [u32; 3],
-    pub(super) block: [u32; 3],
-    pub(super) static_shared_memory: u32,
-    pub(super) dynamic_shared_memory: u32,
-    pub(super) local_memory: [u32; 2],
-    pub(super) correlation: u32,
-    pub(super) grid_id: i64,
-    pub(super) name: *const c_char,
-    pub(super) reserved: *mut c_void,
-    pub(super) queued: u64,
-    pub(super) submitted: u64,
-    pub(super) launch: [u8; 4],
-    pub(super) shared_memory_executed: u32,
-    pub(super) graph_node: u64,
+pub(in crate::cuda) struct KernelRecord {
+    pub(in crate::cuda) kind: u32,
+    pub(in crate::cuda) cache_config: u8,
+    pub(in crate::cuda) shared_memory_config: u8,
+    pub(in crate::cuda) registers_per_thread: u16,
+    pub(in crate::cuda) partitioned: [u32; 2],
+    pub(in crate::cuda) start: u64,
+    pub(in crate::cuda) end: u64,
+    pub(in crate::cuda) completed: u64,
+    pub(in crate::cuda) device: u32,
+    pub(in crate::cuda) context: u32,
+    pub(in crate::cuda) stream: u32,
+    pub(in crate::cuda) grid: [u32; 3],
+    pub(in crate::cuda) block: [u32; 3],
+    pub(in crate::cuda) static_shared_memory: u32,
+    pub(in crate::cuda) dynamic_shared_memory: u32,
+    pub(in crate::cuda) local_memory: [u32; 2],
+    pub(in crate::cuda) correlation: u32,
+    pub(in crate::cuda) grid_id: i64,
+    pub(in crate::cuda) name: *const c_char,
+    pub(in crate::cuda) reserved: *mut c_void,
+    pub(in crate::cuda) queued: u64,
+    pub(in crate::cuda) submitted: u64,
+    pub(in crate::cuda) launch: [u8; 4],
+    pub(in crate::cuda) shared_memory_executed: u32,
+    pub(in crate::cuda) graph_node: u64,
 }
 
 /// `CUpti_ActivityMemcpy6` and `CUpti_ActivityMemset4`, their first fields. The fields that are read have the same offsets
 /// in both.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct CopyOrFillRecord {
-    pub(super) kind: u32,
-    pub(super) kinds_or_value: [u8; 4],
-    pub(super) bytes: u64,
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) device: u32,
-    pub(super) context: u32,
-    pub(super) stream: u32,
-    pub(super) correlation: u32,
-    pub(super) rest: [u32; 2],
-    pub(super) reserved: *mut c_void,
-    pub(super) graph_node: u64,
+pub(in crate::cuda) struct CopyOrFillRecord {
+    pub(in crate::cuda) kind: u32,
+    pub(in crate::cuda) kinds_or_value: [u8; 4],
+    pub(in crate::cuda) bytes: u64,
+    pub(in crate::cuda) start: u64,
+    pub(in crate::cuda) end: u64,
+    pub(in crate::cuda) device: u32,
+    pub(in crate::cuda) context: u32,
+    pub(in crate::cuda) stream: u32,
+    pub(in crate::cuda) correlation: u32,
+    pub(in crate::cuda) rest: [u32; 2],
+    pub(in crate::cuda) reserved: *mut c_void,
+    pub(in crate::cuda) graph_node: u64,
 }
 
 /// `CUpti_ActivityMemcpyPtoP4`, its first fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct PeerCopyRecord {
-    pub(super) kind: u32,
-    pub(super) kinds_and_flags: [u8; 4],
-    pub(super) bytes: u64,
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) device: u32,
-    pub(super) context: u32,
-    pub(super) stream: u32,
-    pub(super) devices_and_contexts: [u32; 4],
-    pub(super) correlation: u32,
-    pub(super) reserved: *mut c_void,
-    pub(super) graph_node: u64,
+pub(in crate::cuda) struct PeerCopyRecord {
+    pub(in crate::cuda) kind: u32,
+    pub(in crate::cuda) kinds_and_flags: [u8; 4],
+    pub(in crate::cuda) bytes: u64,
+    pub(in crate::cuda) start: u64,
+    pub(in crate::cuda) end: u64,
+    pub(in crate::cuda) device: u32,
+    pub(in crate::cuda) context: u32,
+    pub(in crate::cuda) stream: u32,
+    pub(in crate::cuda) devices_and_contexts: [u32; 4],
+    pub(in crate::cuda) correlation: u32,
+    pub(in crate::cuda) reserved: *mut c_void,
+    pub(in crate::cuda) graph_node: u64,
 }
 
 /// `CUpti_ActivityExternalCorrelation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct CorrelationRecord {
-    pub(super) kind: u32,
-    pub(super) external_kind: u32,
-    pub(super) external: u64,
-    pub(super) correlation: u32,
-    pub(super) reserved: u32,
+pub(in crate::cuda) struct CorrelationRecord {
+    pub(in crate::cuda) kind: u32,
+    pub(in crate::cuda) external_kind: u32,
+    pub(in crate::cuda) external: u64,
+    pub(in crate::cuda) correlation: u32,
+    pub(in crate::cuda) reserved: u32,
 }
 
 /// An activity with the library's numbers and times.
@@ -392,7 +392,7 @@ impl Clock {
 }
 
 /// The library, loaded.
-pub(super) struct Cupti {
+pub(in crate::cuda) struct Cupti {
     table: &'static CuptiTable,
     error_text: Option<unsafe extern "C" fn(u32, *mut *const c_char) -> u32>,
     /// The subscriber while tracing is on.
@@ -406,7 +406,7 @@ impl fmt::Debug for Cupti {
 }
 
 impl Cupti {
-    pub(super) fn load(environment: &SearchEnvironment) -> Result<Self> {
+    pub(in crate::cuda) fn load(environment: &SearchEnvironment) -> Result<Self> {
         let library = OpenLibrary::open(Library::Cupti, environment, "cuptiSubscribe")?;
         let symbol = |name: &CStr| library.symbol(name);
         // SAFETY: the signatures are those that `cupti_activity.h`, `cupti_callbacks.h` and `cupti_result.h` declare for these symbols; an

@@ -8,10 +8,10 @@
 use std::ffi::{c_char, c_uint};
 use std::fmt;
 
-use super::context::Device;
-use super::search::{Library, OpenLibrary, SearchEnvironment};
-use super::table::{CallStatus, entry_points};
 use crate::Result;
+use crate::cuda::context::Device;
+use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
+use crate::cuda::table::{CallStatus, entry_points};
 
 entry_points! {
     /// libnvidia-ml.

@@ -15,14 +15,18 @@
 //! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock; if both are
 //! needed, the executable's is taken first.
 
+pub(super) mod conditional;
+mod description;
+mod update;
+
 use std::sync::{Mutex, MutexGuard};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::handles::lock;
-use super::objects::{Graph, GraphExec, Stream, UnderConstruction};
-use super::state::CudaDriver;
-use super::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
+use crate::cuda::objects::handles::lock;
+use crate::cuda::objects::{Graph, GraphExec, Stream, UnderConstruction};
+use crate::cuda::state::CudaDriver;
+use crate::cuda::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
 use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
 
@@ -53,7 +57,7 @@ impl RawInfo {
     }
 }
 
-pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
+pub(in crate::cuda) const fn mode_number(mode: CaptureMode) -> u32 {
     match mode {
         CaptureMode::Global => sys::MODE_GLOBAL,
         CaptureMode::ThreadLocal => sys::MODE_THREAD_LOCAL,
@@ -61,14 +65,14 @@ pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
     }
 }
 
-pub(super) fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
+pub(in crate::cuda) fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
     GraphNodeHandle::from_raw(node.0 as u64)
 }
 
 impl CudaDriver {
     /// Returns the `CUstreamCaptureStatus` of a stream, whose device has been entered.
     #[inline]
-    pub(super) fn capture_status(&self, stream: &Stream, call: &'static str) -> Result<u32> {
+    pub(in crate::cuda) fn capture_status(&self, stream: &Stream, call: &'static str) -> Result<u32> {
         let mut status = sys::CAPTURE_NONE;
         // SAFETY: the stream is looked up; writes one number.
         let outcome = unsafe { self.cuda.table.stream_is_capturing(stream.raw, &raw mut status) };
@@ -78,7 +82,7 @@ impl CudaDriver {
 
     /// Returns the graph that the stream captures into, if it captures. The graph lives while the caller has the lock of
     /// the captures.
-    pub(super) fn graph_under_construction(&self, stream: &Stream) -> Result<Option<RawGraph>> {
+    pub(in crate::cuda) fn graph_under_construction(&self, stream: &Stream) -> Result<Option<RawGraph>> {
         if self.capture_status(stream, "cuStreamIsCapturing")? != sys::CAPTURE_ACTIVE {
             return Ok(None);
         }
@@ -124,7 +128,11 @@ impl CudaDriver {
         Ok(RawInfo { status, id, graph, nodes, count })
     }
 
-    pub(super) fn stream_begin_capture(&self, handle: StreamHandle, mode: CaptureMode) -> Result<()> {
+    pub(in crate::cuda) fn stream_begin_capture(
+        &self,
+        handle: StreamHandle,
+        mode: CaptureMode,
+    ) -> Result<()> {
         let stream = self.streams.get(handle.raw(), "cuStreamBeginCapture")?;
         self.submit_on(&stream)?;
         let _captures = lock(&self.captures);
@@ -135,7 +143,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    pub(super) fn stream_end_capture(&self, handle: StreamHandle) -> Result<GraphHandle> {
+    pub(in crate::cuda) fn stream_end_capture(&self, handle: StreamHandle) -> Result<GraphHandle> {
         let call = "cuStreamEndCapture";
         let stream = self.streams.get(handle.raw(), call)?;
         self.enter_stream(&stream)?;
@@ -187,7 +195,7 @@ impl CudaDriver {
     }
 
     /// Records that a capture into a body has begun on a stream.
-    pub(super) fn body_is_captured(
+    pub(in crate::cuda) fn body_is_captured(
         &self,
         stream: &Stream,
         handle: StreamHandle,
@@ -201,7 +209,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    pub(super) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
+    pub(in crate::cuda) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
         let call = "cuStreamGetCaptureInfo";
         {
             // Allocators ask this all the time, and the answer is nearly always no.
@@ -237,7 +245,7 @@ impl CudaDriver {
         Ok(CaptureInfo { status, id: info.id, graph: Some(graph.handle), dependencies })
     }
 
-    pub(super) fn stream_update_capture_dependencies(
+    pub(in crate::cuda) fn stream_update_capture_dependencies(
         &self,
         stream: StreamHandle,
         dependencies: &[GraphNodeHandle],
@@ -282,7 +290,7 @@ impl CudaDriver {
         self.cuda.check(outcome, || format!("{count} dependencies"))
     }
 
-    pub(super) fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+    pub(in crate::cuda) fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         let mut number = mode_number(mode);
         // SAFETY: swaps a number of this thread with the one in `number`.
         let outcome = unsafe { self.cuda.table.exchange_capture_mode(&raw mut number) };
@@ -296,7 +304,7 @@ impl CudaDriver {
 
     /// Checks a looked-up graph for a call that uses it, and enters its device. The guard of the captures keeps the capture
     /// that builds it, or the graph that contains it as a body, from ending.
-    pub(super) fn check_alive(
+    pub(in crate::cuda) fn check_alive(
         &self,
         graph: &Graph,
         call: &'static str,
@@ -319,7 +327,11 @@ impl CudaDriver {
 
     /// Returns the capture that builds a graph, or the graph that contains it as a body, and the stream through which that
     /// capture is known.
-    pub(super) fn builder(&self, graph: &Graph, call: &'static str) -> Result<Option<(u64, StreamHandle)>> {
+    pub(in crate::cuda) fn builder(
+        &self,
+        graph: &Graph,
+        call: &'static str,
+    ) -> Result<Option<(u64, StreamHandle)>> {
         match graph.root {
             Some(root) => self.builder_of_root(root, call),
             None => Ok(*lock(&graph.capture)),
@@ -327,7 +339,7 @@ impl CudaDriver {
     }
 
     /// Refuses a graph that a capture builds, and a body.
-    pub(super) fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
+    pub(in crate::cuda) fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
         let detail = if graph.is_under_construction() {
             "the graph belongs to a capture: end the capture first"
         } else if graph.root.is_some() {
@@ -347,7 +359,7 @@ impl CudaDriver {
         Err(Error::new(Code::IllegalState, call, detail))
     }
 
-    pub(super) fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
+    pub(in crate::cuda) fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
         let table = &self.cuda.table;
         let mut count = 0_usize;
         // SAFETY: the graph is alive; with no array only the count is written.
@@ -364,7 +376,7 @@ impl CudaDriver {
     }
 
     /// Returns whether a finished graph has this node.
-    pub(super) fn has_node(&self, graph: &Graph, node: RawGraphNode) -> Result<bool> {
+    pub(in crate::cuda) fn has_node(&self, graph: &Graph, node: RawGraphNode) -> Result<bool> {
         if let Some(nodes) = graph.nodes.get() {
             return Ok(nodes.contains(&node));
         }
@@ -372,7 +384,7 @@ impl CudaDriver {
         Ok(graph.nodes.get_or_init(|| nodes).contains(&node))
     }
 
-    pub(super) fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
+    pub(in crate::cuda) fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
         let table = &self.cuda.table;
         let null = std::ptr::null_mut::<RawGraphNode>();
         let mut count = 0_usize;
@@ -403,7 +415,7 @@ impl CudaDriver {
         Ok(from.into_iter().zip(to).take(count).collect())
     }
 
-    pub(super) fn graph_node_predecessors(
+    pub(in crate::cuda) fn graph_node_predecessors(
         &self,
         graph: GraphHandle,
         node: GraphNodeHandle,
@@ -453,7 +465,7 @@ impl CudaDriver {
         }
     }
 
-    pub(super) fn graph_destroy(&self, handle: GraphHandle) -> Result<()> {
+    pub(in crate::cuda) fn graph_destroy(&self, handle: GraphHandle) -> Result<()> {
         let call = "cuGraphDestroy";
         self.graphs.remove(handle.raw(), call, |graph| {
             Self::check_finished(graph, call)?;
@@ -471,7 +483,11 @@ impl CudaDriver {
         })
     }
 
-    pub(super) fn graph_instantiate(&self, template: GraphHandle, device: u32) -> Result<GraphExecHandle> {
+    pub(in crate::cuda) fn graph_instantiate(
+        &self,
+        template: GraphHandle,
+        device: u32,
+    ) -> Result<GraphExecHandle> {
         let call = "cuGraphInstantiate";
         let graph = self.graphs.get(template.raw(), call)?;
         self.enter(device)?;
@@ -491,7 +507,7 @@ impl CudaDriver {
         Ok(GraphExecHandle::from_raw(self.execs.insert(exec)))
     }
 
-    pub(super) fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
+    pub(in crate::cuda) fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
         self.execs.remove(exec.raw(), "cuGraphExecDestroy", |exec| {
             self.enter(exec.device)?;
             // SAFETY: the executable is this driver's, and nothing else holds its entry. If it is running, the driver frees
@@ -501,7 +517,7 @@ impl CudaDriver {
         })
     }
 
-    pub(super) fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+    pub(in crate::cuda) fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
         let call = "cuGraphLaunch";
         let exec = self.execs.get(exec.raw(), call)?;
         let stream = self.streams.get(stream.raw(), call)?;

@@ -13,12 +13,12 @@
 
 use std::sync::Mutex;
 
-use super::graph::handle_of;
-use super::handles::lock;
-use super::objects::{Condition, ConditionalNode, Family, Graph};
-use super::state::CudaDriver;
-use super::sys::{self, ConditionalNodeParameters, RawGraph, RawGraphNode};
+use super::handle_of;
 use crate::command::{Label, Launch, LaunchMode};
+use crate::cuda::objects::handles::lock;
+use crate::cuda::objects::{Condition, ConditionalNode, Family, Graph};
+use crate::cuda::state::CudaDriver;
+use crate::cuda::sys::{self, ConditionalNodeParameters, RawGraph, RawGraphNode};
 use crate::graph::{CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::module::Image;
 use crate::properties::{ConditionalSupport, Version};
@@ -62,7 +62,7 @@ const PTX: &str = concat!(
 );
 
 /// Returns the conditional nodes that a driver of this version supports.
-pub(super) fn support(version: Version) -> ConditionalSupport {
+pub(in crate::cuda) fn support(version: Version) -> ConditionalSupport {
     ConditionalSupport {
         if_and_while: version >= Version { major: 12, minor: 4 },
         else_and_switch: version >= Version { major: 12, minor: 8 },
@@ -108,7 +108,11 @@ impl CudaDriver {
         Ok(Captured { graph, root, device, dependencies: info.dependencies })
     }
 
-    pub(super) fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
+    pub(in crate::cuda) fn condition_create(
+        &self,
+        stream: StreamHandle,
+        initial: u32,
+    ) -> Result<ConditionHandle> {
         let call = "cuGraphConditionalHandleCreate";
         self.check_support(None, call)?;
         let Captured { graph, root, device, .. } = self.captured_graph(stream, call)?;
@@ -148,7 +152,7 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidValue, call, detail))
     }
 
-    pub(super) fn condition_set_async(
+    pub(in crate::cuda) fn condition_set_async(
         &self,
         stream: StreamHandle,
         condition: ConditionHandle,
@@ -203,7 +207,7 @@ impl CudaDriver {
         Ok(functions[position.expect("each format has its kernel")])
     }
 
-    pub(super) fn conditional_node_add(
+    pub(in crate::cuda) fn conditional_node_add(
         &self,
         stream: StreamHandle,
         condition: ConditionHandle,
@@ -290,7 +294,7 @@ impl CudaDriver {
         Ok((handle_of(node), bodies))
     }
 
-    pub(super) fn stream_begin_capture_to_graph(
+    pub(in crate::cuda) fn stream_begin_capture_to_graph(
         &self,
         handle: StreamHandle,
         body: GraphHandle,
@@ -326,7 +330,7 @@ impl CudaDriver {
                 std::ptr::null(),
                 std::ptr::null(),
                 0,
-                super::graph::mode_number(mode),
+                crate::cuda::graph::mode_number(mode),
             )
         };
         self.cuda.check(outcome, || format!("a {mode:?} capture of a body on device {}", stream.device))?;
@@ -336,7 +340,7 @@ impl CudaDriver {
     }
 
     /// Returns the capture that builds a root with bodies, if one still does.
-    pub(super) fn builder_of_root(
+    pub(in crate::cuda) fn builder_of_root(
         &self,
         root: GraphHandle,
         call: &'static str,
@@ -348,7 +352,7 @@ impl CudaDriver {
     }
 
     /// Records that the capture that built a graph has ended, well or not. Returns the family of a graph that failed.
-    pub(super) fn family_is_built(&self, graph: GraphHandle, is_well: bool) -> Option<Family> {
+    pub(in crate::cuda) fn family_is_built(&self, graph: GraphHandle, is_well: bool) -> Option<Family> {
         let mut families = lock(&self.families);
         if !is_well {
             return families.remove(&graph);
@@ -360,13 +364,13 @@ impl CudaDriver {
     }
 
     /// Drops the bodies and conditions of a root that is being destroyed.
-    pub(super) fn drop_family(&self, root: GraphHandle, call: &'static str) {
+    pub(in crate::cuda) fn drop_family(&self, root: GraphHandle, call: &'static str) {
         let family = lock(&self.families).remove(&root);
         self.end_family(family, call);
     }
 
     /// Ends the handles of a family. Waits for the calls that use them.
-    pub(super) fn end_family(&self, family: Option<Family>, call: &'static str) {
+    pub(in crate::cuda) fn end_family(&self, family: Option<Family>, call: &'static str) {
         let Some(Family { conditions, bodies, .. }) = family else { return };
         // Only this function removes them, so they exist.
         for condition in conditions {
@@ -378,7 +382,7 @@ impl CudaDriver {
     }
 
     /// Records that the capture of a body of the root failed.
-    pub(super) fn body_failed(&self, root: GraphHandle) {
+    pub(in crate::cuda) fn body_failed(&self, root: GraphHandle) {
         if let Some(family) = lock(&self.families).get_mut(&root) {
             family.is_broken = true;
         }
@@ -386,7 +390,7 @@ impl CudaDriver {
 
     /// Refuses a root with a body whose capture failed. The driver has freed that body, and the root still points to it:
     /// destroying or instantiating the root crashes (seen with driver 580.159).
-    pub(super) fn check_intact(&self, root: GraphHandle, call: &'static str) -> Result<()> {
+    pub(in crate::cuda) fn check_intact(&self, root: GraphHandle, call: &'static str) -> Result<()> {
         if !lock(&self.families).get(&root).is_some_and(|family| family.is_broken) {
             return Ok(());
         }
@@ -395,7 +399,11 @@ impl CudaDriver {
     }
 
     /// Returns whether a body of the root is being captured.
-    pub(super) fn is_family_under_construction(&self, root: GraphHandle, call: &'static str) -> bool {
+    pub(in crate::cuda) fn is_family_under_construction(
+        &self,
+        root: GraphHandle,
+        call: &'static str,
+    ) -> bool {
         let bodies = lock(&self.families).get(&root).map(|family| family.bodies.clone()).unwrap_or_default();
         bodies
             .iter()

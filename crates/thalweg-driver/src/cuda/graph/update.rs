@@ -5,12 +5,12 @@
 
 use std::ffi::c_uint;
 
-use super::graph::handle_of;
-use super::handles::lock;
-use super::module::{Passed, describe};
-use super::state::CudaDriver;
-use super::sys::{self, KernelNodeParameters, RawContext, RawGraphNode, RawKernel, UpdateResult};
+use super::handle_of;
 use crate::command::Launch;
+use crate::cuda::module::{Passed, describe};
+use crate::cuda::objects::handles::lock;
+use crate::cuda::state::CudaDriver;
+use crate::cuda::sys::{self, KernelNodeParameters, RawContext, RawGraphNode, RawKernel, UpdateResult};
 use crate::graph::{GraphExecUpdate, UpdateReason, UpdateRefusal};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result};
 
@@ -30,7 +30,7 @@ const fn reason(number: c_uint) -> UpdateReason {
 }
 
 impl CudaDriver {
-    pub(super) fn graph_exec_update(
+    pub(in crate::cuda) fn graph_exec_update(
         &self,
         exec: GraphExecHandle,
         graph: GraphHandle,
@@ -68,7 +68,7 @@ impl CudaDriver {
         Ok(GraphExecUpdate::Updated)
     }
 
-    pub(super) fn graph_exec_kernel_node_set_params(
+    pub(in crate::cuda) fn graph_exec_kernel_node_set_params(
         &self,
         exec: GraphExecHandle,
         node: GraphNodeHandle,

@@ -16,20 +16,20 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::context::Cuda;
-use super::sys;
 use crate::anonymous::Anonymous;
+use crate::cuda::context::Cuda;
+use crate::cuda::sys;
 use crate::{Code, Error, HostPointer, Result};
 
 /// One allocation of pinned memory. Dropping it unpins nothing: see [`PinnedBlock::free`].
 #[derive(Debug)]
-pub(super) struct PinnedBlock {
-    pub(super) start: u64,
+pub(in crate::cuda) struct PinnedBlock {
+    pub(in crate::cuda) start: u64,
     bytes: u64,
     /// Memory of the process that the driver pinned; `None` if the driver allocated the block.
     registered: Option<Anonymous>,
     /// A bit for each device whose streams copied from or to it; the last bit is for all further devices.
-    pub(super) used_by: AtomicU64,
+    pub(in crate::cuda) used_by: AtomicU64,
 }
 
 impl PinnedBlock {
@@ -39,7 +39,7 @@ impl PinnedBlock {
 
     /// Records that a stream of the device is about to copy from or to the block.
     #[inline]
-    pub(super) fn note_use(&self, device: u32) {
+    pub(in crate::cuda) fn note_use(&self, device: u32) {
         let bit = bit_of(device);
         if self.used_by.load(Ordering::Relaxed) & bit == 0 {
             self.used_by.fetch_or(bit, Ordering::Relaxed);
@@ -47,7 +47,7 @@ impl PinnedBlock {
     }
 
     /// Allocates in the current context, for all devices. Zeroed.
-    pub(super) fn allocate(cuda: &Cuda, bytes: u64, write_combined: bool) -> Result<Self> {
+    pub(in crate::cuda) fn allocate(cuda: &Cuda, bytes: u64, write_combined: bool) -> Result<Self> {
         let mut pointer: *mut c_void = std::ptr::null_mut();
         let flags = sys::HOST_PORTABLE | if write_combined { sys::HOST_WRITE_COMBINED } else { 0 };
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -60,7 +60,7 @@ impl PinnedBlock {
     }
 
     /// Allocates memory from the system, lets several threads touch it, and pins it, for all devices. Zeroed.
-    pub(super) fn register(cuda: &Cuda, bytes: u64, prefault_threads: u32) -> Result<Self> {
+    pub(in crate::cuda) fn register(cuda: &Cuda, bytes: u64, prefault_threads: u32) -> Result<Self> {
         let what = || format!("{bytes} bytes of pinned host memory, touched by {prefault_threads} threads");
         let mut memory = Anonymous::new(bytes).map_err(|error| {
             Error::new(Code::OutOfMemory, "cuMemHostRegister", format!("{}: {error}", what()))
@@ -75,17 +75,17 @@ impl PinnedBlock {
     }
 
     /// Returns the address for the driver.
-    pub(super) const fn pointer(&self) -> *mut c_void {
+    pub(in crate::cuda) const fn pointer(&self) -> *mut c_void {
         self.start as *mut c_void
     }
 
-    pub(super) const fn bytes(&self) -> u64 {
+    pub(in crate::cuda) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Frees the memory. The caller has the only share of the block, drops it on success, and has waited for the devices
     /// that use it.
-    pub(super) fn free(&self, cuda: &Cuda) -> Result<()> {
+    pub(in crate::cuda) fn free(&self, cuda: &Cuda) -> Result<()> {
         // SAFETY: `host_allocate` returned this pointer. No host access or captured graph uses the block, because nothing
         // else has a share of it, and queued copies are done.
         let outcome = unsafe {
@@ -98,7 +98,7 @@ impl PinnedBlock {
     }
 
     /// Copies out of the block, which must contain the range.
-    pub(super) fn read(&self, offset: u64, target: &mut [u8]) {
+    pub(in crate::cuda) fn read(&self, offset: u64, target: &mut [u8]) {
         self.assert_inside(offset, target.len());
         let mut address = self.start + offset;
         let head = ((8 - address % 8) % 8).min(target.len() as u64) as usize;
@@ -119,7 +119,7 @@ impl PinnedBlock {
     }
 
     /// Copies into the block, which must contain the range.
-    pub(super) fn write(&self, offset: u64, source: &[u8]) {
+    pub(in crate::cuda) fn write(&self, offset: u64, source: &[u8]) {
         self.assert_inside(offset, source.len());
         let mut address = self.start + offset;
         let head = ((8 - address % 8) % 8).min(source.len() as u64) as usize;
@@ -140,7 +140,13 @@ impl PinnedBlock {
     }
 
     /// Copies from one block to another, or within one.
-    pub(super) fn copy(source: &Self, source_offset: u64, target: &Self, target_offset: u64, bytes: u64) {
+    pub(in crate::cuda) fn copy(
+        source: &Self,
+        source_offset: u64,
+        target: &Self,
+        target_offset: u64,
+        bytes: u64,
+    ) {
         let mut buffer = [0_u8; 4096];
         let mut done = 0;
         // Overlapping ranges are copied as the copy engine does: front to back.
@@ -173,20 +179,20 @@ impl PinnedBlock {
     }
 }
 
-pub(super) const fn bit_of(device: u32) -> u64 {
+pub(in crate::cuda) const fn bit_of(device: u32) -> u64 {
     1 << if device < 63 { device } else { 63 }
 }
 
 /// The live blocks by address, and those that were freed while in use.
 #[derive(Default)]
-pub(super) struct Pinned {
-    pub(super) live: RwLock<BTreeMap<u64, Arc<PinnedBlock>>>,
-    pub(super) retired: Mutex<Vec<Arc<PinnedBlock>>>,
+pub(in crate::cuda) struct Pinned {
+    pub(in crate::cuda) live: RwLock<BTreeMap<u64, Arc<PinnedBlock>>>,
+    pub(in crate::cuda) retired: Mutex<Vec<Arc<PinnedBlock>>>,
 }
 
 impl Pinned {
     /// Returns the block that contains `[pointer, pointer + bytes)`, and the offset in it.
-    pub(super) fn find(
+    pub(in crate::cuda) fn find(
         &self,
         pointer: HostPointer,
         bytes: u64,

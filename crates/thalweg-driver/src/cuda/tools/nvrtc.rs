@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::search::{Library, OpenLibrary, SearchEnvironment, load_beside};
-use super::table::{CallStatus, entry_points, function_at, text_at};
+use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment, load_beside};
+use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
 use crate::{Code, ComputeCapability, Error, Result, Version};
 
 entry_points! {
@@ -32,9 +32,9 @@ entry_points! {
 }
 
 /// `NVRTC_ERROR_COMPILATION`: the source is invalid, and the log contains the reasons.
-pub(super) const ERROR_COMPILATION: u32 = 6;
+pub(in crate::cuda) const ERROR_COMPILATION: u32 = 6;
 /// `NVRTC_ERROR_INVALID_OPTION`: an option is invalid, and the log contains the reason.
-pub(super) const ERROR_INVALID_OPTION: u32 = 5;
+pub(in crate::cuda) const ERROR_INVALID_OPTION: u32 = 5;
 
 /// The target that code is compiled for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

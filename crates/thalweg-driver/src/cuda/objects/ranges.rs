@@ -11,7 +11,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The call that created a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum RangeKind {
+pub(in crate::cuda) enum RangeKind {
     /// `memory_allocate`.
     Plain,
     /// `memory_allocate_managed`.
@@ -31,15 +31,15 @@ pub(super) enum RangeKind {
 
 /// A range of device addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Range {
-    pub(super) bytes: u64,
-    pub(super) kind: RangeKind,
-    pub(super) device: u32,
+pub(in crate::cuda) struct Range {
+    pub(in crate::cuda) bytes: u64,
+    pub(in crate::cuda) kind: RangeKind,
+    pub(in crate::cuda) device: u32,
 }
 
 /// The result of a lookup of a caller's range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Lookup {
+pub(in crate::cuda) enum Lookup {
     /// The range is inside one of ours.
     Inside,
     /// The range begins in one of ours and ends outside it, or nothing is mapped there.
@@ -50,7 +50,7 @@ pub(super) enum Lookup {
 
 /// All ranges that the driver allocated, and the mappings in reserved ones.
 #[derive(Default)]
-pub(super) struct Ranges {
+pub(in crate::cuda) struct Ranges {
     ranges: RwLock<BTreeMap<u64, Range>>,
     mappings: RwLock<Mappings>,
 }
@@ -110,18 +110,18 @@ impl Ranges {
         self.ranges.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn insert(&self, start: u64, range: Range) {
+    pub(in crate::cuda) fn insert(&self, start: u64, range: Range) {
         self.write().insert(start, range);
     }
 
     /// Removes the range that starts there, if `wanted` accepts it. If two callers race, one of them gets it.
-    pub(super) fn take(&self, start: u64, wanted: impl FnOnce(&Range) -> bool) -> Option<Range> {
+    pub(in crate::cuda) fn take(&self, start: u64, wanted: impl FnOnce(&Range) -> bool) -> Option<Range> {
         let mut ranges = self.write();
         wanted(ranges.get(&start)?).then(|| ranges.remove(&start)).flatten()
     }
 
     /// Returns whether `[start, start + bytes)` is in a range. Of a reserved range, only the mapped part is memory.
-    pub(super) fn look_up(&self, start: u64, bytes: u64) -> Lookup {
+    pub(in crate::cuda) fn look_up(&self, start: u64, bytes: u64) -> Lookup {
         let ranges = self.read();
         match ranges.range(..=start).next_back() {
             Some((&first, range)) if start - first < range.bytes => {
@@ -147,12 +147,12 @@ impl Ranges {
     }
 
     /// Returns the range that starts there.
-    pub(super) fn starting_at(&self, start: u64) -> Option<Range> {
+    pub(in crate::cuda) fn starting_at(&self, start: u64) -> Option<Range> {
         self.read().get(&start).copied()
     }
 
     /// Returns the range that contains `[start, start + bytes)`.
-    pub(super) fn around(&self, start: u64, bytes: u64) -> Option<Range> {
+    pub(in crate::cuda) fn around(&self, start: u64, bytes: u64) -> Option<Range> {
         let ranges = self.read();
         let (&first, range) = ranges.range(..=start).next_back()?;
         let offset = start - first;
@@ -160,7 +160,7 @@ impl Ranges {
     }
 
     /// Records that memory of another process was opened there. It may be open already.
-    pub(super) fn open(&self, start: u64, range: Range) {
+    pub(in crate::cuda) fn open(&self, start: u64, range: Range) {
         let mut ranges = self.write();
         match ranges.get_mut(&start).map(|known| &mut known.kind) {
             Some(RangeKind::Ipc { opened }) => *opened += 1,
@@ -169,7 +169,7 @@ impl Ranges {
     }
 
     /// Records that memory of another process that starts there was closed once.
-    pub(super) fn close(&self, start: u64) -> Option<Range> {
+    pub(in crate::cuda) fn close(&self, start: u64) -> Option<Range> {
         let mut ranges = self.write();
         let range = ranges.get_mut(&start)?;
         let closed = *range;
@@ -182,16 +182,16 @@ impl Ranges {
     }
 
     /// Returns whether the range is inside a reserved one.
-    pub(super) fn is_reserved(&self, start: u64, bytes: u64) -> bool {
+    pub(in crate::cuda) fn is_reserved(&self, start: u64, bytes: u64) -> bool {
         self.around(start, bytes).is_some_and(|range| range.kind == RangeKind::Reserved)
     }
 
-    pub(super) fn note_mapping(&self, start: u64, bytes: u64) {
+    pub(in crate::cuda) fn note_mapping(&self, start: u64, bytes: u64) {
         self.write_mappings().add(start, bytes);
     }
 
     /// Returns whether `[start, start + bytes)` consists of entire mappings.
-    pub(super) fn is_whole_mappings(&self, start: u64, bytes: u64) -> bool {
+    pub(in crate::cuda) fn is_whole_mappings(&self, start: u64, bytes: u64) -> bool {
         let mappings = self.read_mappings();
         let mut next = start;
         for (&first, &length) in mappings.lengths.range(start..start.saturating_add(bytes)) {
@@ -204,12 +204,12 @@ impl Ranges {
     }
 
     /// Removes the mappings in the range, which consists of entire ones.
-    pub(super) fn forget_mappings(&self, start: u64, bytes: u64) {
+    pub(in crate::cuda) fn forget_mappings(&self, start: u64, bytes: u64) {
         self.write_mappings().remove(start, bytes);
     }
 
     /// Returns whether anything is mapped in the range.
-    pub(super) fn has_mapping(&self, start: u64, bytes: u64) -> bool {
+    pub(in crate::cuda) fn has_mapping(&self, start: u64, bytes: u64) -> bool {
         self.read_mappings().lengths.range(start..start.saturating_add(bytes)).next().is_some()
     }
 }

@@ -2,17 +2,21 @@
 //! without intermediate copies.
 
 use super::collective::aborted;
-use super::handles::lock;
-use super::memory::{non_zero, size};
-use super::nccl::{Communicator, Nccl, Registered, SYMMETRIC};
-use super::nccl_version::Feature;
-use super::ranges::{Range, RangeKind};
-use super::state::CudaDriver;
+use super::version::Feature;
+use super::{Communicator, Nccl, Registered, SYMMETRIC};
 use crate::collective::Registration;
+use crate::cuda::memory::{non_zero, size};
+use crate::cuda::objects::handles::lock;
+use crate::cuda::objects::ranges::{Range, RangeKind};
+use crate::cuda::state::CudaDriver;
 use crate::{Code, CommunicatorHandle, DevicePointer, Error, Result};
 
 impl CudaDriver {
-    pub(super) fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+    pub(in crate::cuda) fn memory_allocate_collective(
+        &self,
+        device: u32,
+        bytes: u64,
+    ) -> Result<DevicePointer> {
         let call = "ncclMemAlloc";
         let nccl = self.nccl()?;
         non_zero(bytes, call)?;
@@ -34,7 +38,7 @@ impl CudaDriver {
     }
 
     /// Frees memory that NCCL allocated, with the context of its device current.
-    pub(super) fn memory_free_collective(&self, address: u64) -> Result<()> {
+    pub(in crate::cuda) fn memory_free_collective(&self, address: u64) -> Result<()> {
         let nccl = self.nccl()?;
         // The library frees by unmapping, which does not wait for work. SAFETY: waits for the current context.
         let waited = unsafe { self.cuda.table.context_synchronize() };
@@ -45,7 +49,7 @@ impl CudaDriver {
         nccl.check(outcome, || format!("memory at {address:#x}"))
     }
 
-    pub(super) fn memory_register(&self, registration: &Registration) -> Result<()> {
+    pub(in crate::cuda) fn memory_register(&self, registration: &Registration) -> Result<()> {
         let call = if registration.symmetric { "ncclCommWindowRegister" } else { "ncclCommRegister" };
         let &Registration { communicator, pointer, bytes, symmetric, label } = registration;
         let nccl = self.nccl()?;
@@ -92,7 +96,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    pub(super) fn memory_deregister(
+    pub(in crate::cuda) fn memory_deregister(
         &self,
         communicator: CommunicatorHandle,
         pointer: DevicePointer,
@@ -113,7 +117,7 @@ impl CudaDriver {
     }
 
     /// Removes a registration. Only the calling thread uses the communicator, and the context of its device is current.
-    pub(super) fn give_up_registration(
+    pub(in crate::cuda) fn give_up_registration(
         &self,
         nccl: &Nccl,
         rank: &Communicator,

@@ -3,24 +3,24 @@
 
 use std::ffi::c_int;
 
-use super::blaslt::{Algorithm, Api, BlasLt, HeuristicResult, Key, Problem};
+use super::{Algorithm, Api, BlasLt, HeuristicResult, Key, Problem};
 use crate::library::{MatmulAlgorithm, MatmulCall};
 use crate::{Code, Error, Result};
 
-pub(super) const CONFIG_ID: u32 = 0;
-pub(super) const CONFIG_TILE: u32 = 1;
-pub(super) const CONFIG_SPLIT_K: u32 = 2;
-pub(super) const CONFIG_REDUCTION: u32 = 3;
-pub(super) const CONFIG_SWIZZLE: u32 = 4;
-pub(super) const CONFIG_CUSTOM: u32 = 5;
-pub(super) const CONFIG_STAGES: u32 = 6;
-pub(super) const CONFIG_INNER_SHAPE: u32 = 7;
-pub(super) const CONFIG_CLUSTER_SHAPE: u32 = 8;
+pub(in crate::cuda) const CONFIG_ID: u32 = 0;
+pub(in crate::cuda) const CONFIG_TILE: u32 = 1;
+pub(in crate::cuda) const CONFIG_SPLIT_K: u32 = 2;
+pub(in crate::cuda) const CONFIG_REDUCTION: u32 = 3;
+pub(in crate::cuda) const CONFIG_SWIZZLE: u32 = 4;
+pub(in crate::cuda) const CONFIG_CUSTOM: u32 = 5;
+pub(in crate::cuda) const CONFIG_STAGES: u32 = 6;
+pub(in crate::cuda) const CONFIG_INNER_SHAPE: u32 = 7;
+pub(in crate::cuda) const CONFIG_CLUSTER_SHAPE: u32 = 8;
 
 impl BlasLt {
     /// Returns the algorithms that the library proposes for a product, best guess first, without duplicates. The device's
     /// context is current.
-    pub(super) fn algorithms(
+    pub(in crate::cuda) fn algorithms(
         &self,
         device: u32,
         call: &MatmulCall,
@@ -40,7 +40,7 @@ impl BlasLt {
     }
 
     /// Returns the algorithm of a configuration, if the library has it for the product and the workspace suffices.
-    pub(super) fn configured(
+    pub(in crate::cuda) fn configured(
         &self,
         key: &Key,
         problem: &Problem,

@@ -1,5 +1,8 @@
 //! Types of stream captures and graphs.
 
+pub mod conditional;
+pub(crate) mod description;
+
 use crate::GraphNodeHandle;
 
 /// The calls that a capture forbids, and the threads to which this applies (`cudaStreamCaptureMode`).

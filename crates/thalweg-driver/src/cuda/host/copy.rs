@@ -1,17 +1,17 @@
-//! Copies between the device and ordinary host memory, through [staging memory](super::staging).
+//! Copies between the device and ordinary host memory, through [staging memory](crate::cuda::staging).
 
 use std::collections::VecDeque;
 
-use super::context::Device;
-use super::objects::Stream;
-use super::staging::{Block, LARGE_BYTES};
-use super::state::CudaDriver;
-use super::sys;
 use crate::command::Label;
+use crate::cuda::context::Device;
+use crate::cuda::objects::Stream;
+use crate::cuda::staging::{Block, LARGE_BYTES};
+use crate::cuda::state::CudaDriver;
+use crate::cuda::sys;
 use crate::{Code, DevicePointer, Error, Result, StreamHandle};
 
 impl CudaDriver {
-    pub(super) fn copy_from_host(
+    pub(in crate::cuda) fn copy_from_host(
         &self,
         stream: StreamHandle,
         target: DevicePointer,
@@ -47,7 +47,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    pub(super) fn copy_to_host(
+    pub(in crate::cuda) fn copy_to_host(
         &self,
         stream: StreamHandle,
         target: &mut [u8],

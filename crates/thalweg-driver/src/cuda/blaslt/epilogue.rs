@@ -1,29 +1,29 @@
 //! Epilogues of products by cuBLASLt: the library's numbers, and the values that an activation stores for its backward
 //! pass.
 
-use super::blaslt::alignment_of;
+use super::alignment_of;
 use crate::library::{
     Activation, ActivationPass, ElementFormat, MatmulActivation, MatmulCall, MatmulEpilogue,
 };
 
-pub(super) const EPILOGUE_BIAS: u32 = 4;
-pub(super) const EPILOGUE_GELU_KEPT: u32 = 32 | 128;
-pub(super) const EPILOGUE_GELU_GRADIENT: u32 = 64 | 128;
-pub(super) const EPILOGUE_RELU_KEPT: u32 = 2 | 128;
-pub(super) const EPILOGUE_RELU_GRADIENT: u32 = 8 | 128;
+pub(in crate::cuda) const EPILOGUE_BIAS: u32 = 4;
+pub(in crate::cuda) const EPILOGUE_GELU_KEPT: u32 = 32 | 128;
+pub(in crate::cuda) const EPILOGUE_GELU_GRADIENT: u32 = 64 | 128;
+pub(in crate::cuda) const EPILOGUE_RELU_KEPT: u32 = 2 | 128;
+pub(in crate::cuda) const EPILOGUE_RELU_GRADIENT: u32 = 8 | 128;
 
 /// A [`MatmulActivation`] without its address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct ActivationKey {
-    pub(super) function: Activation,
+pub(in crate::cuda) struct ActivationKey {
+    pub(in crate::cuda) function: Activation,
     pass: ActivationPass,
-    pub(super) alignment: u32,
-    pub(super) leading_dimension: i64,
+    pub(in crate::cuda) alignment: u32,
+    pub(in crate::cuda) leading_dimension: i64,
 }
 
 impl ActivationKey {
     /// Creates the key of a call's activation, if it has one; the error is the reason why it is invalid.
-    pub(super) fn new(call: &MatmulCall) -> Result<Option<Self>, String> {
+    pub(in crate::cuda) fn new(call: &MatmulCall) -> Result<Option<Self>, String> {
         let Some(MatmulActivation { function, pass, kept, leading_dimension: rows }) =
             call.epilogue.activation
         else {
@@ -52,7 +52,7 @@ impl ActivationKey {
     }
 
     /// Returns the library's number of the epilogue, without a bias.
-    pub(super) const fn epilogue(self) -> u32 {
+    pub(in crate::cuda) const fn epilogue(self) -> u32 {
         match (self.function, self.pass) {
             (Activation::Gelu, ActivationPass::Forward) => EPILOGUE_GELU_KEPT,
             (Activation::Gelu, ActivationPass::Backward) => EPILOGUE_GELU_GRADIENT,
@@ -63,7 +63,7 @@ impl ActivationKey {
 }
 
 /// Returns the description of an epilogue, for messages.
-pub(super) fn epilogue_text(epilogue: &MatmulEpilogue) -> String {
+pub(in crate::cuda) fn epilogue_text(epilogue: &MatmulEpilogue) -> String {
     let bias = if epilogue.bias.is_some() { " + bias" } else { "" };
     match epilogue.activation {
         None => bias.to_owned(),

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
 use super::*;
-use crate::cuda::handles::lock;
+use crate::cuda::objects::handles::lock;
 
 const INFO: CommunicatorInfo = CommunicatorInfo { rank: 0, ranks: 2, device: 0 };
 

@@ -13,15 +13,15 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 
-use super::context::Fault;
+use crate::cuda::context::Fault;
 
-use super::handles::lock;
-use super::objects::{Stream, UnderConstruction};
-use super::pinned::PinnedBlock;
-use super::state::CudaDriver;
+use crate::cuda::objects::handles::lock;
+use crate::cuda::objects::pinned::PinnedBlock;
+use crate::cuda::objects::{Stream, UnderConstruction};
+use crate::cuda::state::CudaDriver;
 
-use super::sys::{self, RawGraph, RawUserObject};
 use crate::command::{HostFunction, Label};
+use crate::cuda::sys::{self, RawGraph, RawUserObject};
 use crate::{Result, StreamHandle};
 
 /// A host function on a stream or in a graph.
@@ -87,7 +87,7 @@ unsafe extern "C" fn release(data: *mut c_void) {
 }
 
 impl CudaDriver {
-    pub(super) fn host_function_async(
+    pub(in crate::cuda) fn host_function_async(
         &self,
         stream: StreamHandle,
         function: HostFunction,
@@ -120,7 +120,7 @@ impl CudaDriver {
     /// Called after the command was queued, because a stream may have joined a capture just before. The calling thread has
     /// held the lock of the captures since before the command was queued, so a capture that the command may have become a
     /// part of has not ended.
-    pub(super) fn keep_for_capture(
+    pub(in crate::cuda) fn keep_for_capture(
         &self,
         stream: &Stream,
         block: &Arc<PinnedBlock>,

@@ -8,15 +8,18 @@
 //! of the addresses, the workspace, the device. The same product therefore always runs the same algorithm in a process,
 //! captured or not, and returns the same bits.
 
+pub(super) mod algorithm;
+pub(super) mod epilogue;
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
-use super::blaslt_epilogue::{ActivationKey, EPILOGUE_BIAS, epilogue_text};
-use super::search::{Library, OpenLibrary, SearchEnvironment};
-use super::sys::RawStream;
-use super::table::{CallStatus, entry_points, function_at, text_at};
+use self::epilogue::{ActivationKey, EPILOGUE_BIAS, epilogue_text};
+use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
+use crate::cuda::sys::RawStream;
+use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
 use crate::library::{
     Activation, ComputeFormat, ElementFormat, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
     ReductionSchemes,
@@ -26,35 +29,35 @@ use crate::{Code, DevicePointer, Error, Result};
 /// `cublasLtMatmulAlgo_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Algorithm {
-    pub(super) data: [u64; 8],
+pub(in crate::cuda) struct Algorithm {
+    pub(in crate::cuda) data: [u64; 8],
 }
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct HeuristicResult {
-    pub(super) algorithm: Algorithm,
-    pub(super) workspace_bytes: usize,
-    pub(super) status: u32,
-    pub(super) waves: f32,
-    pub(super) reserved: [c_int; 4],
+pub(in crate::cuda) struct HeuristicResult {
+    pub(in crate::cuda) algorithm: Algorithm,
+    pub(in crate::cuda) workspace_bytes: usize,
+    pub(in crate::cuda) status: u32,
+    pub(in crate::cuda) waves: f32,
+    pub(in crate::cuda) reserved: [c_int; 4],
 }
 
-pub(super) const OPERATION_NONE: u32 = 0;
-pub(super) const OPERATION_TRANSPOSE: u32 = 1;
-pub(super) const DESCRIPTOR_TRANSPOSE_A: u32 = 3;
-pub(super) const DESCRIPTOR_TRANSPOSE_B: u32 = 4;
-pub(super) const DESCRIPTOR_EPILOGUE: u32 = 7;
-pub(super) const DESCRIPTOR_BIAS_POINTER: u32 = 8;
-pub(super) const DESCRIPTOR_EPILOGUE_INPUT_POINTER: u32 = 11;
-pub(super) const DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION: u32 = 12;
-pub(super) const DESCRIPTOR_EPILOGUE_INPUT_FORMAT: u32 = 22;
-pub(super) const LAYOUT_BATCH_COUNT: u32 = 5;
-pub(super) const LAYOUT_BATCH_OFFSET: u32 = 6;
-pub(super) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
-pub(super) const PREFERENCE_REDUCTION_SCHEMES: u32 = 3;
-pub(super) const PREFERENCE_ALIGNMENT_A_BYTES: u32 = 5;
+pub(in crate::cuda) const OPERATION_NONE: u32 = 0;
+pub(in crate::cuda) const OPERATION_TRANSPOSE: u32 = 1;
+pub(in crate::cuda) const DESCRIPTOR_TRANSPOSE_A: u32 = 3;
+pub(in crate::cuda) const DESCRIPTOR_TRANSPOSE_B: u32 = 4;
+pub(in crate::cuda) const DESCRIPTOR_EPILOGUE: u32 = 7;
+pub(in crate::cuda) const DESCRIPTOR_BIAS_POINTER: u32 = 8;
+pub(in crate::cuda) const DESCRIPTOR_EPILOGUE_INPUT_POINTER: u32 = 11;
+pub(in crate::cuda) const DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION: u32 = 12;
+pub(in crate::cuda) const DESCRIPTOR_EPILOGUE_INPUT_FORMAT: u32 = 22;
+pub(in crate::cuda) const LAYOUT_BATCH_COUNT: u32 = 5;
+pub(in crate::cuda) const LAYOUT_BATCH_OFFSET: u32 = 6;
+pub(in crate::cuda) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
+pub(in crate::cuda) const PREFERENCE_REDUCTION_SCHEMES: u32 = 3;
+pub(in crate::cuda) const PREFERENCE_ALIGNMENT_A_BYTES: u32 = 5;
 
 entry_points! {
     /// libcublasLt.
@@ -99,14 +102,14 @@ entry_points! {
 type StatusName = unsafe extern "C" fn(u32) -> *const c_char;
 
 /// The functions of the library, shared by the plans that it made.
-pub(super) struct Api {
-    pub(super) table: BlasTable,
+pub(in crate::cuda) struct Api {
+    pub(in crate::cuda) table: BlasTable,
     status_name: Option<StatusName>,
     version: u64,
 }
 
 impl Api {
-    pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
+    pub(in crate::cuda) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() {
             return Ok(());
         }
@@ -122,9 +125,9 @@ impl Api {
 }
 
 /// An object of the library that is destroyed when it is dropped.
-pub(super) struct Owned {
+pub(in crate::cuda) struct Owned {
     api: Arc<Api>,
-    pub(super) raw: usize,
+    pub(in crate::cuda) raw: usize,
     destroy: unsafe fn(&BlasTable, usize) -> CallStatus,
 }
 
@@ -168,33 +171,33 @@ impl Layout {
 }
 
 /// Returns the largest power of two, up to 256, that divides an address.
-pub(super) fn alignment_of(address: DevicePointer) -> u32 {
+pub(in crate::cuda) fn alignment_of(address: DevicePointer) -> u32 {
     1 << address.address().trailing_zeros().min(8)
 }
 
 /// A cache key: everything that the choice of an algorithm depends on. The operands are the library's: `a` is our `b`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Key {
-    pub(super) device: u32,
+pub(in crate::cuda) struct Key {
+    pub(in crate::cuda) device: u32,
     a: Layout,
     b: Layout,
     d: Layout,
     batch: i32,
-    pub(super) format: ElementFormat,
+    pub(in crate::cuda) format: ElementFormat,
     output_format: ElementFormat,
-    pub(super) compute: ComputeFormat,
+    pub(in crate::cuda) compute: ComputeFormat,
     has_addend: bool,
     /// The alignment of the bias's address; 0 without a bias.
     bias_alignment: u32,
     activation: Option<ActivationKey>,
-    pub(super) workspace_bytes: u64,
+    pub(in crate::cuda) workspace_bytes: u64,
     reductions: ReductionSchemes,
     algorithm: Option<MatmulAlgorithm>,
 }
 
 impl Key {
     /// Creates the key of a call; the error is the reason why its shapes are invalid.
-    pub(super) fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
+    pub(in crate::cuda) fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
         let (m, n, k) = (call.m, call.n, call.k);
         let (a, b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
         let d = Layout::new(&call.d, m, n);
@@ -260,7 +263,7 @@ impl Key {
     }
 
     /// Returns the format of `alpha` and `beta`.
-    pub(super) fn scale(&self) -> ElementFormat {
+    pub(in crate::cuda) fn scale(&self) -> ElementFormat {
         match self.compute {
             ComputeFormat::F64 => ElementFormat::R_64F,
             ComputeFormat::F16 => ElementFormat::R_16F,
@@ -270,11 +273,11 @@ impl Key {
 }
 
 /// A product in the library's terms.
-pub(super) struct Problem {
-    pub(super) descriptor: Owned,
-    pub(super) a: Owned,
-    pub(super) b: Owned,
-    pub(super) d: Owned,
+pub(in crate::cuda) struct Problem {
+    pub(in crate::cuda) descriptor: Owned,
+    pub(in crate::cuda) a: Owned,
+    pub(in crate::cuda) b: Owned,
+    pub(in crate::cuda) d: Owned,
 }
 
 struct MatmulPlan {
@@ -288,8 +291,8 @@ struct MatmulPlan {
 const PLANS: usize = 4096;
 
 /// The library, with its handles and plans.
-pub(super) struct BlasLt {
-    pub(super) api: Arc<Api>,
+pub(in crate::cuda) struct BlasLt {
+    pub(in crate::cuda) api: Arc<Api>,
     /// One handle per device, made in its context.
     handles: Vec<OnceLock<usize>>,
     plans: RwLock<FxHashMap<Key, Arc<MatmulPlan>>>,
@@ -312,7 +315,7 @@ fn describe(call: &MatmulCall) -> String {
 }
 
 impl BlasLt {
-    pub(super) fn load(environment: &SearchEnvironment, devices: usize) -> Result<Self> {
+    pub(in crate::cuda) fn load(environment: &SearchEnvironment, devices: usize) -> Result<Self> {
         let library = OpenLibrary::open(Library::CublasLt, environment, "cublasLtCreate")?;
         let symbol = |name: &CStr| library.symbol(name);
         // SAFETY: the signatures are those that `cublasLt.h` declares for these symbols, in versions 12 and 13; an
@@ -330,12 +333,12 @@ impl BlasLt {
     }
 
     /// Returns the library's version, in its own numbering.
-    pub(super) fn version(&self) -> u64 {
+    pub(in crate::cuda) fn version(&self) -> u64 {
         self.api.version
     }
 
     /// Returns the library's handle for a device whose context is current.
-    pub(super) fn handle(&self, device: u32) -> Result<usize> {
+    pub(in crate::cuda) fn handle(&self, device: u32) -> Result<usize> {
         let slot = &self.handles[device as usize];
         if let Some(handle) = slot.get() {
             return Ok(*handle);
@@ -434,7 +437,7 @@ impl BlasLt {
     }
 
     /// Returns a product in the library's terms.
-    pub(super) fn problem(&self, key: &Key, epilogue: &MatmulEpilogue) -> Result<Problem> {
+    pub(in crate::cuda) fn problem(&self, key: &Key, epilogue: &MatmulEpilogue) -> Result<Problem> {
         let scale = key.scale();
         let descriptor = self.own(BlasTable::descriptor_destroy, |table, raw| {
             // SAFETY: writes one handle.
@@ -453,7 +456,12 @@ impl BlasLt {
     }
 
     /// Returns at least one and at most `most` algorithms that the library proposes for a product, best guess first.
-    pub(super) fn heuristic(&self, key: &Key, problem: &Problem, most: u32) -> Result<Vec<HeuristicResult>> {
+    pub(in crate::cuda) fn heuristic(
+        &self,
+        key: &Key,
+        problem: &Problem,
+        most: u32,
+    ) -> Result<Vec<HeuristicResult>> {
         let preference = self.preference(key)?;
         let most = most.clamp(1, 1024);
         let mut results = vec![HeuristicResult::default(); most as usize];
@@ -542,7 +550,7 @@ impl BlasLt {
     }
 
     /// Queues a product. The device's context is current.
-    pub(super) fn matmul(
+    pub(in crate::cuda) fn matmul(
         &self,
         device: u32,
         stream: RawStream,
@@ -602,8 +610,8 @@ impl BlasLt {
 
 #[cfg(test)]
 mod tests {
-    use super::super::blaslt_epilogue::{EPILOGUE_RELU_GRADIENT, EPILOGUE_RELU_KEPT};
     use super::*;
+    use crate::cuda::blaslt::epilogue::{EPILOGUE_RELU_GRADIENT, EPILOGUE_RELU_KEPT};
     use crate::library::{ActivationPass, MatmulActivation};
 
     fn matrix(leading_dimension: u64, transposed: bool) -> Matrix {

@@ -3,13 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::handles::lock;
-use super::pinned::{PinnedBlock, bit_of};
-use super::state::CudaDriver;
+use crate::cuda::objects::handles::lock;
+use crate::cuda::objects::pinned::{PinnedBlock, bit_of};
+use crate::cuda::state::CudaDriver;
 use crate::{Code, Error, HostFlags, HostMethod, HostPointer, Result};
 
 impl CudaDriver {
-    pub(super) fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
+    pub(in crate::cuda) fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         if bytes == 0 {
             return Err(Error::new(Code::InvalidValue, "cuMemHostAlloc", "0 bytes of pinned host memory"));
         }
@@ -32,7 +32,7 @@ impl CudaDriver {
         Ok(HostPointer::new(start))
     }
 
-    pub(super) fn host_free(&self, pointer: HostPointer) -> Result<()> {
+    pub(in crate::cuda) fn host_free(&self, pointer: HostPointer) -> Result<()> {
         let address = pointer.address();
         let mut block = {
             let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +90,7 @@ impl CudaDriver {
         }
     }
 
-    pub(super) fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
+    pub(in crate::cuda) fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
         if target.is_empty() {
             return Ok(());
         }
@@ -99,7 +99,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    pub(super) fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
+    pub(in crate::cuda) fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
         if source.is_empty() {
             return Ok(());
         }

@@ -13,9 +13,15 @@
 //! ended only when that thread has left: the call ends at once, and the memory is freed at the group's end (from NCCL 2.22
 //! on; older versions free it at once).
 //!
-//! The version is queried once, and features that it lacks are refused by name (`nccl_version`).
+//! The version is queried once, and features that it lacks are refused by name (`version`).
 //!
 //! NCCL does not report later errors between devices (parts that differ, a rank that never calls): its kernels wait.
+
+mod collective;
+mod memory;
+#[cfg(test)]
+mod tests;
+mod version;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -24,11 +30,11 @@ use std::sync::{Mutex, MutexGuard, Once, OnceLock, TryLockError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::nccl_version::Version;
-use super::search::{Library, OpenLibrary, SearchEnvironment};
-use super::sys::RawStream;
-use super::table::{CallStatus, entry_points, function_at, text_at};
+use self::version::Version;
 use crate::collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
+use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
+use crate::cuda::sys::RawStream;
+use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
 use crate::library::ElementFormat;
 use crate::{Code, Error, Result};
 
@@ -39,21 +45,21 @@ const LOOK: Duration = Duration::from_millis(5);
 const MISTAKES: [u32; 2] = [4, 5];
 
 /// `ncclComm_t`, as a number.
-pub(super) type RawCommunicator = usize;
+pub(in crate::cuda) type RawCommunicator = usize;
 
 /// The handle that `ncclCommRegister` or `ncclCommWindowRegister` returns, as a number.
-pub(super) type RawRegistration = usize;
+pub(in crate::cuda) type RawRegistration = usize;
 
 /// `NCCL_SPLIT_NOCOLOR`: a rank that is in no part of a split.
-pub(super) const NO_COLOR: c_int = -1;
+pub(in crate::cuda) const NO_COLOR: c_int = -1;
 
 /// `NCCL_WIN_COLL_SYMMETRIC`: a window that all ranks register.
-pub(super) const SYMMETRIC: c_int = 1;
+pub(in crate::cuda) const SYMMETRIC: c_int = 1;
 
 /// `ncclUniqueId`, which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct RawId(pub(super) [u8; CommunicatorId::BYTES]);
+pub(in crate::cuda) struct RawId(pub(in crate::cuda) [u8; CommunicatorId::BYTES]);
 
 entry_points! {
     /// libnccl.
@@ -105,36 +111,36 @@ type ErrorString = unsafe extern "C" fn(u32) -> *const c_char;
 type LastError = unsafe extern "C" fn(RawCommunicator) -> *const c_char;
 
 /// The library.
-pub(super) struct Nccl {
-    pub(super) table: NcclTable,
-    pub(super) error_string: Option<ErrorString>,
-    pub(super) last_error: Option<LastError>,
-    pub(super) version: Version,
+pub(in crate::cuda) struct Nccl {
+    pub(in crate::cuda) table: NcclTable,
+    pub(in crate::cuda) error_string: Option<ErrorString>,
+    pub(in crate::cuda) last_error: Option<LastError>,
+    pub(in crate::cuda) version: Version,
 }
 
 /// The memory that is registered with a rank, by its address.
-pub(super) type Registrations = BTreeMap<u64, Registered>;
+pub(in crate::cuda) type Registrations = BTreeMap<u64, Registered>;
 
 /// Memory that is registered with a rank.
-pub(super) struct Registered {
-    pub(super) bytes: u64,
-    pub(super) raw: RawRegistration,
-    pub(super) symmetric: bool,
+pub(in crate::cuda) struct Registered {
+    pub(in crate::cuda) bytes: u64,
+    pub(in crate::cuda) raw: RawRegistration,
+    pub(in crate::cuda) symmetric: bool,
 }
 
 /// A rank.
-pub(super) struct Communicator {
-    pub(super) raw: RawCommunicator,
-    pub(super) info: CommunicatorInfo,
+pub(in crate::cuda) struct Communicator {
+    pub(in crate::cuda) raw: RawCommunicator,
+    pub(in crate::cuda) info: CommunicatorInfo,
     /// The registrations, locked by the thread that uses the communicator.
-    pub(super) in_use: Mutex<Registrations>,
+    pub(in crate::cuda) in_use: Mutex<Registrations>,
     /// Whether it was aborted: the number is invalid then.
     is_over: AtomicBool,
 }
 
 /// The state of a communicator at its abort, with the result of the abort.
 #[derive(PartialEq, Debug)]
-pub(super) enum Ended {
+pub(in crate::cuda) enum Ended {
     /// No thread used the communicator.
     Idle(Result<()>),
     /// A thread was in a call with it.
@@ -145,19 +151,19 @@ pub(super) enum Ended {
 
 /// The limits of an abort's waits.
 #[derive(Clone, Copy)]
-pub(super) struct Waits {
+pub(in crate::cuda) struct Waits {
     /// The limit for a call that may end without the abort.
-    pub(super) grace: Duration,
+    pub(in crate::cuda) grace: Duration,
     /// The limit for a call after the abort.
-    pub(super) told: Duration,
+    pub(in crate::cuda) told: Duration,
 }
 
 impl Communicator {
-    pub(super) const fn new(raw: RawCommunicator, info: CommunicatorInfo) -> Self {
+    pub(in crate::cuda) const fn new(raw: RawCommunicator, info: CommunicatorInfo) -> Self {
         Self { raw, info, in_use: Mutex::new(Registrations::new()), is_over: AtomicBool::new(false) }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::cuda) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
@@ -181,7 +187,12 @@ impl Communicator {
     /// the lock is acquired, no other thread is in the library. If not, the holder is in the library and waits there, which
     /// is the case that the library's abort, called from another thread, is made for. `is_over` is set before either, and a
     /// group checks it with the lock held, so no call begins with a communicator that is gone.
-    pub(super) fn end(&self, nccl: &Nccl, waits: Waits, enter: impl Fn() -> Result<()> + Sync) -> Ended {
+    pub(in crate::cuda) fn end(
+        &self,
+        nccl: &Nccl,
+        waits: Waits,
+        enter: impl Fn() -> Result<()> + Sync,
+    ) -> Ended {
         if self.is_over.swap(true, Ordering::AcqRel) {
             return Ended::Before;
         }
@@ -209,7 +220,7 @@ impl Communicator {
 }
 
 /// Returns the `ncclDataType_t`.
-pub(super) const fn data_type(format: ElementFormat) -> Option<u32> {
+pub(in crate::cuda) const fn data_type(format: ElementFormat) -> Option<u32> {
     Some(match format {
         ElementFormat::R_8I => 0,
         ElementFormat::R_8U => 1,
@@ -226,7 +237,7 @@ pub(super) const fn data_type(format: ElementFormat) -> Option<u32> {
 }
 
 /// Returns the `ncclRedOp_t`.
-pub(super) const fn reduction_operation(reduction: Reduction) -> u32 {
+pub(in crate::cuda) const fn reduction_operation(reduction: Reduction) -> u32 {
     match reduction {
         Reduction::Sum => 0,
         Reduction::Product => 1,
@@ -254,7 +265,7 @@ fn leave_buffers_unregistered() {
 }
 
 impl Nccl {
-    pub(super) fn load(environment: &SearchEnvironment) -> Result<Self> {
+    pub(in crate::cuda) fn load(environment: &SearchEnvironment) -> Result<Self> {
         leave_buffers_unregistered();
         let library = OpenLibrary::open(Library::Nccl, environment, "ncclCommInitAll")?;
         let symbol = |name: &CStr| library.symbol(name);
@@ -276,7 +287,7 @@ impl Nccl {
         Ok(loaded)
     }
 
-    pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
+    pub(in crate::cuda) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() {
             return Ok(());
         }
@@ -300,7 +311,11 @@ impl Nccl {
 
     /// Checks a call that needs the other ranks. An error that is not the caller's mistake leaves a communicator that can
     /// only be aborted.
-    pub(super) fn check_ranks(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
+    pub(in crate::cuda) fn check_ranks(
+        &self,
+        outcome: CallStatus,
+        detail: impl FnOnce() -> String,
+    ) -> Result<()> {
         self.check(outcome, detail).map_err(|error| match error.code() {
             Code::Library if !MISTAKES.contains(&outcome.status) => {
                 Error::new(Code::CommunicatorFailed, error.call(), error.detail().to_owned())
@@ -336,7 +351,7 @@ impl Nccl {
     ///
     /// # Safety
     /// The communicator and the stream are alive and of one device, and only the calling thread uses the communicator.
-    pub(super) unsafe fn queue(
+    pub(in crate::cuda) unsafe fn queue(
         &self,
         call: &Collective,
         format: u32,
@@ -379,8 +394,4 @@ impl Nccl {
 }
 
 /// The library once it has been loaded, or the error of loading it.
-pub(super) type LazyNccl = OnceLock<Result<Nccl>>;
-
-#[cfg(test)]
-#[path = "nccl_tests.rs"]
-mod tests;
+pub(in crate::cuda) type LazyNccl = OnceLock<Result<Nccl>>;

@@ -8,16 +8,16 @@ use std::path::Path;
 
 use rustc_hash::FxHashMap;
 
-use super::graph::handle_of;
-use super::handles::lock;
-use super::objects::{ConditionalNode, Graph};
-use super::state::CudaDriver;
-use super::sys::{
+use super::handle_of;
+use crate::cuda::objects::handles::lock;
+use crate::cuda::objects::{ConditionalNode, Graph};
+use crate::cuda::state::CudaDriver;
+use crate::cuda::sys::{
     self, CopyNodeParameters, FillNodeParameters, KernelNodeParameters, RawContext, RawFunction,
     RawGraphNode, RawKernel,
 };
-use super::table::text_at;
-use crate::description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
+use crate::cuda::table::text_at;
+use crate::graph::description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 use crate::{Code, Error, GraphHandle, Result};
 
 /// Translates a `CUgraphNodeType`.
@@ -38,7 +38,7 @@ const fn node_kind(number: u32) -> GraphNodeKind {
 }
 
 impl CudaDriver {
-    pub(super) fn graph_describe(&self, handle: GraphHandle) -> Result<GraphDescription> {
+    pub(in crate::cuda) fn graph_describe(&self, handle: GraphHandle) -> Result<GraphDescription> {
         let call = "cuGraphGetNodes";
         let graph = self.graphs.get(handle.raw(), call)?;
         self.check_intact(graph.root.unwrap_or(handle), call)?;
@@ -136,7 +136,7 @@ impl CudaDriver {
         outcome.is_success().then_some(GraphNodeWork::Fill { bytes })
     }
 
-    pub(super) fn graph_debug_dot_print(
+    pub(in crate::cuda) fn graph_debug_dot_print(
         &self,
         handle: GraphHandle,
         path: &Path,

@@ -27,7 +27,7 @@ struct Slot<T> {
 type Chunk<T> = Box<[RwLock<Slot<T>>]>;
 
 /// Objects by handle. `kind` is their name in errors.
-pub(super) struct Table<T> {
+pub(in crate::cuda) struct Table<T> {
     kind: &'static str,
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<Free>,
@@ -42,7 +42,7 @@ struct Free {
 }
 
 /// A looked-up object. It is not destroyed while the guard lives.
-pub(super) struct Entry<'a, T>(RwLockReadGuard<'a, Slot<T>>);
+pub(in crate::cuda) struct Entry<'a, T>(RwLockReadGuard<'a, Slot<T>>);
 
 impl<T> Deref for Entry<'_, T> {
     type Target = T;
@@ -53,7 +53,7 @@ impl<T> Deref for Entry<'_, T> {
 }
 
 /// A looked-up object that no other call uses.
-pub(super) struct EntryAlone<'a, T>(RwLockWriteGuard<'a, Slot<T>>);
+pub(in crate::cuda) struct EntryAlone<'a, T>(RwLockWriteGuard<'a, Slot<T>>);
 
 impl<T> Deref for EntryAlone<'_, T> {
     type Target = T;
@@ -64,12 +64,12 @@ impl<T> Deref for EntryAlone<'_, T> {
 }
 
 impl<T> Table<T> {
-    pub(super) fn new(kind: &'static str) -> Self {
+    pub(in crate::cuda) fn new(kind: &'static str) -> Self {
         Self { kind, chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::default() }
     }
 
     /// Takes a slot for the object and returns its handle.
-    pub(super) fn insert(&self, value: T) -> u64 {
+    pub(in crate::cuda) fn insert(&self, value: T) -> u64 {
         let index = {
             let mut free = lock(&self.free);
             free.indices.pop().unwrap_or_else(|| {
@@ -89,7 +89,7 @@ impl<T> Table<T> {
     }
 
     /// Returns the object of the handle; a wrong handle is an error of `call`.
-    pub(super) fn get(&self, handle: u64, call: &'static str) -> Result<Entry<'_, T>> {
+    pub(in crate::cuda) fn get(&self, handle: u64, call: &'static str) -> Result<Entry<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
         let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
         if slot.generation != generation(handle) || slot.value.is_none() {
@@ -99,7 +99,7 @@ impl<T> Table<T> {
     }
 
     /// Returns the object of the handle, once no other call uses it; no call can start using it while the guard lives.
-    pub(super) fn get_alone(&self, handle: u64, call: &'static str) -> Result<EntryAlone<'_, T>> {
+    pub(in crate::cuda) fn get_alone(&self, handle: u64, call: &'static str) -> Result<EntryAlone<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
         let slot = slot.write().unwrap_or_else(PoisonError::into_inner);
         if slot.generation != generation(handle) || slot.value.is_none() {
@@ -109,7 +109,7 @@ impl<T> Table<T> {
     }
 
     /// Ends the object: waits for the calls that use it, runs `destroy`, and frees the slot if that succeeded.
-    pub(super) fn remove(
+    pub(in crate::cuda) fn remove(
         &self,
         handle: u64,
         call: &'static str,
@@ -146,7 +146,7 @@ impl<T> Table<T> {
 }
 
 /// Locks the mutex, whether or not a thread panicked with it: the guarded value is consistent between statements.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(in crate::cuda) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
