@@ -71,6 +71,8 @@ class Adam(optimizer("Adam", _adam, "exp_avg exp_avg_sq max_exp_avg_sq:amsgrad",
 class AdamW(Adam):
     """Adam with decoupled weight decay, fused."""
 
+    __module__ = "thalweg.optim"
+
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, *, maximize=False, foreach=None,
                  capturable=False, differentiable=False, fused=None):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize, capturable=capturable,
