@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 
-/// Calls a macro with any given tokens followed by the table of dtypes. A line has the dtype's documentation, its variant of
-/// [`DType`], the Rust type of an element, and PyTorch's name. The groups are:
+/// Calls a macro with any given tokens followed by the table of dtypes. A row has the dtype's documentation, its variant of
+/// [`DType`], the Rust type of an element, PyTorch's name, and the fields of its [`Exchange`]. The groups are:
 /// - `bool`: truth values, whose elements are bytes of 0 and 1;
 /// - `integer`: arithmetic wraps around;
 /// - `reduced`: floats of 8 and 16 bits, which are loaded, stored and cast; arithmetic is done in f32;
@@ -20,43 +20,58 @@ macro_rules! for_each_dtype {
             $($before)*
             bool {
                 /// One byte, 0 or 1.
-                Bool u8 "bool",
+                Bool u8 "bool" { scalar_type: "Bool", has_classes: true, cpp: "bool", plain_cpp: "bool",
+                    safetensors: Some("BOOL"), dlpack: 6, buffer: Some("?"), array: Some("b1") },
             }
             integer {
                 /// Unsigned 8-bit integers.
-                U8 u8 "uint8",
+                U8 u8 "uint8" { scalar_type: "Byte", has_classes: true, cpp: "uint8_t", plain_cpp: "unsigned char",
+                    safetensors: Some("U8"), dlpack: 1, buffer: Some("B"), array: Some("u1") },
                 /// Signed 8-bit integers.
-                I8 i8 "int8",
+                I8 i8 "int8" { scalar_type: "Char", has_classes: true, cpp: "int8_t", plain_cpp: "signed char",
+                    safetensors: Some("I8"), dlpack: 0, buffer: Some("b"), array: Some("i1") },
                 /// Signed 16-bit integers.
-                I16 i16 "int16",
+                I16 i16 "int16" { scalar_type: "Short", has_classes: true, cpp: "int16_t", plain_cpp: "short int",
+                    safetensors: Some("I16"), dlpack: 0, buffer: Some("h"), array: Some("i2") },
                 /// Unsigned 16-bit integers.
-                U16 u16 "uint16",
+                U16 u16 "uint16" { scalar_type: "UInt16", has_classes: false, cpp: "uint16_t", plain_cpp: "short unsigned int",
+                    safetensors: Some("U16"), dlpack: 1, buffer: Some("H"), array: Some("u2") },
                 /// Signed 32-bit integers.
-                I32 i32 "int32",
+                I32 i32 "int32" { scalar_type: "Int", has_classes: true, cpp: "int", plain_cpp: "int",
+                    safetensors: Some("I32"), dlpack: 0, buffer: Some("i"), array: Some("i4") },
                 /// Signed 64-bit integers.
-                I64 i64 "int64",
+                I64 i64 "int64" { scalar_type: "Long", has_classes: true, cpp: "int64_t", plain_cpp: "long int",
+                    safetensors: Some("I64"), dlpack: 0, buffer: Some("q"), array: Some("i8") },
             }
             reduced {
                 /// 8-bit floats with 4 bits of exponent, no infinities and numbers up to 448, for storage.
-                F8E4m3 f8e4m3 "float8_e4m3fn",
+                F8E4m3 f8e4m3 "float8_e4m3fn" { scalar_type: "Float8_e4m3fn", has_classes: false, cpp: "c10::Float8_e4m3fn", plain_cpp: "c10::Float8_e4m3fn",
+                    safetensors: Some("F8_E4M3"), dlpack: 10, buffer: None, array: None },
                 /// 8-bit floats with 5 bits of exponent, for storage.
-                F8E5m2 f8e5m2 "float8_e5m2",
+                F8E5m2 f8e5m2 "float8_e5m2" { scalar_type: "Float8_e5m2", has_classes: false, cpp: "c10::Float8_e5m2", plain_cpp: "c10::Float8_e5m2",
+                    safetensors: Some("F8_E5M2"), dlpack: 12, buffer: None, array: None },
                 /// IEEE 16-bit floats.
-                F16 f16 "float16",
+                F16 f16 "float16" { scalar_type: "Half", has_classes: true, cpp: "c10::Half", plain_cpp: "c10::Half",
+                    safetensors: Some("F16"), dlpack: 2, buffer: Some("e"), array: Some("f2") },
                 /// 16-bit brain floats.
-                Bf16 bf16 "bfloat16",
+                Bf16 bf16 "bfloat16" { scalar_type: "BFloat16", has_classes: true, cpp: "c10::BFloat16", plain_cpp: "c10::BFloat16",
+                    safetensors: Some("BF16"), dlpack: 4, buffer: None, array: Some("V2") },
             }
             float {
                 /// 32-bit floats.
-                F32 f32 "float32",
+                F32 f32 "float32" { scalar_type: "Float", has_classes: true, cpp: "float", plain_cpp: "float",
+                    safetensors: Some("F32"), dlpack: 2, buffer: Some("f"), array: Some("f4") },
                 /// 64-bit floats.
-                F64 f64 "float64",
+                F64 f64 "float64" { scalar_type: "Double", has_classes: true, cpp: "double", plain_cpp: "double",
+                    safetensors: Some("F64"), dlpack: 2, buffer: Some("d"), array: Some("f8") },
             }
             complex {
                 /// Complex numbers of two 32-bit floats.
-                C64 c64 "complex64",
+                C64 c64 "complex64" { scalar_type: "ComplexFloat", has_classes: true, cpp: "c10::complex<float>", plain_cpp: "c10::complex<float>",
+                    safetensors: Some("C64"), dlpack: 5, buffer: Some("Zf"), array: Some("c8") },
                 /// Complex numbers of two 64-bit floats.
-                C128 c128 "complex128",
+                C128 c128 "complex128" { scalar_type: "ComplexDouble", has_classes: true, cpp: "c10::complex<double>", plain_cpp: "c10::complex<double>",
+                    safetensors: None, dlpack: 5, buffer: Some("Zd"), array: Some("c16") },
             }
         }
     };
@@ -84,14 +99,40 @@ pub enum Category {
     Complex,
 }
 
+/// The names and codes by which PyTorch, files and other libraries know a dtype.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Exchange {
+    /// The name of PyTorch's scalar type (`Short`), in its messages and in the names of its classes.
+    pub scalar_type: &'static str,
+    /// Whether PyTorch has classes of storages, and of tensors that are not complex, for the dtype (`ShortStorage`, `ShortTensor`).
+    pub has_classes: bool,
+    /// The C++ type in PyTorch's messages about numbers.
+    pub cpp: &'static str,
+    /// The C++ type in PyTorch's messages about `out` tensors: without aliases.
+    pub plain_cpp: &'static str,
+    /// The name in files of the format `safetensors`; `None` if the format has no such elements.
+    pub safetensors: Option<&'static str>,
+    /// DLPack's code of the kind of numbers (`DLDataTypeCode`); [`DType::size_bytes`] has the bits.
+    pub dlpack: u8,
+    /// The format of an element in Python's buffer protocol, if it has one. Integers are those of a fixed size (`i`, `q`, not `l`).
+    pub buffer: Option<&'static str>,
+    /// Kind and bytes in the array interface of NumPy and of CUDA libraries (`i2`), if it has such a type.
+    pub array: Option<&'static str>,
+}
+
+/// Makes the [`Exchange`] of a row.
+macro_rules! exchange {
+    ({ $($field:ident: $value:expr),* $(,)? }) => { Exchange { $($field: $value),* } };
+}
+
 /// Defines [`DType`] and the methods that follow from its table.
 macro_rules! define_dtypes {
     (
-        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
-        integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal,)* }
-        reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal,)* }
-        float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal,)* }
-        complex { $($(#[$complex_doc:meta])* $complex:ident $complex_element:ident $complex_name:literal,)* }
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal $bool_exchange:tt, }
+        integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal $integer_exchange:tt,)* }
+        reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal $reduced_exchange:tt,)* }
+        float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal $float_exchange:tt,)* }
+        complex { $($(#[$complex_doc:meta])* $complex:ident $complex_element:ident $complex_name:literal $complex_exchange:tt,)* }
     ) => {
         /// The type of a tensor's elements, by PyTorch's names.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -158,6 +199,17 @@ macro_rules! define_dtypes {
                     $(Self::$reduced => $reduced_name,)*
                     $(Self::$float => $float_name,)*
                     $(Self::$complex => $complex_name,)*
+                }
+            }
+
+            /// Returns the names and codes by which PyTorch, files and other libraries know the dtype.
+            pub const fn exchange(self) -> &'static Exchange {
+                match self {
+                    Self::$bool => &exchange!($bool_exchange),
+                    $(Self::$integer => &exchange!($integer_exchange),)*
+                    $(Self::$reduced => &exchange!($reduced_exchange),)*
+                    $(Self::$float => &exchange!($float_exchange),)*
+                    $(Self::$complex => &exchange!($complex_exchange),)*
                 }
             }
 
@@ -246,11 +298,11 @@ macro_rules! with_element {
 macro_rules! define_with_dtype {
     (
         $d:tt
-        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
-        integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal,)* }
-        reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal,)* }
-        float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal,)* }
-        complex { $($(#[$complex_doc:meta])* $complex:ident $complex_element:ident $complex_name:literal,)* }
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal $bool_exchange:tt, }
+        integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal $integer_exchange:tt,)* }
+        reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal $reduced_exchange:tt,)* }
+        float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal $float_exchange:tt,)* }
+        complex { $($(#[$complex_doc:meta])* $complex:ident $complex_element:ident $complex_name:literal $complex_exchange:tt,)* }
     ) => {
         /// Evaluates an expression with a name bound to the Rust type of a dtype's elements.
         ///

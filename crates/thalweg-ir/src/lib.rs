@@ -41,7 +41,7 @@ pub use body::{
 pub use complex::{c64, c128, quotient};
 #[doc(hidden)]
 pub use dtype::elements;
-pub use dtype::{Category, DType, Element, HostElement, PromotionError, UnknownDType};
+pub use dtype::{Category, DType, Element, Exchange, HostElement, PromotionError, UnknownDType};
 pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
 pub use kernel::{

@@ -50,12 +50,13 @@ pub use native::{Accesses, NativeKernel, Placed, Tell, Words};
 pub use operands::{cells, slice, slice_mut};
 
 use dtypes::FLOATS;
+use thalweg_ir::DType;
 
 /// Returns name and source of every kernel of this crate that does not depend on a program's bodies: those that a bundle compiles
 /// ahead of time, and that tests compile.
 pub fn sources() -> Vec<(String, String)> {
     let mut all = Vec::new();
-    for dtype in matmul::DTYPES {
+    for dtype in DType::ALL.into_iter().filter(|&dtype| matmul::takes(dtype)) {
         all.push((matmul::cuda::name(dtype).to_owned(), matmul::cuda::print(dtype)));
     }
     for dtype in FLOATS {

@@ -37,35 +37,17 @@ pub use schedule::{
     PlateauOptions, PolynomialLr, ReduceLrOnPlateau, Schedule, SequentialLr, StepLr, ThresholdMode,
 };
 pub use state::{GroupState, OptimizerState, ParameterState};
-pub use thalweg_ops::optimizer::{
-    AdadeltaOptions, AdagradOptions, AdamOptions, AdamWOptions, AdamaxOptions, AsgdOptions, LionOptions,
-    NAdamOptions, OptimizerOptions, RAdamOptions, RMSpropOptions, RpropOptions, SgdOptions,
-    SparseAdamOptions,
-};
 
-/// Adadelta.
-pub type Adadelta = Optimizer<AdadeltaOptions>;
-/// Adagrad.
-pub type Adagrad = Optimizer<AdagradOptions>;
-/// Adam.
-pub type Adam = Optimizer<AdamOptions>;
-/// Adam with decoupled weight decay.
-pub type AdamW = Optimizer<AdamWOptions>;
-/// Adamax.
-pub type Adamax = Optimizer<AdamaxOptions>;
-/// Averaged stochastic gradient descent.
-pub type Asgd = Optimizer<AsgdOptions>;
-/// Lion.
-pub type Lion = Optimizer<LionOptions>;
-/// NAdam.
-pub type NAdam = Optimizer<NAdamOptions>;
-/// RAdam.
-pub type RAdam = Optimizer<RAdamOptions>;
-/// RMSprop.
-pub type RMSprop = Optimizer<RMSpropOptions>;
-/// Rprop.
-pub type Rprop = Optimizer<RpropOptions>;
-/// Stochastic gradient descent.
-pub type Sgd = Optimizer<SgdOptions>;
-/// Adam that leaves elements alone whose gradient is 0: for tables of embeddings.
-pub type SparseAdam = Optimizer<SparseAdamOptions>;
+/// Defines the optimizers of the table.
+macro_rules! optimizers {
+    ($($name:ident $options:ident $title:literal;)*) => {
+        pub use thalweg_ops::optimizer::{OptimizerOptions, $($options),*};
+
+        $(
+            #[doc = concat!($title, ", with the options that [`", stringify!($options), "`] describes.")]
+            pub type $name = Optimizer<$options>;
+        )*
+    };
+}
+
+thalweg_ops::for_each_optimizer! { optimizers }

@@ -15,7 +15,7 @@ use pyo3::types::{PyBool, PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::dispatch::{Argument, Operator, Value};
 use thalweg::driver::Label;
-use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
+use thalweg::ops::schema::{Kind, Parameter, Schema};
 use thalweg::random::with_generator;
 use thalweg::{DType, Device, Tensor};
 
@@ -125,22 +125,6 @@ struct Extra<'a, 'py> {
     generator: Option<&'a Bound<'py, PyGenerator>>,
 }
 
-/// Returns the default of a parameter as a value.
-fn default_of(parameter: &Parameter) -> Option<Value> {
-    let is_scalar = parameter.ty.kind == Kind::Scalar;
-    Some(match parameter.default.as_ref()? {
-        Literal::None => Value::None,
-        Literal::Bool(truth) => Value::Bool(*truth),
-        Literal::Int(integer) if is_scalar => Value::Scalar(thalweg::Scalar::I64(*integer)),
-        Literal::Float(number) if is_scalar => Value::Scalar(thalweg::Scalar::F64(*number)),
-        Literal::Int(integer) => Value::Int(*integer),
-        Literal::Float(number) => Value::Float(*number),
-        Literal::Ints(list) => Value::Ints(list.clone()),
-        Literal::Str(_) if parameter.ty.kind == Kind::DType => Value::DType(thalweg::DType::I64),
-        Literal::Str(text) => Value::Str(text.clone()),
-    })
-}
-
 impl Overload {
     /// Returns an operator as an overload for Python.
     pub fn new(operator: &'static Operator) -> Self {
@@ -152,7 +136,7 @@ impl Overload {
             operator,
             receiver,
             positional: parameters.iter().take_while(|parameter| !parameter.keyword_only).count(),
-            defaults: parameters.iter().map(default_of).collect(),
+            defaults: operator.defaults().map(<Option<&Value>>::cloned).collect(),
             is_factory: parameters.iter().any(|parameter| parameter.name == "pin_memory"),
             gives_numbers: returns.iter().any(|ty| ty.kind != Kind::Tensor),
             gives_one: matches!(returns, [ty] if !ty.list),

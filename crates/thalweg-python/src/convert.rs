@@ -463,25 +463,20 @@ pub fn read_buffer<'py>(
     let format: String = view.getattr("format")?.extract()?;
     let size: usize = view.getattr("itemsize")?.extract()?;
     let shape: Vec<usize> = view.getattr("shape")?.extract()?;
-    let dtype = match (format.trim_start_matches(['@', '=', '<']), size) {
-        ("?", 1) => DType::Bool,
-        ("e", 2) => DType::F16,
-        ("f", 4) => DType::F32,
-        ("d", 8) => DType::F64,
-        ("Zf", 8) => DType::C64,
-        ("Zd", 16) => DType::C128,
-        ("B", 1) => DType::U8,
-        ("b", 1) => DType::I8,
-        ("h", 2) => DType::I16,
-        ("H", 2) => DType::U16,
-        ("i" | "l", 4) => DType::I32,
-        ("q" | "l", 8) => DType::I64,
-        _ => {
-            return Err(type_error(format!(
-                "a buffer of format '{format}' has no dtype here; convert it first"
-            )));
-        }
+    let element = match (format.trim_start_matches(['@', '=', '<']), size) {
+        // C's `long`, by its size.
+        ("l", 4) => "i",
+        ("l", 8) => "q",
+        ("L", 4) => "I",
+        ("L", 8) => "Q",
+        (element, _) => element,
     };
+    let found = DType::ALL
+        .into_iter()
+        .find(|dtype| (dtype.exchange().buffer, dtype.size_bytes()) == (Some(element), size));
+    let dtype = found.ok_or_else(|| {
+        type_error(format!("a buffer of format '{format}' has no dtype here; convert it first"))
+    })?;
     let bytes = view.call_method0("tobytes")?.cast_into::<PyBytes>().map_err(PyErr::from)?;
     Ok(Some((bytes, shape, dtype)))
 }

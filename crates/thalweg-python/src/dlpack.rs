@@ -27,7 +27,7 @@ struct DlDevice {
 
 /// `DLDataType`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct DlType {
     code: u8,
     bits: u8,
@@ -81,24 +81,14 @@ const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 const USED: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
-/// Returns DLPack's type for a dtype.
-fn type_of(dtype: DType) -> PyResult<DlType> {
-    let code = match dtype {
-        DType::Bool => 6,
-        DType::U8 | DType::U16 => 1,
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
-        DType::F16 | DType::F32 | DType::F64 => 2,
-        DType::Bf16 => 4,
-        other => return Err(left_out(format!("tensors of {other} are not handed out by DLPack"))),
-    };
-    Ok(DlType { code, bits: 8 * dtype.size_bytes() as u8, lanes: 1 })
+/// Returns DLPack's type of a dtype.
+fn type_of(dtype: DType) -> DlType {
+    DlType { code: dtype.exchange().dlpack, bits: 8 * dtype.size_bytes() as u8, lanes: 1 }
 }
 
 /// Returns the dtype for DLPack's type.
 fn dtype_of(ty: DlType) -> PyResult<DType> {
-    let found = DType::ALL.into_iter().find(|&dtype| {
-        type_of(dtype).is_ok_and(|own| (own.code, own.bits, own.lanes) == (ty.code, ty.bits, ty.lanes))
-    });
+    let found = DType::ALL.into_iter().find(|&dtype| type_of(dtype) == ty);
     found.ok_or_else(|| {
         left_out(format!(
             "DLPack's type (code {}, {} bits, {} lanes) has no dtype here",
@@ -130,7 +120,7 @@ impl Kept {
                 index: if is_host { 0 } else { tensor.device().index() as i32 },
             },
             rank: self.shape.len() as i32,
-            dtype: type_of(tensor.dtype())?,
+            dtype: type_of(tensor.dtype()),
             shape: self.shape.as_mut_ptr(),
             strides: self.strides.as_mut_ptr(),
             offset_bytes: 0,

@@ -121,7 +121,40 @@ impl PyDType {
         }
     }
 
-    /// Whether tensors can have this dtype.
+    /// The name of PyTorch's scalar type (`Float`); the name without a prefix if no tensor has the dtype.
+    #[getter]
+    fn _scalar_type(&self) -> &'static str {
+        match self.0 {
+            Kind::Held(dtype) => dtype.exchange().scalar_type,
+            Kind::Named(name, _) => name,
+        }
+    }
+
+    /// Whether PyTorch has classes of storages of the dtype.
+    #[getter]
+    fn _has_classes(&self) -> PyResult<bool> {
+        Ok(self.held()?.exchange().has_classes)
+    }
+
+    /// The name in files of the format `safetensors`, or None.
+    #[getter]
+    fn _safetensors(&self) -> PyResult<Option<&'static str>> {
+        Ok(self.held()?.exchange().safetensors)
+    }
+
+    /// Kind and bytes in the interfaces of arrays (`f4`), or None.
+    #[getter]
+    fn _array(&self) -> PyResult<Option<&'static str>> {
+        Ok(self.held()?.exchange().array)
+    }
+
+    /// Whether arithmetic is done in the dtype itself.
+    #[getter]
+    fn _is_computed(&self) -> PyResult<bool> {
+        Ok(self.held()?.compute() == self.held()?)
+    }
+
+    /// Whether tensors have it.
     #[getter]
     fn _is_held(&self) -> bool {
         matches!(self.0, Kind::Held(_))
@@ -220,6 +253,12 @@ fn choose_default_dtype(d: &PyDType) -> PyResult<()> {
     Ok(())
 }
 
+/// Returns the dtypes of tensors.
+#[pyfunction]
+fn _dtypes(py: Python<'_>) -> PyResult<Vec<Py<PyDType>>> {
+    DType::ALL.iter().map(|&dtype| object(py, dtype)).collect()
+}
+
 /// Adds the classes and their objects.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
@@ -230,7 +269,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     for dtype in DType::ALL {
         module.add(dtype.name(), object(py, dtype)?)?;
     }
-    for (name, size) in NAMED {
+    module.add_function(wrap_pyfunction!(_dtypes, module)?)?;
+    for (name, size) in NAMED.into_iter().filter(|(name, _)| name.parse::<DType>().is_err()) {
         module.add(name, Py::new(py, PyDType(Kind::Named(name, size)))?)?;
     }
     for (name, dtype) in ALIASES {

@@ -6,11 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use thalweg::ops::optimizer::OptimizerOptions;
-use thalweg::optim::{
-    AdadeltaOptions, AdagradOptions, AdamOptions, AdamWOptions, AdamaxOptions, AsgdOptions, GradientScaler,
-    GradientScalerOptions, GroupState, LionOptions, NAdamOptions, Optimizer, OptimizerState, RAdamOptions,
-    RMSpropOptions, RpropOptions, SgdOptions,
-};
+use thalweg::optim::{GradientScaler, GradientScalerOptions, GroupState, Optimizer, OptimizerState};
 use thalweg::{Result, Tensor};
 
 use crate::device::or_current;
@@ -117,23 +113,17 @@ fn rule<O: OptimizerOptions + 'static>() -> Rule {
     Rule { title: O::RULE.title, make: made::<O>, defaults: defaults::<O> }
 }
 
-/// Returns the rules. SparseAdam is left out because there are no sparse tensors (see `thalweg.optim`).
-fn rules() -> [Rule; 12] {
-    [
-        rule::<AdadeltaOptions>(),
-        rule::<AdagradOptions>(),
-        rule::<AdamOptions>(),
-        rule::<AdamWOptions>(),
-        rule::<AdamaxOptions>(),
-        rule::<AsgdOptions>(),
-        rule::<LionOptions>(),
-        rule::<NAdamOptions>(),
-        rule::<RAdamOptions>(),
-        rule::<RMSpropOptions>(),
-        rule::<RpropOptions>(),
-        rule::<SgdOptions>(),
-    ]
+/// Makes the list of the table's rules.
+macro_rules! rules {
+    ($($name:ident $options:ident $title:literal;)*) => {
+        /// Returns the rules of the table of optimizers.
+        fn rules() -> impl Iterator<Item = Rule> {
+            [$(rule::<thalweg::optim::$options>()),*].into_iter()
+        }
+    };
 }
+
+thalweg::ops::for_each_optimizer! { rules }
 
 fn defaults<O: OptimizerOptions>() -> Vec<(&'static str, f64)> {
     O::default().named()
@@ -167,7 +157,7 @@ impl _FusedOptimizer {
 impl _FusedOptimizer {
     #[new]
     fn new(py: Python<'_>, rule: &str, groups: Vec<(Vec<Bound<'_, PyTensor>>, Options)>) -> PyResult<Self> {
-        let Some(Rule { make, .. }) = rules().into_iter().find(|known| known.title == rule) else {
+        let Some(Rule { make, .. }) = rules().find(|known| known.title == rule) else {
             return Err(value_error(format!("there is no optimizer {rule}")));
         };
         let groups: Vec<(Vec<Tensor>, Options)> = (groups.into_iter())

@@ -1,5 +1,6 @@
 """DLPack: with this package itself, and with NumPy and PyTorch if they are installed."""
 
+import ctypes
 import gc
 
 import thalweg as th
@@ -39,6 +40,24 @@ def test_capsules_are_taken_once():
     assert x.__dlpack_device__() == ((2, 0) if x.is_cuda else (1, 0))
 
 
+# DLPack's codes and bits of dtypes, as PyTorch 2.11 writes them.
+CODES = {
+    "bool": (6, 8), "uint8": (1, 8), "int8": (0, 8), "int16": (0, 16), "uint16": (1, 16), "int32": (0, 32), "int64": (0, 64),
+    "float8_e4m3fn": (10, 8), "float8_e5m2": (12, 8), "float16": (2, 16), "bfloat16": (4, 16), "float32": (2, 32), "float64": (2, 64),
+    "complex64": (5, 64), "complex128": (5, 128)}
+
+
+def test_every_dtype_is_handed_out():
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    for dtype in th._core._dtypes():
+        capsule = th._core._to_dlpack(th.tensor([0, 1]).to(dtype), False)
+        # After the address, the device and the rank.
+        assert tuple(ctypes.string_at(pointer(capsule, b"dltensor") + 20, 2)) == CODES[dtype._name], dtype
+        back = th.from_dlpack(capsule)
+        assert back.dtype is dtype and back.to(th.float32).tolist() == [0, 1], dtype
+
+
 def test_other_libraries():
     found = []
     try:
@@ -52,7 +71,9 @@ def test_other_libraries():
         import torch
         assert torch.from_dlpack(th.arange(4).float()).tolist() == [0, 1, 2, 3]
         assert th.from_dlpack(torch.arange(6.0).view(2, 3).T).tolist() == [[0, 3], [1, 4], [2, 5]]
-        assert th.from_dlpack(torch.ones(2, dtype=torch.bfloat16)).dtype is th.bfloat16
+        for dtype in th._core._dtypes():
+            theirs = torch.tensor([0, 1]).to(getattr(torch, dtype._name))
+            assert th.from_dlpack(theirs).dtype is dtype and torch.from_dlpack(th.from_dlpack(theirs)).dtype is theirs.dtype
         found.append("torch")
     except ImportError:
         pass

@@ -88,9 +88,10 @@ pub(crate) fn uninitialized(tensor: Tensor) -> Result<Tensor> {
         DType::Bool => Scalar::from(true),
         _ if dtype.is_floating_point() || dtype.is_complex() => Scalar::from(f64::NAN),
         // All bits but that of the sign, where there is one.
-        DType::U8 => Scalar::from(i64::from(u8::MAX)),
-        DType::U16 => Scalar::from(i64::from(u16::MAX)),
-        _ => Scalar::from(i64::MAX >> (64 - 8 * dtype.size_bytes())),
+        _ => {
+            let bits = 8 * dtype.size_bytes() - usize::from(dtype.is_signed());
+            Scalar::from(i64::MAX >> 63_usize.saturating_sub(bits))
+        }
     };
     no_grad(|| tensor.fill_(value))?;
     Ok(tensor)

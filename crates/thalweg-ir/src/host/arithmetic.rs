@@ -62,8 +62,8 @@ pub(super) trait Float: Number {
 
 macro_rules! integers {
     (
-        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
-        integer { $($(#[$doc:meta])* $variant:ident $integer:ident $name:literal,)* }
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal $bool_exchange:tt, }
+        integer { $($(#[$doc:meta])* $variant:ident $integer:ident $name:literal $exchange:tt,)* }
         $($rest:tt)*
     ) => {$(
         impl Number for $integer {

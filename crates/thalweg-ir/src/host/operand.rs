@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 
-use crate::DType;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
+use crate::{DType, Element};
 
 /// Defines the enums over typed slices, with a variant per dtype that has its own element type.
 macro_rules! define_slices {
     (
-        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
-        $($group:ident { $($(#[$doc:meta])* $variant:ident $element:ident $name:literal,)* })*
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal $bool_exchange:tt, }
+        $($group:ident { $($(#[$doc:meta])* $variant:ident $element:ident $name:literal $exchange:tt,)* })*
     ) => {
         /// Elements that are not written during the run. Bools are bytes of 0 and 1.
         #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,27 @@ macro_rules! define_slices {
         define_slices! { @describe Cells $($($variant)*)* }
         define_slices! { @describe SliceMut $($($variant)*)* }
 
+        impl<'a> Slice<'a> {
+            /// Returns the elements of a dtype's own type; `None` if they are of another dtype.
+            #[must_use]
+            pub fn elements<T: Element>(self) -> Option<&'a [T]> {
+                match self {
+                    $($(Self::$variant(elements) if T::DTYPE == DType::$variant => Some(bytemuck::cast_slice(elements)),)*)*
+                    _ => None,
+                }
+            }
+        }
+
         impl<'a> SliceMut<'a> {
+            /// Returns the elements of a dtype's own type; `None` if they are of another dtype.
+            #[must_use]
+            pub fn into_elements<T: Element>(self) -> Option<&'a mut [T]> {
+                match self {
+                    $($(Self::$variant(elements) if T::DTYPE == DType::$variant => Some(bytemuck::cast_slice_mut(elements)),)*)*
+                    _ => None,
+                }
+            }
+
             /// Returns the elements as cells, which several operands of a run may share.
             #[must_use]
             pub fn into_cells(self) -> Cells<'a> {

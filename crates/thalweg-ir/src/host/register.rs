@@ -90,8 +90,8 @@ pub(super) const BANKS: usize = DType::ALL.len();
 /// Defines [`File`], with a bank per dtype that has its own element type, and the types of its elements.
 macro_rules! define_file {
     (
-        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
-        $($group:ident { $($(#[$doc:meta])* $variant:ident $element:ident $name:literal,)* })*
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal $bool_exchange:tt, }
+        $($group:ident { $($(#[$doc:meta])* $variant:ident $element:ident $name:literal $exchange:tt,)* })*
     ) => {
         /// All registers. Bools are stored as bytes. A thread keeps one file for all its launches.
         #[derive(Debug, Default)]

@@ -8,7 +8,9 @@
 //! The kernel uses no tensor cores: it serves products that the library does not support, and programs that run without the
 //! library.
 
-use super::Matmul;
+use std::sync::LazyLock;
+
+use super::{Matmul, takes};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 
@@ -22,19 +24,10 @@ const GRID_MOST: u64 = 65_535;
 /// # Panics
 /// If there is no product of the dtype.
 pub fn name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "matmul_float16",
-        DType::Bf16 => "matmul_bfloat16",
-        DType::F32 => "matmul_float32",
-        DType::F64 => "matmul_float64",
-        DType::U8 => "matmul_uint8",
-        DType::I8 => "matmul_int8",
-        DType::I16 => "matmul_int16",
-        DType::U16 => "matmul_uint16",
-        DType::I32 => "matmul_int32",
-        DType::I64 => "matmul_int64",
-        other => panic!("matmul on {other}: there is no product of it"),
-    }
+    static NAMES: LazyLock<[String; DType::ALL.len()]> =
+        LazyLock::new(|| DType::ALL.map(|dtype| format!("matmul_{dtype}")));
+    assert!(takes(dtype), "matmul on {dtype}: there is no product of it");
+    &NAMES[dtype as usize]
 }
 
 /// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point,

@@ -13,8 +13,8 @@ use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
 use super::{Matmul, Operand};
 use crate::panels::{COLUMNS, ROWS, pack_column, pack_left, pack_term, product};
 use crate::threads::{ranges, share, threads};
-use thalweg_ir::Element;
 use thalweg_ir::host::{Fault, Slice, SliceMut, represents};
+use thalweg_ir::{Element, with_dtype};
 
 /// Computes a product and returns when it is done. Each operand starts at its first element and is at least as long as its
 /// [span](Matmul::spans). Elements of D between its rows keep their values. On the same processor, the result is always the same.
@@ -34,23 +34,26 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
             )));
         }
     }
-    macro_rules! integers {
-        ($a:ident, $b:ident, $d:ident; $($variant:ident)*) => {
-            match ($a, $b, $d) {
-                $((Slice::$variant(a), Slice::$variant(b), SliceMut::$variant(d)) => wrapping_products(matmul, a, b, d),)*
-                _ => unreachable!("operands were checked against the description"),
-            }
-        };
-    }
     match (a, b, d) {
         (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products_of_f32(matmul, a, b, d),
         (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => products(matmul, a, b, d),
         (Slice::F16(a), Slice::F16(b), SliceMut::F16(d)) => rounded_products::<f16>(matmul, a, b, d),
         (Slice::Bf16(a), Slice::Bf16(b), SliceMut::Bf16(d)) => rounded_products::<bf16>(matmul, a, b, d),
-        (a, b, d) => integers!(a, b, d; U8 I8 I16 U16 I32 I64),
+        (a, b, d) => with_dtype!(matmul.dtype,
+            bool => unreachable!("{NO_PRODUCT}"),
+            integer T => {
+                let operands = a.elements().zip(b.elements()).zip(d.into_elements());
+                let ((a, b), d) = operands.expect("operands were checked against the description");
+                wrapping_products(matmul, (a, b, d), |sum: T, a, b| sum.wrapping_add(a.wrapping_mul(b)));
+            },
+            reduced T => unreachable!("{NO_PRODUCT}"),
+            float T => unreachable!("{NO_PRODUCT}"),
+        ),
     }
     Ok(())
 }
+
+const NO_PRODUCT: &str = "dtypes without a product were refused by the check";
 
 /// Returns the range of elements of a batch item's matrix.
 fn matrix(operand: &Operand, item: u64, (rows, columns): (u64, u64)) -> std::ops::Range<usize> {
@@ -354,26 +357,12 @@ where
     }
 }
 
-/// An integer whose arithmetic wraps around.
-trait Wrapping: Copy + Default {
-    /// Returns the sum with a product.
-    fn plus_product(self, a: Self, b: Self) -> Self;
-}
-
-macro_rules! wrapping {
-    ($($T:ty)*) => {$(
-        impl Wrapping for $T {
-            fn plus_product(self, a: Self, b: Self) -> Self {
-                self.wrapping_add(a.wrapping_mul(b))
-            }
-        }
-    )*};
-}
-
-wrapping! { u8 i8 i16 u16 i32 i64 }
-
-/// Computes the products of a batch of integers.
-fn wrapping_products<T: Wrapping>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
+/// Computes the products of a batch of integers; `plus_product` returns a sum with a further product, which wraps around.
+fn wrapping_products<T: Element + Default>(
+    matmul: &Matmul,
+    (a, b, d): (&[T], &[T], &mut [T]),
+    plus_product: impl Fn(T, T, T) -> T,
+) {
     let at = |operand: &Operand, row: u64, column: u64| {
         let (row, column) = if operand.transposed { (column, row) } else { (row, column) };
         (row * operand.leading_dimension + column) as usize
@@ -390,7 +379,7 @@ fn wrapping_products<T: Wrapping>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]
             for term in 0..matmul.k {
                 let factor = a[at(&matmul.a, row, term)];
                 for (column, sum) in sums.iter_mut().enumerate() {
-                    *sum = sum.plus_product(factor, b[at(&matmul.b, term, column as u64)]);
+                    *sum = plus_product(*sum, factor, b[at(&matmul.b, term, column as u64)]);
                 }
             }
         }

@@ -20,8 +20,8 @@ pub mod quantized;
 pub mod warp_groups;
 
 use crate::arguments;
-use thalweg_ir::DType;
 use thalweg_ir::host::Fault;
+use thalweg_ir::{Category, DType};
 
 pub use native::{host_function, library_accesses, library_words, wide_accesses, wide_host_function};
 
@@ -84,19 +84,15 @@ pub struct Matmul {
     pub beta: Factor,
 }
 
-/// The dtypes for which there is a product.
-pub const DTYPES: [DType; 10] = [
-    DType::F32,
-    DType::F64,
-    DType::F16,
-    DType::Bf16,
-    DType::U8,
-    DType::I8,
-    DType::I16,
-    DType::U16,
-    DType::I32,
-    DType::I64,
-];
+/// Returns whether there is a product of a dtype: of integers, and of floats with more than 8 bits.
+#[must_use]
+pub const fn takes(dtype: DType) -> bool {
+    match dtype.category() {
+        Category::Integer => true,
+        Category::FloatingPoint => !dtype.is_float8(),
+        Category::Bool | Category::Complex => false,
+    }
+}
 
 /// The number of 8-byte words that [`Matmul::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 16;
@@ -178,7 +174,7 @@ impl Matmul {
     /// integers have another factor than 1 (or a beta of 0), or sizes are beyond the address space.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: String| Err(Fault::new(format!("matmul {self}: {text}")));
-        if !DTYPES.contains(&self.dtype) {
+        if !takes(self.dtype) {
             return fault(format!("{} is not supported; cast to another dtype", self.dtype));
         }
         let is_plain = self.alpha == Factor::ONE && [Factor::ZERO, Factor::ONE].contains(&self.beta);

@@ -21,37 +21,7 @@
 //!
 //! # The keys
 //!
-//! | key | takes | default | meaning |
-//! |---|---|---|---|
-//! | `policy` | `thalweg` or `pytorch` | thalweg | where the defaults of other keys come from; a key that is set counts, wherever it stands |
-//! | `backend` | `native` or `cudaMallocAsync` | native | what hands out device memory; chosen at the start, for good |
-//! | `large_segment_size_mb` | a whole number of MiB, at least 11 | 20 | the segment for requests of more than 1 MiB and less than 10 |
-//! | `segment_granularity_mb` | an even number of MiB, from 2 to 1024 | 2 | segments for requests of 10 MiB or more are a multiple of this; a coarse one serves later requests of other sizes |
-//! | `max_split_size_mb` | a whole number of MiB, at least `large_segment_size_mb` | unlimited | blocks of this size or more are never cut, and go back to the driver one by one |
-//! | `max_non_split_rounding_mb` | a whole number of MiB, at least `large_segment_size_mb` | `large_segment_size_mb` | a block that is not cut serves requests that waste less than this |
-//! | `garbage_collection_threshold` | a number between 0 and 1, neither of them | off | the part of the allowed memory above which old free blocks go back before more is taken |
-//! | `roundup_power2_divisions` | a power of two, or a list such as `[64:8,256:4,>:1]` | off | sizes round up to this many steps between powers of two, alike or from each size in MiB on |
-//! | `per_process_memory_fraction` | a number from 0 to 1 | 1 | the part of the device's memory that may be taken from the driver |
-//! | `throw_on_cudamalloc_oom` | `True` or `False` | False | a request that would pass the memory fraction fails at once, and nothing is given back first |
-//! | `release_lock_on_cudamalloc` | `True` or `False` | False | other threads may use the allocator while one waits for the driver's memory |
-//! | `graph_capture_record_stream_reuse` | `True` or `False` | False | in a capture, blocks with recorded streams are used again where the graph orders it |
-//! | `expandable_segments` | `True` or `False` | True; pytorch: False | segments grow page by page in reserved addresses, where the driver has virtual memory |
-//! | `expandable_segments_reserve` | a fraction of the device's memory (`0.5`) or a number of GiB (`8G`), more than 0 | 9/8 of the device's memory | the addresses that each expandable segment reserves; 9/8 of the device's memory at most |
-//! | `expandable_segments_reserve_by_class` | a list such as `[serving:0.25,training:8G]` | none | the same for streams of one class |
-//! | `expandable_page_mb` | an even number of MiB, from 2 to 1024 | 8; pytorch: `large_segment_size_mb` | the page by which expandable segments of large requests grow; of small ones it is 2 MiB |
-//! | `stitching` | `True` or `False` | True; pytorch: False | free pages from anywhere in an expandable pool may be moved into one contiguous range |
-//! | `stitching_slack` | a number from 0 to 1 | 0.02 | pages are made, not moved, while no more is reserved than was ever active, and this part of it |
-//! | `cross_stream_reuse` | `never`, `idle` or `ordered` | idle; pytorch: never | when free memory of another stream serves: once its work is done, or also by waiting for it |
-//! | `cross_stream_wait_limit` | a whole number | 64 | at most this many waits that reuse put on streams may not be known to have passed |
-//! | `record_use_depth` | a whole number | 2 | a stream waits for a block's recorded uses, not taking more memory, when this many that fit wait |
-//! | `last_resort` | `True` or `False` | True; pytorch: False | before a request fails, any free block that is safe to use serves, whatever its class and `max_split_size_mb` |
-//! | `pinned_use_background_threads` | `True` or `False` | False | a thread in the background looks which pinned blocks the device is done with |
-//! | `pinned_max_round_threshold_mb` | a whole number of MiB | unlimited | pinned requests above this are not rounded up to a power of two |
-//! | `pinned_max_cached_size_mb` | a whole number of MiB | unlimited | pinned blocks above this are not rounded up, and not kept when they are free |
-//! | `pinned_use_cuda_host_register` | `True` or `False` | False | ordinary memory is taken, touched and registered, instead of asking the driver for pinned memory |
-//! | `pinned_num_register_threads` | a power of two, at most 128 | 1 | how many threads touch the pages for that |
-//! | `pinned_reserve_segment_size_mb` | a whole number of MiB, at least 1 | none | pinned memory that is taken once, at the first request, and never given back |
-//! | `pinned_free_catch_all` | `True` or `False` | False | errors while pinned memory is given back are dropped |
+//! [`Settings::keys`] has their table.
 //!
 //! # Defaults that depend on other keys
 //!
@@ -178,11 +148,6 @@ impl Settings {
         keys::find(name).is_some_and(|key| key.is_set(self))
     }
 
-    /// Returns all keys with their meanings and effective values, for people.
-    pub fn keys(&self) -> impl Iterator<Item = KeyDescription> + '_ {
-        KEYS.iter().map(|key| key.describe(self))
-    }
-
     /// Reads a text into these settings. If this fails, the settings must be discarded.
     fn assign(&mut self, text: &str) -> Result<Places, Fault> {
         let mut cursor = Cursor::new(text);
@@ -275,24 +240,5 @@ impl fmt::Display for Settings {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_essay_has_the_table_of_the_keys() {
-        let rows: Vec<String> = Settings::default()
-            .keys()
-            .map(|key| {
-                let KeyDescription { name, accepts, default, meaning, .. } = key;
-                format!("//! | `{name}` | {accepts} | {default} | {meaning} |")
-            })
-            .collect();
-        let written: Vec<&str> =
-            include_str!("mod.rs").lines().filter(|line| line.starts_with("//! | `")).collect();
-        assert_eq!(written, rows, "the table should be\n{}", rows.join("\n"));
     }
 }

@@ -2,8 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_ir::Scalar;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::dispatch::Argument;
@@ -11,18 +10,43 @@ use thalweg_tensor::dispatch::Argument;
 use super::Module;
 use crate::functional::{self, Reduction, call, operator};
 
-/// Losses of two tensors without tensors of their own.
+/// A field of a loss, as its operator takes it.
+trait Field {
+    fn argument(&self) -> Argument<'_>;
+}
+
+macro_rules! fields {
+    ($($type:ty)*) => {$(
+        impl Field for $type {
+            fn argument(&self) -> Argument<'_> {
+                (*self).into()
+            }
+        }
+    )*};
+}
+
+fields! { Reduction i64 f64 bool }
+
+impl Field for Option<Tensor> {
+    fn argument(&self) -> Argument<'_> {
+        self.as_ref().into()
+    }
+}
+
+/// Defines losses, each of which is one operator. An entry has the operator with its tensors and then its other arguments, which are fields, in
+/// the operator's order; and the fields beside `reduction`, with PyTorch's defaults.
 macro_rules! losses {
     ($(
-        $(#[$doc:meta])*
-        $name:ident { $( $(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr, )* }
-        |$this:ident, $x:ident, $target:ident| $body:expr;
+        $(#[$attribute:meta])*
+        $name:ident = $operator:literal($($tensor:ident)*; $($argument:ident)*) {
+            $( $(#[$field_doc:meta])* $role:ident $field:ident: $type:ty = $default:expr, )*
+        }
     )*) => {$(
-        $(#[$doc])*
-        #[derive(Module, Clone, Copy, PartialEq, Debug)]
+        $(#[$attribute])*
+        #[derive(Module, Clone, Debug)]
         pub struct $name {
-            $( $(#[$field_doc])* #[module(skip)] pub $field: $type, )*
-            /// The reduction of the losses of all elements.
+            $( $(#[$field_doc])* #[module($role)] pub $field: $type, )*
+            /// The reduction of the losses.
             #[module(skip)]
             pub reduction: Reduction,
         }
@@ -35,14 +59,14 @@ macro_rules! losses {
         }
 
         impl $name {
-            /// Returns the loss of a prediction against a target. Asynchronous.
+            /// Returns the loss. Asynchronous.
             ///
             /// # Errors
-            /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+            /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
             #[track_caller]
-            pub fn forward(&self, $x: &Tensor, $target: &Tensor) -> Result<Tensor> {
-                let $this = self;
-                in_call(stringify!($name), &[$x, $target], Location::caller(), || $body)
+            pub fn forward(&self, $($tensor: &Tensor),*) -> Result<Tensor> {
+                let arguments = [$($tensor.into(),)* $(self.$argument.argument()),*];
+                call(operator!($operator), &arguments, Location::caller())
             }
         }
     )*};
@@ -50,66 +74,94 @@ macro_rules! losses {
 
 losses! {
     /// |x − target|.
-    L1Loss {} |this, x, target| call(operator!("l1_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
+    #[derive(Copy, PartialEq)]
+    L1Loss = "l1_loss"(x target; reduction) {}
     /// (x − target)².
-    MSELoss {} |this, x, target| call(operator!("mse_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
+    #[derive(Copy, PartialEq)]
+    MSELoss = "mse_loss"(x target; reduction) {}
     /// |x − target| less half of beta where it is above beta, else its square over 2 · beta.
-    SmoothL1Loss {
+    #[derive(Copy, PartialEq)]
+    SmoothL1Loss = "smooth_l1_loss"(x target; reduction beta) {
         /// The place where the square ends.
-        beta: f64 = 1.0,
-    } |this, x, target| {
-        let arguments = [x.into(), target.into(), this.reduction.into(), this.beta.into()];
-        call(operator!("smooth_l1_loss"), &arguments, Location::caller())
-    };
+        skip beta: f64 = 1.0,
+    }
     /// delta · (|x − target| − delta / 2) where the distance is above delta, else half of its square.
-    HuberLoss {
+    #[derive(Copy, PartialEq)]
+    HuberLoss = "huber_loss"(x target; reduction delta) {
         /// The place where the square ends.
-        delta: f64 = 1.0,
-    } |this, x, target| {
-        let arguments = [x.into(), target.into(), this.reduction.into(), this.delta.into()];
-        call(operator!("huber_loss"), &arguments, Location::caller())
-    };
+        skip delta: f64 = 1.0,
+    }
     /// ln(1 + e^(−target · x)).
-    SoftMarginLoss {} |this, x, target| {
-        call(operator!("soft_margin_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller())
-    };
+    #[derive(Copy, PartialEq)]
+    SoftMarginLoss = "soft_margin_loss"(x target; reduction) {}
     /// The mean over a row's targets and its other classes of max(0, 1 − x at the target + x); targets end at the first that is −1.
-    MultiLabelMarginLoss {} |this, x, target| {
-        call(operator!("multilabel_margin_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller())
-    };
+    #[derive(Copy, PartialEq)]
+    MultiLabelMarginLoss = "multilabel_margin_loss"(x target; reduction) {}
     /// x where the target is 1, max(0, margin − x) where it is −1.
-    HingeEmbeddingLoss {
+    #[derive(Copy, PartialEq)]
+    HingeEmbeddingLoss = "hinge_embedding_loss"(x target; margin reduction) {
         /// The least x of a target −1 that costs nothing.
-        margin: f64 = 1.0,
-    } |this, x, target| {
-        let far = x.neg()?.add_scalar(this.margin)?.clamp_min(0.0)?;
-        let zero = Tensor::zeros(&[], x.dtype(), x.device())?;
-        let of_negative = target.ne_scalar(1.0)?.select_where(&far, &zero)?;
-        let of_positive = target.ne_scalar(-1.0)?.select_where(x, &zero)?;
-        this.reduction.of(&of_negative.add(&of_positive)?)
-    };
+        skip margin: f64 = 1.0,
+    }
     /// e^x − target · x, the likelihood of counts up to a constant.
-    PoissonNLLLoss {
+    #[derive(Copy, PartialEq)]
+    PoissonNLLLoss = "poisson_nll_loss"(x target; log_input full eps reduction) {
         /// Whether x is the logarithm of the rate.
-        log_input: bool = true,
+        skip log_input: bool = true,
         /// Whether Stirling's approximation of the constant is added.
-        full: bool = false,
+        skip full: bool = false,
         /// The number that is added to a rate of 0 before its logarithm.
-        eps: f64 = 1e-8,
-    } |this, x, target| {
-        let mut loss = match this.log_input {
-            true => x.exp()?.sub(&target.mul(x)?)?,
-            false => x.sub(&target.mul(&x.add_scalar(this.eps)?.log()?)?)?,
-        };
-        if this.full {
-            let logarithm = target.clamp_min(1.0)?.log()?;
-            let circle = logarithm.add_scalar(std::f64::consts::TAU.ln())?.mul_scalar(0.5)?;
-            let stirling = target.mul(&logarithm)?.sub(target)?.add(&circle)?;
-            let zero = Tensor::zeros(&[], stirling.dtype(), x.device())?;
-            loss = loss.add(&target.gt_scalar(1.0)?.select_where(&stirling, &zero)?)?;
-        }
-        this.reduction.of(&loss)
-    };
+        skip eps: f64 = 1e-8,
+    }
+    /// −ln softmax(x) at the class of each row, or against probabilities: x (classes), (rows, classes) or (rows, classes, …).
+    CrossEntropyLoss = "cross_entropy_loss"(x target; weight reduction ignore_index label_smoothing) {
+        /// A weight per class.
+        buffer weight: Option<Tensor> = None,
+        /// A class whose rows count for nothing.
+        skip ignore_index: i64 = -100,
+        /// The part of a target that is spread evenly over all classes.
+        skip label_smoothing: f64 = 0.0,
+    }
+    /// −x at the class of each row, where x holds logarithms of probabilities.
+    NLLLoss = "nll_loss_nd"(x target; weight reduction ignore_index) {
+        /// A weight per class.
+        buffer weight: Option<Tensor> = None,
+        /// A class whose rows count for nothing.
+        skip ignore_index: i64 = -100,
+    }
+    /// The mean over a row's classes of max(0, margin − x at the target + x)ᵖ.
+    MultiMarginLoss = "multi_margin_loss"(x target; p margin weight reduction) {
+        /// The power, 1 or 2.
+        skip p: i64 = 1,
+        /// By how much the target must be above the others.
+        skip margin: f64 = 1.0,
+        /// A weight per class.
+        buffer weight: Option<Tensor> = None,
+    }
+    /// −target · ln x − (1 − target) · ln(1 − x).
+    BCELoss = "binary_cross_entropy"(x target; weight reduction) {
+        /// A weight per element, broadcast.
+        buffer weight: Option<Tensor> = None,
+    }
+    /// [`BCELoss`] of σ(x).
+    BCEWithLogitsLoss = "binary_cross_entropy_with_logits"(x target; weight pos_weight reduction) {
+        /// A weight per element, broadcast.
+        buffer weight: Option<Tensor> = None,
+        /// The factor of targets that are 1, broadcast.
+        buffer pos_weight: Option<Tensor> = None,
+    }
+    /// max(0, −target · (x1 − x2) + margin), for pairs whose order is the target, 1 or −1.
+    #[derive(Copy, PartialEq)]
+    MarginRankingLoss = "margin_ranking_loss"(x1 x2 target; margin reduction) {
+        /// By how much the better one must be better.
+        skip margin: f64 = 0.0,
+    }
+    /// 1 − cos(x1, x2) where the target is 1, max(0, cos(x1, x2) − margin) where it is −1: of rows (rows, features), or of one of (features).
+    #[derive(Copy, PartialEq)]
+    CosineEmbeddingLoss = "cosine_embedding_loss"(x1 x2 target; margin reduction) {
+        /// The greatest cosine of a target −1 that costs nothing.
+        skip margin: f64 = 0.0,
+    }
 }
 
 /// target · (ln target − x), where x holds logarithms.
@@ -130,7 +182,7 @@ impl KLDivLoss {
     /// Returns the loss of a prediction against a target. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
         in_call("KLDivLoss", &[x, target], Location::caller(), || {
@@ -141,150 +193,6 @@ impl KLDivLoss {
                 (true, Some(&rows)) => loss.div_scalar(rows as f64),
                 _ => Ok(loss),
             }
-        })
-    }
-}
-
-/// Losses with weights.
-macro_rules! weighted_losses {
-    ($(
-        $(#[$doc:meta])*
-        $name:ident { $( $(#[$field_doc:meta])* $attribute:ident $field:ident: $type:ty = $default:expr, )* }
-        |$this:ident| $operator:literal, $($argument:expr),*;
-    )*) => {$(
-        $(#[$doc])*
-        #[derive(Module, Clone, Debug)]
-        pub struct $name {
-            $( $(#[$field_doc])* #[module($attribute)] pub $field: $type, )*
-            /// The reduction of the losses.
-            #[module(skip)]
-            pub reduction: Reduction,
-        }
-
-        impl Default for $name {
-            /// Returns PyTorch's options.
-            fn default() -> Self {
-                Self { $($field: $default,)* reduction: Reduction::Mean }
-            }
-        }
-
-        impl $name {
-            /// Returns the loss of a prediction against a target. Asynchronous.
-            ///
-            /// # Errors
-            /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-            #[track_caller]
-            pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
-                let $this = self;
-                call(operator!($operator), &[x.into(), target.into(), $($argument),*], Location::caller())
-            }
-        }
-    )*};
-}
-
-weighted_losses! {
-    /// −ln softmax(x) at the class of each row, or against probabilities: x (classes), (rows, classes) or (rows, classes, …).
-    CrossEntropyLoss {
-        /// A weight per class.
-        buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
-        skip ignore_index: i64 = -100,
-        /// The part of a target that is spread evenly over all classes.
-        skip label_smoothing: f64 = 0.0,
-    } |this| "cross_entropy_loss", this.weight.as_ref().into(), this.reduction.into(), this.ignore_index.into(), this.label_smoothing.into();
-    /// −x at the class of each row, where x holds logarithms of probabilities.
-    NLLLoss {
-        /// A weight per class.
-        buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
-        skip ignore_index: i64 = -100,
-    } |this| "nll_loss_nd", this.weight.as_ref().into(), this.reduction.into(), this.ignore_index.into();
-    /// The mean over a row's classes of max(0, margin − x at the target + x)ᵖ.
-    MultiMarginLoss {
-        /// The power, 1 or 2.
-        skip p: i64 = 1,
-        /// By how much the target must be above the others.
-        skip margin: f64 = 1.0,
-        /// A weight per class.
-        buffer weight: Option<Tensor> = None,
-    } |this| "multi_margin_loss", Scalar::I64(this.p).into(), Scalar::F64(this.margin).into(), this.weight.as_ref().into(), this.reduction.into();
-    /// −target · ln x − (1 − target) · ln(1 − x).
-    BCELoss {
-        /// A weight per element, broadcast.
-        buffer weight: Option<Tensor> = None,
-    } |this| "binary_cross_entropy", this.weight.as_ref().into(), this.reduction.into();
-    /// [`BCELoss`] of σ(x).
-    BCEWithLogitsLoss {
-        /// A weight per element, broadcast.
-        buffer weight: Option<Tensor> = None,
-        /// The factor of targets that are 1, broadcast.
-        buffer pos_weight: Option<Tensor> = None,
-    } |this| "binary_cross_entropy_with_logits", this.weight.as_ref().into(), this.pos_weight.as_ref().into(), this.reduction.into();
-}
-
-/// max(0, −target · (x1 − x2) + margin).
-#[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
-pub struct MarginRankingLoss {
-    /// By how much the better one must be better.
-    #[module(skip)]
-    pub margin: f64,
-    /// The reduction of the losses.
-    #[module(skip)]
-    pub reduction: Reduction,
-}
-
-impl MarginRankingLoss {
-    /// Returns the loss of pairs whose order is the target, 1 or −1. Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
-    pub fn forward(&self, x1: &Tensor, x2: &Tensor, target: &Tensor) -> Result<Tensor> {
-        let arguments = [x1, x2, target].map(Argument::Tensor);
-        let [x1, x2, target] = arguments;
-        let arguments = [x1, x2, target, self.margin.into(), self.reduction.into()];
-        call(operator!("margin_ranking_loss"), &arguments, Location::caller())
-    }
-}
-
-/// 1 − cos(x1, x2) where the target is 1, max(0, cos(x1, x2) − margin) where it is −1.
-#[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
-pub struct CosineEmbeddingLoss {
-    /// The greatest cosine of a target −1 that costs nothing.
-    #[module(skip)]
-    pub margin: f64,
-    /// The reduction of the losses.
-    #[module(skip)]
-    pub reduction: Reduction,
-}
-
-impl CosineEmbeddingLoss {
-    /// Returns the loss of rows (rows, features), or of one of (features). Asynchronous.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
-    #[track_caller]
-    pub fn forward(&self, x1: &Tensor, x2: &Tensor, target: &Tensor) -> Result<Tensor> {
-        in_call("CosineEmbeddingLoss", &[x1, x2, target], Location::caller(), || {
-            if x1.rank() != target.rank() + 1 || x1.shape() != x2.shape() {
-                return Err(Error::invalid(format!(
-                    "{}D target tensor expects {}D input tensors, but found inputs with sizes {:?} and {:?}.",
-                    target.rank(),
-                    target.rank() + 1,
-                    x1.shape(),
-                    x2.shape()
-                )));
-            }
-            // PyTorch's number against a division by 0.
-            let length = |x: &Tensor| x.square()?.sum(&[-1], false)?.add_scalar(1e-12);
-            let product = x1.mul(x2)?.sum(&[-1], false)?;
-            let cosine = product.div(&length(x1)?.mul(&length(x2)?)?.sqrt()?)?;
-            let zero = Tensor::zeros(&[], cosine.dtype(), x1.device())?;
-            let near = cosine.neg()?.add_scalar(1.0)?;
-            let far = cosine.sub_scalar(self.margin)?.clamp_min(0.0)?;
-            let of_positive = target.eq_scalar(1.0)?.select_where(&near, &zero)?;
-            let of_negative = target.eq_scalar(-1.0)?.select_where(&far, &zero)?;
-            self.reduction.of(&of_positive.add(&of_negative)?)
         })
     }
 }
@@ -315,7 +223,7 @@ impl GaussianNLLLoss {
     /// dimension. Variances get no gradient where they are below the least. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, target: &Tensor, variance: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
@@ -345,7 +253,7 @@ impl MultiLabelSoftMarginLoss {
     /// Returns the loss of a prediction (…, classes) against a target of that shape. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
@@ -372,7 +280,7 @@ impl CTCLoss {
     /// another, each of a length of its own. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes, dtypes or lengths do not fit.
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes, dtypes or lengths do not fit.
     #[track_caller]
     pub fn forward(
         &self,

@@ -4,30 +4,6 @@
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-/// The dtypes with their names and the classes of their storages. Those without a class of their own are saved by name.
-pub(super) const DTYPES: [(DType, &str, Option<&str>); 15] = [
-    (DType::Bool, "bool", Some("BoolStorage")),
-    (DType::U8, "uint8", Some("ByteStorage")),
-    (DType::I8, "int8", Some("CharStorage")),
-    (DType::I16, "int16", Some("ShortStorage")),
-    (DType::I32, "int32", Some("IntStorage")),
-    (DType::I64, "int64", Some("LongStorage")),
-    (DType::F16, "float16", Some("HalfStorage")),
-    (DType::Bf16, "bfloat16", Some("BFloat16Storage")),
-    (DType::F32, "float32", Some("FloatStorage")),
-    (DType::F64, "float64", Some("DoubleStorage")),
-    (DType::C64, "complex64", Some("ComplexFloatStorage")),
-    (DType::C128, "complex128", Some("ComplexDoubleStorage")),
-    (DType::U16, "uint16", None),
-    (DType::F8E4m3, "float8_e4m3fn", None),
-    (DType::F8E5m2, "float8_e5m2", None),
-];
-
-/// Returns the dtype of a name of `torch`'s.
-pub(super) fn dtype_of(name: &str) -> Option<DType> {
-    DTYPES.iter().find(|(_, theirs, _)| *theirs == name).map(|(dtype, ..)| *dtype)
-}
-
 /// A value by its place in [`Values`].
 pub(super) type ValueIndex = usize;
 
@@ -330,7 +306,7 @@ impl Machine<'_> {
         let name = format!("{module} {name}");
         let is_storage =
             (module == "torch" && name.ends_with("Storage")) || name == "torch.storage UntypedStorage";
-        let is_dtype = name.strip_prefix("torch ").is_some_and(|name| dtype_of(name).is_some());
+        let is_dtype = name.strip_prefix("torch ").is_some_and(|name| name.parse::<DType>().is_ok());
         if !is_storage && !is_dtype && !KNOWN.contains(&name.as_str()) {
             return Err(Error::invalid(format!(
                 "Weights only load failed. Unsupported global: GLOBAL {} was not an allowed global: the file is not one of plain \

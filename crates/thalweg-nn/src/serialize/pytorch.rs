@@ -6,6 +6,7 @@ use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::panic::Location;
 use std::path::Path;
 
+use thalweg_ir::{DType, Exchange};
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -14,7 +15,7 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 use super::Object;
 use super::kind;
-use super::pickle::{DICTIONARY, DTYPES, Node, ValueIndex, Values, Writer, dtype_of, run};
+use super::pickle::{DICTIONARY, Node, ValueIndex, Values, Writer, run};
 use super::stream::{Upload, download, file_error};
 
 /// The greatest depth to which containers may lie within each other.
@@ -168,15 +169,18 @@ impl<R: Read + Seek> Reader<R> {
         let storage = storage_of(values, storage).ok_or_else(broken)?;
         let (dtype, elements) = match dtype {
             Some(name) => {
-                let dtype = name.strip_prefix("torch ").and_then(dtype_of).ok_or_else(broken)?;
+                let dtype: DType =
+                    name.strip_prefix("torch ").and_then(|name| name.parse().ok()).ok_or_else(broken)?;
                 (dtype, storage.elements / dtype.size_bytes())
             }
             None => {
                 let class = storage.class.rsplit(' ').next();
-                let found = DTYPES.iter().find(|(_, _, theirs)| *theirs == class && theirs.is_some());
+                let found = DType::ALL
+                    .into_iter()
+                    .find(|&dtype| class.is_some() && class == storage_class(dtype).as_deref());
                 let unknown =
                     || Error::invalid(format!("{} is not the storage of a dtype here", storage.class));
-                (found.ok_or_else(unknown)?.0, storage.elements)
+                (found.ok_or_else(unknown)?, storage.elements)
             }
         };
         let base = match self.storages.get(&storage.key) {
@@ -295,13 +299,16 @@ fn is_same_memory(a: &Tensor, b: &Tensor) -> bool {
     a.shares_storage_with(b) && a.dtype() == b.dtype() && a.layout() == b.layout()
 }
 
+/// Returns the name of PyTorch's class of storages of a dtype. Tensors of a dtype without a class are saved with the dtype's name.
+fn storage_class(dtype: DType) -> Option<String> {
+    let Exchange { scalar_type, has_classes, .. } = dtype.exchange();
+    has_classes.then(|| format!("{scalar_type}Storage"))
+}
+
 /// Writes the call that rebuilds a tensor of the storage with this key.
 fn write_tensor(tensor: &Tensor, key: usize, pickle: &mut Writer) -> Result<()> {
     let (dtype, elements) = (tensor.dtype(), tensor.elements() as i64);
-    let (_, name, class) = *DTYPES
-        .iter()
-        .find(|(ours, ..)| *ours == dtype)
-        .ok_or_else(|| Error::invalid(format!("PyTorch has no {dtype}, which a tensor is of")))?;
+    let class = storage_class(dtype);
     pickle.global(match class {
         Some(_) => "torch._utils _rebuild_tensor_v2",
         None => "torch._utils _rebuild_tensor_v3",
@@ -309,7 +316,7 @@ fn write_tensor(tensor: &Tensor, key: usize, pickle: &mut Writer) -> Result<()> 
     pickle.code(b'(');
     pickle.code(b'(');
     pickle.text("storage")?;
-    match class {
+    match &class {
         Some(class) => pickle.global(&format!("torch {class}")),
         None => pickle.global("torch.storage UntypedStorage"),
     }
@@ -329,7 +336,7 @@ fn write_tensor(tensor: &Tensor, key: usize, pickle: &mut Writer) -> Result<()> 
     pickle.code(b')');
     pickle.code(b'R');
     if class.is_none() {
-        pickle.global(&format!("torch {name}"));
+        pickle.global(&format!("torch {dtype}"));
     }
     pickle.code(b't');
     pickle.code(b'R');

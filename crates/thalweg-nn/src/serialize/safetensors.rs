@@ -21,22 +21,10 @@ use crate::module::StateDict;
 /// The most bytes of a header, which is the format's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
-const DTYPES: [(DType, Dtype); 14] = [
-    (DType::Bool, Dtype::BOOL),
-    (DType::U8, Dtype::U8),
-    (DType::I8, Dtype::I8),
-    (DType::I16, Dtype::I16),
-    (DType::U16, Dtype::U16),
-    (DType::I32, Dtype::I32),
-    (DType::I64, Dtype::I64),
-    (DType::F16, Dtype::F16),
-    (DType::Bf16, Dtype::BF16),
-    (DType::F32, Dtype::F32),
-    (DType::F64, Dtype::F64),
-    (DType::F8E4m3, Dtype::F8_E4M3),
-    (DType::F8E5m2, Dtype::F8_E5M2),
-    (DType::C64, Dtype::C64),
-];
+/// Returns the format's word for a dtype, if it has one.
+fn word_of(dtype: DType) -> Option<Dtype> {
+    serde_json::from_value(dtype.exchange().safetensors?.into()).ok()
+}
 
 /// An open file, whose tensors are read one by one.
 #[derive(Debug)]
@@ -125,10 +113,12 @@ impl SafeTensorsFile {
             Error::invalid(format!("there is no tensor {name} in the file; `names` lists those that are"))
         })?;
         let (mut shape, mut start) = (info.shape.clone(), info.data_offsets.0 as u64);
-        let Some((dtype, _)) = DTYPES.iter().find(|(_, theirs)| *theirs == info.dtype) else {
+        let word = info.dtype.to_string();
+        let mut dtypes = DType::ALL.into_iter();
+        let Some(dtype) = dtypes.find(|dtype| dtype.exchange().safetensors == Some(&word)) else {
             return Err(Error::invalid(format!("{name} is of {:?}, which is not a dtype here", info.dtype)));
         };
-        if byte_count(&shape, *dtype)? != info.data_offsets.1 - info.data_offsets.0 {
+        if byte_count(&shape, dtype)? != info.data_offsets.1 - info.data_offsets.0 {
             return Err(Error::invalid(format!("{name} has not as many bytes as its shape {shape:?} says")));
         }
         if let Some(rows) = rows {
@@ -138,12 +128,12 @@ impl SafeTensorsFile {
                 return Err(Error::invalid(format!("{name} of shape {shape:?} has no rows {rows:?}")));
             };
             *extent = rows.len();
-            start += (rows.start * byte_count(&shape[1..], *dtype)?) as u64;
+            start += (rows.start * byte_count(&shape[1..], dtype)?) as u64;
         }
         self.file
             .seek(SeekFrom::Start(self.data + start))
             .map_err(|error| file_error("the file cannot be read", error))?;
-        upload.tensor(&shape, *dtype, &mut self.file)
+        upload.tensor(&shape, dtype, &mut self.file)
     }
 }
 
@@ -181,7 +171,7 @@ pub fn save_file(tensors: &StateDict, path: impl AsRef<Path>, notes: &[(&str, &s
         let mut end = 0;
         let mut infos = Vec::new();
         for (name, tensor) in &order {
-            let Some((_, dtype)) = DTYPES.iter().find(|(ours, _)| *ours == tensor.dtype()) else {
+            let Some(dtype) = word_of(tensor.dtype()) else {
                 return Err(failed(&format!(
                     "{name} is of {}, which the format does not have",
                     tensor.dtype()
@@ -189,8 +179,7 @@ pub fn save_file(tensors: &StateDict, path: impl AsRef<Path>, notes: &[(&str, &s
             };
             let start = end;
             end += tensor.elements() * tensor.dtype().size_bytes();
-            let info =
-                TensorInfo { dtype: *dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
+            let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
             infos.push(((*name).clone(), info));
         }
         let notes: HashMap<String, String> =

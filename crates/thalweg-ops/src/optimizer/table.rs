@@ -10,11 +10,11 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{Bound, NumberRule, OptimizerOptions, OptimizerRule, OptimizerValues, StepBody};
 
-/// Generates options and rules from the entries.
+/// Generates options and rules from the entries; `$d` is a dollar sign.
 macro_rules! optimizers {
-    ($(
+    ($d:tt $(
         $(#[$doc:meta])*
-        $name:ident $rule:ident $options:ident $title:literal (lr: $lr:literal) {
+        $alias:ident $name:ident $rule:ident $options:ident $title:literal (lr: $lr:literal) {
             $(pairs { $($(#[$pair_doc:meta])* $pair:ident($first:ident, $second:ident): $pair_default:expr, $pair_bound:ident;)* })?
             numbers { $($(#[$number_doc:meta])* $number:ident: $default:literal, $bound:ident;)* }
             flags { $($(#[$flag_doc:meta])* $flag:ident;)* }
@@ -25,6 +25,13 @@ macro_rules! optimizers {
             step($parameter:ident, $gradient:ident, $step:ident, $rate:ident) $body:block
         }
     )*) => {
+        /// Calls a macro with the table's optimizers, of each its name in Rust, its options, and PyTorch's name:
+        /// `Adam AdamOptions "Adam";`.
+        #[macro_export]
+        macro_rules! for_each_optimizer {
+            ($d then:ident) => { $d then! { $($alias $options $title;)* } };
+        }
+
         /// Every optimizer.
         pub static OPTIMIZERS: &[&OptimizerRule] = &[$(&$rule,)*];
 
@@ -173,10 +180,10 @@ macro_rules! optimizers {
     };
 }
 
-optimizers! {
+optimizers! { $
     /// Adam (Kingma and Ba, <https://arxiv.org/abs/1412.6980>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
-    adam ADAM AdamOptions "Adam" (lr: 1e-3) {
+    Adam adam ADAM AdamOptions "Adam" (lr: 1e-3) {
         pairs {
             /// The parts of the first and of the second moment that a step keeps.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
@@ -215,7 +222,7 @@ optimizers! {
 
     /// AdamW (Loshchilov and Hutter, <https://arxiv.org/abs/1711.05101>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html>
-    adamw ADAMW AdamWOptions "AdamW" (lr: 1e-3) {
+    AdamW adamw ADAMW AdamWOptions "AdamW" (lr: 1e-3) {
         pairs {
             /// The parts of the first and of the second moment that a step keeps.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
@@ -248,7 +255,7 @@ optimizers! {
 
     /// Stochastic gradient descent, with momentum as in PyTorch (the buffer of the first step is the gradient):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html>
-    sgd SGD SgdOptions "SGD" (lr: 1e-3) {
+    Sgd sgd SGD SgdOptions "SGD" (lr: 1e-3) {
         numbers {
             /// The fraction of the buffer of gradients that a step keeps; 0 means no buffer.
             momentum: 0.0, AtLeastZero;
@@ -285,7 +292,7 @@ optimizers! {
 
     /// Adagrad (Duchi, Hazan and Singer, <https://jmlr.org/papers/v12/duchi11a.html>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adagrad.html>
-    adagrad ADAGRAD AdagradOptions "Adagrad" (lr: 1e-2) {
+    Adagrad adagrad ADAGRAD AdagradOptions "Adagrad" (lr: 1e-2) {
         numbers {
             /// The rate at which the learning rate decays: it is divided by 1 + (steps − 1) · this.
             lr_decay: 0.0, AtLeastZero;
@@ -311,7 +318,7 @@ optimizers! {
 
     /// NAdam (Dozat, <https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.NAdam.html>
-    nadam NADAM NAdamOptions "NAdam" (lr: 2e-3) {
+    NAdam nadam NADAM NAdamOptions "NAdam" (lr: 2e-3) {
         pairs {
             /// The parts of the first and of the second moment that a step keeps.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
@@ -354,7 +361,7 @@ optimizers! {
 
     /// RAdam (Liu and others, <https://arxiv.org/abs/1908.03265>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RAdam.html>
-    radam RADAM RAdamOptions "RAdam" (lr: 1e-3) {
+    RAdam radam RADAM RAdamOptions "RAdam" (lr: 1e-3) {
         pairs {
             /// The parts of the first and of the second moment that a step keeps.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
@@ -395,7 +402,7 @@ optimizers! {
 
     /// RMSprop (Hinton's lectures; centered as in Graves, <https://arxiv.org/abs/1308.0850>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RMSprop.html>
-    rmsprop RMSPROP RMSpropOptions "RMSprop" (lr: 1e-2) {
+    RMSprop rmsprop RMSPROP RMSpropOptions "RMSprop" (lr: 1e-2) {
         numbers {
             /// The fraction of the mean of the squares that a step keeps.
             alpha: 0.99, AtLeastZero;
@@ -439,7 +446,7 @@ optimizers! {
     /// SparseAdam, for gradients that are dense here: an element whose gradient is 0 is treated as one that PyTorch's sparse
     /// gradient lacks. It does not change, nor do its moments.
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html>
-    sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (lr: 1e-3) {
+    SparseAdam sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (lr: 1e-3) {
         pairs {
             /// The parts of the first and of the second moment that a step keeps.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
@@ -468,7 +475,7 @@ optimizers! {
 
     /// Adamax (Kingma and Ba, <https://arxiv.org/abs/1412.6980>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adamax.html>
-    adamax ADAMAX AdamaxOptions "Adamax" (lr: 2e-3) {
+    Adamax adamax ADAMAX AdamaxOptions "Adamax" (lr: 2e-3) {
         pairs {
             /// The parts of the first moment and of the greatest gradient that a step keeps.
             betas(beta1, beta2): (0.9, 0.999), BelowOne;
@@ -495,7 +502,7 @@ optimizers! {
 
     /// Adadelta (Zeiler, <https://arxiv.org/abs/1212.5701>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adadelta.html>
-    adadelta ADADELTA AdadeltaOptions "Adadelta" (lr: 1.0) {
+    Adadelta adadelta ADADELTA AdadeltaOptions "Adadelta" (lr: 1.0) {
         numbers {
             /// The fraction of both means of squares that a step keeps.
             rho: 0.9, BelowOne;
@@ -520,7 +527,7 @@ optimizers! {
     }
 
     /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch has none.
-    lion LION LionOptions "Lion" (lr: 1e-4) {
+    Lion lion LION LionOptions "Lion" (lr: 1e-4) {
         pairs {
             /// The part of an update that is momentum, and the part of the momentum that a step keeps.
             betas(beta1, beta2): (0.9, 0.99), BelowOne;
@@ -544,7 +551,7 @@ optimizers! {
     /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>). The step size follows from
     /// the number of the step and the current learning rate:
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.ASGD.html>
-    asgd ASGD AsgdOptions "ASGD" (lr: 1e-2) {
+    Asgd asgd ASGD AsgdOptions "ASGD" (lr: 1e-2) {
         numbers {
             /// The decay of parameters and step size.
             lambd: 1e-4, Any;
@@ -571,7 +578,7 @@ optimizers! {
 
     /// Rprop (Riedmiller and Braun, <https://doi.org/10.1109/ICNN.1993.298623>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Rprop.html>
-    rprop RPROP RpropOptions "Rprop" (lr: 1e-2) {
+    Rprop rprop RPROP RpropOptions "Rprop" (lr: 1e-2) {
         pairs {
             /// The factors of a step size where the gradient changed its sign, and where it kept it.
             etas(eta_minus, eta_plus): (0.5, 1.2), Positive;

@@ -4,11 +4,7 @@ from . import _core
 
 _HOST, _CUDA = 1, 2
 _inner = _core._cuda
-_TYPES = {
-    "b1": getattr(_core, "bool"), "u1": _core.uint8, "i1": _core.int8, "i2": _core.int16, "i4": _core.int32, "i8": _core.int64,
-    "f2": _core.float16, "f4": _core.float32, "f8": _core.float64, "c8": _core.complex64, "c16": _core.complex128,
-    "V2": _core.bfloat16,
-}
+_TYPES = {dtype._array: dtype for dtype in _core._dtypes() if dtype._array}
 
 
 def _device(self):
@@ -87,7 +83,7 @@ def _interface(tensor, stream):
     if tensor.requires_grad:
         raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad. If gradients aren't required, use var.detach() to "
                            "get Variable that doesn't require grad.")
-    code = next((code for code, dtype in _TYPES.items() if dtype is tensor.dtype), None)
+    code = tensor.dtype._array
     if code is None:
         raise TypeError(f"__cuda_array_interface__ has no type for {tensor.dtype}")
     strides = None if tensor.is_contiguous() else tuple(stride * tensor.itemsize for stride in tensor.stride())

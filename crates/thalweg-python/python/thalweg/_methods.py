@@ -3,7 +3,7 @@
 import numbers
 
 from . import _core
-from ._typed import KINDS, NAMES
+from ._typed import NAMES
 
 Tensor = _core.Tensor
 
@@ -14,8 +14,7 @@ def _type(self, dtype=None, non_blocking=False):
     if dtype is Tensor:
         dtype = _core.get_default_dtype()
     if dtype is None:
-        name = KINDS.get(self.dtype._name, self.dtype._name)
-        return f"torch.{'cuda.' if self.is_cuda else ''}{name}Tensor"
+        return f"torch.{'cuda.' if self.is_cuda else ''}{self.dtype._scalar_type}Tensor"
     if isinstance(dtype, type) and hasattr(dtype, "_on_gpu"):
         dtype = f"torch.{'cuda.' if dtype._on_gpu else ''}{dtype.__name__}"
     if not isinstance(dtype, str):

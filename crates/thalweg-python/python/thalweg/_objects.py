@@ -19,7 +19,6 @@ from ._storages import Shared, attributes, has_memory, plain_class, view, with_a
 from ._typed import KINDS
 from .nn.parameter import Buffer, Parameter, is_lazy
 
-_STORAGES = {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
 _FOLDER = "archive"
 # Modules whose functions a file can never call by name, whatever else is allowed.
 _BLOCKED = ("sys", "os", "posix", "nt")
@@ -44,7 +43,7 @@ class _Storage:
 
     def __init__(self, row, key):
         self.row = row
-        kind = _STORAGES.get(row.dtype._name)
+        kind = KINDS.get(row.dtype._name)
         name = _Name("torch", f"{kind}Storage") if kind else _Name("torch.storage", "UntypedStorage")
         self.described = ("storage", name, key, "cpu", row.numel() if kind else row.nbytes)
 
@@ -91,7 +90,7 @@ class _Pickler(pickle._Pickler):
         if tensor.device.type == "meta":
             return _rebuilder("meta_tensor_no_storage"), (tensor.dtype, *place, tensor.requires_grad)
         parts = (self._storage(tensor), tensor.storage_offset(), *place, *tail)
-        if tensor.dtype._name in _STORAGES:
+        if tensor.dtype._name in KINDS:
             return _rebuilder("tensor_v2"), parts
         return _rebuilder("tensor_v3"), (*parts, tensor.dtype)
 
@@ -174,7 +173,7 @@ _KNOWN = {
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter, "_codecs.encode": codecs.encode,
     # Files of protocol 2 use the names of Python 2.
     **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, bytes, complex)},
-    **{f"torch.{kind}Storage": getattr(_core, name) for name, kind in _STORAGES.items()}, "torch.storage.UntypedStorage": _core.uint8,
+    **{f"torch.{kind}Storage": getattr(_core, name) for name, kind in KINDS.items()}, "torch.storage.UntypedStorage": _core.uint8,
 }
 _KNOWN |= {f"torch.{name}": value for name in dir(_core) if isinstance(value := getattr(_core, name), _core.dtype)}
 

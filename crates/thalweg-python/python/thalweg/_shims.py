@@ -5,9 +5,7 @@ import json
 
 from . import _core
 
-_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U8": "uint8", "U16": "uint16", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64"}
+_DTYPES = {dtype._safetensors: dtype for dtype in _core._dtypes() if dtype._safetensors}
 
 
 class _Slice:
@@ -67,10 +65,10 @@ class SafeFile:
         entry = self._header[name]
         first, end = entry["data_offsets"]
         self._file.seek(self._start + first)
-        kind = _DTYPES.get(entry["dtype"])
-        if kind is None:
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
             raise _error(f"tensor {name} has the dtype {entry['dtype']}, which no tensor here has")
-        return _core._from_bytes(self._file.read(end - first), entry["shape"], getattr(_core, kind), self._device)
+        return _core._from_bytes(self._file.read(end - first), entry["shape"], dtype, self._device)
 
     def get_tensors(self):
         """Returns all tensors by their names."""

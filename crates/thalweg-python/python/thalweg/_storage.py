@@ -5,7 +5,6 @@ import operator
 import sys
 
 from . import _core
-from ._typed import KINDS
 
 Tensor = _core.Tensor
 _NO_DATA = "Cannot copy out of meta tensor; no data!"
@@ -241,8 +240,8 @@ def _untyped_storage(self):
 
 
 def kind_of(dtype):
-    """Returns the part of a class name that stands for a dtype (`Float` in `FloatStorage`)."""
-    return {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}.get(dtype._name, dtype._name)
+    """Returns the word that names of classes have for a dtype (`Float` of `FloatStorage`)."""
+    return dtype._scalar_type
 
 
 def _set_(self, source=None, storage_offset=0, size=None, stride=None):

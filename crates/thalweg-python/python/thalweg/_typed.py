@@ -3,11 +3,9 @@
 from . import _core
 from ._results import Size
 
-# The parts of class names that stand for dtypes.
-KINDS = {
-    "bfloat16": "BFloat16", "bool": "Bool", "uint8": "Byte", "int8": "Char", "float64": "Double", "float32": "Float", "float16": "Half",
-    "int32": "Int", "int64": "Long", "int16": "Short"}
-NAMES = {f"{kind}Tensor": dtype for dtype, kind in KINDS.items()}
+# The words that names of classes have for dtypes.
+KINDS = {dtype._name: dtype._scalar_type for dtype in _core._dtypes() if dtype._has_classes}
+NAMES = {f"{kind}Tensor": dtype for dtype, kind in KINDS.items() if not getattr(_core, dtype).is_complex}
 
 
 class _Kind(type):

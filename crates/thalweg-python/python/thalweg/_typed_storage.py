@@ -7,10 +7,8 @@ from ._storage import UntypedStorage, check_copied, check_readable, elements_of,
 from ._typed import KINDS
 
 Tensor = _core.Tensor
-NAMES = {f"{kind}Storage": dtype for dtype, kind in {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}.items()}
-_CONVERSIONS = {
-    "double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32", "short": "int16",
-    "char": "int8", "byte": "uint8", "bool": "bool", "complex_double": "complex128", "complex_float": "complex64"}
+NAMES = {f"{kind}Storage": dtype for dtype, kind in KINDS.items()}
+_CONVERSIONS = {kind.lower().replace("complex", "complex_"): dtype for dtype, kind in KINDS.items()}
 
 
 class TypedStorage:

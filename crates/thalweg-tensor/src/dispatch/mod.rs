@@ -292,6 +292,11 @@ impl Operator {
         &self.schema
     }
 
+    /// Returns the default of each parameter, `None` for those that a call must pass.
+    pub fn defaults(&self) -> impl Iterator<Item = Option<&Value>> {
+        self.parameters.iter().map(|(_, default)| default.as_ref())
+    }
+
     /// Returns what a built-in operator computes, in sentences; of a part of others, or one that was defined elsewhere, nothing.
     pub fn documentation(&self) -> &'static str {
         self.doc

@@ -15,6 +15,7 @@ use super::{complex, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::{is_grad_enabled, no_grad};
 use crate::dispatch::{Arguments, BuiltIn, Call, Ints, built_in};
+use crate::dtype_name::named;
 use crate::kernels::reductions::PRODUCT;
 use crate::loops::{self, LoopArguments, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
@@ -292,7 +293,7 @@ fn mean(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Re
         return Err(Error::invalid(format!(
             "mean(): could not infer output dtype. {} dtype must be either a floating point or complex dtype. Got: {}",
             if dtype.is_some() { "Optional" } else { "Input" },
-            named_by_pytorch(dtype.unwrap_or(x.dtype()))
+            named(dtype.unwrap_or(x.dtype()))
         )));
     }
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
@@ -303,19 +304,6 @@ fn mean(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Re
 /// Returns the product, of a dtype that is asked for.
 fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     reduce(call, &PROD, dim, keepdim, dtype)
-}
-
-/// Returns the name of a dtype of whole numbers in PyTorch's messages.
-fn named_by_pytorch(dtype: DType) -> String {
-    match dtype {
-        DType::I64 => "Long".into(),
-        DType::I32 => "Int".into(),
-        DType::I16 => "Short".into(),
-        DType::I8 => "Char".into(),
-        DType::U8 => "Byte".into(),
-        DType::Bool => "Bool".into(),
-        other => other.to_string(),
-    }
 }
 
 /// Reduces a tensor on behalf of a call, by an operator that takes numbers.

@@ -11,10 +11,8 @@ from . import fft, linalg
 from ._creation import (
     arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, meshgrid, ones, ones_like, tril, triu, zeros, zeros_like,
 )
-from ._dtypes import (
-    __array_namespace_info__, bool, can_cast, complex64, complex128, finfo, float32, float64, iinfo, int8, int16, int32, int64, isdtype, result_type,
-    uint8, uint16,
-)
+from ._dtypes import NAMED as _NAMED
+from ._dtypes import __array_namespace_info__, can_cast, finfo, iinfo, isdtype, result_type
 from ._elementwise import *  # noqa: F401,F403
 from ._manipulation import (
     astype, broadcast_arrays, broadcast_to, concat, expand_dims, flip, moveaxis, permute_dims, repeat, reshape, roll, squeeze, stack, tile, unstack,
@@ -33,3 +31,4 @@ _install(Array)
 __array_api_version__ = "2024.12"
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 newaxis = None
+globals().update(_NAMED)

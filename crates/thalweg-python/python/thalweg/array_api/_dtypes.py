@@ -3,18 +3,16 @@
 from types import SimpleNamespace
 
 from .. import _core, _functions
-from .._core import Tensor, complex64, complex128, float32, float64, int8, int16, int32, int64, uint8, uint16
+from .._core import Tensor, complex64, complex128, float32, float64, int64
 
-bool = getattr(_core, "bool")
-BOOL = bool
-SIGNED = (int8, int16, int32, int64)
-UNSIGNED = (uint8, uint16)
-FLOATS = (float32, float64)
-COMPLEX = (complex64, complex128)
-INTEGERS = SIGNED + UNSIGNED
-NAMED = {"bool": bool, "int8": int8, "int16": int16, "int32": int32, "int64": int64, "uint8": uint8, "uint16": uint16,
-         "float32": float32, "float64": float64, "complex64": complex64, "complex128": complex128}
-# float16, bfloat16 and similar dtypes are floats that the standard does not name.
+# float16, bfloat16 and the like are floats that the standard does not name.
+NAMED = {dtype._name: dtype for dtype in _core._dtypes() if dtype._is_computed}
+BOOL = bool = NAMED["bool"]
+FLOATS = tuple(dtype for dtype in NAMED.values() if dtype.is_floating_point)
+COMPLEX = tuple(dtype for dtype in NAMED.values() if dtype.is_complex)
+INTEGERS = tuple(dtype for dtype in NAMED.values() if dtype not in (BOOL, *FLOATS, *COMPLEX))
+SIGNED = tuple(dtype for dtype in INTEGERS if dtype.is_signed)
+UNSIGNED = tuple(dtype for dtype in INTEGERS if not dtype.is_signed)
 KINDS = {"bool": (bool,), "signed integer": SIGNED, "unsigned integer": UNSIGNED, "integral": INTEGERS, "real floating": FLOATS,
          "complex floating": COMPLEX, "numeric": INTEGERS + FLOATS + COMPLEX}
 

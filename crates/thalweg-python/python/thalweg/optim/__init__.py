@@ -8,8 +8,9 @@ from .._left_out import attributes as _attributes
 from . import lr_scheduler, swa_utils
 from .composed import Adafactor, Muon
 from .lbfgs import LBFGS
-from .fused import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RAdam, RMSprop, Rprop
 from .optimizer import Optimizer
+from .rules import *  # noqa: F403
+from .rules import __all__ as _fused
 
 
 def _placed(*classes):
@@ -22,6 +23,6 @@ def _placed(*classes):
             _sys.modules[made.__name__] = globals()[name] = made
 
 
-_placed(ASGD, SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, RAdam, RMSprop, Rprop)
+_placed(Adafactor, Muon, *(globals()[name] for name in _fused))
 
 __getattr__ = _attributes(__name__)

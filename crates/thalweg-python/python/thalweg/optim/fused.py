@@ -1,11 +1,10 @@
-"""The fused optimizers: one kernel steps all parameters of a group, and the states are on the device."""
+"""The class of all fused optimizers: one kernel steps all parameters of a group, and the states are on the device."""
 
 import inspect
 import math
 
 from .. import _core
-from ..nn.parameter import is_lazy
-from . import _rules
+from . import _composing
 from .optimizer import Optimizer, check_rate, evaluated, recording
 
 _RULES = _core._optimizers()
@@ -47,6 +46,14 @@ class Fused(Optimizer):
 
     # States that the kernels have and PyTorch's optimizer does not.
     _hidden = ()
+    # The rule made of operators: a function of the options of a group, a parameter, its gradient, the number of the step and the states, all as
+    # real tensors, that returns the parameter's next value and those of the states that it changes, and writes nothing.
+    _formula = None
+    # The states that the formula needs from the start: a name alone starts at 0; with `:option` it is there if the option is set, with
+    # `=option` it starts at the option's value.
+    _starts = ""
+    # The states of one number, beside the number of steps, with their initial values: None for the learning rate.
+    _scalars = {}
 
     def __init__(self, params, defaults):
         self._fused = self._options = self._asks_operators = None
@@ -195,7 +202,7 @@ class Fused(Optimizer):
         """Returns whether steps are composed of operators. If so, leaves the states in `state`."""
         if self._asks_operators is None:
             self._asks_operators = any(group.get("differentiable") for group in self.param_groups) or any(
-                _rules.has_gaps(parameter) for parameter in self._parameters())
+                _composing.has_gaps(parameter) for parameter in self._parameters())
         composes = self._asks_operators or any(not self._is_allowed(group) for group in self.param_groups)
         if composes:
             self._give_up()
@@ -214,7 +221,7 @@ class Fused(Optimizer):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         gradient = parameter.grad if group.get("differentiable") else parameter.grad.detach()
-                        _rules.step(self._rule, group, parameter, gradient, self._state[parameter])
+                        _composing.step(self, group, parameter, gradient, self._state[parameter])
 
     def _new(self, options):
         """Returns a new fused optimizer with the states of `state`."""
@@ -270,9 +277,9 @@ class Fused(Optimizer):
 
 
 def _tensors(own, parameter):
-    """Returns the states of a parameter as tensors on its device."""
-    return {name: _rules.real(value.detach().to(parameter.device)) if isinstance(value, _core.Tensor) else _core.tensor(float(value), device=parameter.device)
-            for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
+    """Returns the states of a parameter as tensors beside it."""
+    return {name: _composing.real(value.detach().to(parameter.device)) if isinstance(value, _core.Tensor)
+            else _core.tensor(float(value), device=parameter.device) for name, value in own.items() if isinstance(value, (_core.Tensor, int, float))}
 
 
 def _signature(places, names):
@@ -286,9 +293,9 @@ def _signature(places, names):
 _DEFAULTS = {"foreach": None, "fused": None, "capturable": False, "differentiable": False, "maximize": False}
 
 
-def _optimizer(rule, places, names):
-    """Creates the class of a rule. `places` are the options that may be passed by position, `names` those that are passed by
-    name."""
+def optimizer(rule, formula, starts, places, names, **attributes):
+    """Makes the class of a rule of the table of optimizers, with its formula and the states from which that starts; `places` are the options that
+    may be passed by their places, `names` those that are passed by name."""
     places, names = ({name: _DEFAULTS.get(name) for name in part.split()} if isinstance(part, str) else part for part in (places, names))
     signature = _signature(places, names)
 
@@ -306,123 +313,7 @@ def _optimizer(rule, places, names):
         Fused.__init__(self, params, options)
     __init__.__signature__ = signature
     return type(rule, (Fused,), {
-        "_rule": rule, "__init__": __init__, "__module__": "thalweg.optim", "__qualname__": rule,
+        "_rule": rule, "_formula": staticmethod(formula), "_starts": starts, **attributes, "__init__": __init__, "__module__": "thalweg.optim",
+        "__qualname__": rule,
         "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in {**places, **names}.items())}.",
     })
-
-
-_DECAY = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0}
-_FOREACH = {"foreach": None}
-SGD = _optimizer("SGD", {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}, "maximize foreach differentiable fused")
-SGD._hidden = ("step",)
-Adamax = _optimizer("Adamax", {**_DECAY, "lr": 2e-3, **_FOREACH}, "maximize differentiable capturable")
-NAdam = _optimizer("NAdam", {**_DECAY, "lr": 2e-3, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
-                   "foreach maximize capturable differentiable")
-RAdam = _optimizer("RAdam", {**_DECAY, "decoupled_weight_decay": False}, "foreach maximize capturable differentiable")
-Adadelta = _optimizer("Adadelta", {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0, **_FOREACH}, "capturable maximize differentiable")
-_RMSprop = _optimizer("RMSprop", {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False, "capturable": False,
-                                 **_FOREACH, "maximize": False, "differentiable": False}, "")
-Lion = _optimizer("Lion", {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0}, "maximize")
-
-
-class Adam(_optimizer("Adam", {**_DECAY, "amsgrad": False}, {
-        **_FOREACH, "maximize": False, "capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": False})):
-    """Adam, fused; with `decoupled_weight_decay` it is AdamW."""
-
-    __module__ = "thalweg.optim"
-
-    def _check_options(self, group):
-        super()._check_options(group)
-        betas, is_on_host = group["betas"], group.get("foreach") and not group.get("capturable")
-        if not any(all(isinstance(beta, kind) for beta in betas) for kind in (float, _core.Tensor)):
-            raise ValueError("betas must be either both floats or both Tensors")
-        for name, value in (("lr", group["lr"]), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
-            if is_on_host and isinstance(value, _core.Tensor):
-                raise ValueError(f"{name} as a Tensor is not supported for capturable=False and foreach=True")
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay, fused."""
-
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, *, maximize=False, foreach=None,
-                 capturable=False, differentiable=False, fused=None):
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize, capturable=capturable,
-                         differentiable=differentiable, fused=fused, decoupled_weight_decay=True)
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group["decoupled_weight_decay"] = True
-
-
-class Adagrad(_optimizer("Adagrad", {"lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10, **_FOREACH},
-                         "maximize differentiable fused")):
-    """Adagrad, fused. Its states exist from the start."""
-
-    __module__ = "thalweg.optim"
-
-    def add_param_group(self, param_group):
-        """Adds a group of parameters with its own options. Their shapes must be known."""
-        super().add_param_group(param_group)
-        if any(is_lazy(parameter) for parameter in self.param_groups[-1]["params"]):
-            self.param_groups.pop()
-            raise ValueError("Adagrad: an uninitialized parameter has no shape, which the states need; run a forward pass of its module first")
-
-    @property
-    def state(self):
-        """The states of each parameter by name."""
-        if self._fused is None and not self._state and self.param_groups:
-            self._waiting = {}
-            if self._composes():
-                for group in self.param_groups:
-                    for parameter in group["params"]:
-                        _rules.start(self._rule, group, parameter, self._state[parameter])
-            else:
-                self._made()
-        return Fused.state.fget(self)
-
-    @state.setter
-    def state(self, value):
-        Fused.state.fset(self, value)
-
-
-class ASGD(_optimizer("ASGD", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0, **_FOREACH, "maximize": False,
-                               "differentiable": False, "capturable": False}, "")):
-    """Averaged stochastic gradient descent, fused. The step size and the weight of the average are computed from the number of
-    the step."""
-
-    __module__ = "thalweg.optim"
-    _derives = True
-
-    def _derive(self):
-        for group in self.param_groups:
-            rate = group["lr"].item() if isinstance(group["lr"], _core.Tensor) else group["lr"]
-            for parameter in group["params"]:
-                own = self._state.get(parameter)
-                if own and id(parameter) in self._shown:
-                    step = own["step"]
-                    own["eta"] = rate / (1 + group["lambd"] * rate * step) ** group["alpha"]
-                    own["mu"] = 1 / (step - group["t0"]).clamp_min(1.0)
-
-
-class RMSprop(_RMSprop):
-    """RMSprop, fused."""
-
-    __module__ = "thalweg.optim"
-
-    def _check_options(self, group):
-        super()._check_options(group)
-        if not 0.0 <= group["alpha"]:
-            raise ValueError(f"Invalid alpha value: {group['alpha']}")
-
-
-class Rprop(_optimizer("Rprop", {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50)}, "capturable foreach maximize differentiable")):
-    """Resilient propagation, fused."""
-
-    __module__ = "thalweg.optim"
-
-    def _check_options(self, group):
-        super()._check_options(group)
-        low, high = group["etas"]
-        if not 0.0 < low < 1.0 < high:
-            raise ValueError(f"Invalid eta values: {low}, {high}")
