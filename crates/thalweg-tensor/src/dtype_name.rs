@@ -22,7 +22,7 @@ pub(crate) fn named(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns the C++ type of a dtype's elements, as PyTorch's messages about numbers have it.
+/// Returns the C++ type of a dtype's elements, as it appears in PyTorch's messages about numbers.
 fn cpp_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "bool",
@@ -41,7 +41,7 @@ fn cpp_type(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns the C++ type of a dtype's elements as PyTorch's messages about `out` tensors have it: without aliases.
+/// Returns the C++ type of a dtype's elements as it appears in PyTorch's messages about `out` tensors: without aliases.
 pub(crate) fn unaliased_cpp_type(dtype: DType) -> &'static str {
     match dtype {
         DType::U8 => "unsigned char",
@@ -52,12 +52,12 @@ pub(crate) fn unaliased_cpp_type(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns what PyTorch says of a number that a dtype does not hold.
+/// Returns PyTorch's message about a number that a dtype cannot represent.
 pub(crate) fn overflow_text(dtype: DType) -> String {
     format!("value cannot be converted to type {} without overflow", cpp_type(dtype))
 }
 
-/// Returns the error of a number that a dtype does not hold.
+/// Returns the error of a number that a dtype cannot represent.
 pub(crate) fn overflow(dtype: DType) -> Error {
     Error::invalid(overflow_text(dtype))
 }

@@ -1,11 +1,11 @@
 //! Tensors: dispatcher, autograd, operators, random numbers.
 //!
 //! - [`Tensor`]: a view of device memory with a dtype; its methods are the operators.
-//! - [`dispatch`]: which kernel answers a call; registration of one's own.
+//! - [`dispatch`]: which kernel runs a call, and registration of your own kernels.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
-//! - [`mlp`]: two linear layers with GELU between them, where the library takes them.
+//! - [`mlp`]: two linear layers with GELU between them, fused where cuBLASLt supports it.
 //! - [`decoder`]: the layers of a decoder for one token.
 //! - [`norm_linear`]: a layer norm and a linear layer of few rows.
 //! - [`sdp`]: which backend computes attention.
@@ -31,8 +31,8 @@
 //! # Invariants
 //! - No public type is generic over a backend; no operator names a device.
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
-//! - A call that is refused leaves every tensor as it was. One in place or with `out=` that fails later, for lack of memory, may have written
-//!   a part of what it was to write. No `unsafe`.
+//! - A call that is refused leaves every tensor as it was. An in-place or `out=` call that fails later, for lack of memory, may
+//!   have written part of its result. No `unsafe`.
 #![forbid(unsafe_code)]
 
 mod argument;
