@@ -14,19 +14,19 @@
 //! - [`caller`]: the line that commands and errors name, for functions that are made of others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
-//! # Rooms
-//! Each uses those above it. In the core, `tensor` and the nodes of the graph name each other, and so do an operator, its body and a call of it;
-//! the modules `autograd::node` and `dispatch` have these circles.
+//! # Modules
+//! Each module uses those above it. In the core, `tensor` and the nodes of the graph depend on each other, and so do an operator,
+//! its body and a call of it; the modules `autograd::node` and `dispatch` document these cycles.
 //!
-//! | room | has |
+//! | module | contents |
 //! |---|---|
-//! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and what calls are made of |
+//! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and the parts of calls |
 //! | [`autograd`] | nodes, formulas, and the engine |
 //! | [`dispatch`] | operators as data, the kernels that follow from them, the registry |
-//! | `loops` | from a loop of [`thalweg_ops`] and tensors to a launch, and its node |
+//! | `loops` | launches of the loops of [`thalweg_ops`] on tensors, and their nodes |
 //! | `kernels` | kernels of other operators, and the nodes that they record |
-//! | `operators` | the entries, by families; `operators::table` is their union |
-//! | `arithmetic`, `subscript`, `views`, [`graph`], [`decoder`], [`mlp`], [`norm_linear`] | what is made of operators |
+//! | `operators` | the entries, by family; `operators::table` is their union |
+//! | `arithmetic`, `subscript`, `views`, [`graph`], [`decoder`], [`mlp`], [`norm_linear`] | functionality built from operators |
 //!
 //! # Invariants
 //! - No public type is generic over a backend; no operator names a device.

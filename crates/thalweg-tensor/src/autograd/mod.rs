@@ -38,13 +38,13 @@
 //! [`BackwardOptions::create_graph`] is set. An error of a hook is an error of the pass.
 //!
 //! # Files
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `node.rs`, `meta.rs`, `saved.rs`, `leaf.rs`, `request.rs` | the graph: nodes, a tensor's part in it, what nodes keep, and what a pass asks of them |
+//! | `node.rs`, `meta.rs`, `saved.rs`, `leaf.rs`, `request.rs` | the graph: nodes, a tensor's part in it, the tensors that nodes keep, and the requests of a pass |
 //! | `record.rs`, [`formula`] | recording |
 //! | `history.rs`, `hooks.rs`, `edge.rs`, `region.rs` | methods of tensors and nodes in the graph |
 //! | `backward.rs`, `engine.rs`, `halves.rs`, `pass.rs` | backward passes |
-//! | `mode.rs`, `options.rs`, `origin.rs`, `anomaly.rs` | switches, and the lines that failures come from |
+//! | `mode.rs`, `options.rs`, `origin.rs`, `anomaly.rs` | switches, and the source lines of failures |
 //! | `checkpoint.rs`, `offload.rs`, `gradcheck.rs` | functions that use all of this |
 //!
 //! [`Tensor::grad`]: crate::Tensor::grad
