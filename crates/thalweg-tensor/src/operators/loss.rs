@@ -405,7 +405,7 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
     loss.to_dtype(dtype_in_full(x)).map(single)
 }
 
-/// Returns −ln softmax(x) at each row's class, or against targets of which a part is spread over all classes, in the dtype that x is computed in.
+/// Returns −ln softmax(x) at each row's class, or against targets smoothed over all classes, in the compute dtype of x.
 fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) -> Result<Tensor> {
     let mut arguments = LoopArguments {
         scalars: [classes.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
@@ -423,7 +423,7 @@ fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) 
     Ok(operator.call_loop(&tensors, &arguments, None, call.label)?.swap_remove(0))
 }
 
-/// Returns the losses against targets of which a part is spread over all classes by their weights, and the weights of the rows' classes.
+/// Returns the losses against targets smoothed over all classes by their weights, and the weights of the rows' classes.
 fn smoothed(
     call: &Call<'_>,
     classes: &Classes,
