@@ -11,7 +11,7 @@ use thalweg_tensor::dispatch::Argument;
 use super::Module;
 use crate::functional::{self, Reduction, call, operator};
 
-/// Losses of two tensors without tensors of their own.
+/// Losses of two tensors that hold no tensors themselves.
 macro_rules! losses {
     ($(
         $(#[$doc:meta])*
@@ -55,7 +55,7 @@ losses! {
     MSELoss {} |this, x, target| call(operator!("mse_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
     /// |x − target| less half of beta where it is above beta, else its square over 2 · beta.
     SmoothL1Loss {
-        /// The place where the square ends.
+        /// The distance up to which the loss is quadratic.
         beta: f64 = 1.0,
     } |this, x, target| {
         let arguments = [x.into(), target.into(), this.reduction.into(), this.beta.into()];
@@ -63,7 +63,7 @@ losses! {
     };
     /// delta · (|x − target| − delta / 2) where the distance is above delta, else half of its square.
     HuberLoss {
-        /// The place where the square ends.
+        /// The distance up to which the loss is quadratic.
         delta: f64 = 1.0,
     } |this, x, target| {
         let arguments = [x.into(), target.into(), this.reduction.into(), this.delta.into()];
@@ -73,13 +73,13 @@ losses! {
     SoftMarginLoss {} |this, x, target| {
         call(operator!("soft_margin_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller())
     };
-    /// The mean over a row's targets and its other classes of max(0, 1 − x at the target + x); targets end at the first that is −1.
+    /// The mean over a row's targets and its other classes of max(0, 1 − x at the target + x); targets end at the first −1.
     MultiLabelMarginLoss {} |this, x, target| {
         call(operator!("multilabel_margin_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller())
     };
     /// x where the target is 1, max(0, margin − x) where it is −1.
     HingeEmbeddingLoss {
-        /// The least x of a target −1 that costs nothing.
+        /// The least x with loss 0 for a target of −1.
         margin: f64 = 1.0,
     } |this, x, target| {
         let far = x.neg()?.add_scalar(this.margin)?.clamp_min(0.0)?;
@@ -118,7 +118,7 @@ pub struct KLDivLoss {
     /// The reduction of the losses of all elements.
     #[module(skip)]
     pub reduction: Reduction,
-    /// Whether the sum is divided by the first extent, whatever `reduction` says (`reduction='batchmean'`).
+    /// Whether the sum is divided by the first extent, regardless of `reduction` (`reduction='batchmean'`).
     #[module(skip)]
     pub batch_mean: bool,
     /// Whether the target holds logarithms, too.
@@ -183,27 +183,27 @@ macro_rules! weighted_losses {
 }
 
 weighted_losses! {
-    /// −ln softmax(x) at the class of each row, or against probabilities: x (classes), (rows, classes) or (rows, classes, …).
+    /// −ln softmax(x) at the class of each row, or weighted by probabilities: x (classes), (rows, classes) or (rows, classes, …).
     CrossEntropyLoss {
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
+        /// The class whose rows are ignored.
         skip ignore_index: i64 = -100,
-        /// The part of a target that is spread evenly over all classes.
+        /// The fraction of a target that is spread evenly over all classes.
         skip label_smoothing: f64 = 0.0,
     } |this| "cross_entropy_loss", this.weight.as_ref().into(), this.reduction.into(), this.ignore_index.into(), this.label_smoothing.into();
     /// −x at the class of each row, where x holds logarithms of probabilities.
     NLLLoss {
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
+        /// The class whose rows are ignored.
         skip ignore_index: i64 = -100,
     } |this| "nll_loss_nd", this.weight.as_ref().into(), this.reduction.into(), this.ignore_index.into();
     /// The mean over a row's classes of max(0, margin − x at the target + x)ᵖ.
     MultiMarginLoss {
         /// The power, 1 or 2.
         skip p: i64 = 1,
-        /// By how much the target must be above the others.
+        /// The margin by which the target must exceed the others.
         skip margin: f64 = 1.0,
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
@@ -225,7 +225,7 @@ weighted_losses! {
 /// max(0, −target · (x1 − x2) + margin).
 #[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
 pub struct MarginRankingLoss {
-    /// By how much the better one must be better.
+    /// The margin by which the better one must exceed the other.
     #[module(skip)]
     pub margin: f64,
     /// The reduction of the losses.
@@ -250,7 +250,7 @@ impl MarginRankingLoss {
 /// 1 − cos(x1, x2) where the target is 1, max(0, cos(x1, x2) − margin) where it is −1.
 #[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
 pub struct CosineEmbeddingLoss {
-    /// The greatest cosine of a target −1 that costs nothing.
+    /// The greatest cosine with loss 0 for a target of −1.
     #[module(skip)]
     pub margin: f64,
     /// The reduction of the losses.
@@ -259,7 +259,7 @@ pub struct CosineEmbeddingLoss {
 }
 
 impl CosineEmbeddingLoss {
-    /// Returns the loss of rows (rows, features), or of one of (features). Asynchronous.
+    /// Returns the loss of rows (rows, features), or of one row (features). Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -275,7 +275,7 @@ impl CosineEmbeddingLoss {
                     x2.shape()
                 )));
             }
-            // PyTorch's number against a division by 0.
+            // PyTorch's constant that prevents a division by 0.
             let length = |x: &Tensor| x.square()?.sum(&[-1], false)?.add_scalar(1e-12);
             let product = x1.mul(x2)?.sum(&[-1], false)?;
             let cosine = product.div(&length(x1)?.mul(&length(x2)?)?.sqrt()?)?;
@@ -311,8 +311,8 @@ impl Default for GaussianNLLLoss {
 }
 
 impl GaussianNLLLoss {
-    /// Returns the loss of predictions with variances of the same shape, of that shape with a last extent of 1, or without the last
-    /// dimension. Variances get no gradient where they are below the least. Asynchronous.
+    /// Returns the loss of predictions with variances of the same shape, of that shape with a last extent of 1, or without the
+    /// last dimension. Variances have no gradient where they are below the least. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -353,23 +353,23 @@ impl MultiLabelSoftMarginLoss {
     }
 }
 
-/// Connectionist temporal classification: −ln of the probability of each sequence of labels, over all ways to spread it over time.
+/// Connectionist temporal classification: −ln of the probability of each sequence of labels, over all its alignments with time.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CTCLoss {
-    /// The label that stands for none.
+    /// The label that represents a blank.
     #[module(skip)]
     pub blank: i64,
-    /// The reduction of the losses of sequences; the mean is that over each divided by its number of labels.
+    /// The reduction of the losses of sequences; the mean is taken over the losses divided by their numbers of labels.
     #[module(skip)]
     pub reduction: Reduction,
-    /// Whether the loss of a sequence that does not fit into its time is 0, in place of infinity.
+    /// Whether the loss of a sequence that does not fit into its time is 0, instead of infinity.
     #[module(skip)]
     pub zero_infinity: bool,
 }
 
 impl CTCLoss {
-    /// Returns the loss of logarithms of probabilities (time, batch, labels) against labels (batch, places) or one sequence after
-    /// another, each of a length of its own. Asynchronous.
+    /// Returns the loss of logarithms of probabilities (time, batch, labels) against labels (batch, length) or concatenated
+    /// sequences of different lengths. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes, dtypes or lengths do not fit.

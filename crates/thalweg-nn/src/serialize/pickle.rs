@@ -1,10 +1,10 @@
-//! Python's pickle, as far as PyTorch's files of weights need it. Nothing is imported and nothing called: names stand for
-//! themselves, and only those that rebuild tensors and dictionaries are known.
+//! Python's pickle, as far as PyTorch's files of weights need it. Nothing is imported or called: names are only recorded, and
+//! only those that rebuild tensors and dictionaries are accepted.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-/// The dtypes with their names and the classes of their storages. Those without a class of their own are saved by name.
+/// The dtypes with their names and the classes of their storages. Dtypes without a storage class are saved by name.
 pub(super) const DTYPES: [(DType, &str, Option<&str>); 15] = [
     (DType::Bool, "bool", Some("BoolStorage")),
     (DType::U8, "uint8", Some("ByteStorage")),
@@ -23,12 +23,12 @@ pub(super) const DTYPES: [(DType, &str, Option<&str>); 15] = [
     (DType::F8E5m2, "float8_e5m2", None),
 ];
 
-/// Returns the dtype of a name of `torch`'s.
+/// Returns the dtype with a name in `torch`.
 pub(super) fn dtype_of(name: &str) -> Option<DType> {
     DTYPES.iter().find(|(_, theirs, _)| *theirs == name).map(|(dtype, ..)| *dtype)
 }
 
-/// A value by its place in [`Values`].
+/// The index of a value in [`Values`].
 pub(super) type ValueIndex = usize;
 
 /// A value of a pickle.
@@ -42,15 +42,15 @@ pub(super) enum Node {
     List(Vec<ValueIndex>),
     Tuple(Vec<ValueIndex>),
     Dict(Vec<(ValueIndex, ValueIndex)>),
-    /// A name of Python's, `module name`.
+    /// A name in Python, `module name`.
     Global(String),
     /// The result of calling a name with arguments.
     Called(ValueIndex, ValueIndex),
-    /// A value that lies outside of the pickle, under an id.
+    /// A value outside the pickle, with an id.
     Persistent(ValueIndex),
 }
 
-/// The values of a pickle. They refer to each other by place, so that no nesting is too deep for the stack.
+/// The values of a pickle. They refer to each other by index, so that no nesting is too deep for the stack.
 #[derive(Debug, Default)]
 pub(super) struct Values(Vec<Node>);
 
@@ -65,7 +65,7 @@ impl Values {
     }
 }
 
-/// The program of a pickle, as it is run.
+/// The machine that runs the program of a pickle.
 struct Machine<'a> {
     bytes: &'a [u8],
     next: usize,
@@ -75,7 +75,7 @@ struct Machine<'a> {
     memo: std::collections::HashMap<u32, ValueIndex>,
 }
 
-/// Runs a pickle of protocol 2 to 5, and returns its values and the place of the whole.
+/// Runs a pickle of protocol 2 to 5, and returns its values and the index of the root.
 pub(super) fn run(bytes: &[u8]) -> Result<(Values, ValueIndex)> {
     let values = Values::default();
     let (stack, marks, memo) = (Vec::new(), Vec::new(), Default::default());
@@ -104,7 +104,7 @@ impl Machine<'_> {
         Ok(self.take(N)?.try_into().expect("so many were taken"))
     }
 
-    /// Returns a length of so many bytes.
+    /// Reads a length that is encoded in this many bytes.
     fn length(&mut self, bytes: usize) -> Result<usize> {
         let mut wide = [0; 8];
         wide[..bytes].copy_from_slice(self.take(bytes)?);
@@ -117,7 +117,7 @@ impl Machine<'_> {
         String::from_utf8(text).map_err(|_| self.error("a string is not UTF-8"))
     }
 
-    /// Returns the rest of a line.
+    /// Reads the rest of a line.
     fn line(&mut self) -> Result<String> {
         let rest = &self.bytes[self.next..];
         let count =
@@ -192,7 +192,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Runs one instruction; the whole after the last.
+    /// Runs one instruction, and returns the root value after the last.
     fn step(&mut self) -> Result<Option<ValueIndex>> {
         let [code] = self.array()?;
         match code {
@@ -255,7 +255,7 @@ impl Machine<'_> {
         Ok(None)
     }
 
-    /// Returns a number of so many bytes in two's complement.
+    /// Reads a number of this many bytes in two's complement.
     fn long(&mut self, count: usize) -> Result<i64> {
         if count > 8 {
             return Err(self.error("an integer has more than 64 bits"));
@@ -318,7 +318,7 @@ impl Machine<'_> {
                 let id = self.pop()?;
                 self.push(Node::Persistent(id));
             }
-            // The attributes of an object: `_metadata` of a state dictionary, which says nothing of the tensors.
+            // The attributes of an object: `_metadata` of a state dictionary, which has no information about the tensors.
             b'b' => drop(self.pop()?),
             other => return Err(self.error(&format!("the instruction {other:#04x} is not read"))),
         }
