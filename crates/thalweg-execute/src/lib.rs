@@ -4,8 +4,8 @@
 //! planned and its kernel loaded once per key ([`prepared`]), then queued with the addresses of each call.
 //!
 //! # Invariants
-//! - Nothing is decided here but the alignment that the addresses have.
-//! - Memory is the caller's: a [`Temporaries`] allocates what the steps of a launch need between them.
+//! - The only decision made here is the alignment of the addresses.
+//! - Memory belongs to the caller: a [`Temporaries`] allocates memory for data passed between the steps of a launch.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use thalweg_runtime::{
     Device, DevicePointer, Environment, Error, KernelKey, Label, PreparedLaunch, Result, Stream,
 };
 
-/// The greatest alignment in bytes that kernels make use of.
+/// The greatest alignment in bytes that kernels use.
 const MOST_ALIGNED: u32 = 8;
 
-/// Memory for what the steps of a launch pass on to each other, on the stream of the launch. It is freed after they are queued.
+/// Memory for data that the steps of a launch pass to each other, on the stream of the launch. It is freed after they are queued.
 pub trait Temporaries {
-    /// Allocates room for elements of a dtype, and returns its address.
+    /// Allocates memory for elements of a dtype, and returns its address.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// Returns an error if there is not enough memory.
     fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer>;
 }
 
-/// Returns an error of lowering as one of a call.
+/// Converts an error of lowering to an error of the call.
 pub fn refused(error: LowerError) -> Error {
     match error {
         LowerError::DType(error) if error.is_not_implemented => Error::not_implemented(error.to_string()),
@@ -55,7 +55,7 @@ pub fn prepared(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> R
 /// Plans a launch and loads its kernel.
 ///
 /// # Errors
-/// As [`prepared`].
+/// Those of [`prepared`].
 pub fn prepare(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
     let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
     device.with_clusters(|has_clusters| {
@@ -89,7 +89,7 @@ pub fn run(
 /// Queues the steps of a launch with its numbers, as [`run`] does.
 ///
 /// # Errors
-/// As [`run`].
+/// Those of [`run`].
 pub fn run_steps(
     steps: &Steps,
     numbers: &[u64],

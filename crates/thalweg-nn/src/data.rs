@@ -1,5 +1,5 @@
-//! Batches of a data set on the device (`torch.utils.data`): worker threads fill pinned memory, and copies run on a stream of their own
-//! while the batch before is computed with.
+//! Batches of a data set on the device (`torch.utils.data`): worker threads fill pinned memory, and copies run on a separate
+//! stream while the previous batch is being used.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -55,12 +55,12 @@ pub struct Field {
     pub dtype: DType,
 }
 
-/// Samples by number, all of the same fields (`torch.utils.data.Dataset`). Threads read it at the same time.
+/// Samples by number, all of the same fields (`torch.utils.data.Dataset`). Several threads read it concurrently.
 pub trait Dataset: Send + Sync + 'static {
-    /// Returns how many samples there are.
+    /// Returns the number of samples.
     fn len(&self) -> usize;
 
-    /// Returns whether there is no sample.
+    /// Returns whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -71,11 +71,11 @@ pub trait Dataset: Send + Sync + 'static {
     /// Writes a sample into its fields.
     ///
     /// # Errors
-    /// Its own, which end the epoch.
+    /// Those of the data set, which end the epoch.
     fn read(&self, index: usize, fields: &mut [SampleField<'_>]) -> Result<()>;
 }
 
-/// The room of one field of a sample, to be written.
+/// The memory for one field of a sample, to be written.
 #[derive(Debug)]
 pub struct SampleField<'a> {
     dtype: DType,
@@ -86,7 +86,7 @@ impl SampleField<'_> {
     /// Writes the elements of the field.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if they are of another dtype than the field, or not as many as it has.
+    /// [`Error::is_invalid_argument`] if their dtype or number differs from the field's.
     #[track_caller]
     pub fn put<T: Element>(&mut self, elements: &[T]) -> Result<()> {
         let count = self.bytes.len() / self.dtype.size_bytes();
@@ -108,7 +108,7 @@ impl SampleField<'_> {
         self.dtype
     }
 
-    /// Returns the bytes of the field, to be filled by a reader of files, say: elements of its dtype, row-major.
+    /// Returns the bytes of the field, elements of its dtype in row-major order, for example to be filled by a file reader.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
@@ -117,15 +117,15 @@ impl SampleField<'_> {
 /// The options of a [`DataLoader`], by PyTorch's names.
 #[derive(Clone, Debug)]
 pub struct DataLoaderOptions {
-    /// Samples of a batch.
+    /// The number of samples per batch.
     pub batch_size: usize,
-    /// The seed by which each epoch is shuffled; without one the order is that of the data set.
+    /// The seed with which each epoch is shuffled; without one, samples keep the order of the data set.
     pub shuffle: Option<u64>,
-    /// Threads that read samples; with 0 it is the caller's.
+    /// The number of threads that read samples; with 0 the caller's thread reads them.
     pub num_workers: usize,
-    /// Batches that each worker is ahead.
+    /// The number of batches that each worker reads ahead.
     pub prefetch_factor: usize,
-    /// Whether a last batch that is not full is left out.
+    /// Whether an incomplete last batch is dropped.
     pub drop_last: bool,
 }
 
@@ -136,7 +136,7 @@ impl Default for DataLoaderOptions {
     }
 }
 
-/// A batch in pinned memory: a buffer per field, and the event behind the copies that last read them.
+/// A batch in pinned memory: a buffer per field, and the event after the copies that last read them.
 struct PinnedBatch {
     buffers: Vec<PinnedBuffer>,
     copied: Event,
@@ -151,7 +151,7 @@ struct Task {
     into: PinnedBatch,
 }
 
-/// A task that was done.
+/// A finished task.
 struct Filled {
     number: usize,
     count: usize,
@@ -171,11 +171,11 @@ pub struct DataLoader<D> {
 }
 
 impl<D: Dataset> DataLoader<D> {
-    /// Makes a loader whose batches come to a device.
+    /// Makes a loader that copies batches to a device.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a batch has no samples or too many bytes; [`Error::is_out_of_memory`] if the host has no room
-    /// for the pinned batches.
+    /// [`Error::is_invalid_argument`] if a batch has no samples or too many bytes; [`Error::is_out_of_memory`] if the host has
+    /// not enough memory for the pinned batches.
     #[track_caller]
     pub fn new(dataset: Arc<D>, options: DataLoaderOptions, device: &Device) -> Result<Self> {
         at_line(Location::caller(), || {
@@ -196,13 +196,13 @@ impl<D: Dataset> DataLoader<D> {
                 Ok(PinnedBatch { buffers, copied: Event::new(), staging: vec![Vec::new(); fields.len()] })
             };
             let free = (0..ahead).map(|_| batch()).collect::<Result<_>>()?;
-            // Each stream has memory of its own in the allocator's cache, so that loaders share one.
+            // The allocator's cache is per stream, so loaders share one stream.
             let stream = Stream::for_copies(device)?;
             Ok(Self { dataset, options, fields, device: device.clone(), stream, epoch: 0, free })
         })
     }
 
-    /// Returns how many batches an epoch has.
+    /// Returns the number of batches of an epoch.
     pub fn len(&self) -> usize {
         match self.options.drop_last {
             true => self.dataset.len() / self.options.batch_size,
@@ -210,18 +210,18 @@ impl<D: Dataset> DataLoader<D> {
         }
     }
 
-    /// Returns whether an epoch has no batch.
+    /// Returns whether an epoch has no batches.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sets the number of the next epoch, from 0 on, which decides its order where a loader shuffles
-    /// (`torch.utils.data.DistributedSampler.set_epoch`): for training that is resumed.
+    /// Sets the number of the next epoch, from 0 on, which determines the order of a loader that shuffles
+    /// (`torch.utils.data.DistributedSampler.set_epoch`), for resumed training.
     pub fn set_epoch(&mut self, epoch: u64) {
         self.epoch = epoch;
     }
 
-    /// Begins the next epoch, and returns its batches: a tensor per field, whose first extent is that of the batch.
+    /// Begins the next epoch, and returns its batches: a tensor per field, whose first extent is the batch size.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the data set is too large to be shuffled.
@@ -229,7 +229,7 @@ impl<D: Dataset> DataLoader<D> {
     pub fn epoch(&mut self) -> Result<Epoch<'_, D>> {
         let count = self.dataset.len();
         let order = match self.options.shuffle {
-            // Each epoch draws from a stream of its own.
+            // Each epoch draws from a separate random stream.
             Some(seed) => {
                 let seed = seed.wrapping_add(self.epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 Generator::new(seed).permutation(count)?
@@ -278,7 +278,7 @@ impl<D> std::fmt::Debug for DataLoader<D> {
     }
 }
 
-/// Does tasks until there are no more.
+/// Processes tasks until there are no more.
 fn work<D: Dataset>(
     dataset: &D,
     layout: &[(DType, usize)],
@@ -299,7 +299,7 @@ fn fill<D: Dataset>(dataset: &D, layout: &[(DType, usize)], task: Task) -> Fille
     let Task { number, samples, into: mut batch } = task;
     let count = samples.len();
     let mut read = || {
-        // Copies of the batch that was here before may still be under way.
+        // Copies of the previous batch in this memory may still be in progress.
         batch.copied.synchronize()?;
         for (bytes, (_, size)) in batch.staging.iter_mut().zip(layout) {
             bytes.resize(count * size, 0);
@@ -321,7 +321,8 @@ fn fill<D: Dataset>(dataset: &D, layout: &[(DType, usize)], task: Task) -> Fille
     Filled { number, count, batch, outcome }
 }
 
-/// Reads a sample; an error or a panic names it. (A batch that a panic took with it would be waited for.)
+/// Reads a sample; an error or a panic is returned with the sample's number. (The loader would wait forever for a batch lost in a
+/// panic.)
 fn read_sample<D: Dataset>(dataset: &D, sample: usize, fields: &mut [SampleField<'_>]) -> Result<()> {
     match catch_unwind(AssertUnwindSafe(|| dataset.read(sample, fields))) {
         Ok(outcome) => outcome.map_err(|error| error.context(format!("DataLoader: sample {sample}"))),
@@ -345,21 +346,21 @@ pub struct Epoch<'a, D: Dataset> {
     loader: &'a mut DataLoader<D>,
     order: Vec<usize>,
     batches: usize,
-    /// Batches that were asked for, that came, and the next to be copied.
+    /// The numbers of batches requested and received, and the next batch to be copied.
     asked: usize,
     given: usize,
     next: usize,
     tasks: Option<Sender<Task>>,
     todo: Arc<Mutex<Receiver<Task>>>,
     filled: Receiver<Filled>,
-    /// Batches that came before their turn.
+    /// Batches that were filled before their turn.
     early: BTreeMap<usize, Filled>,
     ahead: VecDeque<Coming>,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl<D: Dataset> Epoch<'_, D> {
-    /// Hands out tasks as long as there are pinned batches.
+    /// Queues tasks as long as there are free pinned batches.
     fn ask(&mut self) {
         while self.asked < self.batches {
             let Some(into) = self.loader.free.pop() else { return };
@@ -374,7 +375,7 @@ impl<D: Dataset> Epoch<'_, D> {
         }
     }
 
-    /// Takes the next batch in order, if it is there; waits for it if it must be.
+    /// Returns the next batch in order if it has been filled; with `waits`, waits for it.
     fn take(&mut self, waits: bool) -> Option<Filled> {
         loop {
             if let Some(filled) = self.early.remove(&self.next) {
@@ -424,7 +425,7 @@ impl<D: Dataset> Epoch<'_, D> {
             self.copy(filled)?;
         }
         self.ask();
-        // The one behind it, if it is ready: its copy runs beside the work on this one.
+        // The following batch, if it is ready: its copy runs in parallel with the work on this one.
         if self.next < self.batches
             && let Some(filled) = self.take(false)
         {
@@ -464,7 +465,7 @@ impl<D: Dataset> Iterator for Epoch<'_, D> {
 impl<D: Dataset> Drop for Epoch<'_, D> {
     fn drop(&mut self) {
         self.tasks = None;
-        // What workers have not begun, and what they have filled, goes back to the loader.
+        // Pinned batches of tasks that have not begun, and filled ones, are returned to the loader.
         while let Ok(task) = self.todo.lock().unwrap_or_else(PoisonError::into_inner).try_recv() {
             self.loader.free.push(task.into);
         }

@@ -11,10 +11,10 @@
 //!
 //! # Invariants
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
-//! - What it needs of tensors is public there: a user's crate can do whatever this one does.
+//! - Everything that this crate needs of tensors is public there: a user's crate can do the same.
 #![forbid(unsafe_code)]
 
-// What `derive(Module)` writes names this crate, also within it.
+// The code that `derive(Module)` generates names this crate, also within it.
 extern crate self as thalweg_nn;
 
 pub mod data;

@@ -1,11 +1,11 @@
 //! Optimizers (`torch.optim`), learning-rate schedules, gradient clipping, and the scaling of gradients.
 //!
-//! Every optimizer is an [`Optimizer`] of its options: [`Adam`] is `Optimizer<AdamOptions>`. Options, states and kernels come from
-//! the entry of its rule ([`thalweg_ops::optimizer`]). A step counts in one launch and updates in another, whatever the number of
-//! parameters (some 70 per launch, group and dtype). It writes the casts of parameters as well that regions of
-//! [autocast](thalweg_tensor::autocast) read: the next region casts nothing. Each takes two bytes per element from the first region on that reads it, until
-//! a step comes that none has read it before. All that changes from step to step lies in device memory: a captured step goes
-//! on when it is replayed, and follows [`Optimizer::set_learning_rate`].
+//! Every optimizer is an [`Optimizer`] of its options: [`Adam`] is `Optimizer<AdamOptions>`. Options, states and kernels come
+//! from the entry of its rule ([`thalweg_ops::optimizer`]). A step counts in one launch and updates in others, each for some 70
+//! parameters of a group and dtype. It also writes the casts of parameters that regions of [autocast](thalweg_tensor::autocast)
+//! read, so that the next region casts nothing. Each cast takes two bytes per element, from the first region that reads it until
+//! a step before which no region has read it. All state that changes from step to step is in device memory: a captured step
+//! continues when it is replayed, and follows [`Optimizer::set_learning_rate`].
 //!
 //! [`Muon`] and [`Adafactor`], whose steps need products and reductions, are written with operators: each is a [`CompositeOptimizer`] of
 //! its options. [`Lbfgs`] takes a closure.

@@ -1,4 +1,4 @@
-//! A progress bar for loops of training (`tqdm`), and for any work that may take long ([`Progress::transient`]).
+//! A progress bar for training loops (`tqdm`), and for other long work ([`Progress::transient`]).
 //!
 //! ```
 //! # use thalweg_nn::progress::Progress;
@@ -18,17 +18,17 @@ use std::time::{Duration, Instant};
 /// The time that work may take before a transient bar appears.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The least time between two drawings of the bar.
+/// The minimum time between two updates of the bar.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The interval at which a line is written where standard error is not a terminal.
+/// The interval at which a line is written if standard error is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The number of columns that a bar has at most, and at least where it is drawn.
+/// The maximum number of columns of a bar, and the minimum for it to be drawn.
 const COLUMNS: [usize; 2] = [40, 5];
 
-/// A bar on standard error that says how much is done, with figures of the caller's behind it. Where standard error is a terminal, it is
-/// one line that is drawn again, at most every tenth of a second; elsewhere it is a line every ten seconds.
+/// A progress bar on standard error, followed by the caller's figures. If standard error is a terminal, it is one line that is
+/// redrawn, at most every tenth of a second; otherwise it is a line every ten seconds.
 #[derive(Debug)]
 pub struct Progress {
     total: u64,
@@ -36,12 +36,12 @@ pub struct Progress {
     drawn: Option<Instant>,
     is_terminal: bool,
     columns: usize,
-    /// The work that is under way, of a bar that goes when it is dropped.
+    /// The name of the work, for a bar that is erased when it is dropped.
     transient: Option<String>,
 }
 
 impl Progress {
-    /// Begins with nothing done of so many steps. The terminal has as many columns as the variable `COLUMNS` says, or 80.
+    /// Begins a bar for this many steps. The width of the terminal is the variable `COLUMNS`, or 80.
     pub fn new(total: u64) -> Self {
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
         Self {
@@ -54,19 +54,19 @@ impl Progress {
         }
     }
 
-    /// Begins a bar for work that may be short, in any unit: it appears once a second has passed, and only where standard error is a
-    /// terminal. It says what is under way and how long it takes until all is done, and goes when it is dropped.
+    /// Begins a bar for work that may be short, in any unit: it appears after one second, and only if standard error is a
+    /// terminal. It shows the name of the work and the remaining time, and is erased when it is dropped.
     pub fn transient(what: impl Into<String>, total: u64) -> Self {
         Self { transient: Some(what.into()), ..Self::new(total) }
     }
 
-    /// Returns the seconds since it began.
+    /// Returns the seconds since the beginning.
     pub fn seconds(&self) -> f64 {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Returns whether it is time to draw again: at the first step and the last one, and whenever enough time has passed. A transient
-    /// bar is drawn only where and when it may appear.
+    /// Returns whether it is time to draw again: at the first step and the last one, and whenever enough time has passed. A
+    /// transient bar is drawn only if it may appear.
     pub fn is_due(&self, done: u64) -> bool {
         let is_early = self.total == 0 || self.begun.elapsed() < PATIENCE;
         if self.transient.is_some() && (is_early || !self.is_terminal) {
@@ -76,14 +76,15 @@ impl Progress {
         done == self.total || self.drawn.is_none_or(|drawn| drawn.elapsed() >= interval)
     }
 
-    /// Draws that so many steps are done, without figures, if it is time to.
+    /// Draws the bar for this many finished steps, without figures, if it is due.
     pub fn advance(&mut self, done: u64) {
         if self.is_due(done) {
             self.show(done, "");
         }
     }
 
-    /// Draws that so many steps are done, with figures behind: "██░░ 120/300 loss 0.2500". Behind the last step the line stays.
+    /// Draws the bar for this many finished steps, followed by figures: "██░░ 120/300 loss 0.2500". After the last step the line
+    /// is kept.
     pub fn show(&mut self, done: u64, figures: &str) {
         self.drawn = Some(Instant::now());
         let stays = self.transient.is_none() && done >= self.total;
@@ -128,7 +129,7 @@ impl Drop for Progress {
     }
 }
 
-/// Writes to standard error. A closed one is not a reason to stop.
+/// Writes to standard error. Errors, such as a closed stream, are ignored.
 fn write(text: &str) {
     let mut stderr = std::io::stderr();
     let _closed = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());

@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! Two files stand in the folder: `events.out.tfevents.…`, which `tensorboard --logdir` finds, and `metrics.jsonl`, one object per line:
-//! `{"wall_time":1790000000.5,"step":3,"tag":"loss","value":0.25}`.
+//! The folder has two files: `events.out.tfevents.…`, which `tensorboard --logdir` finds, and `metrics.jsonl`, one object per
+//! line: `{"wall_time":1790000000.5,"step":3,"tag":"loss","value":0.25}`.
 
 use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::{BufWriter, Write};
@@ -32,8 +32,8 @@ static CHECKSUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
 /// A writer of numbers over steps, to TensorBoard's event files and to JSON lines (`torch.utils.tensorboard.SummaryWriter`).
 ///
-/// What was added is in the files after [`flush`](Self::flush), and when the writer is dropped. A writer adds to what a folder has: runs
-/// that are to be told apart take folders of their own.
+/// Added numbers are in the files after [`flush`](Self::flush), and when the writer is dropped. A writer adds to the existing
+/// files of a folder, so use separate folders to distinguish runs.
 #[derive(Debug)]
 pub struct SummaryWriter {
     events: BufWriter<File>,
@@ -42,10 +42,10 @@ pub struct SummaryWriter {
 }
 
 impl SummaryWriter {
-    /// Opens files in a folder, which is made if there is none.
+    /// Opens files in a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if folder or files cannot be made.
+    /// [`Error::is_invalid_argument`] if the folder or the files cannot be created.
     pub fn new(log_dir: impl AsRef<Path>) -> Result<Self> {
         let folder = log_dir.as_ref().to_owned();
         let now = wall_time();
@@ -66,7 +66,8 @@ impl SummaryWriter {
         Ok(writer)
     }
 
-    /// Adds a number of a step under a name; a name with `/` is put into the group before it. TensorBoard keeps 32 bits of the number.
+    /// Adds a number of a step under a name; a name with `/` belongs to the group before the slash. TensorBoard keeps 32 bits of
+    /// the number.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the files cannot be written.
@@ -74,12 +75,12 @@ impl SummaryWriter {
         self.add_scalar_at(tag, value, step, wall_time())
     }
 
-    /// Adds a number that was taken at a time, in seconds since 1970.
+    /// Adds a number with its time, in seconds since 1970.
     ///
     /// # Errors
     /// Those of [`add_scalar`](Self::add_scalar).
     pub fn add_scalar_at(&mut self, tag: &str, value: f64, step: i64, wall_time: f64) -> Result<()> {
-        // JSON has no word for what is not finite.
+        // JSON cannot represent numbers that are not finite.
         let number = if value.is_finite() { json!(value) } else { Value::String(value.to_string()) };
         let line = json!({ "wall_time": wall_time, "step": step, "tag": tag, "value": number });
         let event = scalar_event(tag, value as f32, step, wall_time);
@@ -88,10 +89,10 @@ impl SummaryWriter {
             .map_err(|error| failed(&self.folder, &error))
     }
 
-    /// Writes what was added to the files.
+    /// Writes added numbers to the files.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if they cannot be written.
+    /// [`Error::is_invalid_argument`] if the files cannot be written.
     pub fn flush(&mut self) -> Result<()> {
         let flushed = self.events.flush().and_then(|()| self.lines.flush());
         flushed.map_err(|error| failed(&self.folder, &error))
@@ -127,7 +128,7 @@ fn scalar_event(tag: &str, value: f32, step: i64, wall_time: f64) -> Vec<u8> {
         push_varint(&mut event, step as u64);
     }
     let mut number = bytes_field(1, tag.as_bytes());
-    // A number of a choice of fields is written even where it is 0.
+    // A number in a `oneof` is written even if it is 0.
     number.push(2 << 3 | 5);
     number.extend(value.to_le_bytes());
     event.extend(bytes_field(5, &bytes_field(1, &number)));
@@ -147,7 +148,7 @@ fn bytes_field(field: u8, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Appends a number by seven bits at a time, the lowest first.
+/// Appends a number in groups of seven bits, the lowest first.
 fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);

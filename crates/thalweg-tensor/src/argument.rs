@@ -1,7 +1,7 @@
 //! [`Argument`] and [`Value`]: what a call passes for a parameter of a [`Schema`](thalweg_ops::schema::Schema).
 //!
-//! An argument borrows; it lives on the caller's stack. A value owns, so that calls can be kept, built at run time, and
-//! passed on by code that knows nothing of the operator.
+//! An argument borrows and lives on the caller's stack. A value owns its contents, so that calls can be kept, built at run time,
+//! and passed on by code that knows nothing of the operator.
 
 use bytemuck::cast_slice;
 use smallvec::SmallVec;
@@ -134,7 +134,7 @@ impl Forms {
     const DTYPE: u16 = 1 << 13;
     const DEVICE: u16 = 1 << 14;
 
-    /// Returns the forms of a parameter of this type. One number stands for a list of a length, all of whose numbers it is.
+    /// Returns the forms of a parameter of this type. A list of fixed length also accepts a single number, which is repeated.
     pub(crate) fn of(ty: &Type) -> Self {
         let repeated = |list: u16, one: u16| if ty.length.is_some() { list | one } else { list };
         let forms = match (ty.list, ty.kind) {
@@ -157,7 +157,7 @@ impl Forms {
         Self(if ty.optional { forms | Self::NONE } else { forms })
     }
 
-    /// Returns whether an argument has one of them.
+    /// Returns whether these forms include that of an argument.
     #[inline]
     pub(crate) fn include(self, argument: &Argument<'_>) -> bool {
         self.0 & argument.form() != 0
@@ -187,7 +187,7 @@ impl Argument<'_> {
             Self::Tensors(_) => Forms::TENSORS,
             Self::OptionalTensors(_) => Forms::OPTIONAL_TENSORS,
             Self::Scalar(_) => Forms::SCALAR,
-            // No kernel reads one: the dispatcher puts a tensor in its place.
+            // No kernel reads a complex number: the dispatcher replaces it by a tensor.
             Self::Complex(_) => 0,
             Self::Int(_) => Forms::INT,
             Self::Float(_) => Forms::FLOAT,
@@ -202,7 +202,7 @@ impl Argument<'_> {
         }
     }
 
-    /// Returns the argument with all that it refers to.
+    /// Returns the argument as a value that owns everything that it refers to.
     pub fn to_value(self) -> Value {
         match self {
             Self::None => Value::None,
@@ -224,7 +224,7 @@ impl Argument<'_> {
         }
     }
 
-    /// Returns the value without the tensors in it: what backward needs of an argument whose tensors are saved elsewhere.
+    /// Returns the value without the tensors in it, for a backward node that saves the tensors elsewhere.
     pub(crate) fn to_value_without_tensors(self) -> Value {
         match self {
             Self::Tensor(_) | Self::Tensors(_) | Self::OptionalTensors(_) => Value::None,
@@ -250,7 +250,7 @@ impl Argument<'_> {
         }
     }
 
-    /// Converts an empty list to one of a parameter's type.
+    /// Converts an empty list to an empty list of a parameter's type.
     fn fit_list(self, ty: &Type) -> Option<Self> {
         let Self::Ints([]) = self else { return None };
         match ty.kind {
@@ -272,7 +272,7 @@ impl Argument<'_> {
         }
     }
 
-    /// Returns what it is, for messages.
+    /// Returns a description of the argument's kind, for messages.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::None => "None",
@@ -315,7 +315,7 @@ pub(crate) fn default_of(parameter: &Parameter) -> Result<Argument<'_>> {
     })
 }
 
-/// Returns extents or dimensions as the integers of a call. They stay in their memory.
+/// Returns extents or dimensions as the integers of a call, without copying them.
 pub fn as_ints(sizes: &[usize]) -> &[i64] {
     cast_slice(sizes)
 }
@@ -364,7 +364,7 @@ macro_rules! readers {
         }
 
         $(#[doc = $doc])+
-        /// Returns the argument at a place, or `None` where the call left it out.
+        /// Returns the argument at a position, or `None` where the call left it out.
         fn $optional(&self, place: usize) -> Option<$type> {
             match self.argument(place) {
                 Argument::None => None,
@@ -393,15 +393,15 @@ pub(crate) fn describe_call(operator: &str, arguments: &[Argument<'_>], device: 
     }
 }
 
-/// Arguments that were held against a schema, read by their place in it.
+/// Arguments that were checked against a schema, accessed by their position in it.
 ///
 /// # Panics
-/// Each method, if the parameter at `place` is of another type: a kernel must read what its operator's schema has there.
+/// Each method panics if the parameter at `place` has another type: a kernel must read the type in its operator's schema.
 pub trait Arguments {
     /// Returns the schema.
     fn schema(&self) -> &Schema;
 
-    /// Returns the argument at a place.
+    /// Returns the argument at a position.
     fn argument(&self, place: usize) -> Argument<'_>;
 
     readers! {
@@ -423,12 +423,12 @@ pub trait Arguments {
         dtype, optional_dtype: DType => DType;
     }
 
-    /// Returns integers; one that stands for a list of a length is repeated.
+    /// Returns integers; a single number for a list of fixed length is repeated.
     fn ints(&self, place: usize) -> Ints {
         self.optional_ints(place).unwrap_or_else(|| wrong(self.schema(), place, Argument::None))
     }
 
-    /// Returns integers; one that stands for a list of a length is repeated. `None` where they were left out.
+    /// Returns integers; a single number for a list of fixed length is repeated. `None` where they were left out.
     fn optional_ints(&self, place: usize) -> Option<Ints> {
         match self.argument(place) {
             Argument::None => None,

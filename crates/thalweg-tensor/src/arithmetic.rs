@@ -1,8 +1,8 @@
 //! Rust's operators on tensors: `&a + &b`, `2.0 - &a`, `-&a`, `a += &b`.
 //!
-//! Numbers are `f64` or `i64`: a literal is then of one of them without a suffix. An expression gives a [`Result`], like the method
-//! of the same name, so that a chain is `((&a * &b)? + &c)?`. An assignment cannot give one: it panics with the error. Where that
-//! is not wanted, call the operator in place by its name ([`find_operator`](crate::dispatch::find_operator) of `add_.Tensor`).
+//! Numbers are `f64` or `i64`, so that a literal needs no suffix. An expression returns a [`Result`], like the method of the same
+//! name, so that a chain is `((&a * &b)? + &c)?`. An assignment cannot return one: it panics with the error. To avoid the panic,
+//! call the operator in place by its name ([`find_operator`](crate::dispatch::find_operator) of `add_.Tensor`).
 
 use std::ops::{
     Add, AddAssign, BitAnd, BitOr, BitXor, Div, DivAssign, Mul, MulAssign, Neg, Not, Rem, Sub, SubAssign,
@@ -150,7 +150,7 @@ macro_rules! assignments {
             /// Computes in place with another tensor.
             ///
             /// # Panics
-            /// With the operator's error, if the tensors do not fit or the write is refused.
+            /// Panics with the operator's error if the tensors do not fit or the write is refused.
             #[track_caller]
             fn $name(&mut self, other: &Tensor) {
                 assign(built_in!($tensor), self, other.into());
@@ -164,7 +164,7 @@ macro_rules! assignments {
             /// Computes in place with a number.
             ///
             /// # Panics
-            /// With the operator's error, if the write is refused.
+            /// Panics with the operator's error if the write is refused.
             #[track_caller]
             fn $name(&mut self, number: $number) {
                 assign(built_in!($scalar), self, Argument::Scalar(Scalar::from(number)));

@@ -1,15 +1,17 @@
 //! Autocast (`torch.autocast`): a region whose operators choose the dtype that they compute in.
 //!
-//! Products and convolutions cast their tensors to a 16-bit dtype; functions that lose too much there cast theirs to f32; operators
-//! of several tensors cast to the widest dtype of them. Each is a kernel under [`DispatchKey::Autocast`], above autograd, so that
-//! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what stands in its entry
-//! ([`Autocast`]), by PyTorch's lists for CUDA; forms in place and with `out=` compute in the dtypes that they get.
+//! Products and convolutions cast their tensors to a 16-bit dtype; functions that would lose too much precision there cast theirs
+//! to f32; operators of several tensors cast to the widest of their dtypes. Each is a kernel under [`DispatchKey::Autocast`],
+//! above autograd, so that casts are recorded and gradients arrive in the dtype of the leaves. Each operator's entry specifies
+//! its rule ([`Autocast`]), following PyTorch's lists for CUDA; in-place and `out=` forms compute in the dtypes that they are
+//! passed.
 //!
-//! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends. That of a
-//! parameter of a fused optimizer is kept from region to region, and the optimizer's launch writes it beside the parameter ([`KeptCast`]).
-//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region. The gradient of
-//! such a leaf is a product or a sum that comes out in f32, where PyTorch rounds it to 16 bits and casts it back; so it is here where a hook, anomaly mode
-//! or a pass that is recorded itself looks at it on its way.
+//! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
+//! The cast of a parameter of a fused optimizer is kept across regions, and the optimizer's launch updates it together with the
+//! parameter ([`KeptCast`]). Backward passes cast nothing: their operators compute in the dtypes of the forward pass, unless a
+//! function in the pass opens a region. The gradient of such a leaf is a product or a sum computed in f32, where PyTorch rounds
+//! it to 16 bits and casts it back. It is rounded here too if a hook, anomaly mode or a pass that is itself recorded can observe
+//! it.
 
 mod kept;
 
@@ -37,7 +39,7 @@ pub use kept::KeptCast;
 pub struct AutocastOptions {
     /// The 16-bit dtype of products and convolutions.
     pub dtype: DType,
-    /// Whether operators cast: a region in which they do not can stand inside one in which they do.
+    /// Whether operators cast. A region with `false` may be nested in one with `true`.
     pub enabled: bool,
     /// Whether casts of leaves are kept until the outermost region ends.
     pub cache_enabled: bool,
@@ -53,14 +55,14 @@ thread_local! {
     /// The options of the innermost region of this thread.
     static CURRENT: Cell<Option<AutocastOptions>> = const { Cell::new(None) };
     static DEPTH: Cell<usize> = const { Cell::new(0) };
-    /// Casts of leaves, by the leaf and the dtype. The leaf is kept too, so that its address is not another's.
+    /// Casts of leaves, by the leaf and the dtype. The leaf is kept alive too, so that its address is not reused.
     static CASTS: RefCell<FxHashMap<(usize, DType), (Tensor, Tensor)>> = RefCell::default();
 }
 
 /// Runs a function in a region that casts to `dtype` (`torch.autocast("cuda", dtype)`): bf16 or f16.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the dtype is another; and those of the function.
+/// [`Error::is_invalid_argument`] if the dtype is neither of these; and those of the function.
 #[track_caller]
 pub fn autocast<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result<T> {
     let options = AutocastOptions { dtype, ..AutocastOptions::default() };
@@ -83,7 +85,7 @@ pub(crate) fn current_options() -> Option<AutocastOptions> {
     CURRENT.get()
 }
 
-/// Runs a function as in a region of these options; without any, as it is.
+/// Runs a function in a region with these options, or directly if there are none.
 pub(crate) fn autocast_again<T>(
     options: Option<AutocastOptions>,
     function: impl FnOnce() -> Result<T>,
@@ -102,7 +104,7 @@ pub fn is_autocast_enabled() -> bool {
     CURRENT.get().is_some_and(|options| options.enabled)
 }
 
-/// Forgets the casts of leaves that this thread keeps: after a leaf was written inside a region.
+/// Discards the casts of leaves that this thread keeps. Call it after a leaf was written inside a region.
 pub fn clear_autocast_cache() {
     let _dropped_outside = CASTS.try_with(RefCell::take);
 }
@@ -111,10 +113,10 @@ pub fn clear_autocast_cache() {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ForwardRegion(AutocastOptions);
 
-/// Runs the forward pass of a custom function ([`record_function`](crate::autograd::record_function)) and returns, beside its result, the
-/// region for [`custom_bwd`] (`torch.amp.custom_fwd`). Without `cast_inputs` the function gets the inputs as they are, and computes in the
-/// region that it is called in. With it, inside a region, inputs of floating-point dtypes but f64 come in that dtype and the function runs
-/// outside of any region; its backward pass does, too.
+/// Runs the forward pass of a custom function ([`record_function`](crate::autograd::record_function)) and returns its result and
+/// the region for [`custom_bwd`] (`torch.amp.custom_fwd`). Without `cast_inputs` the function is passed the inputs unchanged and
+/// computes in the region that it is called in. With it, inside a region, inputs of floating-point dtypes other than f64 are cast
+/// to that dtype, and the function and its backward pass run outside any region.
 ///
 /// # Errors
 /// Those of the function and of the casts.
@@ -145,12 +147,12 @@ pub fn custom_bwd<T>(region: ForwardRegion, function: impl FnOnce() -> Result<T>
     autocast_with(region.0, function)
 }
 
-/// An open region, for code that cannot nest functions as [`autocast`] does. Dropping it ends the region; regions of a thread are
-/// dropped in the reverse order of their making.
+/// An open region, for code that cannot nest functions as [`autocast`] does. Dropping it ends the region. A thread must drop its
+/// regions in the reverse order of their creation.
 #[must_use = "the region lasts only while this lives"]
 pub struct Region {
     former: Option<AutocastOptions>,
-    // Dropped in this order.
+    // The fields are dropped in this order.
     _keys: IncludeKeyGuard,
     _casts: Option<ModeGuard>,
 }
@@ -171,7 +173,7 @@ impl Region {
             return Err(Error::invalid(text).at(outermost(location)));
         }
         DEPTH.set(DEPTH.get() + 1);
-        // A function of a backward pass, which leaves the key out, may open a region too.
+        // A function of a backward pass, where the key is excluded, may open a region too.
         let _casts = options.enabled.then(|| ModeGuard::leave_in(DispatchKey::Autocast));
         let _keys = IncludeKeyGuard::only_if(options.enabled, DispatchKey::Autocast);
         Ok(Self { former: CURRENT.replace(Some(options)), _keys, _casts })
@@ -188,8 +190,8 @@ impl Drop for Region {
     }
 }
 
-/// Returns the kernel that answers for an operator in a region; `None` where nothing has to be done for it: it computes in the dtypes that it
-/// gets and calls no others, or those that it is made of cast.
+/// Returns the kernel that is called for an operator in a region. Returns `None` if it needs none: the operator computes in the
+/// dtypes that it is passed and calls no others, or it is a composite whose operators cast.
 pub(crate) fn kernel(autocast: Autocast, is_composite: bool) -> Option<KernelFunction> {
     match autocast {
         Autocast::Parts => return None,
@@ -221,7 +223,7 @@ pub(crate) fn kernel(autocast: Autocast, is_composite: bool) -> Option<KernelFun
     }))
 }
 
-/// Answers a call whose result has the dtype of the region, unless another is asked for.
+/// Runs a call whose result has the dtype of the region, unless another dtype is requested.
 fn run_rounded(call: &Call<'_>, options: AutocastOptions) -> Result<Tensors> {
     let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
     let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.iter().copied().collect();
@@ -231,7 +233,7 @@ fn run_rounded(call: &Call<'_>, options: AutocastOptions) -> Result<Tensors> {
     call.operator.call(&arguments, Some(call.device), call.label)
 }
 
-/// Answers a call with its tensors in a dtype, without autocast.
+/// Runs a call with its tensors cast to a dtype, without autocast.
 fn run_in(call: &Call<'_>, dtype: DType, options: AutocastOptions) -> Result<Tensors> {
     let cast = {
         let _casts_are_not_cast = ExcludeKeyGuard::new(DispatchKey::Autocast);
@@ -240,7 +242,7 @@ fn run_in(call: &Call<'_>, dtype: DType, options: AutocastOptions) -> Result<Ten
             .map(|tensor| cast(tensor, dtype, options))
             .collect::<Result<SmallVec<[Tensor; 6]>>>()?
     };
-    // The casts stand in the order of the arguments.
+    // The casts are in the order of the arguments.
     let mut rest = cast.as_slice();
     let mut take = |count: usize| {
         let (taken, others) = rest.split_at(count);
@@ -263,12 +265,12 @@ fn run_in(call: &Call<'_>, dtype: DType, options: AutocastOptions) -> Result<Ten
     call.operator.call(&arguments, Some(call.device), call.label)
 }
 
-/// Returns whether autocast looks at a tensor: floats of at most 32 bits.
+/// Returns whether autocast may cast a tensor: it does for floats of at most 32 bits.
 fn is_eligible(tensor: &Tensor) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::Bf16)
 }
 
-/// Returns the widest dtype of the tensors that autocast looks at.
+/// Returns the widest dtype of the tensors that autocast may cast.
 fn widest(tensors: &[&Tensor]) -> Option<DType> {
     let mut dtypes = tensors.iter().filter(|tensor| is_eligible(tensor)).map(|tensor| tensor.dtype());
     let first = dtypes.next()?;
@@ -280,18 +282,19 @@ pub(crate) fn dtype_in_lower(tensor: &Tensor) -> DType {
     casting().filter(|_| is_eligible(tensor)).map_or(tensor.dtype(), |options| options.dtype)
 }
 
-/// Returns the dtype that a tensor has in an operator of the kind [`Autocast::Full`], for operators that read it as it is and compute in f32.
+/// Returns the dtype that a tensor has in an operator of the kind [`Autocast::Full`], for operators that read it without a cast
+/// and compute in f32.
 pub(crate) fn dtype_in_full(tensor: &Tensor) -> DType {
     casting().filter(|_| is_eligible(tensor)).map_or(tensor.dtype(), |_| DType::F32)
 }
 
-/// Returns the options of the innermost region, where operators that are called now cast.
+/// Returns the options of the innermost region if operators that are called now cast.
 fn casting() -> Option<AutocastOptions> {
     CURRENT.get().filter(|options| options.enabled && !is_excluded(DispatchKey::Autocast))
 }
 
-/// Returns whether a kernel without a gradient may read a tensor as one of this dtype on this device: no cast of autocast is in between, and no gradient
-/// is wanted.
+/// Returns whether a kernel without a gradient may read a tensor directly as one of this dtype on this device: autocast would not
+/// cast it, and no gradient is required.
 pub(crate) fn is_taken_as_it_is(tensor: &Tensor, dtype: DType, device: &Device) -> bool {
     tensor.dtype() == dtype
         && dtype_in_lower(tensor) == dtype
@@ -299,8 +302,8 @@ pub(crate) fn is_taken_as_it_is(tensor: &Tensor, dtype: DType, device: &Device) 
         && !(is_grad_enabled() && tensor.requires_grad())
 }
 
-/// Returns a tensor in a dtype: of a leaf as the result of a node that takes gradients of f32, too, from the kept casts unless the region makes casts
-/// anew.
+/// Returns a tensor cast to a dtype. The cast of a leaf is the result of a node that also accepts f32 gradients, and is taken
+/// from the kept casts unless the region does not cache.
 fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tensor> {
     if !is_eligible(tensor) || tensor.dtype() == dtype {
         return Ok(tensor.clone());
@@ -332,8 +335,8 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
     Ok(cast)
 }
 
-/// Returns the cast of a leaf that this thread keeps; a thread whose own variables are gone is at its end, and keeps none. A cast that was
-/// made without recording has no gradient to give to a use that is recorded.
+/// Returns the cast of a leaf that this thread keeps. A thread whose thread-local variables are already destroyed keeps none. A
+/// cast that was made without recording is not used where recording is on, because it would pass no gradient.
 fn kept_cast(key: &(usize, DType)) -> Option<Tensor> {
     let find = |casts: &RefCell<FxHashMap<_, (Tensor, Tensor)>>| Some(casts.borrow().get(key)?.1.clone());
     CASTS.try_with(find).ok().flatten().filter(|cast| cast.requires_grad() || !is_grad_enabled())
@@ -351,7 +354,7 @@ fn recorded(leaf: &Tensor, cast: Tensor) -> Tensor {
     cast
 }
 
-/// A cast of a leaf of a dtype, whose gradient is cast back.
+/// The backward node of a cast of a leaf of this dtype: it casts the gradient back.
 struct CastBackward(DType);
 
 impl Backward for CastBackward {

@@ -1,8 +1,8 @@
-//! The line that commands and errors name: that of the user's call.
+//! The source line that commands and errors name: the line of the user's call.
 //!
-//! A public function that is made of others says with [`enter`] where it was called. What it calls on the same thread then names
-//! that line, and not lines of the library: in the labels of commands, which an asynchronous error lists, and in errors. Functions
-//! that run the user's code do not enter.
+//! A public function that calls other public functions records its caller's line with [`enter`]. Everything it calls on the same
+//! thread then names that line instead of lines of the library, both in the labels of commands, which an asynchronous error
+//! lists, and in errors. Functions that run the user's code do not call [`enter`].
 //!
 //! ```
 //! # use thalweg_runtime::{Device, Result};
@@ -38,12 +38,12 @@ thread_local! {
     static INDIRECT: Cell<Option<Indirect>> = const { Cell::new(None) };
 }
 
-/// A call through a trait object. A function that wants its caller's line gets a line of its own source there, since the compiler does not
-/// pass the caller's on.
+/// A call through a trait object. A `#[track_caller]` function called this way sees a line of its own source, since the compiler
+/// does not pass the caller's line through a trait object.
 #[derive(Clone, Copy)]
 struct Indirect {
     line: CallLocation,
-    /// The beginning of the paths of the sources in which such functions are.
+    /// The path prefix of the sources that contain such functions.
     sources: &'static str,
 }
 
@@ -53,7 +53,7 @@ pub struct IndirectGuard {
     former: Option<Indirect>,
 }
 
-/// Enters a call through a trait object that was made at `location`: what is called there and is written in `sources` names that line.
+/// Enters a call through a trait object that was made at `location`: functions in `sources` that are called there name that line.
 /// Other code, such as the user's, names its own lines.
 pub fn enter_indirect(location: CallLocation, sources: &'static str) -> IndirectGuard {
     let line = outermost(location);
@@ -74,7 +74,7 @@ fn direct(location: CallLocation) -> CallLocation {
     }
 }
 
-/// A guard: while it lives, what this thread calls was called from where the outermost of these was entered.
+/// A guard: while it lives, calls of this thread name the line at which the outermost such guard was entered.
 #[must_use = "the line is named only while the guard lives"]
 pub struct Entered {
     former: Option<CallLocation>,
@@ -108,9 +108,9 @@ pub fn label_at(operator: &'static str, location: CallLocation) -> Label {
     Label::at(operator, outermost(location))
 }
 
-/// A value that a call takes, as a [`Tensor`](crate::Tensor), which its errors describe.
+/// A value that a call takes, such as a [`Tensor`](crate::Tensor), and that the call's errors describe.
 pub trait Operand {
-    /// Returns what an error says of it.
+    /// Returns the description of the value in errors.
     fn describe(&self) -> String;
 }
 
@@ -142,7 +142,7 @@ pub fn in_function<T>(name: &str, location: CallLocation, run: impl FnOnce() -> 
     run().map_err(|error| error.in_call(format!("{name}()"), outermost(location)))
 }
 
-/// Runs a public function that is called on no tensors, or whose errors say enough of them; an error names its line.
+/// Runs a public function that takes no tensors, or whose errors already describe them; an error names its line.
 pub fn at_line<T>(location: CallLocation, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let _entered = enter(location);
     run().map_err(|error| error.at(outermost(location)))

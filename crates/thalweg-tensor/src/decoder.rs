@@ -1,5 +1,5 @@
 //! All layers of a decoder for one token in one kernel, where there is no gradient: see [`thalweg_kernels::decoder_layers`].
-//! `functional::decoder_layers` asks here first.
+//! `functional::decoder_layers` tries this first.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -20,11 +20,11 @@ use crate::tensor::Tensor;
 /// The tensors of a layer in GPT-2's form: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderLayer<'t> {
-    /// Weight and bias of the layer norms before attention and before the two products behind it, (features) each.
+    /// Weight and bias of the layer norms before attention and before the two products after it, (features) each.
     pub norms: [[&'t Tensor; 2]; 2],
     /// Weight (out, in) and bias (out) of the products: to queries, keys and values (3 · features); from heads (features); to hidden features; back.
     pub products: [[&'t Tensor; 2]; 4],
-    /// Keys and values so far, (1, heads, context, features of a head), which are written at the position.
+    /// Keys and values so far, (1, heads, context, features per head). The call writes the new ones at the position.
     pub caches: [&'t Tensor; 2],
 }
 
@@ -35,7 +35,8 @@ impl<'t> DecoderLayer<'t> {
         pairs.flatten()
     }
 
-    /// Returns whether the shapes fit those of the first layer: caches of this shape, a row of so many features, and so many hidden ones.
+    /// Returns whether the shapes fit those of the first layer: caches of this shape, this number of features per row and of
+    /// hidden features.
     fn fits(&self, cache: &[usize], features: usize, hidden: usize) -> bool {
         let rows = [3 * features, features, hidden, features];
         let terms = [features, features, features, hidden];
@@ -55,19 +56,19 @@ impl<'t> DecoderLayer<'t> {
     }
 }
 
-/// The row that layers take.
+/// The input row of the layers.
 #[derive(Clone, Copy, Debug)]
 pub enum DecoderInput<'t> {
     /// The row itself, (1, features).
     Row(&'t Tensor),
-    /// The token's row of a table (tokens, features), plus the position's of another (context, features). The token is one int64 in device memory. A token or a
-    /// position that there is not gives NaN.
+    /// The token's row of a table (tokens, features), plus the position's row of another table (context, features). The token is
+    /// one int64 in device memory. A token or position out of range results in NaN.
     Embedded {
         /// The table of tokens.
         tokens: &'t Tensor,
         /// The token.
         token: &'t Tensor,
-        /// The table of positions, as long as the caches.
+        /// The table of positions, with as many rows as the caches have positions.
         positions: &'t Tensor,
     },
 }
@@ -90,7 +91,8 @@ impl<'t> DecoderInput<'t> {
         std::iter::once(self.first()).chain(second)
     }
 
-    /// Returns features and rows of the table of tokens, 0 for a row; `None` if shapes and dtypes do not fit.
+    /// Returns the number of features and of rows of the token table, 0 rows for [`Row`](Self::Row). Returns `None` if shapes and
+    /// dtypes do not fit.
     fn sizes(&self, context: usize) -> Option<(usize, usize)> {
         match *self {
             Self::Row(row) => match *row.shape() {
@@ -119,12 +121,13 @@ fn is_number(tensor: &Tensor) -> bool {
 pub struct DecoderOptions<'t> {
     /// The number that norms add to a variance.
     pub eps: f64,
-    /// Memory in which blocks hand over results, that nothing but calls with these layers uses: [`exchange_for`]. Without it each call has some, which is filled
-    /// with zeros first.
+    /// Memory through which blocks exchange results, made by [`exchange_for`]. Only calls with these layers may use it. Without
+    /// it each call allocates such memory and fills it with zeros first.
     pub exchange: Option<&'t Tensor>,
 }
 
-/// Returns memory for calls of some layers, in which blocks hand over results; `None` where the layers are not computed by one kernel. Zeros.
+/// Returns memory, filled with zeros, through which the blocks of calls of these layers exchange results. Returns `None` if the
+/// layers are not computed by one kernel.
 ///
 /// # Errors
 /// Those of the allocation.
@@ -135,7 +138,7 @@ pub fn exchange_for(input: DecoderInput<'_>, layers: &[DecoderLayer<'_>]) -> Res
     Tensor::zeros(&[launches, sizes.exchange_bytes() as usize / 4], DType::I32, device).map(Some)
 }
 
-/// Returns the sizes of a launch; `None` if there is none for these layers on this device.
+/// Returns the sizes of a launch; `None` if one kernel cannot compute these layers on this device.
 fn sizes(
     device: &Device,
     input: DecoderInput<'_>,
@@ -156,7 +159,7 @@ fn sizes(
         return None;
     }
     let [features, hidden, heads, context] = [features, hidden, heads, context].map(|extent| extent as u64);
-    // A host function has no blocks: the simulator takes what an H200 takes.
+    // A host function has no blocks: the simulator accepts the sizes that an H200 accepts.
     let processors = if device.is_simulated() { 132 } else { u64::from(properties.multi_processor_count) };
     let blocks = DecoderLayers::blocks_for(dtype, [features, hidden, heads], processors)?;
     let eps_bits = (eps as f32).to_bits();
@@ -173,13 +176,14 @@ fn sizes(
     })
 }
 
-/// Returns the bytes of a tensor.
+/// Returns the address range of a tensor's bytes.
 fn range(tensor: &Tensor) -> Range<u64> {
     let start = tensor.pointer().address();
     start..start + (tensor.layout().span() * tensor.dtype().size_bytes()) as u64
 }
 
-/// Returns whether the caches, which the launch writes while blocks read the rest, have no byte in common with each other and with other tensors.
+/// Returns whether the caches, which the launch writes while blocks read the rest, share no byte with each other or with other
+/// tensors.
 fn are_apart<'t>(caches: &[Range<u64>], others: impl IntoIterator<Item = &'t Tensor>) -> bool {
     let is_apart = |own: &Range<u64>, caches: &[Range<u64>]| {
         caches.iter().all(|cache| own.end <= cache.start || cache.end <= own.start)
@@ -188,9 +192,10 @@ fn are_apart<'t>(caches: &[Range<u64>], others: impl IntoIterator<Item = &'t Ten
         && (1..caches.len()).all(|at| is_apart(&caches[at], &caches[..at]))
 }
 
-/// Returns what layers make of a row (1, features), and writes the token's keys and values at its position (one int64) into their caches; `None` where
-/// it is not a kernel: where a gradient is wanted, for other dtypes than float16 and bfloat16, for weights that do not fit into the shared memory of the blocks, on GPUs
-/// before compute capability 9.0, and on those that do not hold all blocks at once. Asynchronous. A position out of range writes nothing.
+/// Computes layers on a row (1, features), and writes the token's keys and values at its position (one int64) into their caches.
+/// Returns `None` if one kernel cannot: if a gradient is required, for dtypes other than float16 and bfloat16, for weights that
+/// do not fit into the shared memory of the blocks, on GPUs before compute capability 9.0, and on GPUs that cannot run all blocks
+/// at once. Asynchronous. A position out of range writes nothing.
 ///
 /// # Errors
 /// Those of the allocation and the launch.
@@ -240,7 +245,7 @@ pub fn fused_decoder_layers(
         let sizes = DecoderLayers { vocabulary: if number == 0 { sizes.vocabulary } else { 0 }, ..sizes };
         let addresses = layers.iter().map(DecoderLayer::addresses).collect();
         match stream.launch_native(&DecoderLaunch::new(sizes, at, addresses), label) {
-            // A cluster lies in one group of multiprocessors, and no property says how large those are.
+            // A cluster runs in one group of multiprocessors, and no device property reports the size of these groups.
             Err(error) if number == 0 && error.is_launch_too_large() => return Ok(None),
             launched => launched?,
         }
@@ -250,7 +255,7 @@ pub fn fused_decoder_layers(
     Ok(row)
 }
 
-/// The numbers of a decoder that chooses its next token, of int64 in device memory.
+/// The state of a decoder that chooses its next token: int64 numbers in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderState<'t> {
     /// The token to be read next, one number.
@@ -259,7 +264,7 @@ pub struct DecoderState<'t> {
     pub position: &'t Tensor,
     /// The tokens so far, each at its position (context).
     pub history: &'t Tensor,
-    /// Two numbers, zeros, that nothing but calls with them uses.
+    /// Two numbers, initially zeros, through which the blocks synchronise; only calls with this state may use them.
     pub meeting: &'t Tensor,
 }
 
@@ -269,9 +274,10 @@ impl<'t> DecoderState<'t> {
     }
 }
 
-/// Makes the likeliest token the next one: `token = argmax(norm(input) · weightᵀ)`, `position += 1`, `history[position] = token`, in one kernel; returns whether there is
-/// one for these tensors, else nothing is done. Input (1, features), `parts` without bias, GELU and addend, all in float16 or bfloat16 with a multiple of 32 features up to
-/// 4,096. A position behind the history is reported at the next synchronization. Asynchronous.
+/// Makes the likeliest token the next one: `token = argmax(norm(input) · weightᵀ)`, `position += 1`, `history[position] = token`,
+/// in one kernel. Returns `false`, with nothing done, if one kernel cannot compute it for these tensors. Input (1, features),
+/// `parts` without bias, GELU and addend, all in float16 or bfloat16 with a multiple of 32 features up to 4,096. A position past
+/// the end of the history is reported at the next synchronization. Asynchronous.
 ///
 /// # Errors
 /// Those of the launch.

@@ -1,11 +1,13 @@
-//! The memory that results are to be written into: that of the tensors of an `out=` form, and of the first tensor of a form in place.
+//! The memory that results are to be written into: that of the tensors of an `out=` form, and of the first tensor of an in-place
+//! form.
 //!
-//! The code that has memory for a result [offers](offered) it while the operator runs (`dispatch::offers` decides whether it may). A kernel that is about to allocate a result takes an
-//! offer instead where dtype and layout fit ([`for_loop`], [`Tensor::result_on`]), and each offer serves once. What was not taken is computed in
-//! memory of its own and copied, so the offer changes no bit of a result, only where it is written.
+//! The code that has memory for a result [offers](offered) it while the operator runs (`dispatch::offers` decides whether it
+//! may). A kernel that is about to allocate a result takes an offer instead where dtype and layout fit ([`for_loop`],
+//! [`Tensor::result_on`]), and each offer serves once. A result that took no offer is computed in memory of its own and copied,
+//! so an offer changes no bit of a result, only where it is written.
 //!
-//! Memory that the operator reads as well is taken by what reads it on the way: a loop that reads and writes point by point, and a
-//! kernel that changes a copy ([`Tensor::owned`]) or may write where it read ([`for_kernel_over`]).
+//! Memory that the operator also reads can only be taken by the code that reads it: a loop that reads and writes point by point,
+//! or a kernel that changes a copy ([`Tensor::owned`]) or may write where it read ([`for_kernel_over`]).
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
@@ -15,19 +17,19 @@ use crate::caller::CallLocation;
 use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::{Tensor, Tensors};
 
-/// Bytes that every allocation of the caching allocator is aligned to at least; kernels other than loops may count on them.
+/// The minimum alignment in bytes of every allocation of the caching allocator; kernels other than loops may rely on it.
 const ALIGNMENT: u64 = 256;
 
-/// The way in which an operator treats the first tensor of its form in place.
+/// The way in which an operator treats the first tensor of its in-place form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum First {
-    /// It is read throughout, so nothing is written over it before the result is there.
+    /// The tensor is read throughout, so it may not be overwritten before the result is complete.
     Read,
-    /// The kernels that read it may write over it: nothing reads it afterwards.
+    /// The kernels that read the tensor may overwrite it: nothing reads it afterwards.
     Consumed,
-    /// Its shape is looked at and its elements are not.
+    /// The tensor's shape is read, but not its elements.
     Ignored,
-    /// As `Ignored`, and all elements get one value, so that several may be the same memory.
+    /// Like `Ignored`, and all elements are set to one value, so that several of them may share memory.
     Filled,
 }
 
@@ -36,7 +38,8 @@ pub(crate) struct Offer {
     target: Tensor,
     /// Whether the operator reads it.
     is_read: bool,
-    /// Whether the operator is one loop, to which strides do not matter: others count on the layouts of what they allocate.
+    /// Whether the operator is one loop, to which strides do not matter: other operators rely on the layouts of the memory that
+    /// they allocate.
     is_of_loop: bool,
     is_taken: bool,
 }
@@ -56,7 +59,7 @@ thread_local! {
     static OFFERS: Scoped<Offers> = const { scoped(Offers::new()) };
 }
 
-/// Restores what was offered before.
+/// Restores the previous offers when dropped.
 struct End(Offers);
 
 impl Drop for End {
@@ -75,7 +78,7 @@ pub(crate) fn offered<R>(offers: Offers, run: impl FnOnce() -> R) -> (R, SmallVe
     (result, taken)
 }
 
-/// Runs a function that may take no offer, since it is not known what becomes of its tensors.
+/// Runs a function that may take no offer, since it is unknown how its tensors are used.
 pub(crate) fn apart<R>(run: impl FnOnce() -> R) -> R {
     if OFFERS.with_borrow(|offers| offers.is_empty()) {
         return run();
@@ -97,7 +100,7 @@ pub(crate) fn are_disjoint(one: &Tensor, other: &Tensor) -> bool {
         || other_range.end <= one_range.start
 }
 
-/// Returns whether both are the same elements in the same order.
+/// Returns whether both tensors are the same elements in the same order.
 pub(crate) fn are_same(one: &Tensor, other: &Tensor) -> bool {
     one.shares_storage_with(other) && one.dtype() == other.dtype() && one.layout() == other.layout()
 }
@@ -127,7 +130,7 @@ fn seen_as(target: &Tensor, layout: &Layout) -> Option<Tensor> {
     if is_flat { Some(target.with_layout(placed()?)) } else { None }
 }
 
-/// Returns whether a tensor's elements are in memory as a layout of its shape says.
+/// Returns whether a tensor's elements are arranged in memory as a layout of its shape specifies.
 fn is_laid_out(target: &Tensor, layout: &Layout) -> bool {
     target.layout().strides() == layout.strides() || target.is_contiguous() && layout.is_contiguous()
 }
@@ -145,14 +148,14 @@ pub(crate) fn for_loop(
         let reads = |input: &&&Tensor| is_pointwise && are_same(input, &target);
         let is_apart = |input: &&Tensor| are_disjoint(input, &target);
         let is_safe = inputs.iter().all(|input| is_apart(input) || reads(&input));
-        // What is read on the way is taken by what reads it, and by nothing before.
+        // Memory that the operator reads is taken by the loop that reads it, and by none before.
         let is_due = !offer.is_read || inputs.iter().any(|input| reads(&input));
         let is_laid_out = offer.is_of_loop || is_laid_out(&target, layout);
         (is_safe && is_due && is_laid_out).then_some(target)
     })
 }
 
-/// Returns memory for the result of a kernel that counts on alignment, with this layout.
+/// Returns memory for the result of a kernel that relies on alignment, with this layout.
 fn for_kernel(layout: &Layout, device: &Device, dtype: DType) -> Option<Tensor> {
     take(device, dtype, |offer| {
         let target = seen_as(&offer.target, layout)?;
@@ -161,7 +164,8 @@ fn for_kernel(layout: &Layout, device: &Device, dtype: DType) -> Option<Tensor> 
     })
 }
 
-/// Takes the offer that a tensor is, or is a view of all elements of in the same order, where what is written may replace what was read.
+/// Takes the offer whose memory is that of a tensor, or of which the tensor is a view of all elements in the same order, if the
+/// kernel may overwrite the elements that it reads.
 fn consumed(x: &Tensor) -> Option<Tensor> {
     OFFERS.with_borrow_mut(|offers| {
         let is_x = |offer: &&mut Offer| {
@@ -181,13 +185,13 @@ fn consumed(x: &Tensor) -> Option<Tensor> {
     })
 }
 
-/// Returns a contiguous tensor itself for the result of a kernel that reads its points before it writes them.
+/// Returns a contiguous tensor itself as the memory for the result of a kernel that reads each point before it writes it.
 pub(crate) fn for_kernel_over(x: &Tensor) -> Option<Tensor> {
     consumed(x).filter(|x| x.pointer().address().is_multiple_of(ALIGNMENT))
 }
 
 impl Tensor {
-    /// Allocates the result of a kernel as [`empty_on`](Self::empty_on) does, or takes memory that is offered for it.
+    /// Allocates the result of a kernel as [`empty_on`](Self::empty_on) does, or takes offered memory.
     pub(crate) fn result_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
         match for_kernel(&Layout::contiguous(shape), stream.device(), dtype) {
             Some(target) => Ok(target),
@@ -195,13 +199,13 @@ impl Tensor {
         }
     }
 
-    /// Returns the elements in memory that may be written: the tensor's own where its operator may write over it, else a copy.
+    /// Returns the elements in writable memory: the tensor's own if its operator may overwrite it, else a copy.
     pub(crate) fn owned(&self, location: CallLocation) -> Result<Self> {
         consumed(self).map_or_else(|| self.copied(location), Ok)
     }
 }
 
-/// Moves results aside that were written into the memory of another result's target.
+/// Copies results elsewhere that were written into the memory of another result's target.
 pub(crate) fn untangled(results: &mut Tensors, targets: &[Tensor], location: CallLocation) -> Result<()> {
     for place in 0..results.len() {
         let result = &results[place];

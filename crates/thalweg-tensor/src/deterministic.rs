@@ -1,11 +1,12 @@
-//! Whether operators must give the same bits each time that they get the same operands on one device (`torch.use_deterministic_algorithms`).
+//! Whether operators must produce the same bits for the same operands on one device (`torch.use_deterministic_algorithms`).
 //!
-//! Nearly all always do. Where it is asked for, the gradient of attention is never [`Cudnn`](crate::sdp::SdpBackend::Cudnn)'s, convolutions
-//! take engines of cuDNN that repeat their bits, and what is allocated without being written is
-//! [filled](set_fill_uninitialized_memory), so that a program that reads it repeats its bits as well. No operator of this library has to be
-//! refused; one of a program's own that has no deterministic form says so by [`alert_not_deterministic`].
+//! Nearly all operators always do. In this mode, the gradient of attention is never computed by
+//! [`Cudnn`](crate::sdp::SdpBackend::Cudnn), convolutions use engines of cuDNN that repeat their bits, and memory that is
+//! allocated without being written is [filled](set_fill_uninitialized_memory), so that a program that reads it repeats its bits
+//! as well. The library refuses none of its operators; a program's own operator that has no deterministic form reports it with
+//! [`alert_not_deterministic`].
 //!
-//! All of it is of the process.
+//! These settings are per process.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -13,22 +14,22 @@ use thalweg_runtime::{Error, Result};
 
 use crate::warning::warn;
 
-/// The fate of an operator without a deterministic form (`torch.set_deterministic_debug_mode`).
+/// The treatment of an operator without a deterministic form (`torch.set_deterministic_debug_mode`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum DeterministicDebugMode {
-    /// It runs, and nothing is asked of the others: at first.
+    /// The operator runs, and the others need not repeat their bits: the initial mode.
     Default = 0,
-    /// It runs, with a warning on the standard error.
+    /// The operator runs, with a warning on the standard error.
     Warn = 1,
-    /// It is an error.
+    /// The operator returns an error.
     Error = 2,
 }
 
 static MODE: AtomicU8 = AtomicU8::new(DeterministicDebugMode::Default as u8);
 static FILLS: AtomicBool = AtomicBool::new(true);
 
-/// Sets whether operators must repeat their bits, and whether one that cannot is warned of and not refused
+/// Sets whether operators must repeat their bits, and whether an operator that cannot causes a warning instead of an error
 /// (`torch.use_deterministic_algorithms`).
 pub fn use_deterministic_algorithms(enabled: bool, warn_only: bool) {
     set_deterministic_debug_mode(match (enabled, warn_only) {
@@ -38,12 +39,13 @@ pub fn use_deterministic_algorithms(enabled: bool, warn_only: bool) {
     });
 }
 
-/// Sets what becomes of an operator without a deterministic form; both modes but the first ask the others to repeat their bits.
+/// Sets the treatment of operators without a deterministic form. In every mode but the first, the other operators must repeat
+/// their bits.
 pub fn set_deterministic_debug_mode(mode: DeterministicDebugMode) {
     MODE.store(mode as u8, Ordering::Relaxed);
 }
 
-/// Returns what [`set_deterministic_debug_mode`] or [`use_deterministic_algorithms`] has set.
+/// Returns the mode that [`set_deterministic_debug_mode`] or [`use_deterministic_algorithms`] has set.
 pub fn deterministic_debug_mode() -> DeterministicDebugMode {
     match MODE.load(Ordering::Relaxed) {
         0 => DeterministicDebugMode::Default,
@@ -57,24 +59,24 @@ pub fn are_deterministic_algorithms_enabled() -> bool {
     deterministic_debug_mode() != DeterministicDebugMode::Default
 }
 
-/// Returns whether an operator that cannot repeat its bits is warned of and not refused.
+/// Returns whether an operator that cannot repeat its bits causes a warning instead of an error.
 pub fn is_deterministic_algorithms_warn_only_enabled() -> bool {
     deterministic_debug_mode() == DeterministicDebugMode::Warn
 }
 
-/// Sets whether memory that is allocated and not written is filled where operators must repeat their bits
-/// (`torch.utils.deterministic.fill_uninitialized_memory`): with NaN, the greatest integer, or true. True at first.
+/// Sets whether memory that is allocated without being written is filled while operators must repeat their bits
+/// (`torch.utils.deterministic.fill_uninitialized_memory`): with NaN, the greatest integer, or true. Initially true.
 pub fn set_fill_uninitialized_memory(fill: bool) {
     FILLS.store(fill, Ordering::Relaxed);
 }
 
-/// Returns what [`set_fill_uninitialized_memory`] has set.
+/// Returns the value that [`set_fill_uninitialized_memory`] has set.
 pub fn fill_uninitialized_memory() -> bool {
     FILLS.load(Ordering::Relaxed)
 }
 
-/// Says that an operator has no deterministic form: nothing where none is asked for, a warning, or an error, as
-/// [`deterministic_debug_mode`] says. For operators of a program's own whose kernels add in an order that timing decides.
+/// Reports that an operator has no deterministic form: does nothing, warns, or returns an error, depending on
+/// [`deterministic_debug_mode`]. Call it in a program's own operators whose kernels add in an order that depends on timing.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] where operators must repeat their bits.
@@ -94,7 +96,7 @@ pub fn alert_not_deterministic(operator: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether memory that is allocated and not written is filled now.
+/// Returns whether memory that is allocated without being written is filled at present.
 pub(crate) fn fills_now() -> bool {
     are_deterministic_algorithms_enabled() && fill_uninitialized_memory()
 }

@@ -1,4 +1,4 @@
-//! `Display` of [`Tensor`]: as PyTorch prints it, by options with PyTorch's defaults.
+//! `Display` of [`Tensor`]: the format of PyTorch, with options that have PyTorch's defaults.
 
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
@@ -12,15 +12,15 @@ use crate::tensor::Tensor;
 /// The options with which tensors are printed (`torch.set_printoptions`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrintOptions {
-    /// Digits behind the point; at most 1,000.
+    /// Digits after the point; at most 1,000.
     pub precision: usize,
-    /// The most elements of a tensor that is printed in full.
+    /// The maximum number of elements of a tensor that is printed in full.
     pub threshold: usize,
     /// The number of elements that a shortened dimension keeps at each edge; 1 or more.
     pub edge_items: usize,
-    /// Characters of a line.
+    /// The maximum number of characters per line.
     pub line_width: usize,
-    /// Whether floats have an exponent; `None` where their values decide.
+    /// Whether floats have an exponent; `None` if that depends on their values.
     pub has_exponent: Option<bool>,
 }
 
@@ -37,15 +37,15 @@ impl Default for PrintOptions {
 
 static OPTIONS: RwLock<PrintOptions> = RwLock::new(PrintOptions::DEFAULT);
 
-/// Returns how tensors are printed in this process.
+/// Returns the options with which this process prints tensors.
 pub fn print_options() -> PrintOptions {
     *OPTIONS.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets how tensors are printed in this process.
+/// Sets the options with which this process prints tensors.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if there are more digits than 1,000, or no elements at an edge.
+/// [`Error::is_invalid_argument`] if there are more than 1,000 digits, or no elements at an edge.
 pub fn set_print_options(options: PrintOptions) -> Result<()> {
     if options.precision > 1000 || options.edge_items == 0 {
         return Err(Error::invalid(format!(
@@ -60,9 +60,10 @@ pub fn set_print_options(options: PrintOptions) -> Result<()> {
 const PREFIX: &str = "tensor(";
 
 impl fmt::Display for Tensor {
-    /// Writes the elements as PyTorch does. Blocks until they are there; where they cannot be read, as in a capture, it says why instead.
+    /// Writes the elements as PyTorch does. Blocks until they are on the host. If they cannot be read, as in a capture, the text
+    /// states the reason instead.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // To read would break the capture.
+        // Reading would invalidate the capture.
         if matches!(self.device().current_stream().is_capturing(), Ok(true)) {
             return write!(f, "{self:?}: is not read while the stream captures");
         }
@@ -156,7 +157,7 @@ fn size_text(shape: &[usize]) -> String {
 /// Elements as text.
 struct Numbers {
     texts: Vec<String>,
-    /// The number of characters that an element takes of a line.
+    /// The number of characters per element.
     width: usize,
 }
 
@@ -190,7 +191,7 @@ impl Numbers {
         Self::aligned(values.into_iter().map(text).collect(), width)
     }
 
-    /// Formats complex numbers, whose parts are each in one form; only the real ones are aligned.
+    /// Formats complex numbers. All real parts have one form and all imaginary parts another; only the real parts are aligned.
     fn complex(values: &[c128], options: &PrintOptions) -> Self {
         let real = Self::floats(values.iter().map(|value| value.re).collect(), options);
         let imaginary = Self::floats(values.iter().map(|value| value.im).collect(), options);
@@ -203,7 +204,7 @@ impl Numbers {
         Self { texts: texts.collect(), width }
     }
 
-    /// Pads texts with spaces in front.
+    /// Pads texts with leading spaces.
     fn aligned(texts: Vec<String>, width: usize) -> Self {
         Self { texts: texts.into_iter().map(|text| format!("{text:>width$}")).collect(), width }
     }
@@ -220,7 +221,7 @@ fn exponent_text(value: f64, precision: usize) -> String {
 /// The lines of a tensor.
 struct Printed<'a> {
     values: &'a Numbers,
-    /// The number of elements that a dimension keeps at each edge; `None` where all are shown.
+    /// The number of elements that a dimension keeps at each edge; `None` if all are shown.
     edge: Option<usize>,
     line_width: usize,
 }
@@ -230,7 +231,7 @@ impl Printed<'_> {
         self.values.texts[index].clone()
     }
 
-    /// Returns the elements from `first` on, in brackets; `shape` is what is kept of `whole`.
+    /// Returns the elements from `first` on, in brackets; `shape` is the part of `whole` that is kept.
     fn dimension(&self, shape: &[usize], whole: &[usize], first: usize, indent: usize) -> String {
         let Some((&extent, inner)) = shape.split_first() else { return self.number(first) };
         // Where elements are left out.
@@ -261,7 +262,7 @@ impl Printed<'_> {
     }
 }
 
-/// Returns the text with what else is to be said of the tensor, on new lines where it does not fit.
+/// Returns the text followed by the tensor's other properties, on new lines where they do not fit.
 fn with_suffixes(mut text: String, suffixes: &[String], line_width: usize) -> String {
     let mut line = text.len() - text.rfind('\n').map_or(0, |end| end) + usize::from(text.contains('\n'));
     for suffix in suffixes {

@@ -8,17 +8,17 @@ pub(crate) fn named(dtype: DType) -> &'static str {
     dtype.exchange().scalar_type
 }
 
-/// Returns the C++ type of a dtype's elements as PyTorch's messages about `out` tensors have it: without aliases.
+/// Returns the C++ type of a dtype's elements as it appears in PyTorch's messages about `out` tensors: without aliases.
 pub(crate) fn unaliased_cpp_type(dtype: DType) -> &'static str {
     dtype.exchange().plain_cpp
 }
 
-/// Returns what PyTorch says of a number that a dtype does not hold.
+/// Returns PyTorch's message about a number that a dtype cannot represent.
 pub(crate) fn overflow_text(dtype: DType) -> String {
     format!("value cannot be converted to type {} without overflow", dtype.exchange().cpp)
 }
 
-/// Returns the error of a number that a dtype does not hold.
+/// Returns the error of a number that a dtype cannot represent.
 pub(crate) fn overflow(dtype: DType) -> Error {
     Error::invalid(overflow_text(dtype))
 }

@@ -1,12 +1,12 @@
-//! [`host_room`]: lists whose length a caller chooses, which the host may have no memory for.
+//! [`host_room`]: lists whose length the caller chooses, so that the host may not have enough memory.
 
 use thalweg_runtime::{Error, Result};
 
 /// The size up to which a list is allocated without a check of the host's free memory.
 const SMALL_LIST_BYTES: usize = 1 << 30;
 
-/// Returns an empty list with room for `count` elements, or an error where the host has none. A system that grants any memory ends
-/// the process when it is used, so what is available is asked for too.
+/// Returns an empty list with room for `count` elements, or an error if the host has not enough memory. A system that overcommits
+/// memory would kill the process when it is used, so the available memory is checked too.
 pub(crate) fn host_room<T>(count: usize) -> Result<Vec<T>> {
     let bytes = count.saturating_mul(size_of::<T>());
     let is_there = bytes <= SMALL_LIST_BYTES || available_bytes().is_none_or(|available| bytes <= available);
@@ -20,7 +20,7 @@ pub(crate) fn host_room<T>(count: usize) -> Result<Vec<T>> {
     }
 }
 
-/// Returns the memory that the system says is available; `None` where it does not say (Linux does).
+/// Returns the memory that the system reports as available; `None` if it does not report it (Linux does).
 fn available_bytes() -> Option<usize> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -9,8 +9,8 @@ use crate::caller::{at_line, creating, in_call, label_at};
 use crate::kernels::recorded_write::{Recording, Write};
 use crate::tensor::Tensor;
 
-/// A row-major tensor in pinned host memory. Copies between it and the device are asynchronous, so reading and writing it
-/// on the host must be ordered by the caller (an event behind the copy, synchronised).
+/// A row-major tensor in pinned host memory. Copies between it and the device are asynchronous, so the caller must order reads
+/// and writes on the host, for example by recording an event after the copy and synchronising with it.
 #[derive(Debug)]
 pub struct HostTensor {
     buffer: PinnedBuffer,
@@ -40,7 +40,7 @@ impl HostTensor {
         self.dtype
     }
 
-    /// Returns where elements begin, in bytes. Truth values are bytes.
+    /// Checks a range of elements and returns its offset in bytes. Truth values are bytes.
     fn check<T: Element>(&self, first: usize, count: usize) -> Result<u64> {
         let elements: usize = self.shape.iter().product();
         let fits = T::DTYPE == self.dtype || (self.dtype == DType::Bool && T::DTYPE == DType::U8);
@@ -56,19 +56,19 @@ impl HostTensor {
         Ok((first * self.dtype.size_bytes()) as u64)
     }
 
-    /// Writes elements, counted row-major, from `first` on. Does not wait for copies under way.
+    /// Writes elements, counted row-major, from `first` on. Does not wait for copies in progress.
     #[track_caller]
     pub fn write<T: Element>(&self, first: usize, values: &[T]) -> Result<()> {
         at_line(Location::caller(), || self.buffer.write(self.check::<T>(first, values.len())?, values))
     }
 
-    /// Reads elements, counted row-major, from `first` on. Does not wait for copies under way.
+    /// Reads elements, counted row-major, from `first` on. Does not wait for copies in progress.
     #[track_caller]
     pub fn read<T: Element>(&self, first: usize, values: &mut [T]) -> Result<()> {
         at_line(Location::caller(), || self.buffer.read(self.check::<T>(first, values.len())?, values))
     }
 
-    /// Copies it to a new tensor on the device, asynchronously on the current stream (`to(device, non_blocking=True)`).
+    /// Copies the elements to a new tensor on the device, asynchronously on the current stream (`to(device, non_blocking=True)`).
     #[track_caller]
     pub fn to_device(&self) -> Result<Tensor> {
         creating("to_device", (&self.shape, self.dtype, &self.device), Location::caller(), || {
@@ -103,8 +103,8 @@ impl Tensor {
         }
     }
 
-    /// Overwrites this contiguous tensor, in place, with a pinned one of the same shape and dtype. Asynchronous on the
-    /// current stream. To autograd it is [`Tensor::copy_`] of a source that wants no gradient.
+    /// Overwrites this contiguous tensor, in place, with a pinned one of the same shape and dtype. Asynchronous on the current
+    /// stream. Autograd treats it as [`Tensor::copy_`] of a source that requires no gradient.
     #[track_caller]
     pub fn copy_from_pinned(&self, source: &HostTensor) -> Result<()> {
         in_call("copy_from_pinned", &[self], Location::caller(), || {

@@ -1,11 +1,11 @@
 //! Tensors: dispatcher, autograd, operators, random numbers.
 //!
 //! - [`Tensor`]: a view of device memory with a dtype; its methods are the operators.
-//! - [`dispatch`]: which kernel answers a call; registration of one's own.
+//! - [`dispatch`]: which kernel runs a call, and registration of your own kernels.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
-//! - [`mlp`]: two linear layers with GELU between them, where the library takes them.
+//! - [`mlp`]: two linear layers with GELU between them, fused where cuBLASLt supports it.
 //! - [`decoder`]: the layers of a decoder for one token.
 //! - [`norm_linear`]: a layer norm and a linear layer of few rows.
 //! - [`sdp`]: which backend computes attention.
@@ -14,25 +14,25 @@
 //! - [`caller`]: the line that commands and errors name, for functions that are made of others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
-//! # Rooms
-//! Each uses those above it. In the core, `tensor` and the nodes of the graph name each other, and so do an operator, its body and a call of it;
-//! the modules `autograd::node` and `dispatch` have these circles.
+//! # Modules
+//! Each module uses those above it. In the core, `tensor` and the nodes of the graph depend on each other, and so do an operator,
+//! its body and a call of it; the modules `autograd::node` and `dispatch` document these cycles.
 //!
-//! | room | has |
+//! | module | contents |
 //! |---|---|
-//! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and what calls are made of |
+//! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and the parts of calls |
 //! | [`autograd`] | nodes, formulas, and the engine |
 //! | [`dispatch`] | operators as data, the kernels that follow from them, the registry |
-//! | `loops` | from a loop of [`thalweg_ops`] and tensors to a launch, and its node |
+//! | `loops` | launches of the loops of [`thalweg_ops`] on tensors, and their nodes |
 //! | `kernels` | kernels of other operators, and the nodes that they record |
-//! | `operators` | the entries, by families; `operators::table` is their union |
-//! | `arithmetic`, `subscript`, `views`, [`graph`], [`decoder`], [`mlp`], [`norm_linear`] | what is made of operators |
+//! | `operators` | the entries, by family; `operators::table` is their union |
+//! | `arithmetic`, `subscript`, `views`, [`graph`], [`decoder`], [`mlp`], [`norm_linear`] | functionality built from operators |
 //!
 //! # Invariants
 //! - No public type is generic over a backend; no operator names a device.
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
-//! - A call that is refused leaves every tensor as it was. One in place or with `out=` that fails later, for lack of memory, may have written
-//!   a part of what it was to write. No `unsafe`.
+//! - A call that is refused leaves every tensor as it was. An in-place or `out=` call that fails later, for lack of memory, may
+//!   have written part of its result. No `unsafe`.
 #![forbid(unsafe_code)]
 
 mod argument;

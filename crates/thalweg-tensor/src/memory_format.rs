@@ -1,4 +1,4 @@
-//! [`MemoryFormat`]: orders of the dimensions in memory, and tensors that lie in one.
+//! [`MemoryFormat`]: orders of the dimensions in memory, and tensors laid out in one.
 
 use std::panic::Location;
 
@@ -9,19 +9,20 @@ use crate::caller::in_call;
 use crate::dispatch::{built_in, call};
 use crate::tensor::Tensor;
 
-/// An order of a tensor's dimensions in memory (`torch.memory_format`). The order of the shape, and so of subscripts, is untouched.
+/// An order of a tensor's dimensions in memory (`torch.memory_format`). The order of the shape, and so of subscripts, does not
+/// change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryFormat {
     /// The order of the shape, the last dimension innermost.
     Contiguous,
-    /// Of four dimensions N, C, H, W: the channels C innermost.
+    /// For four dimensions N, C, H, W: the channels C innermost.
     ChannelsLast,
-    /// Of five dimensions N, C, D, H, W: the channels C innermost.
+    /// For five dimensions N, C, D, H, W: the channels C innermost.
     ChannelsLast3d,
 }
 
 impl MemoryFormat {
-    /// Returns PyTorch's number for it.
+    /// Returns PyTorch's number of the format.
     const fn number(self) -> i64 {
         match self {
             Self::Contiguous => 0,
@@ -32,17 +33,18 @@ impl MemoryFormat {
 }
 
 impl Tensor {
-    /// Returns the elements with no gaps in a memory format (`torch.Tensor.contiguous(memory_format=)`); the tensor itself where they
-    /// lie so. Gradients flow through it. Asynchronous.
+    /// Returns the elements in a memory format without gaps (`torch.Tensor.contiguous(memory_format=)`); the tensor itself if
+    /// they already are. Gradients flow through it. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the format is of another number of dimensions.
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the format is for another number of
+    /// dimensions.
     #[track_caller]
     pub fn contiguous_in(&self, format: MemoryFormat) -> Result<Self> {
         call(built_in!("contiguous")?, &[self.into(), format.number().into()], None, Location::caller())
     }
 
-    /// Returns whether the elements lie with no gaps in a memory format (`torch.Tensor.is_contiguous(memory_format=)`).
+    /// Returns whether the elements are in a memory format without gaps (`torch.Tensor.is_contiguous(memory_format=)`).
     ///
     /// # Errors
     /// Those of [`contiguous_in`](Self::contiguous_in).
@@ -57,7 +59,7 @@ impl Tensor {
     }
 }
 
-/// Returns the order of dimensions, outermost first, of a memory format; `None` where it is that of the shape.
+/// Returns the order of dimensions, outermost first, of a memory format; `None` if it is the order of the shape.
 pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
     match (format, rank) {
         (0, _) => Ok(None),
@@ -69,12 +71,12 @@ pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
     }
 }
 
-/// Returns the order of dimensions, outermost first, of images or volumes whose channels lie behind the places; of two dimensions and more.
+/// Returns the order of dimensions, outermost first, for images or volumes with the channels last, of two or more dimensions.
 pub(crate) fn channels_last_order(rank: usize) -> Shape {
     [0].into_iter().chain(2..rank).chain([1]).collect()
 }
 
-/// Returns whether channels follow one another in a tensor of two dimensions and more, and not places.
+/// Returns whether the channels are innermost in a tensor of two or more dimensions.
 pub(crate) fn is_channels_last(x: &Tensor) -> bool {
     let order = channels_last_order(x.rank());
     !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous())

@@ -1,5 +1,5 @@
-//! Two linear layers with an activation between them, where the library takes it while it stores a product: `functional::gelu_mlp` and `relu_mlp`
-//! ask here first.
+//! Two linear layers with an activation between them, where cuBLASLt applies it while it stores a product: `functional::gelu_mlp`
+//! and `relu_mlp` try this first.
 
 use std::panic::Location;
 
@@ -12,9 +12,10 @@ use crate::caller::label_at;
 use crate::dispatch::built_in;
 use crate::tensor::Tensor;
 
-/// Returns `act(input · weight1ᵀ + bias1) · weight2ᵀ + bias2` of matrices, where act is GELU by its tanh or the rectified linear unit: (rows, in), (hidden, in), (out, hidden); `None` where it is
-/// not one call: for other dtypes than bf16 and f16, a number of hidden features that 8 does not divide (GELU), one bias alone, shapes that do not fit,
-/// or without the library.
+/// Returns `act(input · weight1ᵀ + bias1) · weight2ᵀ + bias2` of matrices (rows, in), (hidden, in) and (out, hidden), where act
+/// is GELU by its tanh formula or the rectified linear unit. Returns `None` if the library cannot fuse it: for dtypes other than
+/// bf16 and f16, a number of hidden features that is not a multiple of 8 (GELU), only one bias, shapes that do not fit, or
+/// without the library.
 ///
 /// # Errors
 /// Those of the allocation and the launch.

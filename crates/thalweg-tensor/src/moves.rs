@@ -1,4 +1,4 @@
-//! Tensors from one device to another.
+//! Moves of tensors from one device to another.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::caller::{in_call, label_at};
 use crate::host_room::host_room;
 use crate::tensor::Tensor;
 
-/// The gradient of a move: the gradient, moved back.
+/// The backward node of a move: it moves the gradient back.
 struct MoveBackward {
     source: Device,
 }
@@ -29,15 +29,17 @@ impl Backward for MoveBackward {
 }
 
 impl Tensor {
-    /// Returns the elements on another device (`torch.Tensor.to(device)`); the tensor itself where it is there. Gradients flow back
-    /// to the tensor's own device.
+    /// Returns the elements on another device (`torch.Tensor.to(device)`); the tensor itself if it is already there. Gradients
+    /// flow back to the tensor's own device.
     ///
-    /// Between devices of one driver the copy is asynchronous: it runs on the current stream of the tensor's device, behind what the
-    /// current stream of the other device has now, and later work on that stream waits for it. Between devices of two drivers, such as
-    /// a simulated one and a GPU, the elements go through the host, and the call *blocks* until they are there.
+    /// Between devices of one driver the copy is asynchronous: it runs on the current stream of the tensor's device, after the
+    /// work that the current stream of the other device has at the time, and later work on that stream waits for it. Between
+    /// devices of two drivers, such as a simulated one and a GPU, the elements go through the host, and the call *blocks* until
+    /// they have arrived.
     ///
     /// # Errors
-    /// [`Error::is_out_of_memory`](thalweg_runtime::Error::is_out_of_memory) if a device or the host has no room; and those of the copies.
+    /// [`Error::is_out_of_memory`](thalweg_runtime::Error::is_out_of_memory) if a device or the host has not enough memory; and
+    /// those of the copies.
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {
@@ -61,16 +63,17 @@ impl Tensor {
 
     /// Copies a contiguous tensor to another device of the driver, asynchronously.
     ///
-    /// The target's memory belongs to the current stream of its device, and the copy runs on that of the source's. The copy waits for
-    /// the former, whose earlier work may still use the memory; and the former waits for the copy, so whatever uses or frees the
-    /// target in its order comes behind. The source is read in the order of its own stream.
+    /// The target's memory belongs to the current stream of its device; the copy runs on the current stream of the source's
+    /// device. The copy waits for the target's stream, whose earlier work may still use the memory. The target's stream then
+    /// waits for the copy, so that everything that uses or frees the target in its order runs afterwards. The source is read in
+    /// the order of its own stream.
     fn copied_across(&self, device: &Device, location: &'static Location<'static>) -> Result<Self> {
         let label = label_at("to_device", location);
         let (from, to) = (self.device().current_stream(), device.current_stream());
         let target = Self::empty_on(self.shape(), self.dtype(), &to, label)?;
         if self.elements() > 0 {
-            // Memory that the allocator maps is copied only where it is open to the stream's device. Devices that do not see each
-            // other copy plain memory all the same, and an allocator that maps none needs no more.
+            // Memory that the allocator maps can be copied only if the stream's device has access to it. Devices without peer
+            // access can still copy plain memory, so an error does not matter to an allocator that maps none.
             let _unseen = device.enable_peer_access(self.device());
             from.wait_stream(&to)?;
             let bytes = (self.elements() * self.dtype().size_bytes()) as u64;
@@ -80,7 +83,7 @@ impl Tensor {
         Ok(target)
     }
 
-    /// Copies a contiguous tensor to a device of another driver. *Blocks* until the elements are there.
+    /// Copies a contiguous tensor to a device of another driver. *Blocks* until the elements have arrived.
     fn copied_through_host(&self, device: &Device, location: &'static Location<'static>) -> Result<Self> {
         let label = label_at("to_device", location);
         let bytes = self.elements() * self.dtype().size_bytes();

@@ -1,5 +1,5 @@
-//! A layer norm, a linear layer and what stands behind it in one kernel, where there are few rows and no gradient: a decoder's step.
-//! `functional::norm_linear` asks here first.
+//! A layer norm, a linear layer and the activation and addition after it in one kernel, for few rows and no gradient: a decoder's
+//! step. `functional::norm_linear` tries this first.
 
 use std::panic::Location;
 
@@ -20,25 +20,25 @@ pub struct NormLinear<'t> {
     pub norm: [&'t Tensor; 2],
     /// The number that is added to the variance.
     pub eps: f64,
-    /// (out, in).
+    /// The weight, (out, in).
     pub weight: &'t Tensor,
-    /// (out).
+    /// The bias, (out).
     pub bias: Option<&'t Tensor>,
-    /// Whether GELU, by its formula with tanh, is taken of the product.
+    /// Whether GELU, by its tanh formula, is applied to the product.
     pub gelu: bool,
     /// A matrix that is added to the result, (rows, out).
     pub addend: Option<&'t Tensor>,
 }
 
-/// Returns whether an input (…, in) has so few rows that one kernel may take them.
+/// Returns whether an input (…, in) has few enough rows for one kernel.
 #[must_use]
 pub fn has_few_rows(input: &Tensor) -> bool {
     let features = input.shape().last().map_or(1, |&features| features.max(1));
     input.elements() / features <= MOST_NORM_ROWS as usize
 }
 
-/// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix (rows, in); `None` where it is not one kernel: for more than four rows, where a
-/// gradient is wanted, for different dtypes, shapes that do not fit, or a small weight.
+/// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix (rows, in); `None` if one kernel cannot compute it: for more
+/// than four rows, if a gradient is required, for mixed dtypes, shapes that do not fit, or a small weight.
 ///
 /// # Errors
 /// Those of the allocation and the launch.
@@ -57,7 +57,7 @@ pub fn fused_norm_linear(
         && norm.iter().all(|part| part.shape() == [inputs])
         && has(bias, &[outputs])
         && has(addend, &[rows, outputs]);
-    // What is not contiguous is copied to where it is aligned.
+    // Tensors that are not contiguous are copied to aligned memory.
     let is_whole = |tensor: &Tensor| tensor.is_contiguous() && tensor.pointer().address().is_multiple_of(16);
     if !(is_plain && fits && [input, norm[0], norm[1], weight].into_iter().all(is_whole)) {
         return Ok(None);

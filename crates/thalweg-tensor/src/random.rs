@@ -1,7 +1,9 @@
-//! Random numbers: [`Generator`], whose place in its sequence the host knows, for initial weights and shuffles; and
-//! [`DeviceGenerator`], whose place is in device memory, for dropout and whatever else each replay of a graph draws anew.
+//! Random numbers: [`Generator`], whose position in its sequence is kept on the host, for initial weights and shuffles; and
+//! [`DeviceGenerator`], whose position is in device memory, for dropout and everything else that each replay of a graph draws
+//! anew.
 //!
-//! What is drawn from a [`Generator`] in a captured region, each replay repeats. So its methods tell an audit of the region.
+//! Numbers drawn from a [`Generator`] in a captured region are repeated by each replay, so its methods report the draws to an
+//! audit of the region.
 //!
 //! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed gives the same numbers on every machine.
 
@@ -26,9 +28,9 @@ use crate::host_room::host_room;
 use crate::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
-/// A stream of random numbers from a seed, drawn on the host. So a graph keeps the numbers that were drawn during its capture, and every replay repeats
-/// them, as with a generator of the CPU in PyTorch; the [audit](thalweg_runtime::graph::audit) reports such draws. A [`DeviceGenerator`] draws anew in
-/// each replay.
+/// A stream of random numbers from a seed, drawn on the host. A graph therefore contains the numbers that were drawn during its
+/// capture, and every replay repeats them, as with a CPU generator in PyTorch; the [audit](thalweg_runtime::graph::audit) reports
+/// such draws. A [`DeviceGenerator`] draws anew in each replay.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Generator {
     key: [u32; 2],
@@ -38,7 +40,7 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Returns a generator with a seed (as `torch.manual_seed`, but the numbers are not PyTorch's).
+    /// Returns a generator with a seed (like `torch.manual_seed`, but the numbers differ from PyTorch's).
     pub fn new(seed: u64) -> Self {
         Self { key: [seed as u32, (seed >> 32) as u32], counter: 0, block: [0; 4], used: 4 }
     }
@@ -60,13 +62,13 @@ impl Generator {
         self.block[self.used - 1]
     }
 
-    /// Returns the seed, and how many words were drawn.
+    /// Returns the seed and the number of words drawn.
     fn place(&self) -> (u64, u64) {
         let seed = u64::from(self.key[1]) << 32 | u64::from(self.key[0]);
         (seed, self.counter.wrapping_mul(4).wrapping_sub(4 - self.used as u64))
     }
 
-    /// Goes to where so many words were drawn.
+    /// Moves to the position after this many drawn words.
     fn go_to(&mut self, position: u64) {
         (self.counter, self.used) = (position / 4, 4);
         for _ in 0..position % 4 {
@@ -144,8 +146,8 @@ impl Generator {
 }
 
 impl Tensor {
-    /// Returns an f32 tensor of normally distributed numbers; the deviation is at least 0. The device draws those that
-    /// [`Generator::normal`] would give, but for the rounding of its logarithm and cosine. Asynchronous.
+    /// Returns an f32 tensor of normally distributed numbers; the deviation is at least 0. The device computes the numbers that
+    /// [`Generator::normal`] would return, apart from the rounding of the logarithm and the cosine. Asynchronous.
     #[track_caller]
     pub fn normal(
         shape: &[usize],
@@ -169,8 +171,8 @@ impl Tensor {
         })
     }
 
-    /// Returns an f32 tensor of numbers in [low, high); both bounds are finite. The device draws those that [`Generator::uniform`] would
-    /// give. Asynchronous.
+    /// Returns an f32 tensor of numbers in [low, high); both bounds are finite. The device computes the numbers that
+    /// [`Generator::uniform`] would return. Asynchronous.
     #[track_caller]
     pub fn uniform(
         shape: &[usize],
@@ -194,8 +196,8 @@ impl Tensor {
         })
     }
 
-    /// Returns a tensor of numbers that the device draws from the sequence of a host generator, each from so many words, which the
-    /// generator leaves behind.
+    /// Returns a tensor of numbers that the device draws from the sequence of a host generator, a fixed number of words each; the
+    /// generator skips these words.
     fn drawn(
         operator: &'static Operator,
         words: u64,
@@ -223,7 +225,7 @@ impl Tensor {
     }
 }
 
-/// Refuses bounds of which nothing can be drawn, or whose difference is above what the dtype holds, as PyTorch does.
+/// Refuses bounds between which there is nothing to draw, or whose difference exceeds the range of the dtype, as PyTorch does.
 fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {
     let sound = low.is_finite() && high.is_finite() && low <= high && high - low <= largest;
     if sound {

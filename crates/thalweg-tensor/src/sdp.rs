@@ -1,20 +1,22 @@
 //! Which backend computes scaled dot product attention.
 //!
-//! [`SdpBackend::Cudnn`] is a call of NVIDIA's library, [`SdpBackend::Flash`] a kernel of our own; neither keeps a matrix of scores.
-//! [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of [`SdpBackend`], that can
-//! compute it; [`sdp_kernel`] says which may be taken. Cudnn and Flash take queries, keys and values of bf16 or f16 with 3 or 4 dimensions, equal
-//! batches, up to 128 features in a multiple of 8, and a scale above 0, without dropout, on the simulator and on GPUs from
-//! compute capability 8.0 on; Cudnn where the library is there and takes the shape. Math takes everything.
+//! [`SdpBackend::Cudnn`] is a call of NVIDIA's library, [`SdpBackend::Flash`] a kernel of our own; neither stores a matrix of
+//! scores. [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of
+//! [`SdpBackend`], that can compute it; [`sdp_kernel`] sets which may be used. Cudnn and Flash take queries, keys and values of
+//! bf16 or f16 with 3 or 4 dimensions, equal batches, up to 128 features in a multiple of 8, and a scale above 0, without
+//! dropout, on the simulator and on GPUs from compute capability 8.0 on; Cudnn only if the library is present and supports the
+//! shape. Math takes everything.
 //!
-//! Both take a mask of truth values or of numbers that repeats along any of its dimensions and needs no gradient; it is added to the scores as numbers
-//! of the queries' dtype. Cudnn takes those whose keys follow one another, with strides that are multiples of 8. A query whose keys are all masked gives
-//! zeros.
+//! Both take a mask of truth values or of numbers that repeats along any of its dimensions and needs no gradient; it is added to
+//! the scores as numbers of the queries' dtype. Cudnn takes masks that are contiguous along the keys, with other strides that are
+//! multiples of 8. A query whose keys are all masked results in zeros.
 //!
-//! One query per head that needs no gradient, such as a step of a decoder, is a form of Flash with a kernel of its own: of f32 as well, and with a
-//! mask of truth values.
+//! One query per head that needs no gradient, such as a step of a decoder, is computed by a form of Flash with a kernel of its
+//! own, which also takes f32 and a mask of truth values.
 //!
-//! The first pass of attention by Cudnn over a shape prepares it, which takes some tenths of a second on a GPU. Its gradients may differ in their last bits
-//! from run to run; where [`use_deterministic_algorithms`](crate::deterministic::use_deterministic_algorithms) is set, they are Flash's.
+//! The first pass of attention by Cudnn for a shape prepares a plan, which takes some tenths of a second on a GPU. Its gradients
+//! may differ in their last bits from run to run; if
+//! [`use_deterministic_algorithms`](crate::deterministic::use_deterministic_algorithms) is set, Flash computes them.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -55,10 +57,10 @@ thread_local! {
     static ALLOWED: Cell<[bool; 3]> = const { Cell::new([true; 3]) };
 }
 
-/// Calls a function in which this thread's attention is computed by one of the backends alone (`torch.nn.attention.sdpa_kernel`).
+/// Calls a function in which this thread's attention is computed only by these backends (`torch.nn.attention.sdpa_kernel`).
 ///
 /// # Errors
-/// Those of the function. Attention that no given backend can compute is an error in it.
+/// Those of the function. Attention that none of the backends can compute is an error.
 pub fn sdp_kernel<T>(backends: &[SdpBackend], function: impl FnOnce() -> Result<T>) -> Result<T> {
     struct Restored([bool; 3]);
     impl Drop for Restored {
@@ -72,14 +74,14 @@ pub fn sdp_kernel<T>(backends: &[SdpBackend], function: impl FnOnce() -> Result<
     function()
 }
 
-/// Sets which backends may compute this thread's attention, in the order of [`SdpBackend`], and returns which could before: for regions that
-/// end elsewhere than they begin.
+/// Sets which backends may compute this thread's attention, in the order of [`SdpBackend`], and returns which could before. For
+/// regions that do not end in the scope in which they begin.
 #[doc(hidden)]
 pub fn replace_allowed(allowed: [bool; 3]) -> [bool; 3] {
     ALLOWED.replace(allowed)
 }
 
-/// The options of a call of attention, beside its three tensors.
+/// The options of a call of attention, apart from its three tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'t> {
     /// Whether query i sees only the keys up to the i-th.
@@ -88,16 +90,16 @@ pub struct Request<'t> {
     pub scale: f64,
     /// Whether several heads of queries share one of keys and values.
     pub enable_gqa: bool,
-    /// The keys that a query sees, or what is added to the scores.
+    /// The mask: truth values that are true for the keys that a query sees, or numbers that are added to the scores.
     pub mask: Option<&'t Tensor>,
     /// Whether there is dropout.
     pub has_dropout: bool,
 }
 
-/// Returns attention by the backend that is to compute it; `None` where that is [`SdpBackend::Math`].
+/// Returns attention by the backend that is to compute it; `None` if that is [`SdpBackend::Math`].
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if no backend that may be taken can compute it.
+/// [`Error::is_invalid_argument`] if no allowed backend can compute it.
 pub fn fused_attention(
     [query, key, value]: [&Tensor; 3],
     request: Request<'_>,
@@ -136,8 +138,8 @@ pub fn fused_attention(
     result.map(|result| if is_single { result.squeeze(0) } else { Ok(result) }).transpose()
 }
 
-/// Returns attention of one query per head by its own kernel, a form of [`SdpBackend::Flash`] that takes a mask of truth values and float32,
-/// too, and has no gradient; `None` where it does not take the call.
+/// Returns attention of one query per head by its own kernel, a form of [`SdpBackend::Flash`] that takes a mask of truth values
+/// and float32, too, and has no gradient; `None` if that kernel does not support the call.
 ///
 /// # Errors
 /// Those of the device.
@@ -180,9 +182,10 @@ pub fn one_query_attention(
     if rank == 3 { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
 }
 
-/// Writes a key and a value at a position into caches, and returns attention of one query per head over the keys up to there, by one kernel; `None` where
-/// there is none for the call. The caller has checked that the shapes fit: query (batch, heads, 1, features), key and value (batch, fewer heads, 1,
-/// features), caches (batch, fewer heads, keys, features), position of one int64.
+/// Writes a key and a value at a position into caches, and returns attention of one query per head over the keys up to that
+/// position, by one kernel; `None` if no kernel supports the call. The caller has checked that the shapes fit: query (batch,
+/// heads, 1, features), key and value (batch, fewer heads, 1, features), caches (batch, fewer heads, keys, features), position of
+/// one int64.
 ///
 /// # Errors
 /// Those of the device.
@@ -206,10 +209,11 @@ pub fn cached_attention(
     }
 }
 
-/// Returns self-attention of a packed tensor (tokens, heads, 3, features), likewise: (tokens, heads, features).
+/// Returns self-attention, (tokens, heads, features), of a packed tensor (tokens, heads, 3, features), as [`fused_attention`]
+/// does.
 ///
 /// # Errors
-/// As [`fused_attention`].
+/// Those of [`fused_attention`].
 pub fn fused_packed_attention(
     packed: &Tensor,
     is_causal: bool,
@@ -252,7 +256,7 @@ fn reason_against_mask(query: &Tensor, key: &Tensor, mask: &Tensor) -> Option<&'
     (is_grad_enabled() && mask.requires_grad()).then_some("the mask needs a gradient")
 }
 
-/// Returns why neither Cudnn nor Flash can compute attention of these tensors, as far as it is not their shapes or the mask that say so.
+/// Returns why neither Cudnn nor Flash can compute attention of these tensors, apart from reasons in their shapes or the mask.
 fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static str> {
     let device = tensors[0].device();
     let dtype = dtype_in_lower(tensors[0]);
@@ -274,8 +278,8 @@ fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static 
     (!device.has_tensor_cores()).then_some("it needs compute capability 8.0")
 }
 
-/// Returns the bits of the fused backends that may compute it, if there is no reason against that; `None` where Math does. `takes_mask` says
-/// whether Cudnn may read the mask.
+/// Returns the bits of the fused backends that may compute attention, unless `reason` excludes them; `None` if Math computes it.
+/// `takes_mask` is whether Cudnn may read the mask.
 fn fused_backends(query: &Tensor, takes_mask: bool, reason: Option<&str>) -> Result<Option<i64>> {
     let [cudnn, flash, math] = ALLOWED.get();
     let cudnn = cudnn && takes_mask && query.device().properties().libraries.attention;
@@ -297,7 +301,7 @@ fn no_kernel(reason: &str) -> Error {
     ))
 }
 
-/// Returns the result of a fused backend; `None` where Cudnn alone was asked, does not take the shape, and Math may.
+/// Returns the result of a fused backend; `None` if only Cudnn was tried, does not support the shape, and Math is allowed.
 fn or_math(results: Result<Tensors>) -> Result<Option<Tensor>> {
     let [_, _, math] = ALLOWED.get();
     match results {

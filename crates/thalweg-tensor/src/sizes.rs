@@ -1,8 +1,8 @@
-//! Sizes as a method takes them.
+//! The types of sizes that methods accept.
 
 use smallvec::{Array, SmallVec};
 
-/// A size, of an integer type that programs have: −1 where the operator says that one is left to be computed.
+/// A size, of any common integer type. It may be −1 if the operator documents that it computes one size.
 pub trait Size: Copy {
     /// Returns the size as ATen's operators take it.
     fn size(self) -> i64;
@@ -12,7 +12,7 @@ macro_rules! sizes_of_integers {
     ($($integer:ident)*) => {$(
         impl Size for $integer {
             fn size(self) -> i64 {
-                // No tensor has so many elements: the operator refuses it.
+                // No tensor has this many elements: the operator refuses the size.
                 i64::try_from(self).unwrap_or(i64::MAX)
             }
         }
@@ -21,8 +21,8 @@ macro_rules! sizes_of_integers {
 
 sizes_of_integers!(i32 i64 u32 u64 usize);
 
-/// Several sizes: a reference to an array, a slice or a vector of integers, or a tuple of several types of them, as in `x.reshape((batch, -1))`. No
-/// sizes at all are `()`.
+/// Several sizes: a reference to an array, a slice or a vector of integers, or a tuple of several types of them, as in
+/// `x.reshape((batch, -1))`. An empty list of sizes is `()`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as sizes",
     note = "sizes are references to arrays, slices and vectors of integers, or tuples of integers; no sizes are `()`"

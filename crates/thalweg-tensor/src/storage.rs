@@ -1,8 +1,8 @@
-//! [`Storage`]: the memory behind tensors that are views of each other, which may grow; and [`Layouts`]: those by which one tensor sees it in
-//! turn.
+//! [`Storage`]: the memory shared by tensors that are views of each other, which may grow; and [`Layouts`]: the successive
+//! layouts of one tensor.
 //!
-//! `resize_`, `squeeze_` and the like change a tensor that others hold, too. The storage stays the same one and gets other memory; a layout is
-//! put behind the former ones, which stay where they are, since references to them are given out.
+//! `resize_`, `squeeze_` and the like change a tensor that other code may hold, too. The storage stays the same object and
+//! receives other memory. A new layout is appended to the former ones, which are never moved, since references to them exist.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,33 +12,33 @@ use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, Result};
 
 use crate::dispatch::is_inference;
 
-/// The memory behind tensors that are views of each other.
+/// The memory shared by tensors that are views of each other.
 pub(crate) struct Storage {
     device: Device,
-    /// The address of the buffer, to be read without the lock; [`MOVES`] where only the buffer knows.
+    /// The address of the buffer, to be read without the lock; [`MOVES`] if only the buffer knows it.
     address: AtomicU64,
     buffer: Mutex<Buffer>,
-    /// Whether the memory may be replaced: that of another library may not.
+    /// Whether the memory may be replaced; memory of another library may not.
     is_resizable: bool,
     /// The number of writes in place by tensors without a version of their own. Backward checks it, since the tensors that it saved must
     /// not have changed.
     version: AtomicU32,
     /// The number of writes in place by any tensor.
     writes: AtomicU32,
-    /// Whether another library has the memory too, and may write it unseen.
+    /// Whether another library has the address too, and may write the memory unnoticed.
     is_exported: AtomicBool,
-    /// Whether a program asked for pinned memory.
+    /// Whether the program requested pinned memory.
     is_pinned: AtomicBool,
-    /// The bytes that it had when its memory was given back before the tensors over it.
+    /// The size in bytes before the memory was freed while tensors over it were still alive.
     given_back_bytes: AtomicU64,
-    /// Whether it was allocated in inference mode.
+    /// Whether the storage was allocated in inference mode.
     pub(crate) is_inference: bool,
 }
 
 /// The address of a buffer that a graph may move to other memory.
 const MOVES: u64 = u64::MAX;
 
-/// The address where the memory was given back before the tensors over it.
+/// The address if the memory was freed while tensors over it were still alive.
 const GIVEN_BACK: u64 = u64::MAX - 1;
 
 impl Storage {
@@ -79,7 +79,7 @@ impl Storage {
         }
     }
 
-    /// Returns the buffer, which nothing replaces while it is held.
+    /// Returns the buffer, which cannot be replaced while the guard is held.
     pub(crate) fn buffer(&self) -> MutexGuard<'_, Buffer> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,7 +99,7 @@ impl Storage {
         self.writes.load(Ordering::Acquire)
     }
 
-    /// Notes a write in place, by a tensor that may have a version of its own.
+    /// Records a write in place, by a tensor that may have a version of its own.
     pub(crate) fn note_write(&self, own: Option<&AtomicU32>) {
         own.unwrap_or(&self.version).fetch_add(1, Ordering::AcqRel);
         self.writes.fetch_add(1, Ordering::AcqRel);
@@ -118,7 +118,7 @@ impl Storage {
         self.is_exported.store(true, Ordering::Release);
     }
 
-    /// Takes over the memory of a storage that nothing else holds, and gives it its own, where there is more of it. Returns whether it did.
+    /// Swaps memory with a storage that nothing else holds, if that has more of it. Returns whether it did.
     pub(crate) fn adopt(&self, other: &Self) -> bool {
         let can_move =
             |storage: &Self| storage.is_resizable && storage.address.load(Ordering::Acquire) != MOVES;
@@ -135,7 +135,7 @@ impl Storage {
         true
     }
 
-    /// Returns whether its memory was given back before the tensors over it: nothing may touch their elements.
+    /// Returns whether the memory was freed while tensors over it were still alive: nothing may access their elements.
     #[inline]
     pub(crate) fn is_given_back(&self) -> bool {
         self.address.load(Ordering::Acquire) == GIVEN_BACK
@@ -149,7 +149,7 @@ impl Storage {
         self.is_pinned.store(true, Ordering::Relaxed);
     }
 
-    /// Gives the memory back (0 bytes), or has so many bytes from now on, whose first ones are those that were there.
+    /// Frees the memory (0 bytes), or changes its size to this many bytes, of which the first keep their values.
     pub(crate) fn resize(&self, bytes: u64, label: Label) -> Result<()> {
         if !self.is_given_back() && bytes != 0 {
             let former = self.grow(bytes, label)?;
@@ -182,8 +182,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Sees that there are so many bytes, on the current stream: where there are fewer, what is there is copied to other memory. Returns how
-    /// many bytes there were before.
+    /// Grows the storage to at least this many bytes, on the current stream; if it has fewer, its contents are copied to new
+    /// memory. Returns the previous number of bytes.
     pub(crate) fn grow(&self, bytes: u64, label: Label) -> Result<u64> {
         let mut buffer = self.buffer();
         let former = buffer.size_bytes();
@@ -207,7 +207,7 @@ impl Storage {
     }
 }
 
-/// Returns the error of a storage that would have fewer bytes than before.
+/// Returns the error of a request to shrink a storage.
 fn shrunk(former: u64, bytes: u64) -> Error {
     Error::invalid(format!(
         "a storage of {former} bytes cannot have {bytes}: tensors over it would reach beyond. It gives its memory back at 0, and has \
@@ -215,21 +215,21 @@ fn shrunk(former: u64, bytes: u64) -> Error {
     ))
 }
 
-/// The layouts of a tensor, one after the other, of which one holds.
+/// The successive layouts of a tensor, one of which is current.
 pub(crate) struct Layouts {
     first: Layout,
     later: OnceLock<Box<Later>>,
 }
 
-/// The number of the last layouts that are looked through for one that comes again.
+/// The number of most recent layouts that are searched for one to reuse.
 const RECENT: usize = 16;
 
 /// Layouts that have followed the first, numbered from 1. Block b has room for 2ᵇ of them.
 struct Later {
-    /// The number of the one that holds; 0 is the first layout.
+    /// The number of the current layout; 0 is the first layout.
     now: AtomicUsize,
     blocks: [OnceLock<Box<[OnceLock<Layout>]>>; 32],
-    /// The number of them.
+    /// The number of layouts after the first.
     count: Mutex<usize>,
 }
 
@@ -251,7 +251,7 @@ impl Layouts {
         Self { first, later: OnceLock::new() }
     }
 
-    /// Returns the layout that holds.
+    /// Returns the current layout.
     pub(crate) fn now(&self) -> &Layout {
         match self.later.get() {
             None => &self.first,
@@ -262,7 +262,7 @@ impl Layouts {
         }
     }
 
-    /// Lets another layout hold.
+    /// Makes another layout the current one.
     pub(crate) fn set(&self, layout: Layout) {
         let later = self.later.get_or_init(|| {
             Box::new(Later {

@@ -1,4 +1,4 @@
-//! Subscripts: `x.i(i![0, 1..3, ..;2, None, ..., &indices, &mask])` as Python's `x[0, 1:3, ::2, None, ..., indices, mask]`.
+//! Subscripts: `x.i(i![0, 1..3, ..;2, None, ..., &indices, &mask])` like Python's `x[0, 1:3, ::2, None, ..., indices, mask]`.
 
 use std::borrow::Cow;
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
@@ -15,15 +15,15 @@ use crate::tensor::Tensor;
 /// One part of a subscript. [`i!`](crate::i) makes lists of them.
 #[derive(Clone, Debug)]
 pub enum Index {
-    /// One place of a dimension, which goes; a negative one is counted from the end.
+    /// One index in a dimension, which is removed; a negative index is counted from the end.
     At(i64),
-    /// A part of a dimension: from, up to and without, and every so manieth. Bounds beyond the ends are the ends.
+    /// A part of a dimension: start, end (exclusive) and step. Bounds beyond the ends are clamped.
     Slice(Option<i64>, Option<i64>, i64),
     /// A new dimension of extent 1.
     NewAxis,
-    /// As many whole dimensions as are left.
+    /// All dimensions that the other indices leave, in full.
     Ellipsis,
-    /// Places of a dimension, of integers; or truth values over one or more dimensions, whose true places are taken.
+    /// Integer indices in a dimension; or truth values over one or more dimensions, which select the elements that are true.
     Tensor(Tensor),
 }
 
@@ -91,7 +91,7 @@ macro_rules! integers {
 
 integers!(i32 i64 usize);
 
-/// Returns the place behind one: none behind the last, which is −1.
+/// Returns the index after one; `None` after the last, which is −1.
 fn behind(place: i64) -> Option<i64> {
     (place != -1).then(|| place.saturating_add(1))
 }
@@ -114,8 +114,8 @@ impl From<Tensor> for Index {
     }
 }
 
-/// Makes a subscript for [`Tensor::i`] and [`Tensor::assign`]: integers, ranges with a step behind a semicolon, `None` for a new
-/// dimension, `...` for the dimensions that are left, tensors of integers or of truth values.
+/// Makes a subscript for [`Tensor::i`] and [`Tensor::assign`]: integers, ranges with an optional step after a semicolon, `None`
+/// for a new dimension, `...` for the remaining dimensions, tensors of integers or of truth values.
 ///
 /// ```
 /// # use thalweg_runtime::{Device, Result};
@@ -153,13 +153,13 @@ macro_rules! i {
     };
 }
 
-/// A view by all that views can do, and the tensors that remain, per dimension of the view.
+/// The view that the indices other than tensors select, and the index tensors that remain, per dimension of the view.
 struct Subscript {
     view: Tensor,
     tensors: Vec<Option<Tensor>>,
 }
 
-/// Returns indices whose masks of bytes are truth values.
+/// Returns the indices with masks of bytes converted to truth values.
 fn truth_values_of_masks(indices: &[Index]) -> Result<Cow<'_, [Index]>> {
     if !indices.iter().any(Index::is_byte_mask) {
         return Ok(Cow::Borrowed(indices));
@@ -167,7 +167,7 @@ fn truth_values_of_masks(indices: &[Index]) -> Result<Cow<'_, [Index]>> {
     indices.iter().map(Index::with_truth_values).collect::<Result<_>>().map(Cow::Owned)
 }
 
-/// Refuses a mask of another shape than that of the dimensions that it covers.
+/// Refuses a mask whose shape differs from that of the dimensions that it covers.
 fn check_mask(mask: &Tensor, covered: &[usize]) -> Result<()> {
     if mask.shape() == covered {
         return Ok(());
@@ -200,7 +200,7 @@ impl Subscript {
             return Err(Error::index(format!("too many indices for tensor of dimension {}", tensor.rank())));
         };
         let (mut view, mut dim, mut tensors) = (tensor.clone(), 0, Vec::new());
-        // The dimensions that masks cover beyond one each, and those of the tensor that come before `dim` in the view.
+        // `beyond` counts the dimensions that masks cover beyond one each, `own` those of the tensor before `dim` in the view.
         let (mut beyond, mut own) = (0, 0);
         for index in indices {
             let at = dim as i64;
@@ -232,7 +232,7 @@ impl Subscript {
                     dim += takes(index);
                     match tensor.dtype() {
                         DType::Bool if tensor.rank() == 0 => {
-                            // A truth value takes no dimension: all of the view, once or not at all.
+                            // A single truth value covers no dimension: it selects the view once or not at all.
                             view = view.unsqueeze(at)?;
                             dim += 1;
                             tensors.extend(tensor.reshape(&[1])?.nonzero_numpy()?.into_iter().map(Some));
@@ -253,8 +253,8 @@ impl Subscript {
 }
 
 impl Tensor {
-    /// Returns the elements at a subscript that [`i!`](crate::i) makes: a view, or new memory where a tensor is among the indices.
-    /// Asynchronous, but with a mask: the host then waits for its number of true values.
+    /// Returns the elements at a subscript that [`i!`](crate::i) makes: a view, or new memory if the indices include a tensor.
+    /// Asynchronous, except with a mask: the host then waits for its number of true values.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there are more indices than dimensions, or one is out of bounds.
@@ -266,9 +266,8 @@ impl Tensor {
         })
     }
 
-    /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast, and converted unless indices
-    /// are among the subscript.
-    /// Recorded by autograd. Asynchronous, but with a mask and a value of several elements.
+    /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast, and converted unless
+    /// the subscript contains tensors. Recorded by autograd. Asynchronous, except with a mask and a value of several elements.
     ///
     /// # Errors
     /// Those of [`Tensor::i`] and [`Tensor::copy_`].
@@ -276,7 +275,7 @@ impl Tensor {
     pub fn assign(&self, indices: impl AsRef<[Index]>, value: &Self) -> Result<()> {
         in_call("assign", &[self, value], Location::caller(), || {
             let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
-            // Extents of 1 in front of what is overwritten go, as in PyTorch.
+            // Leading extents of 1 beyond the rank of the view are removed, as in PyTorch.
             let spare = value.rank().saturating_sub(view.rank());
             let value = match value.shape()[..spare].iter().all(|&extent| extent == 1) {
                 true if tensors.is_empty() => value.reshape(&value.shape()[spare..])?,
@@ -285,7 +284,7 @@ impl Tensor {
             if tensors.is_empty() {
                 return view.copy_(&value);
             }
-            // The only element of a value is converted where a mask is true, as `masked_fill_` does it.
+            // A value with a single element is converted if there is a mask, as in `masked_fill_`.
             let is_masked = |index: &Tensor| index.dtype() == DType::Bool && index.rank() > 0;
             let fills = value.elements() == 1 && tensors.iter().flatten().all(is_masked);
             let value = if fills { value.to_dtype(view.dtype())? } else { value };

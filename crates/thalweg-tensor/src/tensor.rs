@@ -1,6 +1,7 @@
 //! [`Tensor`]: a view of device memory with a dtype, and its part in the autograd graph.
 //!
-//! A tensor has a part in the graph (`autograd::meta`), whose nodes (`autograd::node`) have tensors: these files are one circle. Operators are above it.
+//! A tensor has a part in the graph (`autograd::meta`), whose nodes (`autograd::node`) have tensors: these files depend on each
+//! other. Operators are above it.
 
 use std::fmt;
 use std::panic::Location;
@@ -21,15 +22,15 @@ use crate::dispatch::is_inference;
 use crate::host_room::host_room;
 use crate::storage::{Layouts, Storage};
 
-/// A list of tensors; most operators give one.
+/// A list of tensors; most operators return one.
 pub type Tensors = SmallVec<[Tensor; 2]>;
 
 /// A tensor on one device: elements of one dtype in device memory, seen through a shape and strides (`torch.Tensor`).
 ///
-/// A clone is the same tensor, and costs a reference count. A view ([`narrow`](Self::narrow), [`transpose`](Self::transpose), …) is
-/// another tensor over the same memory, or *storage*. Operators are methods; they run on the current stream of the tensor's device
-/// and are asynchronous: the methods that block the host say so. Operators and views return
-/// [`Error::is_invalid_argument`] for arguments that do not fit.
+/// A clone is the same tensor; cloning only increments a reference count. A view ([`narrow`](Self::narrow),
+/// [`transpose`](Self::transpose), …) is another tensor over the same memory, or *storage*. Operators are methods; they run on
+/// the current stream of the tensor's device and are asynchronous: the methods that block the host say so. Operators and views
+/// return [`Error::is_invalid_argument`] for arguments that do not fit.
 ///
 /// ```
 /// # use thalweg_runtime::{Device, Result};
@@ -74,11 +75,12 @@ pub(crate) struct TensorState {
     pub(crate) layouts: Layouts,
     pub(crate) dtype: DType,
     pub(crate) autograd: AutogradMeta,
-    /// The number of writes in place by this tensor and those made of it, where they do not count as writes of the others over the storage.
+    /// The number of writes in place by this tensor and those made from it, if they do not count as writes by the other tensors
+    /// over the storage.
     own_version: Option<Arc<AtomicU32>>,
 }
 
-/// Returns a tensor that was allocated and not written, filled where that is asked for.
+/// Fills a tensor that was allocated without being written, if determinism requires it, and returns it.
 pub(crate) fn uninitialized(tensor: Tensor) -> Result<Tensor> {
     if !fills_now() || tensor.elements() == 0 {
         return Ok(tensor);
@@ -100,8 +102,8 @@ pub(crate) fn uninitialized(tensor: Tensor) -> Result<Tensor> {
 impl Tensor {
     // ---- Making ---------------------------------------------------------------------------------------------------
 
-    /// Allocates a tensor without writing its elements (`torch.empty`), but where they are [filled](crate::deterministic) for programs that
-    /// must repeat their bits.
+    /// Allocates a tensor without writing its elements (`torch.empty`), unless they are [filled](crate::deterministic) for
+    /// programs that must repeat their bits.
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let location = Location::caller();
@@ -115,13 +117,14 @@ impl Tensor {
         })
     }
 
-    /// Allocates a tensor in memory that belongs to a stream, for the operator of a label, without writing its elements.
+    /// Allocates a tensor in memory that belongs to a stream, for the operator that the label names, without writing its
+    /// elements.
     pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
         let bytes = byte_count(shape, dtype)? as u64;
         Self::empty_in(Layout::contiguous(shape), bytes, dtype, stream, label)
     }
 
-    /// Allocates a tensor of a layout that takes so many bytes, as [`empty_on`](Self::empty_on) does.
+    /// Allocates a tensor of a layout that takes this many bytes, as [`empty_on`](Self::empty_on) does.
     pub(crate) fn empty_in(
         layout: Layout,
         bytes: u64,
@@ -153,7 +156,7 @@ impl Tensor {
         }))
     }
 
-    /// Returns another tensor over the storage, whose writes count as this one's.
+    /// Returns another tensor over the storage, whose writes count as writes of this tensor.
     fn seen(&self, layout: Layout, dtype: DType, autograd: AutogradMeta) -> Self {
         let TensorState { storage, own_version, .. } = &*self.0;
         let (storage, own_version) = (storage.clone(), own_version.clone());
@@ -183,12 +186,13 @@ impl Tensor {
         })
     }
 
-    /// Returns a tensor over memory of another library, without a copy: the elements lie from its start on, `strides` elements apart, with
-    /// 0 for those that are repeated. What the library has queued is ordered by the caller before the device's current stream; the memory
-    /// goes back when the last tensor over it is dropped and work that used it is done ([`Buffer::external`]).
+    /// Returns a tensor over memory of another library, without a copy: the elements begin at its start, `strides` elements
+    /// apart, with 0 for a repeated dimension. The caller orders work that the library has queued before the device's current
+    /// stream. The memory is returned to the library when the last tensor over it is dropped and the work that used it is done
+    /// ([`Buffer::external`]).
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the elements would lie beyond the memory or its address is not that of an element.
+    /// [`Error::is_invalid_argument`] if elements would be outside the memory or its address is not aligned for the dtype.
     #[track_caller]
     pub fn from_external(
         shape: &[usize],
@@ -266,18 +270,18 @@ impl Tensor {
         self.0.layouts.now()
     }
 
-    /// Returns whether the elements lie in memory in row-major order without gaps.
+    /// Returns whether the elements are in memory in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.layout().is_contiguous()
     }
 
-    /// Returns whether the elements fill a range of memory, each with a place of its own, in any order of the dimensions.
+    /// Returns whether the elements fill a range of memory, each at an address of its own, in any order of the dimensions.
     pub(crate) fn is_dense(&self) -> bool {
         let layout = self.layout();
         layout.span() == layout.elements() && !layout.may_overlap()
     }
 
-    /// Returns the number of bytes of the memory that it shares with its views (`torch.UntypedStorage.nbytes`).
+    /// Returns the number of bytes of the memory that the tensor shares with its views (`torch.UntypedStorage.nbytes`).
     pub fn storage_bytes(&self) -> u64 {
         self.0.storage.buffer().size_bytes()
     }
@@ -289,26 +293,27 @@ impl Tensor {
     }
 
     /// Records that work on `stream` uses the tensor (`torch.Tensor.record_stream`): once the tensor is dropped, its memory is
-    /// reused only after all work that the stream has at that time.
+    /// reused only after all work that has been submitted to the stream by then.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
         self.0.storage.buffer().record_stream(stream);
     }
 
-    /// Records that the work submitted to `stream` so far is the last that uses the tensor, until the next call. Once the tensor is
-    /// dropped, its memory is reused after that work, without waiting for later work of the stream as
+    /// Records that the work submitted to `stream` so far is the last that uses the tensor, until this method is called again.
+    /// Once the tensor is dropped, its memory is reused after that work, without waiting for later work of the stream as
     /// [`record_stream`](Self::record_stream) does. Does not block.
     #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
         self.0.storage.buffer().record_use(stream);
     }
 
-    /// Returns whether a program asked for pinned memory ([`Tensor::mark_pinned`]).
+    /// Returns whether the program requested pinned memory ([`Tensor::mark_pinned`]).
     pub fn is_pinned(&self) -> bool {
         self.0.storage.is_pinned()
     }
 
-    /// Notes that a program asked for pinned memory. On the simulated GPU, whose memory is the host's, there is no other kind.
+    /// Records that the program requested pinned memory. On the simulated GPU, whose memory is the host's, there is no other
+    /// kind.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor is on a GPU.
@@ -320,7 +325,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Returns the address of the storage's first byte; 0 where its memory was given back.
+    /// Returns the address of the storage's first byte; 0 if its memory was freed.
     pub fn storage_pointer(&self) -> DevicePointer {
         self.0.storage.pointer()
     }
@@ -330,11 +335,12 @@ impl Tensor {
         Arc::as_ptr(&self.0.storage).addr()
     }
 
-    /// Gives the memory of the storage back, with 0 bytes, while the tensors over it stay; or has so many bytes again from now on
-    /// (`torch.UntypedStorage.resize_`). What touches the elements of such a tensor meanwhile is an error.
+    /// Frees the memory of the storage, with 0 bytes, while the tensors over it stay; or allocates this many bytes again
+    /// (`torch.UntypedStorage.resize_`). Until then, operators that access the elements of such a tensor return an error.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if that is fewer bytes than before and not 0, or the memory is another library's or a graph's.
+    /// [`Error::is_invalid_argument`] if that is fewer bytes than before and not 0, or the memory belongs to another library or a
+    /// graph.
     #[track_caller]
     pub fn resize_storage(&self, bytes: u64) -> Result<()> {
         self.0.storage.resize(bytes, label_at("resize_", Location::caller()))
@@ -347,13 +353,13 @@ impl Tensor {
         Ok(self.detach().view_of_dtype(layout, DType::U8))
     }
 
-    /// Returns the storage, which views of it share.
+    /// Returns the storage, which the tensor shares with its views.
     pub(crate) fn storage(&self) -> &Arc<Storage> {
         &self.0.storage
     }
 
-    /// Returns the number of writes in place to the storage (`torch.Tensor._version`): of views and [detached](Self::detach) tensors, too, but
-    /// not of [`data`](Self::data).
+    /// Returns the number of writes in place to the storage (`torch.Tensor._version`): including those through views and
+    /// [detached](Self::detach) tensors, but not through [`data`](Self::data).
     pub fn version(&self) -> u32 {
         match &self.0.own_version {
             Some(own) => own.load(Ordering::Acquire),
@@ -372,8 +378,8 @@ impl Tensor {
         self.0.storage.note_write(self.0.own_version.as_deref());
     }
 
-    /// Sets the number of writes in place that are counted (`torch._C._autograd._unsafe_set_version_counter`): backward does not see those
-    /// that are no longer counted.
+    /// Sets the number of writes in place that are counted (`torch._C._autograd._unsafe_set_version_counter`): backward does not
+    /// notice writes that are no longer counted.
     pub fn set_version(&self, version: u32) {
         match &self.0.own_version {
             Some(own) => own.store(version, Ordering::Release),
@@ -381,29 +387,29 @@ impl Tensor {
         }
     }
 
-    /// Marks the storage as known to another library, which may write it without a word: nothing that was computed from it is taken
-    /// for what it holds later, such as the casts that autocast keeps. Call it when you hand the address out.
+    /// Marks the storage as known to another library, which may write it unnoticed: values that were computed from it, such as
+    /// the casts that autocast keeps, are no longer reused. Call it when you pass the address to other code.
     pub fn mark_exported(&self) {
         self.0.storage.mark_exported();
     }
 
-    /// Returns a number that is unique among the tensors that live.
+    /// Returns a number that is unique among live tensors.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 
-    /// Returns whether both are one tensor (`a is b`): clones share values, gradient and history.
+    /// Returns whether both are the same tensor (`a is b`): clones share values, gradient and history.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Returns whether it was made as a view of another tensor (`torch.Tensor._is_view`).
+    /// Returns whether the tensor was made as a view of another (`torch.Tensor._is_view`).
     pub fn is_view(&self) -> bool {
         self.0.autograd.view_of().is_some() && !self.is_inference()
     }
 
-    /// Returns the tensor that a view was made of, or that one was made of which was a view itself (`torch.Tensor._base`); `None` where the view
-    /// was made while nothing was recorded.
+    /// Returns the tensor that a view was made from, and for a view of a view the original tensor (`torch.Tensor._base`); `None`
+    /// if the view was made while nothing was recorded.
     pub fn base(&self) -> Option<Self> {
         match self.0.autograd.view_of() {
             Some(ViewOf::Base(base)) => Some(base.clone()),
@@ -424,14 +430,14 @@ impl Tensor {
         self.with_autograd(AutogradMeta::leaf(false))
     }
 
-    /// Returns what [`detach`](Self::detach) does, as the result of a function over the memory of its input.
+    /// Returns the tensor that [`detach`](Self::detach) returns, marked as the result of a function over the memory of its input.
     #[must_use]
     pub fn detached_view(&self) -> Self {
         self.with_autograd(AutogradMeta::view(ViewOf::Function))
     }
 
-    /// Returns a tensor over the same memory that is outside the autograd graph and has a version of its own (`torch.Tensor.data`): backward does not
-    /// notice what is written through it. [`detach`](Self::detach) is the safe way.
+    /// Returns a tensor over the same memory that is outside the autograd graph and has a version of its own
+    /// (`torch.Tensor.data`): backward does not notice writes through it. [`detach`](Self::detach) is the safe way.
     #[must_use]
     pub fn data(&self) -> Self {
         let own_version = Some(Arc::new(AtomicU32::new(self.version())));
@@ -446,7 +452,7 @@ impl Tensor {
     }
 
     /// Returns the gradient that [`backward`](Self::backward) has accumulated in this leaf, or in this result of an operator if
-    /// [`retain_grad`](Self::retain_grad) asked for it; `None` if there is none.
+    /// [`retain_grad`](Self::retain_grad) was called on it; `None` if there is none.
     pub fn grad(&self) -> Option<Self> {
         self.0.autograd.kept().get()
     }
@@ -492,7 +498,7 @@ impl Tensor {
         self.seen(self.layout().clone(), self.dtype(), autograd)
     }
 
-    /// Returns whether its memory was allocated in inference mode (`torch.Tensor.is_inference`).
+    /// Returns whether the tensor's memory was allocated in inference mode (`torch.Tensor.is_inference`).
     pub fn is_inference(&self) -> bool {
         self.0.storage.is_inference
     }
@@ -525,7 +531,7 @@ impl Tensor {
         self.with_autograd(self.0.autograd.with_edge(edge))
     }
 
-    /// Makes the tensor the result of a node of the autograd graph. Clones of it stay as they were.
+    /// Makes the tensor the result of a node of the autograd graph. Existing clones are not changed.
     pub(crate) fn join(&mut self, edge: Edge) {
         match Arc::get_mut(&mut self.0) {
             Some(state) => state.autograd.join(edge),
@@ -543,22 +549,23 @@ impl Tensor {
         self.seen(layout, self.dtype(), AutogradMeta::view(view_of))
     }
 
-    /// Returns a view of the tensor's memory as elements of another dtype. A write through it that gradients flow through is refused.
+    /// Returns a view of the tensor's memory as elements of another dtype. Writes through the view that gradients would flow
+    /// through are refused.
     pub(crate) fn view_of_dtype(&self, layout: Layout, dtype: DType) -> Self {
         self.seen(layout, dtype, AutogradMeta::view(ViewOf::Unrecorded))
     }
 
-    /// Sees the storage by another layout from now on, which lies within it: clones do, too.
+    /// Changes the layout, also of all clones. The new layout must lie within the storage.
     pub(crate) fn set_layout(&self, layout: Layout) {
         self.0.layouts.set(layout);
         self.bump_version();
     }
 
-    /// Gives the tensor another shape and strides, and its storage more memory where that does not suffice (`torch.Tensor.resize_`). Elements
-    /// stay where they are in memory; further ones are anything.
+    /// Gives the tensor another shape and strides, and its storage more memory if it has not enough (`torch.Tensor.resize_`).
+    /// Elements stay where they are in memory; additional ones are uninitialized.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it requires a gradient, or if its memory is another library's and too short.
+    /// [`Error::is_invalid_argument`] if it requires a gradient, or if its memory belongs to another library and is too small.
     pub(crate) fn resize(&self, shape: &[usize], strides: &[usize], label: Label) -> Result<()> {
         if self.requires_grad() && !is_inference() {
             return Err(Error::invalid("cannot resize variables that require grad"));
@@ -585,7 +592,7 @@ impl Tensor {
 
     // ---- Reading --------------------------------------------------------------------------------------------------
 
-    /// Copies the elements to the host, row-major. *Blocks* until they are there. `Bool` tensors are read as `bool` or `u8`.
+    /// Copies the elements to the host, row-major. *Blocks* until they have arrived. `Bool` tensors are read as `bool` or `u8`.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor's dtype is not that of `T`.
@@ -595,7 +602,7 @@ impl Tensor {
         in_call("to_vec", &[self], label.location, || self.read(label, None))
     }
 
-    /// Copies the elements to the host; `kind` is the obstacle that an audit reports for it, where it is not just a copy.
+    /// Copies the elements to the host; `kind` is the obstacle that an audit reports for it, if it is not just a copy.
     pub(crate) fn read<T: HostElement>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
         let readable =
             self.dtype() == T::TENSOR_DTYPE || (self.dtype() == DType::Bool && T::TENSOR_DTYPE == DType::U8);
@@ -618,7 +625,7 @@ impl Tensor {
         Ok(T::loaded(values))
     }
 
-    /// Copies the element of a tensor with one element to the host (`torch.Tensor.item`). *Blocks* until it is there.
+    /// Copies the element of a tensor with one element to the host (`torch.Tensor.item`). *Blocks* until it has arrived.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is not exactly one element, or the tensor's dtype is not that of `T`.
@@ -634,7 +641,7 @@ impl Tensor {
     }
 }
 
-/// Refuses a tensor whose storage has given its memory back.
+/// Refuses a tensor whose storage has freed its memory.
 #[inline]
 pub(crate) fn check_memory(tensor: &Tensor) -> Result<()> {
     if tensor.storage().is_given_back() { given_back(tensor) } else { Ok(()) }

@@ -1,9 +1,10 @@
-//! Tests of operators from samples: of the built-in ones, and of a program's own.
+//! Tests of operators from samples, for built-in operators and a program's own.
 //!
-//! [`check_operator`] takes calls of an operator and a function that computes the same in another way. It holds results against that
-//! function, with inputs as they are and with gaps between their elements; dtypes, shapes and strides against those on
-//! [`Device::meta`]; gradients against finite differences; and runs the calls on a simulated GPU that finds races and lifetime bugs.
-//! [`check_entry`] does so for an elementwise [`LoopOp`], from the samples and the reference of its entry.
+//! [`check_operator`] takes calls of an operator and a reference function that computes the same result in another way. It
+//! compares results with the reference, for contiguous inputs and inputs with gaps between their elements; dtypes, shapes and
+//! strides with those on [`Device::meta`]; and gradients with finite differences. It also runs the calls on a simulated GPU that
+//! finds races and lifetime bugs. [`check_entry`] does so for an elementwise [`LoopOp`], from the samples and the reference of
+//! its entry.
 //!
 //! ```
 //! use thalweg_ops::table;
@@ -21,19 +22,19 @@ use crate::autograd::{GradcheckOptions, gradcheck};
 use crate::dispatch::{DispatchKey, Operator, Value, find_operator};
 use crate::tensor::Tensor;
 
-/// The seeds of the simulated GPU that a sample is run under.
+/// The seeds of the simulated GPU under which each sample is run.
 const SEEDS: std::ops::Range<u64> = 0..2;
 
 /// The dtypes of floats in which an entry is checked.
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];
 
-/// Checks an operator with samples, each of which is the arguments of a call. The reference gets them with floats in f64, and gives the
-/// results; it is written without the operator. Inputs of f64 that require gradients have theirs checked against finite differences.
-/// *Blocks*.
+/// Checks an operator with samples, each of which is the arguments of a call. The reference takes them with floats in f64 and
+/// returns the results; it must not use the operator. Gradients of f64 inputs that require them are checked against finite
+/// differences. *Blocks*.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] that says what differs in which sample, or what the simulated GPU found; and the errors of the operator and
-/// the reference.
+/// [`Error::is_invalid_argument`] that names the difference and its sample, or reports a finding of the simulated GPU; and the
+/// errors of the operator and the reference.
 pub fn check_operator(
     operator: &'static Operator,
     samples: &[Vec<Value>],
@@ -110,7 +111,7 @@ pub fn check_entry(entry: &'static LoopOp) -> Result<()> {
     })
 }
 
-/// Returns the relative error that a dtype's arithmetic is allowed in a handful of operations.
+/// Returns the relative error that is allowed for a handful of operations in a dtype.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 4e-3,
@@ -126,7 +127,7 @@ fn call(operator: &'static Operator, arguments: &[Value]) -> Result<Vec<Tensor>>
     Ok(tensors(&results).cloned().collect())
 }
 
-/// Returns the tensors among values, those of lists too.
+/// Returns the tensors among values, including those in lists.
 fn tensors(values: &[Value]) -> impl Iterator<Item = &Tensor> {
     values.iter().flat_map(|value| -> Box<dyn Iterator<Item = &Tensor>> {
         match value {
@@ -138,7 +139,7 @@ fn tensors(values: &[Value]) -> impl Iterator<Item = &Tensor> {
     })
 }
 
-/// Returns values with another tensor in place of each.
+/// Returns the values with each tensor replaced by the result of a function.
 fn mapped(values: &[Value], change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<Value>> {
     let change = &change;
     let map = |value: &Value| {
@@ -155,7 +156,7 @@ fn mapped(values: &[Value], change: impl Fn(&Tensor) -> Result<Tensor>) -> Resul
     values.iter().map(map).collect()
 }
 
-/// Returns a tensor's elements as every other one of a tensor that is twice as long.
+/// Returns a tensor's elements as every second element of a tensor that is twice as long.
 fn spread(tensor: &Tensor) -> Result<Tensor> {
     Tensor::stack(&[tensor.detach(), tensor.detach()], -1)?.select(-1, 0)
 }
@@ -165,7 +166,7 @@ fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
     tensor.detach().to_dtype(DType::F64)?.to_vec()
 }
 
-/// Compares results with those that are expected.
+/// Compares results with the expected ones.
 fn compare(found: &[Tensor], expected: &[Tensor], tolerance: f64) -> Result<()> {
     if found.len() != expected.len() {
         return Err(Error::invalid(format!("{} results, the reference has {}", found.len(), expected.len())));
@@ -207,7 +208,7 @@ fn compare_with_meta(operator: &'static Operator, sample: &[Value], results: &[T
     }
 }
 
-/// Checks the gradients of results by the inputs of f64 that require them.
+/// Checks the gradients of results with respect to the f64 inputs that require them.
 fn check_gradients(operator: &'static Operator, sample: &[Value], results: &[Tensor]) -> Result<()> {
     let inputs: Vec<Tensor> = tensors(sample).cloned().collect();
     let are_wide = inputs.iter().all(|input| !input.requires_grad() || input.dtype() == DType::F64);

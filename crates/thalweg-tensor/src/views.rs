@@ -1,4 +1,4 @@
-//! Views: other layouts over the same storage. They copy nothing and launch nothing.
+//! Views: other layouts over the same storage. Making a view copies nothing and launches nothing.
 
 use std::panic::Location;
 
@@ -31,7 +31,7 @@ impl Tensor {
         })
     }
 
-    /// Swaps two dimensions (`torch.transpose`); negative ones are counted from the end.
+    /// Swaps two dimensions (`torch.transpose`); negative numbers are counted from the end.
     #[track_caller]
     pub fn transpose(&self, a: i64, b: i64) -> Result<Self> {
         in_call("transpose", &[self], Location::caller(), || {
@@ -41,7 +41,7 @@ impl Tensor {
         })
     }
 
-    /// Narrows a dimension to the `length` places from `start` on (`torch.narrow`).
+    /// Narrows a dimension to the `length` indices from `start` on (`torch.narrow`).
     #[track_caller]
     pub fn narrow(&self, dimension: i64, start: usize, length: usize) -> Result<Self> {
         in_call("narrow", &[self], Location::caller(), || {
@@ -56,7 +56,7 @@ impl Tensor {
         })
     }
 
-    /// Selects one place of a dimension, and removes that dimension (`torch.select`).
+    /// Selects one index of a dimension, and removes that dimension (`torch.select`).
     #[track_caller]
     pub fn select(&self, dimension: i64, index: usize) -> Result<Self> {
         in_call("select", &[self], Location::caller(), || {
@@ -72,7 +72,7 @@ impl Tensor {
         })
     }
 
-    /// Returns a view of each place of a dimension, without that dimension (`torch.unbind`).
+    /// Returns a view per index of a dimension, without that dimension (`torch.unbind`).
     #[track_caller]
     pub fn unbind(&self, dimension: i64) -> Result<Vec<Self>> {
         in_call("unbind", &[self], Location::caller(), || {
@@ -85,7 +85,7 @@ impl Tensor {
         })
     }
 
-    /// Iterates over the places of the first dimension (`for place in tensor`), each a view without that dimension.
+    /// Iterates over the indices of the first dimension (`for place in tensor`), each a view without that dimension.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor has no dimension.
@@ -99,7 +99,8 @@ impl Tensor {
         })
     }
 
-    /// Inserts a dimension of extent 1 (`torch.unsqueeze`); a negative place is counted from the end, −1 being behind the last.
+    /// Inserts a dimension of extent 1 (`torch.unsqueeze`); a negative position is counted from the end, −1 being after the last
+    /// dimension.
     #[track_caller]
     pub fn unsqueeze(&self, dimension: i64) -> Result<Self> {
         in_call("unsqueeze", &[self], Location::caller(), || {
@@ -127,21 +128,21 @@ impl Tensor {
         })
     }
 
-    /// Broadcasts to a shape without copying (`torch.Tensor.expand`), in which −1 leaves an extent as it is: the result cannot be written in
-    /// place.
+    /// Broadcasts to a shape without copying (`torch.Tensor.expand`), in which −1 keeps an extent. The result cannot be written
+    /// in place.
     #[track_caller]
     pub fn expand(&self, shape: impl Sizes) -> Result<Self> {
         in_call("expand", &[self], Location::caller(), || expand(self, &shape.sizes()))
     }
 
-    /// Broadcasts to a shape, as [`expand`](Self::expand).
+    /// Broadcasts to a shape, like [`expand`](Self::expand).
     pub(crate) fn expanded(&self, shape: &[usize]) -> Result<Self> {
         let layout = self.layout().expand(shape)?;
         Ok(self.seen_as(layout, || ViewBackward::Expand(self.shape().into())))
     }
 
-    /// Returns the elements, row-major, in another shape, in which one extent may be −1, for what the others leave (`torch.reshape`): a view
-    /// where the strides allow it, else a copy.
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1 to be computed from the others
+    /// (`torch.reshape`): a view if the strides allow it, else a copy.
     #[track_caller]
     pub fn reshape(&self, shape: impl Sizes) -> Result<Self> {
         in_call("reshape", &[self], Location::caller(), || {
@@ -149,7 +150,7 @@ impl Tensor {
         })
     }
 
-    /// Returns the elements in another shape, as [`reshape`](Self::reshape).
+    /// Returns the elements in another shape, like [`reshape`](Self::reshape).
     pub(crate) fn reshaped(&self, shape: &[usize]) -> Result<Self> {
         match self.layout().reshape(shape)? {
             Some(layout) => Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into()))),
@@ -157,8 +158,8 @@ impl Tensor {
         }
     }
 
-    /// Returns the elements, row-major, in another shape, in which one extent may be −1 (`torch.Tensor.view`): [`reshape`](Self::reshape) that
-    /// never copies.
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1 (`torch.Tensor.view`): like
+    /// [`reshape`](Self::reshape), but never a copy.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the strides do not allow it, or the sizes do not fit.

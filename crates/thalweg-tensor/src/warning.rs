@@ -1,13 +1,14 @@
-//! Warnings: texts that say what a call did that is seldom wanted, for the user of a program.
+//! Warnings: messages to the user of a program about effects of a call that are rarely intended.
 
 use std::sync::{PoisonError, RwLock};
 
-/// A function that hands a warning on.
+/// A function that receives warnings.
 type Handler = Box<dyn Fn(&str) + Send + Sync>;
 
 static HANDLER: RwLock<Option<Handler>> = RwLock::new(None);
 
-/// Lets a function have each warning, on the thread that warns; without one, warnings are written to the standard error.
+/// Sets the function that receives each warning, on the thread that warns. Without one, warnings are written to the standard
+/// error.
 pub fn set_warning_handler(handler: impl Fn(&str) + Send + Sync + 'static) {
     *HANDLER.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(handler));
 }

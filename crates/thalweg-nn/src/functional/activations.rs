@@ -24,7 +24,7 @@ pub fn softmin(input: &Tensor, dim: i64) -> Result<Tensor> {
     in_call("softmin", &[input], Location::caller(), || input.neg()?.softmax(dim))
 }
 
-/// Returns samples of the distribution of Gumbel and softmax along a dimension, drawn from the device's default generator
+/// Returns samples of the Gumbel-softmax distribution along a dimension, drawn from the device's default generator
 /// (`torch.nn.functional.gumbel_softmax`). With `hard` they are one-hot, and the gradient is that of the soft ones.
 ///
 /// # Errors

@@ -1,4 +1,5 @@
-//! Attention: fused where [`thalweg_tensor::sdp`] says so, else two batched matrix products around one kernel for scale, mask and softmax.
+//! Attention: fused if [`thalweg_tensor::sdp`] selects a fused backend, else two batched matrix products around one kernel for
+//! scale, mask and softmax.
 
 use std::panic::Location;
 
@@ -18,16 +19,17 @@ use thalweg_tensor::sdp::{
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionOptions<'a> {
-    /// Truth values of what takes part, or numbers to add to the scaled scores: broadcast to (…, queries, keys).
+    /// The mask, broadcast to (…, queries, keys): truth values, true where a query sees a key, or numbers to add to the scaled
+    /// scores.
     pub attn_mask: Option<&'a Tensor>,
-    /// Whether a query sees only the keys up to its own place. Not together with a mask.
+    /// Whether a query sees only the keys up to its own position. Cannot be combined with a mask.
     pub is_causal: bool,
     /// The factor of the scores; 1/√features by default.
     pub scale: Option<f64>,
-    /// Whether equally many heads of queries share each head of keys and values: (…, heads, queries, features) and (…, fewer heads,
-    /// keys, features).
+    /// Whether equal numbers of query heads share each head of keys and values: (…, heads, queries, features) and (…, fewer
+    /// heads, keys, features).
     pub enable_gqa: bool,
-    /// The probability with which a weight is dropped, and the numbers by which it is.
+    /// The probability with which a weight is dropped, and the generator for it.
     pub dropout: Option<(f64, &'a DeviceGenerator)>,
 }
 
@@ -36,8 +38,8 @@ pub struct AttentionOptions<'a> {
 /// features), where kv_heads divides heads, caches (batch, kv_heads, keys, features), position one int64 in device memory. A position out of
 /// range writes nothing.
 ///
-/// It is one kernel of float32, float16 and bfloat16 with heads of up to 128 features in a multiple of 16 bytes, where nothing needs a
-/// gradient; else [`Tensor::index_copy_`] twice, a mask, and attention.
+/// This is one kernel for float32, float16 and bfloat16 with heads of up to 128 features in a multiple of 16 bytes, if nothing
+/// requires a gradient; otherwise it is [`Tensor::index_copy_`] twice, a mask, and attention.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
@@ -100,9 +102,9 @@ fn check_cache([query, key, value]: [&Tensor; 3], caches: [&Tensor; 2], position
 }
 
 /// Returns softmax(scale · query · keyᵀ + mask) · value (`torch.nn.functional.scaled_dot_product_attention`): query (…, queries,
-/// features), key (…, keys, features), value (…, keys, result features). A query whose keys are all masked gives zeros. Without
-/// features all scores are 0 whatever the scale, and the result is the mean of the values: so does PyTorch's composition of
-/// operators (`SDPBackend.MATH`), which scales queries and keys before their product; its fused kernels may give NaN.
+/// features), key (…, keys, features), value (…, keys, result features). A query whose keys are all masked results in zeros.
+/// Without features all scores are 0 for any scale, and the result is the mean of the values, as in PyTorch's composition of
+/// operators (`SDPBackend.MATH`), which scales queries and keys before their product; PyTorch's fused kernels may return NaN.
 #[track_caller]
 pub fn scaled_dot_product_attention(
     query: &Tensor,
@@ -145,7 +147,7 @@ pub fn scaled_dot_product_attention(
     })
 }
 
-/// Returns keys or values with as many heads as queries have, each head repeated.
+/// Returns keys or values with each head repeated, so that there are as many heads as for queries.
 fn share_heads(tensor: &Tensor, query: &Tensor) -> Result<Tensor> {
     let (rank, heads) = (tensor.rank(), |tensor: &Tensor| tensor.size(-3));
     if rank < 3 || query.rank() < 3 {
@@ -164,9 +166,9 @@ fn share_heads(tensor: &Tensor, query: &Tensor) -> Result<Tensor> {
     tensor.repeat_interleave((wanted / found) as i64, Some(rank as i64 - 3))
 }
 
-/// Computes self-attention whose queries, keys and values lie packed: (tokens, heads, 3, features) to (tokens, heads, features), with scale
-/// 1/√features. As [`scaled_dot_product_attention`] of the three parts; but nothing is copied, since the products read the parts
-/// where they lie and write their gradients into one packed tensor.
+/// Computes self-attention of packed queries, keys and values: (tokens, heads, 3, features) to (tokens, heads, features), with
+/// scale 1/√features. The result is that of [`scaled_dot_product_attention`] of the three parts, but nothing is copied, since the
+/// products read the parts in place and write their gradients into one packed tensor.
 #[track_caller]
 pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     let location = Location::caller();
@@ -181,7 +183,7 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     })
 }
 
-/// Returns 1/√features. Without features all scores are 0, whatever the scale.
+/// Returns 1/√features. Without features all scores are 0, for any scale.
 fn default_scale(features: usize) -> f64 {
     (features.max(1) as f64).sqrt().recip()
 }

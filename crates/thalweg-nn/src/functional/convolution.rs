@@ -13,13 +13,13 @@ use super::{call, int, of_axes};
 /// The options of a convolution over some axes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConvOptions<const AXES: usize> {
-    /// The way from one window to the next.
+    /// The distance from one window to the next.
     pub stride: [usize; AXES],
-    /// The width of the border of zeros.
+    /// The width of the zero padding.
     pub padding: [usize; AXES],
-    /// The way from one element of the kernel to the next.
+    /// The distance from one element of the kernel to the next.
     pub dilation: [usize; AXES],
-    /// The number of parts that the channels fall into, each of which sees only itself.
+    /// The number of groups of channels, which are convolved independently.
     pub groups: usize,
 }
 
@@ -45,8 +45,8 @@ pub fn conv1d(
 
 /// Returns the convolution of images (batch, in, height, width) with a weight (out, in / groups, height, width), plus a bias (out).
 ///
-/// It is a call of cuDNN where a GPU has it and on the simulator; else, and of other dtypes than f32, f16 and bf16, a matrix product over the windows as
-/// columns.
+/// This is a call of cuDNN if a GPU has it, and on the simulator; otherwise, and for dtypes other than f32, f16 and bf16, it is a
+/// matrix product with the windows as columns.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
@@ -97,8 +97,8 @@ pub fn conv<const AXES: usize>(
     })
 }
 
-/// Returns the transpose of a convolution over one to three axes: input (batch, in, …) or (in, …), weight (in, out / groups, …), bias
-/// (out). `output_padding` lengthens each axis of the result.
+/// Returns the transpose of a convolution over one to three axes: input (batch, in, …) or (in, …), weight (in, out / groups, …),
+/// bias (out). `output_padding` extends each axis of the result.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
@@ -119,7 +119,7 @@ pub fn conv_transpose<const AXES: usize>(
     call(of_axes::<AXES>(names)?, &arguments, Location::caller())
 }
 
-/// Transposes of convolutions by PyTorch's names.
+/// Transposed convolutions, with PyTorch's names.
 macro_rules! transposes {
     ($($name:ident($axes:literal, $of:literal);)*) => {$(
         #[doc = concat!("Returns the transpose of a convolution of ", $of, ": [`conv_transpose`].")]

@@ -12,13 +12,14 @@ use thalweg_tensor::norm_linear::NormLinear;
 
 use super::{cached_attention, embedding, linear_add, norm_linear};
 
-/// Returns what the layers of a decoder in GPT-2's form make of one token: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))` for
-/// each, where attention writes the token's keys and values at `position` into the layer's caches and sees those up to there. Result (1, features), input
-/// as [`DecoderInput`] says, position one int64 in device memory, the layers' tensors as [`DecoderLayer`] says, GELU by its formula with tanh.
+/// Returns the result of the layers of a decoder in GPT-2's form for one token: `x += out(attention(qkv(norm(x))))`, `x +=
+/// contract(gelu(expand(norm(x))))` for each, where attention writes the token's keys and values at `position` into the layer's
+/// caches and sees those up to that position. The result is (1, features), the input a [`DecoderInput`], the position one int64
+/// in device memory, each layer a [`DecoderLayer`], and GELU uses the tanh formula.
 ///
-/// Layers of float16 and bfloat16 without a gradient are one kernel on GPUs from compute capability 9.0 on, if the weights of a layer fit into the shared
-/// memory of its blocks, as GPT-2's with 124 million parameters do; the sum of the layers is float32 in it. Else a layer is [`norm_linear`],
-/// [`cached_attention`] and [`linear_add`]. Asynchronous.
+/// Layers of float16 and bfloat16 without a gradient are one kernel on GPUs from compute capability 9.0 on, if the weights of a
+/// layer fit into the shared memory of its blocks, as those of GPT-2 with 124 million parameters do; the kernel keeps the sum of
+/// the layers in float32. Otherwise a layer is [`norm_linear`], [`cached_attention`] and [`linear_add`]. Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
@@ -39,7 +40,7 @@ pub fn decoder_layers(
     })
 }
 
-/// Returns the row that layers take.
+/// Returns the input row of the layers.
 pub(crate) fn embedded(input: DecoderInput<'_>, position: &Tensor) -> Result<Tensor> {
     match input {
         DecoderInput::Row(row) => Ok(row.clone()),
@@ -50,7 +51,7 @@ pub(crate) fn embedded(input: DecoderInput<'_>, position: &Tensor) -> Result<Ten
     }
 }
 
-/// Returns what attention over the caches makes of queries, keys and values in one row, (1, features).
+/// Returns attention over the caches for queries, keys and values in one row, (1, features).
 pub(crate) fn attended(packed: &Tensor, caches: [&Tensor; 2], position: &Tensor) -> Result<Tensor> {
     let [heads, width] = [1, 3].map(|dimension| caches[0].shape()[dimension]);
     let parts = packed.reshape(&[3, 1, heads, 1, width])?;
@@ -58,10 +59,10 @@ pub(crate) fn attended(packed: &Tensor, caches: [&Tensor; 2], position: &Tensor)
     cached_attention([&query?, &key?, &value?], caches, position, None)?.reshape(&[1, heads * width])
 }
 
-/// Makes the likeliest token the one that a decoder reads next, in place: `token = argmax(norm(input) · weightᵀ)`, `position += 1`, `history[position] = token`. Input
-/// (1, features), `parts` without bias, GELU and addend. One kernel, which stores no scores, for contiguous tensors of float16 and bfloat16 with a multiple of 32
-/// features up to 4,096; else [`norm_linear`], [`Tensor::argmax`] and the rest. A position behind the history is reported at the next synchronization.
-/// Asynchronous.
+/// Makes the likeliest token the next one that a decoder reads, in place: `token = argmax(norm(input) · weightᵀ)`, `position +=
+/// 1`, `history[position] = token`. Input (1, features), `parts` without bias, GELU and addend. One kernel, which stores no
+/// scores, for contiguous tensors of float16 and bfloat16 with a multiple of 32 features up to 4,096; else [`norm_linear`],
+/// [`Tensor::argmax`] and the rest. A position behind the history is reported at the next synchronization. Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
@@ -77,7 +78,8 @@ pub fn next_token_(input: &Tensor, parts: &NormLinear<'_>, state: DecoderState<'
     })
 }
 
-/// Makes a token, one int64, the next one, in place. A position behind the history is reported at the next synchronization.
+/// Makes a token, one int64, the next one, in place. A position past the end of the history is reported at the next
+/// synchronization.
 pub(crate) fn follow(found: &Tensor, state: DecoderState<'_>) -> Result<()> {
     let DecoderState { token, position, history, .. } = state;
     token.copy_(&found.reshape(token.shape())?)?;
@@ -85,7 +87,7 @@ pub(crate) fn follow(found: &Tensor, state: DecoderState<'_>) -> Result<()> {
     history.index_copy_(0, position, token)
 }
 
-/// Returns what a layer makes of a row, operator by operator.
+/// Returns the result of a layer for a row, computed operator by operator.
 fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f64) -> Result<Tensor> {
     let keys = layer.caches[0];
     let (&[1, heads, _, width], &[1, features]) = (keys.shape(), input.shape()) else {

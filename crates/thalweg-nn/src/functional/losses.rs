@@ -12,17 +12,17 @@ use thalweg_tensor::dispatch::Argument;
 /// The way in which the losses of all rows are reduced.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Reduction {
-    /// They are the result.
+    /// The losses are returned unreduced.
     None,
-    /// Their sum over the number of rows whose class is not ignored; NaN where all are.
+    /// The sum of the losses divided by the number of rows whose class is not ignored; NaN if all are.
     #[default]
     Mean,
-    /// Their sum.
+    /// The sum of the losses.
     Sum,
 }
 
 impl Reduction {
-    /// Returns losses as this reduction of them.
+    /// Returns the reduction of losses.
     ///
     /// # Errors
     /// Those of the reduction.
@@ -37,7 +37,7 @@ impl Reduction {
 }
 
 impl From<Reduction> for Argument<'_> {
-    /// Returns the number by which ATen's operators know it.
+    /// Returns the number of the reduction in ATen's operators.
     fn from(reduction: Reduction) -> Self {
         Self::Int(match reduction {
             Reduction::None => 0,
@@ -50,9 +50,9 @@ impl From<Reduction> for Argument<'_> {
 /// The options of a loss over classes, with PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ClassLossOptions {
-    /// A class whose rows have loss 0 and do not count in the mean.
+    /// The class whose rows have loss 0 and are ignored in the mean.
     pub ignore_index: i64,
-    /// The part of a target, from 0 to 1, that is spread evenly over all classes. Only cross entropy takes it.
+    /// The fraction of a target, from 0 to 1, that is spread evenly over all classes. Only cross entropy uses it.
     pub label_smoothing: f64,
     /// The reduction of the losses.
     pub reduction: Reduction,
@@ -64,16 +64,17 @@ impl Default for ClassLossOptions {
     }
 }
 
-/// Returns [`cross_entropy_with`] PyTorch's defaults: the mean over the rows of −log softmax(input) at the row's class.
+/// Returns the result of [`cross_entropy_with`] for PyTorch's defaults: the mean over the rows of −log softmax(input) at the
+/// row's class.
 #[track_caller]
 pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     cross_entropy_with(input, target, ClassLossOptions::default())
 }
 
-/// Returns −log softmax(input) at the class of each row: input (classes), (rows, classes) or (rows, classes, …), target () or (rows, …)
-/// of i64; or −Σ target · log softmax(input), where the target has the input's shape and gives every class a probability. One kernel for
-/// classes, and one for the mean. In a region of [`autocast`](thalweg_tensor::autocast) the result is f32. A class out of range makes it NaN,
-/// and is an error at the next wait for the device.
+/// Returns −log softmax(input) at the class of each row: input (classes), (rows, classes) or (rows, classes, …), target () or
+/// (rows, …) of i64; or −Σ target · log softmax(input), where the target has the input's shape and assigns every class a
+/// probability. This takes one kernel for classes, and one for the mean. In a region of [`autocast`](thalweg_tensor::autocast)
+/// the result is f32. If a class is out of range, the result is NaN, and the next wait for the device returns an error.
 #[track_caller]
 pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
     let location = Location::caller();
@@ -107,9 +108,9 @@ pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossO
     })
 }
 
-/// Returns half of the square of the distance over the variance, plus half of the variance's logarithm (`torch.nn.functional.gaussian_nll_loss`):
-/// variances are of the input's shape, of that with a last extent of 1, or without the last dimension, and at least `eps`; they get no gradient below
-/// it. `full` adds half of ln 2π.
+/// Returns half of the squared distance divided by the variance, plus half of the variance's logarithm
+/// (`torch.nn.functional.gaussian_nll_loss`). Variances have the input's shape, that shape with a last extent of 1, or without
+/// the last dimension. They are at least `eps`, and have no gradient below it. `full` adds half of ln 2π.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -126,7 +127,7 @@ pub fn gaussian_nll_loss(
         let is_without_last =
             variance.rank() + 1 == input.rank() && input.shape().starts_with(variance.shape());
         let variance = if is_without_last { variance.unsqueeze(-1)? } else { variance.clone() };
-        // The limit holds for the value, and the gradient passes by it.
+        // The limit applies to the value only; the gradient is not affected by it.
         let missing = variance.detach().clamp_min(eps)?.sub(&variance.detach())?;
         let variance = variance.add(&missing)?;
         let mut loss = input.sub(target)?.square()?.div(&variance)?.add(&variance.log()?)?.mul_scalar(0.5)?;
@@ -157,9 +158,9 @@ pub fn multilabel_soft_margin_loss(
     })
 }
 
-/// Returns max(0, margin + distance to the positive − distance to the negative), by any distance
-/// (`torch.nn.functional.triplet_margin_with_distance_loss`). With `swap` the distance from the positive to the negative counts where it is the
-/// smaller one.
+/// Returns max(0, margin + distance to the positive − distance to the negative), with any distance function
+/// (`torch.nn.functional.triplet_margin_with_distance_loss`). With `swap` the distance from the positive to the negative is used
+/// if it is smaller.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the margin is not above 0; those of the distance.

@@ -38,7 +38,7 @@ pub(crate) fn call(
     Ok(call_all(operator, arguments, location)?.swap_remove(0))
 }
 
-/// Returns the operator for so many axes, of one name for each number of axes from 1 to 3.
+/// Returns the operator for a number of axes, from one name per number of axes from 1 to 3.
 pub(crate) fn of_axes<const AXES: usize>(names: [&str; 3]) -> Result<&'static Operator> {
     match AXES.checked_sub(1).and_then(|axis| names.get(axis)) {
         Some(name) => find_operator(name),
@@ -85,7 +85,7 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
     affine(input, weight, bias, None, Location::caller())
 }
 
-/// Returns [`linear`] plus an addend of its result's shape, (…, out): a layer with the residual connection behind it, in one kernel where
+/// Returns [`linear`] plus an addend of its result's shape, (…, out): a layer followed by a residual connection, in one kernel if
 /// the layer is small.
 #[track_caller]
 pub fn linear_add(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, addend: &Tensor) -> Result<Tensor> {
@@ -116,16 +116,17 @@ pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<
     })
 }
 
-/// Returns `gelu_tanh(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`: input (…, in), weights (hidden, in) and (out, hidden), biases (hidden) and
-/// (out). The feed-forward part of a transformer's block, as [`linear`], `gelu(approximate='tanh')` and [`linear`] compute it; of floats of 16 bits, those
-/// of autocast among them, cuBLASLt takes GELU, and multiplies by its derivative, while it stores the products.
+/// Returns `gelu_tanh(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`: input (…, in), weights (hidden, in) and (out, hidden),
+/// biases (hidden) and (out). The feed-forward part of a transformer's block, equivalent to [`linear`],
+/// `gelu(approximate='tanh')` and [`linear`]. For 16-bit floats, including those of autocast, cuBLASLt applies GELU, and
+/// multiplies by its derivative, while it stores the products.
 #[track_caller]
 pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
     mlp("gelu_mlp", (input, weights, biases), Activation::Gelu, Location::caller())
 }
 
-/// Returns `relu(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`, with the shapes of [`gelu_mlp`] and as it says: the library takes what is above 0, and keeps a
-/// bit per element for the gradient, while it stores the products.
+/// Returns `relu(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`, with the shapes and fusion of [`gelu_mlp`]: the library applies
+/// ReLU, and keeps a bit per element for the gradient, while it stores the products.
 #[track_caller]
 pub fn relu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
     mlp("relu_mlp", (input, weights, biases), Activation::Relu, Location::caller())
@@ -157,8 +158,9 @@ fn mlp(
     })
 }
 
-/// Returns `act(layer_norm(input) · weightᵀ + bias) + addend`: input (…, in), norm and weight as [`NormLinear`] says, the result (…, out). Up to four rows
-/// without a gradient, as in a step of a decoder, take one kernel; else it is [`layer_norm`], [`linear`], `gelu(approximate='tanh')` and a sum.
+/// Returns `act(layer_norm(input) · weightᵀ + bias) + addend`: input (…, in), norm and weight as documented in [`NormLinear`],
+/// the result (…, out). Up to four rows without a gradient, as in a step of a decoder, take one kernel; otherwise it is
+/// [`layer_norm`], [`linear`], `gelu(approximate='tanh')` and a sum.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the shapes or dtypes do not fit; those of the allocation and the launch.
@@ -184,7 +186,7 @@ pub fn norm_linear(input: &Tensor, parts: &NormLinear<'_>) -> Result<Tensor> {
     })
 }
 
-/// Returns [`norm_linear`] by one kernel, if it is one.
+/// Returns the result of [`norm_linear`] by one kernel, if one kernel can compute it.
 fn in_rows(
     input: &Tensor,
     parts: &NormLinear<'_>,
@@ -237,11 +239,11 @@ fn affine(
 /// The options of a pooling.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolOptions {
-    /// From one window to the next, in y and in x: the kernel where it is not said.
+    /// The distance from one window to the next, in y and in x: by default the extents of the kernel.
     pub stride: Option<[usize; 2]>,
     /// The width of the border around the image, whose elements are never the greatest: at most half of the kernel.
     pub padding: usize,
-    /// From one element of the kernel to the next.
+    /// The distance from one element of the kernel to the next.
     pub dilation: usize,
 }
 
@@ -274,10 +276,10 @@ fn int(number: usize) -> Result<Argument<'static>> {
     i64::try_from(number).map(Argument::Int).map_err(|_| Error::invalid(format!("{number} is not below 2⁶³")))
 }
 
-/// Returns the rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
-/// of a row is the sum over the places that read it, in their order, so that it repeats its bits; each index is compared with
-/// each. The row `padding_idx` (a negative one is counted from the end) gets no
-/// gradient. An index out of range reads NaN, or 0 of a weight of integers, and is an error at the next wait for the device.
+/// Returns the rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The
+/// gradient of a row is the sum over the indices that read it, in order, so that its bits are reproducible; each index is
+/// compared with every other. The row `padding_idx` (counted from the end if negative) has no gradient. An index out of range
+/// reads NaN, or 0 from an integer weight, and the next wait for the device returns an error.
 #[track_caller]
 pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) -> Result<Tensor> {
     let location = Location::caller();
@@ -299,7 +301,7 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) ->
 }
 
 /// Sets each element of a floating-point tensor to 0 with probability `p` and divides the others by 1 − p
-/// (`torch.nn.functional.dropout`). Where `training` is false it is the input itself.
+/// (`torch.nn.functional.dropout`). If `training` is false, returns the input itself.
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerator) -> Result<Tensor> {
     in_call("dropout", &[input], Location::caller(), || {

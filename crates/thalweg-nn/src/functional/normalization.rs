@@ -11,8 +11,8 @@ use thalweg_tensor::{Tensor, Tensors};
 
 use super::operator;
 
-/// Returns [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
-/// results then meet in the kernel of the layer's gradient, and not in an addition of their own.
+/// Returns the result of [`layer_norm`] with weight and bias, and the input itself for the residual connection around it. The
+/// kernel of the layer's gradient then adds the gradients of both results, instead of a separate addition.
 #[track_caller]
 pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 2]> {
     let location = Location::caller();
@@ -25,9 +25,10 @@ pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: 
     })
 }
 
-/// Adds a branch to an input, and normalizes the sum with weight and bias: a residual connection and the layer behind it, in one kernel
-/// forward, and in one, beside that of the parameters, backward. Returns the normalized rows and the sum. Where the input is f32, the branch
-/// may be of 16 bits; in an autocast region the normalized rows then have the region's dtype, as the product behind them would ask for.
+/// Adds a branch to an input, and normalizes the sum with weight and bias: a residual connection and the layer norm after it, in
+/// one kernel forward, and in one kernel, plus one for the parameters, backward. Returns the normalized rows and the sum. If the
+/// input is f32, the branch may have 16 bits; in an autocast region the normalized rows then have the region's dtype, as the
+/// product after them requires.
 #[track_caller]
 pub fn add_layer_norm(
     input: &Tensor,
@@ -48,7 +49,7 @@ pub fn add_layer_norm(
 
 /// The rows that are normalized.
 struct Rows {
-    /// The numbers of a row.
+    /// The number of elements of a row.
     count: usize,
     epsilon: f64,
     /// The dimensions of a row.
@@ -98,7 +99,7 @@ impl Rows {
 }
 
 /// Normalizes over the last dimensions, which are `normalized_shape`, to mean 0 and variance 1; then multiplies by the weight and
-/// adds the bias (`torch.nn.functional.layer_norm`, whose default of `epsilon` is 1e-5). Statistics of 16-bit floats are taken
+/// adds the bias (`torch.nn.functional.layer_norm`, whose default of `epsilon` is 1e-5). Statistics of 16-bit floats are computed
 /// in f32.
 #[track_caller]
 pub fn layer_norm(
@@ -150,8 +151,8 @@ pub fn local_response_norm(input: &Tensor, size: usize, alpha: f64, beta: f64, k
     })
 }
 
-/// Divides by the norm along a dimension, or by `eps` where that is greater (`torch.nn.functional.normalize`, whose defaults are p 2, dim 1 and eps
-/// 1e-12).
+/// Divides by the norm along a dimension, or by `eps` if that is greater (`torch.nn.functional.normalize`, whose defaults are p
+/// 2, dim 1 and eps 1e-12).
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.

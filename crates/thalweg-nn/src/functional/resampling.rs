@@ -1,4 +1,4 @@
-//! Images at other places: another size, the points of a grid, windows and what is left of them.
+//! Resampled images: another size, the points of a grid, windows as columns and their sums.
 
 use std::panic::Location;
 
@@ -10,25 +10,25 @@ use thalweg_tensor::{Sizes, Tensor};
 
 use super::{call, operator};
 
-/// The way in which the elements of a larger or smaller image are found.
+/// The way in which the elements of a larger or smaller image are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UpsampleMode {
-    /// The nearest element in front (`nearest`).
+    /// The nearest preceding element (`nearest`).
     #[default]
     Nearest,
     /// The nearest element (`nearest-exact`).
     NearestExact,
     /// Linear along all axes (`linear`, `bilinear`, `trilinear`).
     Linear {
-        /// Whether the outermost elements' centres lie upon each other.
+        /// Whether the centres of the outermost elements are aligned.
         align_corners: bool,
     },
     /// Cubic along both axes of an image (`bicubic`).
     Bicubic {
-        /// Whether the outermost elements' centres lie upon each other.
+        /// Whether the centres of the outermost elements are aligned.
         align_corners: bool,
     },
-    /// The mean of what a new element covers (`area`).
+    /// The mean of the elements that a new element covers (`area`).
     Area,
 }
 
@@ -39,16 +39,17 @@ pub struct InterpolateOptions<'a> {
     pub size: Option<&'a [usize]>,
     /// The factors, or one for all axes.
     pub scale_factor: Option<&'a [f64]>,
-    /// The way in which elements are found.
+    /// The way in which elements are computed.
     pub mode: UpsampleMode,
-    /// Whether a smaller image is made of all elements of a linear or bicubic one, and not of the nearest ones alone.
+    /// Whether all elements contribute to a smaller image by linear or cubic interpolation, instead of only the nearest ones.
     pub antialias: bool,
 }
 
 /// Returns images (batch, channels, …) of one to three axes in another size (`torch.nn.functional.interpolate`).
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the input has another number of axes, the mode is not one for so many, or not exactly one of size and factors is given.
+/// [`Error::is_invalid_argument`] if the number of axes is not supported, or not by the mode, or if not exactly one of size and
+/// factors is given.
 #[track_caller]
 pub fn interpolate(input: &Tensor, options: InterpolateOptions<'_>) -> Result<Tensor> {
     let location = Location::caller();
@@ -83,7 +84,7 @@ pub fn interpolate(input: &Tensor, options: InterpolateOptions<'_>) -> Result<Te
     })
 }
 
-/// Returns the operator of a mode for so many axes, and whether it aligns corners, if it takes that.
+/// Returns the operator of a mode for a number of axes, and whether it aligns corners, if it has that option.
 fn resizing(mode: UpsampleMode, axes: usize, antialias: bool) -> Result<(&'static Operator, Option<bool>)> {
     let (names, corners) = match mode {
         UpsampleMode::Nearest => {
@@ -120,7 +121,7 @@ fn resizing(mode: UpsampleMode, axes: usize, antialias: bool) -> Result<(&'stati
     }
 }
 
-/// The way in which [`grid_sample`] finds elements between places.
+/// The way in which [`grid_sample`] computes elements between pixels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GridSampleMode {
     /// Linear along all axes (`bilinear`).
@@ -132,19 +133,19 @@ pub enum GridSampleMode {
     Bicubic,
 }
 
-/// The elements of [`grid_sample`] at places outside of the image.
+/// The elements of [`grid_sample`] outside the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GridSamplePadding {
-    /// They are 0 (`zeros`).
+    /// Elements outside are 0 (`zeros`).
     #[default]
     Zeros,
-    /// They are those of the border (`border`).
+    /// Elements outside are those of the border (`border`).
     Border,
-    /// They are those of the image, mirrored at its borders (`reflection`).
+    /// Elements outside are those of the image mirrored at its borders (`reflection`).
     Reflection,
 }
 
-/// Returns images or volumes at the points of a grid (batch, …, axes), whose coordinates are −1 to 1 over each axis, x first
+/// Returns images or volumes at the points of a grid (batch, …, axes), whose coordinates are −1 to 1 along each axis, x first
 /// (`torch.nn.functional.grid_sample`).
 ///
 /// # Errors
@@ -162,8 +163,8 @@ pub fn grid_sample(
     call(operator!("grid_sampler"), &arguments, Location::caller())
 }
 
-/// Returns the grid of [`grid_sample`] that moves the places of an image of a size (batch, channels, …) by matrices (batch, 2, 3), or
-/// (batch, 3, 4) for volumes (`torch.nn.functional.affine_grid`).
+/// Returns the grid of [`grid_sample`] that moves the positions of an image of a size (batch, channels, …) by matrices (batch, 2,
+/// 3), or (batch, 3, 4) for volumes (`torch.nn.functional.affine_grid`).
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -214,11 +215,11 @@ pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Res
 /// The windows of [`unfold`] and [`fold`], in y and in x.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnfoldOptions {
-    /// The way from one element of a window to the next.
+    /// The distance from one element of a window to the next.
     pub dilation: [usize; 2],
-    /// The width of the border of zeros.
+    /// The width of the zero padding.
     pub padding: [usize; 2],
-    /// The way from one window to the next.
+    /// The distance from one window to the next.
     pub stride: [usize; 2],
 }
 
@@ -235,7 +236,7 @@ impl UnfoldOptions {
     }
 }
 
-/// Returns the windows of images (batch, channels, height, width) as columns (batch, channels · places in a window, windows)
+/// Returns the windows of images (batch, channels, height, width) as columns (batch, channels · elements of a window, windows)
 /// (`torch.nn.functional.unfold`).
 ///
 /// # Errors

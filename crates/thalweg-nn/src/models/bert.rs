@@ -14,21 +14,21 @@ use crate::module::{Embedding, Forward, LayerNorm, Linear, Module};
 pub struct BertConfig {
     /// The number of tokens.
     pub vocab_size: usize,
-    /// Features of a token.
+    /// The number of features of a token.
     pub hidden_size: usize,
-    /// Layers.
+    /// The number of layers.
     pub num_hidden_layers: usize,
-    /// Heads of attention.
+    /// The number of attention heads.
     pub num_attention_heads: usize,
-    /// Features inside a layer.
+    /// The number of features inside a layer.
     pub intermediate_size: usize,
-    /// The greatest length of a sequence.
+    /// The maximum length of a sequence.
     pub max_position_embeddings: usize,
     /// The number of kinds of sentences.
     pub type_vocab_size: usize,
     /// The number that norms add to the variance.
     pub layer_norm_eps: f64,
-    /// The token that fills up sequences: its embedding gets no gradient.
+    /// The token that pads sequences: its embedding has no gradient.
     pub pad_token_id: usize,
 }
 
@@ -173,7 +173,7 @@ impl BertModel {
     /// Makes a model with random weights in f32.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the heads do not divide the features, or the token that fills up is none.
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features, or the padding token does not exist.
     pub fn new(config: &BertConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         check_heads(config.hidden_size, config.num_attention_heads)?;
         let embeddings = config.embeddings(g, d)?;
@@ -182,7 +182,7 @@ impl BertModel {
         Ok(Self { embeddings, encoder: Encoder { layer }, pooler: Some(pooler) })
     }
 
-    /// Makes a model without what [`pool`](Self::pool) needs (`add_pooling_layer=False`), such as those of masked tokens have.
+    /// Makes a model without the layer for [`pool`](Self::pool) (`add_pooling_layer=False`), as for masked tokens.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -248,7 +248,7 @@ struct Transform {
 
 #[derive(Module, Clone, Debug)]
 struct Predictions {
-    /// That of the decoder.
+    /// The bias of the decoder.
     #[module(parameter)]
     bias: Tensor,
     transform: Transform,
@@ -260,7 +260,7 @@ struct MaskedHead {
     predictions: Predictions,
 }
 
-/// The encoder with a head that scores tokens in the places of masked ones. The head has the weight of the embedding.
+/// The encoder with a head that scores tokens in place of masked ones. The head shares the weight of the embedding.
 #[derive(Module, Clone, Debug)]
 pub struct BertForMaskedLM {
     bert: BertModel,
@@ -285,8 +285,8 @@ impl BertForMaskedLM {
         Ok(Self { bert, cls: MaskedHead { predictions } })
     }
 
-    /// Returns the scores of the tokens of every place, (batch, length, tokens); the arguments are those of [`BertModel::encode`].
-    /// Asynchronous.
+    /// Returns the scores of the tokens at every position, (batch, length, tokens); the arguments are those of
+    /// [`BertModel::encode`]. Asynchronous.
     ///
     /// # Errors
     /// Those of [`BertModel::encode`].

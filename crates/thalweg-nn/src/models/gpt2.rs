@@ -21,13 +21,13 @@ use crate::module::{Embedding, Forward, LayerNorm, Linear, Module, StateDict};
 pub struct GPT2Config {
     /// The number of tokens.
     pub vocab_size: usize,
-    /// The greatest length of a sequence.
+    /// The maximum length of a sequence.
     pub n_positions: usize,
-    /// Features of a token.
+    /// The number of features of a token.
     pub n_embd: usize,
-    /// Blocks.
+    /// The number of blocks.
     pub n_layer: usize,
-    /// Heads of attention.
+    /// The number of attention heads.
     pub n_head: usize,
 }
 
@@ -41,7 +41,7 @@ impl GPT2Config {
     /// Returns the sizes of a checkpoint's model. GPT-2's heads have 64 features.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is not one of a GPT-2.
+    /// [`Error::is_invalid_argument`] if the checkpoint is not one of a GPT-2.
     pub fn of(checkpoint: &StateDict) -> Result<Self> {
         let shape = |name: &str| {
             let found = checkpoint.get(name).or_else(|| checkpoint.get(&format!("transformer.{name}")));
@@ -59,13 +59,13 @@ impl GPT2Config {
     }
 }
 
-/// A linear layer whose weight lies transposed.
+/// A linear layer whose weight is stored transposed.
 #[derive(Module, Clone, Debug)]
 pub struct Conv1D {
-    /// (in, out).
+    /// The weight, (in, out).
     #[module(parameter)]
     pub weight: Tensor,
-    /// (out).
+    /// The bias, (out).
     #[module(parameter)]
     pub bias: Tensor,
 }

@@ -17,23 +17,24 @@ use crate::module::{Embedding, Forward, Linear, Module, RMSNorm};
 pub struct LlamaConfig {
     /// The number of tokens.
     pub vocab_size: usize,
-    /// Features of a token.
+    /// The number of features of a token.
     pub hidden_size: usize,
-    /// Features inside a gated layer.
+    /// The number of features inside a gated layer.
     pub intermediate_size: usize,
-    /// Layers.
+    /// The number of layers.
     pub num_hidden_layers: usize,
-    /// Heads of queries.
+    /// The number of query heads.
     pub num_attention_heads: usize,
-    /// Heads of keys and values, each of which equally many heads of queries share.
+    /// The number of heads of keys and values, each of which is shared by an equal number of query heads.
     pub num_key_value_heads: usize,
-    /// The base of the wave lengths of the rotations.
+    /// The base of the rotations' wavelengths.
     pub rope_theta: f64,
     /// The change of the rotations for sequences longer than those of the first training.
     pub rope_scaling: Option<RopeScaling>,
     /// The number that norms add to the mean square.
     pub rms_norm_eps: f64,
-    /// Whether the head that scores tokens has the weight of their embedding, as the smaller models of the third generation.
+    /// Whether the head that scores tokens shares the weight of their embedding, as in the smaller models of the third
+    /// generation.
     pub tie_word_embeddings: bool,
 }
 
@@ -45,13 +46,13 @@ pub enum RopeScaling {
         /// The factor.
         factor: f64,
     },
-    /// `llama3`: rotations that are slow are slower by a factor, quick ones are as they were, and those in between change gradually.
+    /// `llama3`: slow rotations are slower by a factor, fast ones are unchanged, and those in between change gradually.
     Llama3 {
         /// The factor.
         factor: f64,
         /// The number of turns within the original length up to which a rotation is slow.
         low_freq_factor: f64,
-        /// The number of turns within the original length from which on a rotation is quick.
+        /// The number of turns within the original length from which on a rotation is fast.
         high_freq_factor: f64,
         /// The original length.
         original_max_position_embeddings: usize,
@@ -82,7 +83,7 @@ struct Rotations {
 }
 
 impl Rotations {
-    /// Returns those of a sequence. Angles are numbers of f32 whatever the features are: few places are exact in 16 bits.
+    /// Returns the rotations for a sequence. Angles are f32 for any dtype of features: few positions are exact in 16 bits.
     fn new(length: usize, width: usize, config: &LlamaConfig, like: &Tensor) -> Result<Self> {
         let places = |count: usize, step: i64| Tensor::arange(count, 0, step, DType::F32, like.device());
         let rates = (places(width / 2, 2)? * (-config.rope_theta.ln() / width as f64))?.exp()?;
@@ -101,7 +102,7 @@ impl Rotations {
 }
 
 impl RopeScaling {
-    /// Returns the changed rates of turning, in radians for each place.
+    /// Returns the changed rates of turning, in radians per position.
     fn of(self, rates: &Tensor) -> Result<Tensor> {
         match self {
             Self::Linear { factor } => rates / factor,
@@ -118,7 +119,7 @@ impl RopeScaling {
         }
     }
 
-    /// Checks the numbers.
+    /// Checks the parameters.
     fn check(self) -> Result<()> {
         let is_well = match self {
             Self::Linear { factor } => factor > 0.0,
@@ -140,7 +141,7 @@ struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
-    /// Of queries, and of keys.
+    /// The numbers of query heads and of key heads.
     #[module(skip)]
     heads: [usize; 2],
 }
@@ -230,8 +231,8 @@ impl LlamaForCausalLM {
     /// Makes a model with random weights in f32.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the heads do not divide the features, the heads of keys not those of queries, a head has an
-    /// odd number of features, or the numbers of the scaled rotations make no sense.
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features, the heads of keys do not divide those of queries,
+    /// a head has an odd number of features, or the parameters of the scaled rotations are invalid.
     pub fn new(config: LlamaConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         let LlamaConfig { vocab_size, hidden_size, num_attention_heads, num_key_value_heads, .. } = config;
         check_heads(hidden_size, num_attention_heads)?;
@@ -267,7 +268,7 @@ impl Forward for LlamaForCausalLM {
     }
 }
 
-/// The rates that transformers computes, in numbers of f64 and with its three cases.
+/// Compares with the rates that transformers computes, in f64 and with its three cases.
 #[cfg(test)]
 mod tests {
     use super::*;

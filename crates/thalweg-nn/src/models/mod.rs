@@ -8,9 +8,10 @@
 //! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM) | Llama and what is shaped like it, heads tied or not, rotations unscaled, `linear` or `llama3` |
 //! | [`resnet`] | [`ResNet`](resnet::ResNet) | `resnet50`, `resnet101`, `resnet152` |
 //!
-//! Files are read by [`serialize::load_file`](crate::serialize::load_file), and taken up by [`PreTrainedModel::load_pretrained`], which
-//! knows by which names transformers saves what; those of torchvision by
-//! [`Module::load_state_dict`](crate::module::Module::load_state_dict). None of the models has dropout. Layers of theirs are ordinary modules: what is missing here can be written in the same way.
+//! Files are read by [`serialize::load_file`](crate::serialize::load_file), and loaded by [`PreTrainedModel::load_pretrained`],
+//! which knows the names that transformers uses, or, for torchvision, by
+//! [`Module::load_state_dict`](crate::module::Module::load_state_dict). None of the models has dropout. Their layers are ordinary
+//! modules: other models can be written in the same way.
 
 pub mod bert;
 pub mod gpt2;
@@ -33,7 +34,7 @@ fn merge_heads(x: &Tensor) -> Result<Tensor> {
     x.transpose(-2, -3)?.flatten(-2, -1)
 }
 
-/// Checks that so many features are made of heads of equal size.
+/// Checks that features divide into heads of equal size.
 fn check_heads(features: usize, heads: usize) -> Result<()> {
     if heads == 0 || !features.is_multiple_of(heads) {
         return Err(Error::invalid(format!(

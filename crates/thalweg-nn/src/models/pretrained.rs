@@ -1,4 +1,4 @@
-//! Checkpoints of Hugging Face's transformers, whose names depend on what was saved: a model with its head, or without.
+//! Checkpoints of Hugging Face's transformers, whose names depend on whether the model was saved with or without its head.
 
 use std::panic::Location;
 
@@ -10,18 +10,18 @@ use super::gpt2::GPT2LMHeadModel;
 use super::llama::LlamaForCausalLM;
 use crate::module::{IncompatibleKeys, Module, StateDict};
 
-/// A model that takes up checkpoints of transformers (`PreTrainedModel`).
+/// A model that loads checkpoints of transformers (`PreTrainedModel`).
 pub trait PreTrainedModel: Module {
-    /// The name that a model with a head has for what is below it, as in `transformer.wte.weight`.
+    /// The prefix of the weights below the head in a model with a head, as in `transformer.wte.weight`.
     const BASE_MODEL_PREFIX: &'static str;
 
-    /// Overwrites the weights with those of a checkpoint, and returns the names that only one side has. A checkpoint without a head
-    /// fits a model with one, and the other way round: the prefix is added or taken away. Norms whose weights are called `gamma` and
-    /// `beta`, as in the oldest files, fit too. A weight that is missing and tied to one that is not, as GPT-2's head, is not named.
-    /// Asynchronous.
+    /// Overwrites the weights with those of a checkpoint, and returns the names that only one side has. A checkpoint without a
+    /// head fits a model with one, and vice versa: the prefix is added or removed. Norms whose weights are called `gamma` and
+    /// `beta`, as in the oldest files, fit too. A missing weight that is tied to one that is present, such as GPT-2's head, is
+    /// not reported. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if shapes differ, or two names mean one weight. Then nothing has changed.
+    /// [`Error::is_invalid_argument`] if shapes differ, or two names refer to one weight. Then nothing has changed.
     #[track_caller]
     fn load_pretrained(&self, checkpoint: &StateDict) -> Result<IncompatibleKeys> {
         at_line(Location::caller(), || load(self, Self::BASE_MODEL_PREFIX, checkpoint))

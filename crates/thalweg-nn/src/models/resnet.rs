@@ -10,19 +10,20 @@ use thalweg_tensor::random::Generator;
 use crate::functional::{ConvOptions, PoolOptions, max_pool2d};
 use crate::module::{BatchNorm2d, BatchNormOptions, Conv2d, Forward, Linear, Module, Sequential};
 
-/// A result of a bottleneck has so many times its inner channels.
+/// The ratio of a bottleneck's output channels to its inner channels.
 const EXPANSION: usize = 4;
 
 /// The sizes of a [`ResNet`]; the defaults are those of `resnet50`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResNetConfig {
-    /// Channels of an image.
+    /// The number of channels of an image.
     pub channels: usize,
-    /// Channels behind the first convolution.
+    /// The number of channels after the first convolution.
     pub stem: usize,
-    /// Of each layer, one to four: the inner channels of its bottlenecks, and how many it has. Each layer but the first halves both axes.
+    /// For each of one to four layers: the inner channels of its bottlenecks, and their number. Each layer but the first halves
+    /// both axes.
     pub layers: Vec<(usize, usize)>,
-    /// Classes of images.
+    /// The number of classes.
     pub classes: usize,
 }
 
@@ -32,7 +33,7 @@ impl Default for ResNetConfig {
     }
 }
 
-/// Returns a convolution without a bias, of which so much of the border is zeros that only the stride makes its result smaller.
+/// Returns a convolution without a bias, padded so that only the stride reduces the size of its result.
 fn conv(channels: [usize; 2], kernel: usize, stride: usize, g: &mut Generator, d: &Device) -> Result<Conv2d> {
     let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], ..ConvOptions::default() };
     Conv2d::without_bias(channels[0], channels[1], [kernel; 2], options, g, d)
@@ -42,7 +43,7 @@ fn norm(channels: usize, d: &Device) -> Result<BatchNorm2d> {
     BatchNorm2d::new(channels, BatchNormOptions::default(), d)
 }
 
-/// Three convolutions, of which the one in the middle has few channels, beside their input.
+/// Three convolutions, of which the middle one has few channels, with a residual connection.
 #[derive(Module)]
 pub struct Bottleneck {
     conv1: Conv2d,
@@ -51,7 +52,7 @@ pub struct Bottleneck {
     bn2: BatchNorm2d,
     conv3: Conv2d,
     bn3: BatchNorm2d,
-    /// Makes the input as small and as deep as the result.
+    /// The projection of the input to the size and channels of the result.
     downsample: Option<Sequential>,
 }
 
@@ -104,7 +105,7 @@ impl ResNet {
     /// Makes a network with random weights in f32, in training mode.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there are not one to four layers, each of a bottleneck or more.
+    /// [`Error::is_invalid_argument`] if there are not one to four layers, each with at least one bottleneck.
     pub fn new(config: &ResNetConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         let ResNetConfig { channels, stem, ref layers, classes } = *config;
         if !(1..=4).contains(&layers.len()) || layers.iter().any(|&(_, blocks)| blocks == 0) {

@@ -10,7 +10,7 @@ use thalweg_tensor::caller::{enter, in_call, outermost};
 use super::{Forward, Module, constant};
 use crate::functional::{call, operator};
 
-/// The structure of a module without tensors. One without numbers is written by its name alone.
+/// The structure of a module without tensors. A module without numbers is written as its name only.
 macro_rules! plain_structure {
     ($(#[$doc:meta])* $name:ident {}) => {
         $(#[$doc])*
@@ -61,9 +61,9 @@ plain_modules! {
     ReLU {} |this, x| x.relu();
     /// min(max(0, x), 6).
     ReLU6 {} |this, x| x.relu6();
-    /// x where it is above 0, else a part of it.
+    /// x where it is above 0, else a fraction of it.
     LeakyReLU {
-        /// The part.
+        /// The fraction.
         negative_slope: f64 = 0.01,
     } |this, x| x.leaky_relu(this.negative_slope);
     /// x where it is above 0, else alpha · (eˣ − 1).
@@ -78,7 +78,7 @@ plain_modules! {
     } |this, x| x.celu(this.alpha);
     /// The self-normalizing ELU.
     SELU {} |this, x| x.selu();
-    /// x · Φ(x); or its form by tanh.
+    /// x · Φ(x), or its approximation by tanh.
     GELU {
         /// Whether Φ is approximated by tanh (`approximate='tanh'`).
         tanh: bool = false,
@@ -112,12 +112,12 @@ plain_modules! {
         let numbers = [this.beta, this.threshold].map(|number| Scalar::F64(number).into());
         call(operator!("softplus"), &[x.into(), numbers[0], numbers[1]], Location::caller())
     };
-    /// x without what is within ±lambd, moved towards 0 by it.
+    /// x moved towards 0 by lambd, and 0 where x is within ±lambd.
     Softshrink {
         /// The threshold.
         lambd: f64 = 0.5,
     } |this, x| x.softshrink(this.lambd);
-    /// x without what is within ±lambd.
+    /// x, but 0 where x is within ±lambd.
     Hardshrink {
         /// The threshold.
         lambd: f64 = 0.5,
@@ -126,7 +126,7 @@ plain_modules! {
     Hardswish {} |this, x| x.hardswish();
     /// min(max(0, x + 3), 6) / 6.
     Hardsigmoid {} |this, x| x.hardsigmoid();
-    /// x between two limits.
+    /// x clamped between two limits.
     Hardtanh {
         /// The lower limit.
         min_val: f64 = -1.0,
@@ -140,12 +140,12 @@ plain_modules! {
         /// The value.
         value: f64 = 0.0,
     } |this, x| x.threshold(this.threshold, this.value);
-    /// eˣ over its sum along a dimension.
+    /// eˣ divided by its sum along a dimension.
     Softmax {
         /// The dimension.
         dim: i64 = -1,
     } |this, x| x.softmax(this.dim);
-    /// e⁻ˣ over its sum along a dimension.
+    /// e⁻ˣ divided by its sum along a dimension.
     Softmin {
         /// The dimension.
         dim: i64 = -1,
@@ -155,7 +155,7 @@ plain_modules! {
         /// The dimension.
         dim: i64 = -1,
     } |this, x| x.log_softmax(this.dim);
-    /// The softmax over the channels of images (channels, height, width), in batches or not.
+    /// The softmax over the channels of images (channels, height, width), with or without a batch.
     Softmax2d {} |this, x| match x.rank() {
         3 | 4 => x.softmax(-3),
         rank => Err(Error::invalid(format!("Softmax2d: expected input to be 3D or 4D, got {rank}D instead"))
@@ -163,16 +163,16 @@ plain_modules! {
     };
 }
 
-/// x where it is above 0, else a learnt part of it.
+/// x where it is above 0, else a learnt fraction of it.
 #[derive(Module, Clone, Debug)]
 pub struct PReLU {
-    /// One part for all, or one for each channel.
+    /// One fraction for all channels, or one per channel.
     #[module(parameter)]
     pub weight: Tensor,
 }
 
 impl PReLU {
-    /// Makes an activation with `count` parts, which start at `init` (0.25 in PyTorch).
+    /// Makes an activation with `count` fractions, initially `init` (0.25 in PyTorch).
     ///
     /// # Errors
     /// Those of the allocation.

@@ -49,7 +49,8 @@ impl Default for MultiheadAttentionOptions {
 /// Attention with several heads (`torch.nn.MultiheadAttention`).
 #[derive(Module, Clone, Debug)]
 pub struct MultiheadAttention {
-    /// (3 · features, features): the projections of queries, keys and values one below the other, where all have as many features.
+    /// The projections of queries, keys and values as consecutive rows, (3 · features, features), if all have the same number of
+    /// features.
     #[module(parameter)]
     in_proj_weight: Option<Tensor>,
     #[module(parameter)]
@@ -78,23 +79,24 @@ pub struct MultiheadAttention {
 /// The masks of an attention. All are by default absent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionMasks<'a> {
-    /// (batch, keys): truth values of keys that are left out, or numbers to add to their scores.
+    /// The mask of keys, (batch, keys): truth values, true for keys that are ignored, or numbers to add to their scores.
     pub key_padding_mask: Option<&'a Tensor>,
-    /// (queries, keys) or (batch · heads, queries, keys): truth values of pairs that are left out, or numbers to add to their scores.
+    /// The mask of pairs, (queries, keys) or (batch · heads, queries, keys): truth values, true for pairs that are ignored, or
+    /// numbers to add to their scores.
     pub attn_mask: Option<&'a Tensor>,
 }
 
 /// The result of an attention.
 #[derive(Clone, Debug)]
 pub struct Attended {
-    /// The result, shaped as the query.
+    /// The result, with the shape of the query.
     pub output: Tensor,
     /// The weights of each head: (batch, heads, queries, keys).
     pub weights: Tensor,
 }
 
 impl MultiheadAttention {
-    /// Makes a layer over `features` features, of which each of `heads` heads gets an equal part.
+    /// Makes a layer over `features` features, divided evenly among `heads` heads.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
@@ -113,7 +115,7 @@ impl MultiheadAttention {
                      num_heads={heads}"
                 )));
             }
-            // Xavier's bound, over the rows as they lie.
+            // Xavier's bound, for the stacked rows.
             let mut weight = |shape: [usize; 2]| {
                 uniform(&shape, (6.0 / (shape[0] + shape[1]) as f64).sqrt(), generator, device)
             };
@@ -152,8 +154,8 @@ impl MultiheadAttention {
         self.heads
     }
 
-    /// Returns the attention of queries (queries, batch, features) to keys and values (keys, batch, features), the batch first with
-    /// `batch_first`, or all without a batch; and its weights. Asynchronous.
+    /// Returns the attention of queries (queries, batch, features) to keys and values (keys, batch, features), the batch first
+    /// with `batch_first`, or all without a batch, and the weights. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -184,8 +186,8 @@ impl MultiheadAttention {
         })
     }
 
-    /// Computes [`MultiheadAttention::forward`] without the weights, which are then not kept where they lie. A query whose keys are all left
-    /// out gives the output's bias.
+    /// Computes [`MultiheadAttention::forward`] without returning the weights, which need not be stored then. A query whose keys
+    /// are all ignored results in the output's bias.
     ///
     /// # Errors
     /// Those of [`MultiheadAttention::forward`].
@@ -211,7 +213,7 @@ impl MultiheadAttention {
         })
     }
 
-    /// Queries, keys and values of each head: (batch, heads, tokens, features of a head); and whether there is a batch.
+    /// Returns queries, keys and values of each head, (batch, heads, tokens, features per head), and whether there is a batch.
     fn split(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<([Tensor; 3], bool)> {
         let rank = query.rank();
         if !(2..=3).contains(&rank) || key.rank() != rank || value.rank() != rank {
@@ -283,7 +285,7 @@ impl MultiheadAttention {
                 }
                 _ => mask.to_dtype(dtype)?,
             };
-            // What was added to the sequence takes part.
+            // Keys that were added to the sequence are not masked.
             let numbers = numbers.constant_pad_nd(&[0, (keys - own) as i64], 0.0)?.reshape(&to)?;
             sum = Some(match sum.take() {
                 Some(other) => other.add(&numbers)?,
@@ -305,7 +307,7 @@ impl MultiheadAttention {
         Ok(sum)
     }
 
-    /// Returns the output of the heads' results.
+    /// Returns the output projection of the heads' results.
     fn join(&self, heads: &Tensor, is_batched: bool) -> Result<Tensor> {
         let (batch, queries) = (heads.shape()[0], heads.shape()[2]);
         let joined = heads.permute(&[2, 0, 1, 3])?.reshape(&[queries, batch, self.features])?;

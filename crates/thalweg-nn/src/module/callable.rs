@@ -1,4 +1,4 @@
-//! Modules as functions of which graphs can be made.
+//! Modules as functions that can be captured as graphs.
 
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;

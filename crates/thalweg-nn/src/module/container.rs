@@ -68,12 +68,12 @@ impl<M: Forward + ?Sized> Forward for Box<M> {
     }
 }
 
-/// Returns the beginning of the paths of this crate's sources.
+/// Returns the path prefix of this crate's sources.
 fn sources() -> &'static str {
     file!().strip_suffix("module/container.rs").unwrap_or(file!())
 }
 
-/// Modules one after the other, named by their numbers (`torch.nn.Sequential`).
+/// Modules that are applied in sequence, named by their numbers (`torch.nn.Sequential`).
 #[derive(Module, Default)]
 pub struct Sequential {
     #[module(flatten)]
@@ -81,7 +81,7 @@ pub struct Sequential {
 }
 
 impl Sequential {
-    /// Makes a sequence of no modules, which gives its input.
+    /// Makes an empty sequence, which returns its input.
     pub fn new() -> Self {
         Self::default()
     }
@@ -93,12 +93,12 @@ impl Sequential {
         self
     }
 
-    /// Returns how many modules there are.
+    /// Returns the number of modules.
     pub fn len(&self) -> usize {
         self.modules.len()
     }
 
-    /// Returns whether there is no module.
+    /// Returns whether there are no modules.
     pub fn is_empty(&self) -> bool {
         self.modules.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Convolutions and transposed ones.
+//! Convolutions and transposed convolutions.
 
 use std::panic::Location;
 
@@ -13,13 +13,13 @@ use crate::functional::{self, ConvOptions};
 /// A convolution over one to three axes: (batch, in, …) or (in, …) to (batch, out, …) or (out, …).
 #[derive(Module, Clone, Debug)]
 pub struct Conv<const AXES: usize> {
-    /// (out, in / groups, kernel …).
+    /// The weight, (out, in / groups, kernel …).
     #[module(parameter)]
     pub weight: Tensor,
-    /// (out).
+    /// The bias, (out).
     #[module(parameter)]
     pub bias: Option<Tensor>,
-    /// The way in which it moves.
+    /// Stride, padding, dilation and groups.
     #[module(skip)]
     pub options: ConvOptions<AXES>,
 }
@@ -31,7 +31,7 @@ pub type Conv2d = Conv<2>;
 /// A convolution of volumes.
 pub type Conv3d = Conv<3>;
 
-/// Returns a weight and, of a layer that has one, a bias. A transposed layer's weight has the input's channels in front.
+/// Returns a weight and, for a layer that has one, a bias. A transposed layer's weight has the input's channels first.
 #[track_caller]
 fn parameters<const AXES: usize>(
     [inputs, outputs]: [usize; 2],
@@ -107,16 +107,17 @@ impl<const AXES: usize> Forward for Conv<AXES> {
 /// A transposed convolution over one to three axes: (batch, in, …) or (in, …) to (batch, out, …) or (out, …).
 #[derive(Module, Clone, Debug)]
 pub struct ConvTranspose<const AXES: usize> {
-    /// (in, out / groups, kernel …).
+    /// The weight, (in, out / groups, kernel …).
     #[module(parameter)]
     pub weight: Tensor,
-    /// (out).
+    /// The bias, (out).
     #[module(parameter)]
     pub bias: Option<Tensor>,
-    /// The way in which the convolution moves whose transpose this is.
+    /// Stride, padding, dilation and groups of the convolution that is transposed.
     #[module(skip)]
     pub options: ConvOptions<AXES>,
-    /// The length by which each axis of the result is longer than the shortest that the convolution would make the input of.
+    /// The size added to one side of each output axis, to choose among the output sizes that the convolution maps to the same
+    /// input size.
     #[module(skip)]
     pub output_padding: [usize; AXES],
 }

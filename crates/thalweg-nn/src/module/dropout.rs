@@ -11,7 +11,7 @@ use thalweg_tensor::random::DeviceGenerator;
 use super::{Forward, Module};
 use crate::functional;
 
-/// A layer that sets elements to 0 with a probability in training, and divides the others by the rest of it.
+/// A layer that sets elements to 0 with a probability in training, and divides the others by 1 minus that probability.
 #[derive(Module, Clone, Debug)]
 pub struct Dropout {
     /// The probability.

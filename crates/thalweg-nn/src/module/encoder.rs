@@ -1,4 +1,4 @@
-//! Layers of transformers with PyTorch's names, layouts and options: `torch.nn.TransformerEncoderLayer` and those around it.
+//! Layers of transformers with PyTorch's names, layouts and options: `torch.nn.TransformerEncoderLayer` and related ones.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::functional;
 /// The options of a layer of a transformer.
 #[derive(Clone, Debug)]
 pub struct TransformerLayerOptions {
-    /// Features between the two products of the feed-forward part.
+    /// The number of features between the two products of the feed-forward part.
     pub dim_feedforward: usize,
     /// The probability with which elements are dropped in training, and its generator.
     pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
-    /// Whether GELU takes the place of max(0, x) (`activation="gelu"`).
+    /// Whether GELU replaces max(0, x) (`activation="gelu"`).
     pub gelu: bool,
     /// The number that layer norms add to the variance.
     pub layer_norm_eps: f64,
     /// Whether the batch comes before the sequence.
     pub batch_first: bool,
-    /// Whether parts are normalized before they are computed, and not the sums behind them.
+    /// Whether the input of each part is normalized, instead of the sum after it.
     pub norm_first: bool,
     /// Whether products and norms have biases.
     pub bias: bool,
@@ -106,7 +106,7 @@ impl TransformerLayerOptions {
     }
 }
 
-/// Adds a part of a layer to what goes through it, and normalizes the part's input, or the sum.
+/// Adds a part of a layer to its input, and normalizes the part's input or the sum.
 fn residual(
     x: &Tensor,
     norm: &LayerNorm,
@@ -119,7 +119,7 @@ fn residual(
     }
 }
 
-/// A layer of an encoder: attention to itself and a feed-forward part (`torch.nn.TransformerEncoderLayer`).
+/// A layer of an encoder: self-attention and a feed-forward part (`torch.nn.TransformerEncoderLayer`).
 #[derive(Module, Clone, Debug)]
 pub struct TransformerEncoderLayer {
     self_attn: MultiheadAttention,
@@ -134,7 +134,7 @@ pub struct TransformerEncoderLayer {
 }
 
 impl TransformerEncoderLayer {
-    /// Makes a layer over `features` features, of which each of `heads` heads gets an equal part.
+    /// Makes a layer over `features` features, divided evenly among `heads` heads.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
@@ -160,8 +160,8 @@ impl TransformerEncoderLayer {
         })
     }
 
-    /// Returns the layer's result, of the shape of its input: (tokens, batch, features), (batch, tokens, features) with `batch_first`,
-    /// or (tokens, features). Asynchronous.
+    /// Returns the layer's result, with the shape of its input: (tokens, batch, features), (batch, tokens, features) with
+    /// `batch_first`, or (tokens, features). Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -186,7 +186,7 @@ impl Forward for TransformerEncoderLayer {
     }
 }
 
-/// A layer of a decoder: attention to itself, attention to an encoder's result and a feed-forward part
+/// A layer of a decoder: self-attention, attention to an encoder's result and a feed-forward part
 /// (`torch.nn.TransformerDecoderLayer`).
 #[derive(Module, Clone, Debug)]
 pub struct TransformerDecoderLayer {
@@ -204,7 +204,7 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// Makes a layer over `features` features, of which each of `heads` heads gets an equal part.
+    /// Makes a layer over `features` features, divided evenly among `heads` heads.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
@@ -232,8 +232,8 @@ impl TransformerDecoderLayer {
         })
     }
 
-    /// Returns the layer's result, of the shape of its input, from the result of an encoder; the masks are those of the attention to
-    /// itself, and of the attention to the encoder's result. Asynchronous.
+    /// Returns the layer's result, with the shape of its input, from the result of an encoder; the masks are those of the
+    /// self-attention, and of the attention to the encoder's result. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -260,7 +260,7 @@ impl TransformerDecoderLayer {
     }
 }
 
-/// Layers of an encoder, one behind the other (`torch.nn.TransformerEncoder`).
+/// The layers of an encoder in sequence (`torch.nn.TransformerEncoder`).
 #[derive(Module, Clone, Debug)]
 pub struct TransformerEncoder {
     /// The layers.
@@ -293,7 +293,7 @@ impl Forward for TransformerEncoder {
     }
 }
 
-/// Layers of a decoder, one behind the other (`torch.nn.TransformerDecoder`).
+/// The layers of a decoder in sequence (`torch.nn.TransformerDecoder`).
 #[derive(Module, Clone, Debug)]
 pub struct TransformerDecoder {
     /// The layers.
@@ -333,7 +333,8 @@ pub struct EncoderDecoder {
 }
 
 impl EncoderDecoder {
-    /// Makes so many layers of an encoder and a decoder over `features` features with `heads` heads, with a norm behind each.
+    /// Makes these numbers of layers of an encoder and a decoder over `features` features with `heads` heads, with a norm after
+    /// each stack.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the heads do not divide the features.
@@ -356,7 +357,7 @@ impl EncoderDecoder {
                 encoder: TransformerEncoder { layers: encoder, norm: Some(options.norm(features, device)?) },
                 decoder: TransformerDecoder { layers: decoder, norm: Some(options.norm(features, device)?) },
             };
-            // Every matrix starts with Xavier's bound.
+            // Every matrix is initialized with Xavier's bound.
             for parameter in made.parameters() {
                 if let &[rows, columns] = parameter.shape() {
                     let bound = (6.0 / (rows + columns) as f64).sqrt();
@@ -368,8 +369,8 @@ impl EncoderDecoder {
         })
     }
 
-    /// Returns the decoder's result over the target, with the encoder's over the source. The masks are those of the source, of the
-    /// target, and of the attention between them. Asynchronous.
+    /// Returns the decoder's result for the target, given the encoder's result for the source. The masks are those of the source,
+    /// of the target, and of the attention between them. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.

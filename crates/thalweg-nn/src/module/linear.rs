@@ -11,13 +11,13 @@ use thalweg_tensor::random::Generator;
 use super::{Forward, LayerNorm, Module, uniform, weight_and_bias};
 use crate::functional;
 
-/// `input · weightᵀ + bias`.
+/// A linear layer, `input · weightᵀ + bias`.
 #[derive(Module, Clone, Debug)]
 pub struct Linear {
-    /// (out, in).
+    /// The weight, (out, in).
     #[module(parameter)]
     pub weight: Tensor,
-    /// (out).
+    /// The bias, (out).
     #[module(parameter)]
     pub bias: Option<Tensor>,
 }
@@ -50,7 +50,7 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// Returns [`Forward::forward`] plus an addend of the result's shape.
+    /// Returns the result of [`Forward::forward`] plus an addend of its shape.
     ///
     /// # Errors
     /// Those of [`functional::linear_add`].
@@ -60,7 +60,7 @@ impl Linear {
         functional::linear_add(input, &self.weight, self.bias.as_ref(), addend)
     }
 
-    /// Returns [`Forward::forward`] of what a layer norm gives for the input: see [`functional::norm_linear`].
+    /// Returns the layer's result for the layer norm of the input: see [`functional::norm_linear`].
     ///
     /// # Errors
     /// Those of [`functional::norm_linear`]; [`Error::is_invalid_argument`] for a norm without weight and bias.
@@ -70,7 +70,7 @@ impl Linear {
         functional::norm_linear(input, &self.behind(norm, false)?)
     }
 
-    /// Returns the layer behind a layer norm, and before GELU or not.
+    /// Returns the layer with a layer norm before it and optionally GELU after it.
     #[track_caller]
     pub(crate) fn behind<'t>(&'t self, norm: &'t LayerNorm, gelu: bool) -> Result<NormLinear<'t>> {
         let (Some(scale), Some(shift)) = (&norm.weight, &norm.bias) else {
@@ -90,15 +90,15 @@ impl Forward for Linear {
     }
 }
 
-/// Two linear layers with GELU (by its formula with tanh) or the rectified linear unit between them: the feed-forward part of a transformer's block,
-/// in as few kernels as the library allows ([`functional::gelu_mlp`], [`functional::relu_mlp`]).
+/// Two linear layers with GELU (by its tanh formula) or the rectified linear unit between them: the feed-forward part of a
+/// transformer's block, in as few kernels as the library allows ([`functional::gelu_mlp`], [`functional::relu_mlp`]).
 #[derive(Module, Clone, Debug)]
 pub struct Mlp {
-    /// (hidden, in).
+    /// The first layer, (hidden, in).
     pub expand: Linear,
-    /// (out, hidden).
+    /// The second layer, (out, hidden).
     pub contract: Linear,
-    /// The function between them.
+    /// The function between the layers.
     #[module(skip)]
     pub activation: Activation,
 }
@@ -116,13 +116,13 @@ impl Mlp {
         Ok(Self { expand, contract, activation: Activation::Gelu })
     }
 
-    /// Returns the layers with another function between them.
+    /// Returns the layers with this function between them.
     #[must_use]
     pub fn with_activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
     }
 
-    /// Returns the input plus [`Forward::forward`] of what a layer norm gives for it: the second half of a transformer's block. Few rows without a
+    /// Returns the input plus the result for its layer norm: the second half of a transformer's block. Few rows without a
     /// gradient, as in a step of a decoder, take two kernels: see [`functional::norm_linear`].
     ///
     /// # Errors
@@ -151,13 +151,13 @@ impl Forward for Mlp {
     }
 }
 
-/// `input1ᵀ · weight · input2 + bias`, per output feature.
+/// A bilinear layer, `input1ᵀ · weight · input2 + bias` per output feature.
 #[derive(Module, Clone, Debug)]
 pub struct Bilinear {
-    /// (out, in1, in2).
+    /// The weight, (out, in1, in2).
     #[module(parameter)]
     pub weight: Tensor,
-    /// (out).
+    /// The bias, (out).
     #[module(parameter)]
     pub bias: Option<Tensor>,
 }
@@ -196,10 +196,10 @@ impl Bilinear {
 /// The rows of a weight at indices.
 #[derive(Module, Clone, Debug)]
 pub struct Embedding {
-    /// (rows, features).
+    /// The weight, (rows, features).
     #[module(parameter)]
     pub weight: Tensor,
-    /// The row that gets no gradient; a negative one is counted from the end.
+    /// The row that has no gradient; a negative index is counted from the end.
     #[module(skip)]
     pub padding_idx: Option<i64>,
 }
@@ -248,7 +248,7 @@ impl Forward for Embedding {
     }
 }
 
-/// The input itself.
+/// A module that returns its input.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Identity;
 
@@ -258,13 +258,13 @@ impl Forward for Identity {
     }
 }
 
-/// Dimensions from one to another as one.
+/// A module that merges a range of dimensions.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flatten {
-    /// The first of them.
+    /// The first dimension of the range.
     #[module(skip)]
     pub start_dim: i64,
-    /// The last of them.
+    /// The last dimension of the range.
     #[module(skip)]
     pub end_dim: i64,
 }
@@ -283,13 +283,13 @@ impl Forward for Flatten {
     }
 }
 
-/// A dimension as several.
+/// A module that splits a dimension into several.
 #[derive(Module, Clone, PartialEq, Eq, Debug)]
 pub struct Unflatten {
     /// The dimension.
     #[module(skip)]
     pub dim: i64,
-    /// Their extents; one of them may be −1.
+    /// The new extents; one of them may be −1.
     #[module(skip)]
     pub unflattened_size: Vec<i64>,
 }

@@ -170,7 +170,7 @@ pub struct KLDivLoss {
     /// The reduction of the losses of all elements.
     #[module(skip)]
     pub reduction: Reduction,
-    /// Whether the sum is divided by the first extent, whatever `reduction` says (`reduction='batchmean'`).
+    /// Whether the sum is divided by the first extent, regardless of `reduction` (`reduction='batchmean'`).
     #[module(skip)]
     pub batch_mean: bool,
     /// Whether the target holds logarithms, too.
@@ -219,8 +219,8 @@ impl Default for GaussianNLLLoss {
 }
 
 impl GaussianNLLLoss {
-    /// Returns the loss of predictions with variances of the same shape, of that shape with a last extent of 1, or without the last
-    /// dimension. Variances get no gradient where they are below the least. Asynchronous.
+    /// Returns the loss of predictions with variances of the same shape, of that shape with a last extent of 1, or without the
+    /// last dimension. Variances have no gradient where they are below the least. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
@@ -261,23 +261,23 @@ impl MultiLabelSoftMarginLoss {
     }
 }
 
-/// Connectionist temporal classification: −ln of the probability of each sequence of labels, over all ways to spread it over time.
+/// Connectionist temporal classification: −ln of the probability of each sequence of labels, over all its alignments with time.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CTCLoss {
-    /// The label that stands for none.
+    /// The label that represents a blank.
     #[module(skip)]
     pub blank: i64,
-    /// The reduction of the losses of sequences; the mean is that over each divided by its number of labels.
+    /// The reduction of the losses of sequences; the mean is taken over the losses divided by their numbers of labels.
     #[module(skip)]
     pub reduction: Reduction,
-    /// Whether the loss of a sequence that does not fit into its time is 0, in place of infinity.
+    /// Whether the loss of a sequence that does not fit into its time is 0, instead of infinity.
     #[module(skip)]
     pub zero_infinity: bool,
 }
 
 impl CTCLoss {
-    /// Returns the loss of logarithms of probabilities (time, batch, labels) against labels (batch, places) or one sequence after
-    /// another, each of a length of its own. Asynchronous.
+    /// Returns the loss of logarithms of probabilities (time, batch, labels) against labels (batch, length) or concatenated
+    /// sequences of different lengths. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes, dtypes or lengths do not fit.

@@ -1,4 +1,4 @@
-//! Modules: functions with parameters (`torch.nn`), by PyTorch's names, with its names and layouts of weights.
+//! Modules: functions with parameters (`torch.nn`), with PyTorch's names, and its names and layouts of weights.
 //!
 //! A module is a structure that derives [`Module`]: its fields are parameters, buffers, other modules, and plain data.
 //!
@@ -121,7 +121,7 @@ pub enum EntryMut<'a> {
     Training(&'a mut bool),
 }
 
-/// A field of a module that holds a tensor: `Tensor`, or `Option<Tensor>` where there may be none.
+/// A field of a module that holds a tensor: `Tensor`, or `Option<Tensor>` if it is optional.
 pub trait TensorField {
     /// Returns the tensor, if there is one.
     fn tensor(&self) -> Option<&Tensor>;
@@ -150,9 +150,9 @@ impl TensorField for Option<Tensor> {
     }
 }
 
-/// Tensors, modes and other modules by their names (`torch.nn.Module`).
+/// A module: tensors, modes and other modules by name (`torch.nn.Module`).
 ///
-/// Derive it: [`derive@Module`] says how. Names of parts within parts are joined with a point, as in PyTorch.
+/// Derive this trait: see [`derive@Module`]. Nested names are joined with a dot, as in PyTorch.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a module",
     label = "not a module",
@@ -166,7 +166,7 @@ pub trait Module {
     /// Passes each part of the module with its name, to be changed.
     fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>));
 
-    /// Returns what a function that knows this kind of module may change by its type; most modules have nothing.
+    /// Returns a value that code which knows this kind of module may downcast and change; most modules have none.
     fn any_mut(&mut self) -> Option<&mut dyn Any> {
         None
     }
@@ -178,8 +178,8 @@ pub trait Module {
         name.rsplit("::").next().unwrap_or(name)
     }
 
-    /// Returns the parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`). A parameter that stands in several
-    /// places, as a tied weight does ([`Tensor::is_same`]), is returned once, with the first of its names.
+    /// Returns the parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`). A parameter that occurs several
+    /// times, such as a tied weight ([`Tensor::is_same`]), is returned once, with the first of its names.
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
         state::named(self, |entry| match entry {
             Entry::Parameter(tensor) => Some(tensor),
@@ -207,7 +207,7 @@ pub trait Module {
         training
     }
 
-    /// Sets whether the module and all within it are in training mode (`train`). New modules are.
+    /// Sets whether the module and all modules within it are in training mode (`train`). New modules are.
     fn train(&mut self, training: bool) {
         walk_mut(self, &mut |entry| {
             if let EntryMut::Training(mode) = entry {
@@ -216,17 +216,17 @@ pub trait Module {
         });
     }
 
-    /// Sets the module and all within it to evaluation.
+    /// Sets the module and all modules within it to evaluation mode.
     fn eval(&mut self) {
         self.train(false);
     }
 
-    /// Forgets the gradients of all parameters.
+    /// Removes the gradients of all parameters.
     fn zero_grad(&self) {
         self.parameters().iter().for_each(Tensor::zero_grad);
     }
 
-    /// Sets whether all parameters collect gradients (`requires_grad_`).
+    /// Sets whether all parameters require gradients (`requires_grad_`).
     ///
     /// # Errors
     /// Those of [`Tensor::set_requires_grad`].
@@ -237,11 +237,11 @@ pub trait Module {
         })
     }
 
-    /// Converts the parameters and buffers that are floating-point numbers. They are new tensors: make the optimizer afterwards. Tied
-    /// ones stay tied. Asynchronous.
+    /// Converts the floating-point parameters and buffers to a dtype. They become new tensors, so create the optimizer
+    /// afterwards. Tied tensors stay tied. Asynchronous.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype is not of floating-point numbers. Then
+    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype is not a floating-point dtype. Then
     /// nothing has changed.
     #[track_caller]
     fn to_dtype(&mut self, dtype: DType) -> Result<()> {
@@ -251,8 +251,8 @@ pub trait Module {
         })
     }
 
-    /// Moves all parameters and buffers to a device. They are new tensors: make the optimizer afterwards. Tied ones stay tied.
-    /// *Blocks* until the values are on the host in between.
+    /// Moves all parameters and buffers to a device. They become new tensors, so create the optimizer afterwards. Tied tensors
+    /// stay tied. *Blocks* while the values pass through the host.
     ///
     /// # Errors
     /// Those of [`Tensor::to_device`]. Then nothing has changed.
@@ -261,7 +261,7 @@ pub trait Module {
         state::convert(self, Location::caller(), |tensor| tensor.to_device(device))
     }
 
-    /// Returns parameters and buffers by their names. They are those of the module, not copies.
+    /// Returns parameters and buffers by their names. The tensors are those of the module, not copies.
     fn state_dict(&self) -> StateDict {
         state::state_dict(self)
     }
@@ -270,8 +270,8 @@ pub trait Module {
     /// Asynchronous.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) with all differences, in PyTorch's words, if names are
-    /// missing or unknown, or shapes differ. Then nothing has changed.
+    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) with all differences, with PyTorch's message, if
+    /// names are missing or unknown, or shapes differ. Then nothing has changed.
     #[track_caller]
     fn load_state_dict(&self, saved: &StateDict) -> Result<()> {
         at_line(Location::caller(), || state::load(self, saved, true).map(drop))
@@ -290,18 +290,18 @@ pub trait Module {
 
 /// A module of one input and one result.
 ///
-/// An error of a layer names the line at which its module calls it. With `#[track_caller]` above an implementation it is the line
-/// at which that is called.
+/// An error of a layer names the line at which its module calls it. With `#[track_caller]` on an implementation it is the line at
+/// which the implementation is called.
 pub trait Forward: Module {
     /// Returns the result for an input.
     ///
     /// # Errors
-    /// Those of the operators that it is made of, if the input does not fit.
+    /// Those of the module's operators, if the input does not fit.
     fn forward(&self, input: &Tensor) -> Result<Tensor>;
 }
 
-/// Passes every part of a module and of all modules within it, with the whole name, which begins with the prefix and a point unless that is
-/// empty.
+/// Passes every part of a module and of all modules within it, with its full name, which begins with the prefix and a dot unless
+/// the prefix is empty.
 pub fn walk<'a, M: Module + ?Sized>(module: &'a M, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
     module.visit(&mut |name, entry| {
         let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
@@ -334,7 +334,7 @@ fn constant(shape: &[usize], value: f64, device: &Device) -> Result<Tensor> {
     Tensor::full(shape, value, DType::F32, device)?.requires_grad_()
 }
 
-/// Returns a weight and a bias as PyTorch starts them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
+/// Returns a weight and a bias as PyTorch initializes them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
 #[track_caller]
 fn weight_and_bias(
     shape: &[usize],

@@ -20,7 +20,7 @@ fn buffer(shape: &[usize], value: f64, device: &Device) -> Result<Tensor> {
 pub struct BatchNormOptions {
     /// The number that is added to the variance.
     pub eps: f64,
-    /// The part that a batch has in the running statistics; without it they are the mean over all batches.
+    /// The weight of a batch in the running statistics; without it they are the mean over all batches.
     pub momentum: Option<f64>,
     /// Whether there are a weight and a bias.
     pub affine: bool,
@@ -78,14 +78,14 @@ impl Statistics {
         })
     }
 
-    /// Returns the arguments of the operators, input and flags aside.
+    /// Returns the tensor arguments of the operators, without the input.
     fn tensors(&self) -> [Option<&Tensor>; 4] {
         [&self.weight, &self.bias, &self.running_mean, &self.running_var].map(Option::as_ref)
     }
 }
 
-/// Normalization of channels over the batch and all places: (batch, channels, …) to the same. In training the statistics are the
-/// batch's, and the running ones move towards them; in evaluation they are the running ones, where there are any.
+/// Normalization of channels over the batch and all positions: (batch, channels, …) to the same. In training the statistics are
+/// the batch's, and the running ones move towards them; in evaluation they are the running ones, if there are any.
 #[derive(Module, Clone, Debug)]
 pub struct BatchNorm {
     #[module(flatten)]
@@ -110,14 +110,14 @@ impl BatchNorm {
         Ok(Self { statistics: Statistics::new(features, options, device)? })
     }
 
-    /// Counts the batch, and returns the part that it has in the running statistics.
+    /// Counts the batch, and returns its weight in the running statistics.
     fn momentum(&self) -> Result<f64> {
         let Statistics { options, num_batches_tracked, .. } = &self.statistics;
         let Some(count) = num_batches_tracked else { return Ok(options.momentum.unwrap_or(0.0)) };
         no_grad(|| count.copy_(&count.add_scalar(1i64)?))?;
         match options.momentum {
             Some(momentum) => Ok(momentum),
-            // The mean over all batches takes their number, which is on the device.
+            // The mean over all batches needs their number, which is on the device.
             None => Ok(1.0 / count.item::<i64>()? as f64),
         }
     }
@@ -130,7 +130,7 @@ impl Forward for BatchNorm {
         in_call("BatchNorm", &[input], Location::caller(), || {
             let Statistics { training, options, .. } = &self.statistics;
             let [weight, bias, mean, variance] = self.statistics.tensors();
-            // A batch of nothing has no statistics that the running ones could move towards.
+            // An empty batch has no statistics towards which the running ones could move.
             let is_kept = *training && input.elements() == 0;
             let [mean, variance] = [mean, variance].map(|running| running.filter(|_| !is_kept).into());
             let (weight, bias) = (weight.into(), bias.into());
@@ -150,8 +150,8 @@ impl Forward for BatchNorm {
     }
 }
 
-/// Normalization of the channels of each instance over its places, of `AXES` axes: (batch, channels, …) or (channels, …) to the
-/// same.
+/// Normalization of the channels of each instance over its positions along `AXES` axes: (batch, channels, …) or (channels, …) to
+/// the same.
 #[derive(Module, Clone, Debug)]
 pub struct InstanceNorm<const AXES: usize> {
     #[module(flatten)]
@@ -207,10 +207,10 @@ impl<const AXES: usize> Forward for InstanceNorm<AXES> {
 /// Layer normalization over the last dimensions.
 #[derive(Module, Clone, Debug)]
 pub struct LayerNorm {
-    /// The extents of the last dimensions.
+    /// The weight, with the extents of the last dimensions.
     #[module(parameter)]
     pub weight: Option<Tensor>,
-    /// The extents of the last dimensions.
+    /// The bias, with the extents of the last dimensions.
     #[module(parameter)]
     pub bias: Option<Tensor>,
     /// The extents of the last dimensions.
@@ -258,7 +258,7 @@ impl LayerNorm {
         }
     }
 
-    /// Returns the result for the sum of an input and a branch, and the sum: see [`functional::add_layer_norm`].
+    /// Returns the result for the sum of an input and a branch, and the sum itself: see [`functional::add_layer_norm`].
     ///
     /// # Errors
     /// Those of [`functional::add_layer_norm`]; [`Error::is_invalid_argument`] without weight and bias.
@@ -282,16 +282,16 @@ impl Forward for LayerNorm {
     }
 }
 
-/// The last dimensions over the root of their mean square.
+/// Normalization of the last dimensions by the root of their mean square.
 #[derive(Module, Clone, Debug)]
 pub struct RMSNorm {
-    /// The extents of the last dimensions.
+    /// The weight, with the extents of the last dimensions.
     #[module(parameter)]
     pub weight: Option<Tensor>,
     /// The extents of the last dimensions.
     #[module(skip)]
     pub normalized_shape: Vec<usize>,
-    /// The number that is added to the mean square; the dtype's own by default.
+    /// The number that is added to the mean square; by default the dtype's machine epsilon.
     #[module(skip)]
     pub eps: Option<f64>,
 }
@@ -318,13 +318,13 @@ impl Forward for RMSNorm {
     }
 }
 
-/// Normalization of groups of channels over all their places: (batch, channels, …) to the same.
+/// Normalization of groups of channels over all their positions: (batch, channels, …) to the same.
 #[derive(Module, Clone, Debug)]
 pub struct GroupNorm {
-    /// (channels).
+    /// The weight, (channels).
     #[module(parameter)]
     pub weight: Option<Tensor>,
-    /// (channels).
+    /// The bias, (channels).
     #[module(parameter)]
     pub bias: Option<Tensor>,
     /// The number of groups.
@@ -362,7 +362,7 @@ impl Forward for GroupNorm {
     }
 }
 
-/// Each element over a power of the sum of squares of its neighbours among the channels.
+/// Normalization of each element by a power of the sum of squares of its neighbours among the channels.
 #[derive(Module, Clone, Copy, PartialEq, Debug)]
 pub struct LocalResponseNorm {
     /// The number of channels that are summed.
@@ -380,7 +380,7 @@ pub struct LocalResponseNorm {
 }
 
 impl LocalResponseNorm {
-    /// Makes a layer over `size` channels, with PyTorch's numbers.
+    /// Makes a layer over `size` channels, with PyTorch's defaults.
     pub fn new(size: usize) -> Self {
         Self { size, alpha: 1e-4, beta: 0.75, k: 1.0 }
     }

@@ -11,14 +11,14 @@ use thalweg_tensor::caller::in_call;
 /// [`Recurrent::forward_packed`](super::Recurrent::forward_packed) takes it.
 #[derive(Clone, Debug)]
 pub struct PackedSequence {
-    /// (sum of lengths, …): the first elements of all sequences, the longest sequence first, then the second elements of those that
-    /// have one, and so on.
+    /// The elements, (sum of lengths, …): the first elements of all sequences, the longest sequence first, then the second
+    /// elements of those that have one, and so on.
     pub data: Tensor,
-    /// The number of sequences that have an element at each step. It never grows.
+    /// The number of sequences that have an element at each step. It never increases.
     pub batch_sizes: Vec<usize>,
-    /// (batch) of i64: the sequences of the batch from the longest to the shortest; none if the batch has them so.
+    /// The sequences of the batch from the longest to the shortest, (batch) of i64; `None` if the batch already has this order.
     pub sorted_indices: Option<Tensor>,
-    /// (batch) of i64: where each sequence of the batch is among the sorted ones; none if the batch has them so.
+    /// The position of each sequence of the batch among the sorted ones, (batch) of i64; `None` if the batch is already sorted.
     pub unsorted_indices: Option<Tensor>,
 }
 
@@ -26,8 +26,8 @@ impl PackedSequence {
     /// Returns the number of sequences.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the sizes of the batches are none, zero or growing, if they are not those of the data, or if
-    /// the indices have another shape.
+    /// [`Error::is_invalid_argument`] if the batch sizes are empty, zero or increasing, if they do not match the data, or if the
+    /// indices have another shape.
     pub(super) fn batch(&self) -> Result<usize> {
         let Self { data, batch_sizes, sorted_indices, unsorted_indices } = self;
         let sum = batch_sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
@@ -52,10 +52,10 @@ impl PackedSequence {
     }
 }
 
-/// The place where the elements of packed sequences are in the padded batch.
+/// The positions of the elements of packed sequences in the padded batch.
 struct Places {
     batch_sizes: Vec<usize>,
-    /// Sequences from the longest to the shortest.
+    /// The sequences from the longest to the shortest.
     order: Vec<usize>,
 }
 
@@ -73,7 +73,7 @@ impl Places {
         Ok(Self { batch_sizes: sizes.collect(), order })
     }
 
-    /// Returns the place of each packed element in a padded batch of `(steps, batch)`, or of `(batch, steps)`.
+    /// Returns the index of each packed element in a padded batch of `(steps, batch)`, or of `(batch, steps)`.
     fn flat(batch_sizes: &[usize], order: &[usize], steps: usize, batch_first: bool) -> Vec<i64> {
         let place = |step: usize, sequence: usize| match batch_first {
             true => sequence * steps + step,
@@ -90,8 +90,8 @@ fn indices(list: &[i64], beside: &Tensor) -> Result<Tensor> {
     Tensor::from_slice(list, &[list.len()], beside.device())
 }
 
-/// Returns a padded batch (steps, batch, …), or (batch, steps, …) with `batch_first`, packed. With `enforce_sorted` the sequences
-/// come from the longest to the shortest; otherwise they are sorted, and [`pad_packed_sequence`] restores their order.
+/// Packs a padded batch (steps, batch, …), or (batch, steps, …) with `batch_first`. With `enforce_sorted` the sequences must be
+/// ordered from the longest to the shortest; otherwise they are sorted, and [`pad_packed_sequence`] restores their order.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if lengths are zero, do not fit the batch, or are not sorted although they should be.
@@ -139,8 +139,9 @@ pub fn pack_padded_sequence(
     })
 }
 
-/// Returns packed sequences padded to (steps, batch, …), or (batch, steps, …) with `batch_first`, with their lengths. There are
-/// `total_length` steps, or as many as the longest sequence has. *Blocks* if the sequences were sorted, until their order is read.
+/// Pads packed sequences to (steps, batch, …), or (batch, steps, …) with `batch_first`, and returns them with their lengths.
+/// There are `total_length` steps, by default the length of the longest sequence. If the sequences were sorted, *blocks* until
+/// their order is read.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if `total_length` is shorter than a sequence, or the sizes or indices are not those of a packed
@@ -190,10 +191,10 @@ pub fn pad_packed_sequence(
     })
 }
 
-/// Returns sequences of shapes (steps, …) padded to the longest, as (steps, batch, …), or (batch, steps, …) with `batch_first`.
+/// Pads sequences of shapes (steps, …) to the longest, as (steps, batch, …), or (batch, steps, …) with `batch_first`.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if there is none, or their elements differ in shape.
+/// [`Error::is_invalid_argument`] if there are no sequences, or their elements differ in shape.
 #[track_caller]
 pub fn pad_sequence(
     sequences: &[Tensor],
@@ -215,7 +216,7 @@ pub fn pad_sequence(
     })
 }
 
-/// Returns sequences of shapes (steps, …) packed.
+/// Packs sequences of shapes (steps, …).
 ///
 /// # Errors
 /// Those of [`pad_sequence`] and [`pack_padded_sequence`].

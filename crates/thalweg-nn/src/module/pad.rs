@@ -1,5 +1,5 @@
-//! Padding of the last axes. Widths are those in front of and behind each axis, the last axis first, as in PyTorch; negative ones
-//! cut.
+//! Padding of the last axes. The widths are those before and after each axis, the last axis first, as in PyTorch; negative widths
+//! remove elements.
 
 use std::panic::Location;
 
@@ -30,23 +30,23 @@ macro_rules! pads {
 }
 
 pads! {
-    /// Zeros around the input.
+    /// Padding with zeros.
     ZeroPad |this, x| x.constant_pad_nd(&this.padding, 0.0);
-    /// The input mirrored at its ends, which are not repeated.
+    /// Padding by mirroring the input at its ends, which are not repeated.
     ReflectionPad |this, x| match this.padding.len() {
         2 => x.reflection_pad1d(&this.padding),
         4 => x.reflection_pad2d(&this.padding),
         6 => x.reflection_pad3d(&this.padding),
         count => Err(uneven(count)),
     };
-    /// The input's ends repeated.
+    /// Padding by repeating the input's ends.
     ReplicationPad |this, x| match this.padding.len() {
         2 => x.replication_pad1d(&this.padding),
         4 => x.replication_pad2d(&this.padding),
         6 => x.replication_pad3d(&this.padding),
         count => Err(uneven(count)),
     };
-    /// The input from its other end.
+    /// Padding with the elements of the opposite end.
     CircularPad |this, x| circular(x, &this.padding);
 }
 
@@ -79,7 +79,7 @@ fn circular(x: &Tensor, padding: &[i64]) -> Result<Tensor> {
     })
 }
 
-/// One value around the input.
+/// Padding with one value.
 #[derive(Module, Clone, PartialEq, Debug)]
 pub struct ConstantPad {
     /// Two widths per axis, the last axis first.

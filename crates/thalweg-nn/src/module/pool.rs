@@ -18,13 +18,13 @@ pub struct MaxPool<const AXES: usize> {
     /// The extents of a window.
     #[module(skip)]
     pub kernel_size: [usize; AXES],
-    /// The way from one window to the next: the extents by default.
+    /// The distance from one window to the next: by default the window's extents.
     #[module(skip)]
     pub stride: Option<[usize; AXES]>,
     /// The width of the border, whose elements are never the greatest: at most half of the extents.
     #[module(skip)]
     pub padding: [usize; AXES],
-    /// The way from one element of a window to the next.
+    /// The distance from one element of a window to the next.
     #[module(skip)]
     pub dilation: [usize; AXES],
     /// Whether the number of windows is rounded up.
@@ -40,7 +40,7 @@ pub type MaxPool2d = MaxPool<2>;
 pub type MaxPool3d = MaxPool<3>;
 
 impl<const AXES: usize> MaxPool<AXES> {
-    /// Makes a pool of windows side by side.
+    /// Makes a pool of adjacent windows.
     pub fn new(kernel_size: [usize; AXES]) -> Self {
         Self { kernel_size, stride: None, padding: [0; AXES], dilation: [1; AXES], ceil_mode: false }
     }
@@ -62,7 +62,7 @@ impl<const AXES: usize> MaxPool<AXES> {
         )
     }
 
-    /// Returns the greatest elements and their places in the plane (`return_indices=True`).
+    /// Returns the greatest elements and their indices in the plane (`return_indices=True`).
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the windows do not fit the input.
@@ -88,19 +88,19 @@ pub struct AvgPool<const AXES: usize> {
     /// The extents of a window.
     #[module(skip)]
     pub kernel_size: [usize; AXES],
-    /// The way from one window to the next: the extents by default.
+    /// The distance from one window to the next: by default the window's extents.
     #[module(skip)]
     pub stride: Option<[usize; AXES]>,
-    /// The width of the border of zeros: at most half of the extents.
+    /// The width of the zero padding: at most half of the extents.
     #[module(skip)]
     pub padding: [usize; AXES],
     /// Whether the number of windows is rounded up.
     #[module(skip)]
     pub ceil_mode: bool,
-    /// Whether the border counts in the mean.
+    /// Whether the padding counts in the mean.
     #[module(skip)]
     pub count_include_pad: bool,
-    /// The number that sums are divided by, if it is not that of the elements. Not of sequences.
+    /// The divisor of sums, if it is not the number of elements. Not supported for sequences.
     #[module(skip)]
     pub divisor_override: Option<i64>,
 }
@@ -113,7 +113,7 @@ pub type AvgPool2d = AvgPool<2>;
 pub type AvgPool3d = AvgPool<3>;
 
 impl<const AXES: usize> AvgPool<AXES> {
-    /// Makes a pool of windows side by side.
+    /// Makes a pool of adjacent windows.
     pub fn new(kernel_size: [usize; AXES]) -> Self {
         Self {
             kernel_size,
@@ -150,7 +150,7 @@ pub struct LPPool<const AXES: usize> {
     /// The extents of a window.
     #[module(skip)]
     pub kernel_size: [usize; AXES],
-    /// The way from one window to the next: the extents by default.
+    /// The distance from one window to the next: by default the window's extents.
     #[module(skip)]
     pub stride: Option<[usize; AXES]>,
     /// Whether the number of windows is rounded up.
@@ -174,13 +174,13 @@ impl<const AXES: usize> Forward for LPPool<AXES> {
 /// The number of windows that a [`FractionalMaxPool`] has along each axis.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FractionalSize<const AXES: usize> {
-    /// So many.
+    /// This number of windows.
     Size([usize; AXES]),
-    /// This part of the input's extents, between 0 and 1, rounded down.
+    /// This fraction of the input's extents, between 0 and 1, rounded down.
     Ratio([f64; AXES]),
 }
 
-/// The greatest element of windows whose places are drawn anew at each call (`torch.nn.FractionalMaxPool2d` and `3d`).
+/// The greatest element of windows whose positions are drawn anew at each call (`torch.nn.FractionalMaxPool2d` and `3d`).
 #[derive(Module, Clone, Debug)]
 pub struct FractionalMaxPool<const AXES: usize> {
     /// The extents of a window.
@@ -189,14 +189,14 @@ pub struct FractionalMaxPool<const AXES: usize> {
     /// The numbers of windows.
     #[module(skip)]
     pub output_size: FractionalSize<AXES>,
-    /// The generator that places are drawn from.
+    /// The generator from which positions are drawn.
     #[module(skip)]
     pub generator: Arc<DeviceGenerator>,
 }
 
 impl<const AXES: usize> FractionalMaxPool<AXES> {
-    /// Returns the greatest elements and their places in the planes of the input, of windows that samples place: numbers from 0 to 1,
-    /// (batch, channels, axes), of the input's dtype. Asynchronous.
+    /// Returns the greatest elements and their indices in the planes of the input, for windows placed by samples: numbers from 0
+    /// to 1, (batch, channels, axes), of the input's dtype. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -250,18 +250,18 @@ impl<const AXES: usize> Forward for FractionalMaxPool<AXES> {
     }
 }
 
-/// The mean of each of so many windows that cover the input.
+/// The mean of each of a given number of windows that cover the input.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdaptiveAvgPool<const AXES: usize> {
-    /// The numbers of windows; as many as the input has elements where there is none.
+    /// The numbers of windows; by default the input's extents.
     #[module(skip)]
     pub output_size: [Option<usize>; AXES],
 }
 
-/// The greatest element of each of so many windows that cover the input.
+/// The greatest element of each of a given number of windows that cover the input.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdaptiveMaxPool<const AXES: usize> {
-    /// The numbers of windows; as many as the input has elements where there is none.
+    /// The numbers of windows; by default the input's extents.
     #[module(skip)]
     pub output_size: [Option<usize>; AXES],
 }

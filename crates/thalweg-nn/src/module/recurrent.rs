@@ -1,7 +1,7 @@
-//! Recurrent networks, with PyTorch's names and layouts: the gates of a weight lie one behind the other in its rows.
+//! Recurrent networks, with PyTorch's names and layouts: the gates of a weight are consecutive blocks of its rows.
 //!
-//! A layer multiplies the whole sequence with its input weight at once; the recurrence is a loop over time on the host, a step of which is a product
-//! and one kernel.
+//! A layer multiplies the entire sequence by its input weight at once; the recurrence is a loop over time on the host, in which
+//! each step is a product and one kernel.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::functional::{self, operator};
 
 /// A kind of recurrent network: its computation at a step of time.
 pub trait RecurrentStep {
-    /// Blocks of rows in a weight.
+    /// The number of blocks of rows in a weight.
     const GATES: usize;
-    /// States: the hidden one, and more.
+    /// The number of states, including the hidden one.
     const STATES: usize;
 
     /// Returns the next states, from the input's part and the hidden state's part of the gates, and the states.
@@ -63,7 +63,7 @@ impl RecurrentStep for Gated {
 /// Elman's network: one gate, state h.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Elman {
-    /// Whether max(0, x) takes the place of tanh (`nonlinearity='relu'`).
+    /// Whether max(0, x) replaces tanh (`nonlinearity='relu'`).
     pub relu: bool,
 }
 
@@ -80,17 +80,17 @@ impl RecurrentStep for Elman {
 /// The options of a [`Recurrent`] network.
 #[derive(Clone, Debug)]
 pub struct RecurrentOptions {
-    /// Layers, each over the results of the one before it.
+    /// The number of layers, each over the results of the previous one.
     pub num_layers: usize,
     /// Whether there are biases.
     pub bias: bool,
     /// Whether the batch comes before the sequence.
     pub batch_first: bool,
-    /// The probability with which what goes from layer to layer is dropped in training, and its generator.
+    /// The probability with which elements between layers are dropped in training, and its generator.
     pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
     /// Whether each layer runs in both directions.
     pub bidirectional: bool,
-    /// Features that hidden states are projected to; 0 for no projection. Of an LSTM only.
+    /// The number of features to which hidden states are projected; 0 for no projection. Only for an LSTM.
     pub proj_size: usize,
 }
 
@@ -105,17 +105,17 @@ impl Default for RecurrentOptions {
 /// The tensors of one layer in one direction, or of a cell.
 #[derive(Module, Clone, Debug)]
 struct Weights {
-    /// (gates · hidden, in).
+    /// The weight of the input, (gates · hidden, in).
     #[module(parameter)]
     weight_ih: Tensor,
-    /// (gates · hidden, hidden or projected).
+    /// The weight of the hidden state, (gates · hidden, hidden or projected).
     #[module(parameter)]
     weight_hh: Tensor,
     #[module(parameter)]
     bias_ih: Option<Tensor>,
     #[module(parameter)]
     bias_hh: Option<Tensor>,
-    /// (projected, hidden).
+    /// The weight of the projection, (projected, hidden).
     #[module(parameter)]
     weight_hr: Option<Tensor>,
 }
@@ -163,7 +163,7 @@ pub struct Recurrent<K> {
     kind: K,
     options: RecurrentOptions,
     hidden: usize,
-    /// Layer by layer, forwards and then backwards.
+    /// The weights of each layer, forwards and then backwards.
     layers: Vec<Weights>,
     training: bool,
 }
@@ -193,7 +193,7 @@ impl<K: RecurrentStep + Default> Recurrent<K> {
 }
 
 impl<K: RecurrentStep> Recurrent<K> {
-    /// Makes a network that steps as `kind` says.
+    /// Makes a network whose steps are those of `kind`.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if an option does not fit.
@@ -235,7 +235,7 @@ impl<K: RecurrentStep> Recurrent<K> {
     /// Returns the hidden states of the last layer at each step, and the last states: `h_n`, and `c_n` of an LSTM.
     ///
     /// The input is (length, batch, features), or (batch, length, features) with `batch_first`, or (length, features); states are
-    /// (layers · directions, batch, hidden), and zeros where there are none. Asynchronous.
+    /// (layers · directions, batch, hidden), by default zeros. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -272,7 +272,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         })
     }
 
-    /// Returns the hidden states of the last layer, packed as the input is, and the last states of every sequence, in the order of
+    /// Returns the hidden states of the last layer, packed like the input, and the last states of every sequence, in the order of
     /// the batch. States are those of [`Self::forward`]. Asynchronous.
     ///
     /// # Errors
@@ -390,8 +390,8 @@ impl<K: RecurrentStep> Recurrent<K> {
         Ok((Tensor::stack(&results, 0)?, states))
     }
 
-    /// Runs one layer in one direction over a packed sequence. A sequence that has ended keeps its states; backwards, one begins with the
-    /// first states where it ends.
+    /// Runs one layer in one direction over a packed sequence. A sequence that has ended keeps its states; backwards, a sequence
+    /// begins at its end with the initial states.
     fn run_packed(
         &self,
         weights: &Weights,
@@ -406,7 +406,7 @@ impl<K: RecurrentStep> Recurrent<K> {
             steps.reverse();
         }
         let mut results = Vec::with_capacity(steps.len());
-        // What has ended, the latest end first.
+        // The states of sequences that have ended, the latest end first.
         let mut ended: Vec<Vec<Tensor>> = vec![Vec::new(); first.len()];
         let start = if backwards { steps[0].shape()[0] } else { batch_sizes[0] };
         let mut states = first.iter().map(|state| state.narrow(0, 0, start)).collect::<Result<Vec<_>>>()?;
@@ -498,7 +498,7 @@ impl<K: RecurrentStep + Default> RecurrentCell<K> {
 }
 
 impl<K: RecurrentStep> RecurrentCell<K> {
-    /// Makes a cell that steps as `kind` says.
+    /// Makes a cell whose step is that of `kind`.
     ///
     /// # Errors
     /// Those of the allocation.
@@ -515,8 +515,8 @@ impl<K: RecurrentStep> RecurrentCell<K> {
         Ok(Self { kind, weights: Weights::new([K::GATES, inputs, hidden, 0], bias, generator, device)? })
     }
 
-    /// Returns the states after a step, from an input (batch, features) or (features) and states (batch, hidden) or (hidden), which
-    /// are zeros where there are none. Asynchronous.
+    /// Returns the states after a step, from an input (batch, features) or (features) and states (batch, hidden) or (hidden), by
+    /// default zeros. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.

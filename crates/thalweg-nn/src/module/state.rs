@@ -12,7 +12,7 @@ use super::{Entry, EntryMut, Module, walk, walk_mut};
 /// Tensors by name, in the order of the module (`state_dict`).
 pub type StateDict = IndexMap<String, Tensor>;
 
-/// The names that only a module or only what was saved has.
+/// The names that only the module or only the saved state has.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct IncompatibleKeys {
     /// Names of the module that were not saved.
@@ -61,7 +61,7 @@ fn collect<M: Module + ?Sized>(module: &M, prefix: &str, dictionary: &mut StateD
     }
 }
 
-/// Overwrites what a module has with what was saved.
+/// Overwrites the tensors of a module with saved ones.
 pub(super) fn load<M: Module + ?Sized>(
     module: &M,
     saved: &StateDict,
@@ -105,7 +105,7 @@ pub(super) fn load<M: Module + ?Sized>(
     Ok(keys)
 }
 
-/// Replaces every parameter and buffer by what a function makes of it.
+/// Replaces every parameter and buffer by the result of a function.
 pub(super) fn convert<M: Module + ?Sized>(
     module: &mut M,
     location: &'static Location<'static>,

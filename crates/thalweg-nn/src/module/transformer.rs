@@ -1,7 +1,7 @@
 //! Attention, and a small decoder-only transformer.
 //!
-//! Activations lie as (tokens, batch, features), PyTorch's default for `torch.nn.MultiheadAttention`. The heads of queries, keys
-//! and values are then matrices that products read and write where they lie: a layer copies nothing.
+//! Activations are (tokens, batch, features), PyTorch's default for `torch.nn.MultiheadAttention`. The heads of queries, keys and
+//! values are then matrices that products read and write in place: a layer copies nothing.
 
 use std::panic::Location;
 
@@ -18,15 +18,16 @@ fn invalid(text: String) -> Error {
     Error::invalid(text).at(outermost(Location::caller()))
 }
 
-/// Returns so many times as many features.
+/// Returns a multiple of a number of features.
 fn times(features: usize, count: usize) -> Result<usize> {
     features.checked_mul(count).ok_or_else(|| invalid(format!("{features} features are too many")))
 }
 
 /// Self-attention with several heads: (tokens, batch, features) to the same.
 ///
-/// One projection gives queries, keys and values head by head, so that the products read them where they lie: the rows of its weight
-/// are (head, query or key or value, feature of the head). [`MultiheadAttention`](super::MultiheadAttention) has PyTorch's rows.
+/// One projection computes queries, keys and values head by head, so that the products read them in place: the rows of its weight
+/// are (head, query or key or value, feature of the head). [`MultiheadAttention`](super::MultiheadAttention) has PyTorch's order
+/// of rows.
 #[derive(Module, Clone, Debug)]
 pub struct SelfAttention {
     #[module(name = "in_proj")]
@@ -40,7 +41,7 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Creates a layer over `features` features, of which each of `heads` heads gets an equal part.
+    /// Creates a layer over `features` features, divided evenly among `heads` heads.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -58,14 +59,14 @@ impl SelfAttention {
         Ok(Self { projection, output, heads, is_causal })
     }
 
-    /// Returns [`Forward::forward`] plus an addend of the input's shape.
+    /// Returns the result of [`Forward::forward`] plus an addend of the input's shape.
     #[track_caller]
     pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
         self.output.forward_add(&self.heads_result(input)?, addend)
     }
 
-    /// Returns the heads' results side by side, before the output layer.
+    /// Returns the heads' results joined, before the output layer.
     #[track_caller]
     fn heads_result(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
@@ -89,7 +90,7 @@ impl Forward for SelfAttention {
     }
 }
 
-/// A layer of a transformer: x + attention(norm(x)), then x + mlp(norm(x)), with GELU between the two products of the latter.
+/// A layer of a transformer: x + attention(norm(x)), then x + mlp(norm(x)), with GELU between the two products of the MLP.
 #[derive(Module, Clone, Debug)]
 pub struct TransformerBlock {
     #[module(name = "norm1")]
@@ -105,7 +106,7 @@ pub struct TransformerBlock {
 }
 
 impl TransformerBlock {
-    /// Creates a causal layer over `features` features, four times as many inside of its second half.
+    /// Creates a causal layer over `features` features, with four times as many inside the MLP.
     #[track_caller]
     pub fn new(features: usize, heads: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -136,13 +137,13 @@ impl Forward for TransformerBlock {
 pub struct TransformerOptions {
     /// The number of different tokens.
     pub vocabulary: usize,
-    /// The most tokens of a sequence.
+    /// The maximum number of tokens of a sequence.
     pub context: usize,
     /// The number of layers.
     pub layers: usize,
-    /// Features of a token.
+    /// The number of features of a token.
     pub features: usize,
-    /// Heads of a layer.
+    /// The number of heads of a layer.
     pub heads: usize,
 }
 

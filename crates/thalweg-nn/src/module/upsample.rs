@@ -1,4 +1,4 @@
-//! Images of another size.
+//! Modules that resize images.
 
 use std::panic::Location;
 
@@ -19,7 +19,7 @@ pub struct Upsample {
     /// The factors, or one for all axes.
     #[module(skip)]
     pub scale_factor: Option<Vec<f64>>,
-    /// The way in which elements are found.
+    /// The way in which elements are computed.
     #[module(skip)]
     pub mode: UpsampleMode,
 }
@@ -33,10 +33,10 @@ impl Forward for Upsample {
     }
 }
 
-/// Channels that become places: (…, channels · r², height, width) to (…, channels, height · r, width · r).
+/// Rearrangement of channels into pixels: (…, channels · r², height, width) to (…, channels, height · r, width · r).
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PixelShuffle {
-    /// r.
+    /// The factor r.
     #[module(skip)]
     pub upscale_factor: i64,
 }
@@ -49,10 +49,10 @@ impl Forward for PixelShuffle {
     }
 }
 
-/// Places that become channels: the inverse of [`PixelShuffle`].
+/// Rearrangement of pixels into channels: the inverse of [`PixelShuffle`].
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PixelUnshuffle {
-    /// r.
+    /// The factor r.
     #[module(skip)]
     pub downscale_factor: i64,
 }

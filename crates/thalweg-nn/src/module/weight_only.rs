@@ -9,30 +9,31 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Forward, Linear, Module};
 
-/// The integers that a weight becomes.
+/// The integer format of a weight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntegerFormat {
     /// 8 bits, with a scale per output feature: half the memory of bfloat16.
     Int8,
     /// 4 bits, with a scale and a zero point per output feature and group of input features: about a quarter of the memory.
     Int4 {
-        /// The input features that share a scale: 32, 64, 128 or 256, a divisor of all.
+        /// The number of input features that share a scale: 32, 64, 128 or 256, a divisor of the number of input features.
         group: usize,
     },
 }
 
-/// `input · weightᵀ + bias` with a weight of integers, each times the scale of its row or group, for inference (the weight-only quantization of torchao). One
-/// to sixteen rows are multiplied by the integers as they are read, so that a step of a decoder takes as long as it takes to read them; for more rows the weight
-/// is converted first. Input (…, in) and result (…, out) have the dtype that the layer was made of. There is no gradient.
+/// `input · weightᵀ + bias` with a weight of integers, each times the scale of its row or group, for inference (the weight-only
+/// quantization of torchao). One to sixteen rows are multiplied directly by the integers as they are read, so that a step of a
+/// decoder takes only the time to read them; for more rows the weight is converted first. Input (…, in) and result (…, out) have
+/// the dtype of the layer that it was made from. There is no gradient.
 #[derive(Module, Clone, Debug)]
 pub struct WeightOnlyLinear {
-    /// (out, in) of int8; or 4-bit integers as [`Tensor::convert_weight_to_int4pack`] packs them.
+    /// The weight, (out, in) of int8, or 4-bit integers in the packing of [`Tensor::convert_weight_to_int4pack`].
     #[module(buffer)]
     pub weight: Tensor,
-    /// (out); or (in / group, out, 2): scales and zero points.
+    /// The scales, (out), or the scales and zero points, (in / group, out, 2).
     #[module(buffer)]
     pub scales: Tensor,
-    /// (out).
+    /// The bias, (out).
     #[module(parameter)]
     pub bias: Option<Tensor>,
     /// The format of the weight.
@@ -41,12 +42,12 @@ pub struct WeightOnlyLinear {
 }
 
 impl WeightOnlyLinear {
-    /// Makes a layer of another: each weight is rounded to the nearest of 255 steps between the greatest magnitude of its row and its negative (8 bits), or of 16
-    /// between the least and the greatest of its group (4 bits). The bias is shared.
+    /// Makes a layer from another: each weight is rounded to the nearest of 255 steps between the greatest magnitude of its row
+    /// and its negative (8 bits), or of 16 between the least and the greatest of its group (4 bits). The bias is shared.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] for a weight of another dtype than float32, float16 and bfloat16; with 4 bits, for one whose output features are not a multiple
-    /// of 8, or whose input features are none of the group.
+    /// [`Error::is_invalid_argument`] for a weight of another dtype than float32, float16 and bfloat16; with 4 bits, for one
+    /// whose output features are not a multiple of 8, or whose input features are not a multiple of the group.
     #[track_caller]
     pub fn of(layer: &Linear, format: IntegerFormat) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -88,14 +89,14 @@ impl Forward for WeightOnlyLinear {
     }
 }
 
-/// Returns 1 where there is 0, which nothing can be divided by.
+/// Returns divisors: the elements with 0 replaced by 1.
 fn divisor(x: &Tensor) -> Result<Tensor> {
     x.add(&x.eq_scalar(0.0)?.to_dtype(x.dtype())?)
 }
 
 fn int8(weight: &Tensor) -> Result<(Tensor, Tensor)> {
     let exact = weight.to_dtype(DType::F32)?;
-    // The scale that the product multiplies by: what its dtype makes of it.
+    // The scale by which the product multiplies, rounded to its dtype.
     let scales = exact.abs()?.amax(&[-1], true)?.mul_scalar(1.0 / 127.0)?.to_dtype(weight.dtype())?;
     let steps = exact.div(&divisor(&scales.to_dtype(DType::F32)?)?)?.round()?;
     Ok((steps.clamp(-127.0, 127.0)?.to_dtype(DType::I8)?, scales.reshape(&[weight.shape()[0]])?))
@@ -113,7 +114,7 @@ fn int4(weight: &Tensor, group: usize) -> Result<(Tensor, Tensor)> {
     }
     let exact = weight.to_dtype(DType::F32)?.reshape(&[outputs, inputs / group, group])?;
     let (least, greatest) = (exact.amin(&[-1], true)?, exact.amax(&[-1], true)?);
-    // As the product has them, rounded.
+    // Rounded to the dtype of the product.
     let rounded = |x: &Tensor| x.to_dtype(weight.dtype())?.to_dtype(DType::F32);
     let scale = rounded(&greatest.sub(&least)?.mul_scalar(1.0 / 15.0)?)?;
     let zero = rounded(&least.add(&scale.mul_scalar(8.0)?)?)?;

@@ -1,9 +1,10 @@
-//! Adafactor (N. Shazeer and M. Stern, *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, 2018), as PyTorch has it.
+//! Adafactor (N. Shazeer and M. Stern, *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, 2018), in PyTorch's
+//! version.
 //!
-//! It is not an entry of the table of fused optimizers ([`thalweg_ops::optimizer`]), where a step is a formula over the elements of the
-//! parameter and of states of its shape. Here a matrix keeps two states of other shapes, the means of squares over rows and over columns,
-//! and a step needs means over a dimension and two norms of whole tensors before it changes the first element. So it is a [`CompositeRule`]: options,
-//! states and one function of operators; all else is [`CompositeOptimizer`]'s.
+//! It is not an entry of the table of fused optimizers ([`thalweg_ops::optimizer`]), where a step is a formula over the elements
+//! of the parameter and of states of its shape. Here a matrix keeps two states of other shapes, the means of squares over rows
+//! and over columns, and a step needs means over a dimension and two norms of whole tensors before it changes the first element.
+//! It is therefore a [`CompositeRule`]: options, states and one function of operators; [`CompositeOptimizer`] does the rest.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
@@ -13,8 +14,8 @@ use super::ParameterState;
 use super::composite::{CompositeOptimizer, CompositeRule, refuse_below};
 use super::optimizer::is_at_least;
 
-/// Adafactor (`torch.optim.Adafactor`): of a matrix, only the means of squares over rows and columns are kept. Steps are counted on the
-/// device, so that a step can be captured, which PyTorch's cannot.
+/// Adafactor (`torch.optim.Adafactor`): for a matrix, only the means of squares over rows and columns are kept. Steps are counted
+/// on the device, so that a step can be captured, unlike PyTorch's.
 pub type Adafactor = CompositeOptimizer<AdafactorOptions>;
 
 /// The options of [`Adafactor`], by PyTorch's names.
@@ -22,15 +23,16 @@ pub type Adafactor = CompositeOptimizer<AdafactorOptions>;
 pub struct AdafactorOptions {
     /// The greatest relative step, and the factor of the weight decay.
     pub lr: f64,
-    /// The power of the number of steps by which the variance forgets: at most 0.
+    /// The exponent of the step number in the decay of the variance: at most 0.
     pub beta2_decay: f64,
-    /// The least root of a variance (the dtype's precision where there is none), and the least size of a parameter that steps are relative to.
+    /// The least root of a variance (by default the dtype's precision), and the least magnitude of a parameter to which steps are
+    /// relative.
     pub eps: (Option<f64>, f64),
-    /// The size of an update above which it is made smaller: at least 1.
+    /// The magnitude above which an update is scaled down: at least 1.
     pub d: f64,
-    /// The part of each parameter that a step takes from it, times the learning rate.
+    /// The fraction of each parameter that a step subtracts from it, times the learning rate.
     pub weight_decay: f64,
-    /// Whether the loss is made large.
+    /// Whether the loss is maximized.
     pub maximize: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Clipping of gradients in place (`torch.nn.utils.clip_grad_norm_`, `clip_grad_value_`). The host learns nothing.
+//! Clipping of gradients in place (`torch.nn.utils.clip_grad_norm_`, `clip_grad_value_`). The host reads nothing.
 
 use std::panic::Location;
 
@@ -11,16 +11,17 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::no_grad;
 
-/// Scales the gradients of some parameters, in place, so that the norm of all of them together is at most `max_norm`, and returns
-/// the norm that they had: one element, f32, or f64 where a gradient is f64. `norm_type` is 2 in most uses, and infinity for the
-/// greatest magnitude.
+/// Scales the gradients of some parameters, in place, so that their total norm is at most `max_norm`, and returns their previous
+/// norm: one element of f32, or of f64 if a gradient is f64. `norm_type` is 2 in most uses, and infinity for the greatest
+/// magnitude.
 ///
-/// The factor is max_norm / (norm + 10⁻⁶), at most 1, as in PyTorch; a norm that is not a number makes all gradients none. Asynchronous: the
-/// gradients are read once for the norm, and once more where they are scaled, each time by one launch per 160 tensors.
+/// The factor is max_norm / (norm + 10⁻⁶), at most 1, as in PyTorch; if the norm is NaN, all gradients become NaN. Asynchronous:
+/// the gradients are read once for the norm, and once more where they are scaled, each time by one launch per 160 tensors.
 /// [`Optimizer::step_clipped`](super::Optimizer::step_clipped) scales them in the step's own launch.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, or a number is not above 0.
+/// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, or `max_norm` or `norm_type` is
+/// not above 0.
 #[track_caller]
 pub fn clip_grad_norm_<'a>(
     parameters: impl IntoIterator<Item = &'a Tensor>,
@@ -39,8 +40,8 @@ pub fn clip_grad_norm_<'a>(
     })
 }
 
-/// Returns the norm of the gradients of some parameters, and the number that they are to be divided by so that it is at most `max_norm`: one element
-/// of f32.
+/// Returns the norm of the gradients of some parameters, and the divisor that reduces it to at most `max_norm`: one element of
+/// f32.
 ///
 /// # Errors
 /// Those of [`clip_grad_norm_`].
@@ -63,7 +64,7 @@ pub(super) fn clip_scale<'a>(
     })
 }
 
-/// Returns the norm of all tensors together (`torch.nn.utils.get_total_norm`): one element, f32, or f64 where one of them is f64.
+/// Returns the total norm of all tensors (`torch.nn.utils.get_total_norm`): one element of f32, or of f64 if one of them is f64.
 /// Asynchronous.
 ///
 /// # Errors
@@ -86,7 +87,8 @@ fn norm(gradients: &Gradients, norm_type: f64) -> Result<Tensor> {
 }
 
 /// Scales the gradients of some parameters, in place, by max_norm / (norm + 10⁻⁶) where that is below 1
-/// (`torch.nn.utils.clip_grads_with_norm_`): for a norm that was computed elsewhere, of several ranks together, say. Asynchronous.
+/// (`torch.nn.utils.clip_grads_with_norm_`): for a norm that was computed elsewhere, for example over several ranks.
+/// Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the gradients are on several devices, or `max_norm` is not above 0.

@@ -14,22 +14,22 @@ use super::{GroupState, OptimizerState, ParameterState};
 /// The options of an optimizer whose step needs more than formulas over elements, with the step: the rule of a [`CompositeOptimizer`].
 ///
 /// A step that is a formula over the elements of parameter, gradient and states is an entry of the table
-/// (`thalweg_ops::optimizer`) instead, whose kernels step all parameters at once. Products of matrices and sums over a tensor are no
-/// such formulas, nor is a state of another shape than the parameter's.
+/// (`thalweg_ops::optimizer`) instead, whose kernels step all parameters at once. Matrix products, sums over a tensor, and states
+/// with another shape than the parameter's cannot be such formulas.
 pub trait CompositeRule: Copy + Debug {
     /// PyTorch's name of the optimizer.
     const TITLE: &'static str;
 
-    /// Returns the options by PyTorch's names, as a state dictionary has them; the learning rate is `lr`.
+    /// Returns the options by PyTorch's names, as in a state dictionary; the learning rate is `lr`.
     fn named(&self) -> Vec<(&'static str, f64)>;
 
     /// Returns the learning rate of the options.
     fn learning_rate(&mut self) -> &mut f64;
 
-    /// Refuses options that are out of their bounds, and parameters that the optimizer does not step.
+    /// Refuses options that are out of their bounds, and parameters that the optimizer does not support.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there are such.
+    /// [`Error::is_invalid_argument`] for such options or parameters.
     fn check(&self, parameters: &[Tensor]) -> Result<()>;
 
     /// Makes the states of a parameter, by PyTorch's names.
@@ -51,14 +51,14 @@ pub trait CompositeRule: Copy + Debug {
     ) -> Result<()>;
 }
 
-/// An optimizer of one group of parameters whose steps are written with operators. Nothing is read on the host, and the learning rate lies
-/// on the device, so that a captured step follows it.
+/// An optimizer of one group of parameters whose steps are written with operators. Nothing is read on the host, and the learning
+/// rate is in device memory, so that a captured step follows it.
 #[derive(Debug)]
 pub struct CompositeOptimizer<R> {
     options: R,
     parameters: Vec<Tensor>,
     states: Vec<ParameterState>,
-    /// One element of f64.
+    /// The learning rate: one element of f64.
     rate: Tensor,
 }
 
@@ -66,7 +66,8 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
     /// Makes an optimizer of parameters: contiguous leaves of floats, all on one device, none of which shares memory with another.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the parameters are not so, the optimizer does not step such, or an option is out of its bounds.
+    /// [`Error::is_invalid_argument`] if the parameters do not satisfy this or are not supported by the optimizer, or an option
+    /// is out of its bounds.
     #[track_caller]
     pub fn new(parameters: Vec<Tensor>, mut options: R) -> Result<Self> {
         at_line(Location::caller(), || {
@@ -86,15 +87,15 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
         &self.options
     }
 
-    /// Forgets all gradients.
+    /// Removes all gradients.
     pub fn zero_grad(&self) {
         self.parameters.iter().for_each(Tensor::zero_grad);
     }
 
-    /// Sets the learning rate. Asynchronous: later steps of the current stream have it, also replayed ones.
+    /// Sets the learning rate. Asynchronous: later steps of the current stream use it, including replayed ones.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is out of its bounds.
+    /// [`Error::is_invalid_argument`] if the learning rate is out of its bounds.
     #[track_caller]
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
         at_line(Location::caller(), || {
@@ -127,7 +128,7 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
             self.rate.record_stream(&stream);
             for (parameter, states) in self.parameters.iter().zip(&self.states) {
                 let Some(gradient) = parameter.grad() else { continue };
-                // They may have been made, or backward run, on another stream.
+                // The tensors may have been made, or backward run, on another stream.
                 for tensor in states.values().chain([parameter, &gradient]) {
                     tensor.record_stream(&stream);
                 }
@@ -138,7 +139,7 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
         at_line(Location::caller(), || no_grad(step))
     }
 
-    /// Returns states and options by PyTorch's names. The tensors are those that the optimizer goes on with.
+    /// Returns states and options by PyTorch's names. The tensors are the optimizer's own, not copies.
     pub fn state_dict(&self) -> OptimizerState {
         let options =
             self.options.named().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
@@ -162,7 +163,7 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
         })
     }
 
-    /// Returns the saved group, and every state with what is to be written into it.
+    /// Returns the saved group, and every state with the value to be written into it.
     fn saved_states<'a>(
         &'a self,
         saved: &'a OptimizerState,
@@ -198,7 +199,7 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
     }
 }
 
-/// Refuses an option that is below its least value.
+/// Refuses an option that is below its minimum.
 pub(super) fn refuse_below(title: &str, options: &[(&str, f64, f64)]) -> Result<()> {
     match options.iter().find(|(_, value, least)| !is_at_least(*value, *least)) {
         Some((name, value, least)) => {

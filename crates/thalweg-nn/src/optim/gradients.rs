@@ -1,4 +1,4 @@
-//! [`Gradients`]: gradients that are looked at and scaled together, by few launches.
+//! [`Gradients`]: gradients that are examined and scaled together, by few launches.
 
 use std::panic::Location;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -18,17 +18,18 @@ use thalweg_tensor::{Tensor, no_grad};
 pub(super) struct Gradients {
     operator: String,
     device: Device,
-    /// Each with its elements in order of memory: any order does for a sum, and for a product with one number.
+    /// The tensors, each with its elements in order of memory: the order does not matter for a sum, or for a product with one
+    /// number.
     tensors: Vec<Tensor>,
     location: &'static Location<'static>,
 }
 
-/// The factor that a list is multiplied by.
+/// The factor by which a list is multiplied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Factor {
     /// A number on the device.
     Given,
-    /// m / (n + 10⁻⁶), at most 1, of a norm n on the device and a scalar m.
+    /// m / (n + 10⁻⁶), at most 1, for a norm n on the device and a scalar m.
     OfNorm,
 }
 
@@ -38,7 +39,7 @@ static KERNELS: LazyLock<Mutex<Products>> = LazyLock::new(Mutex::default);
 type Products = FxHashMap<(Factor, [DType; 2]), Arc<ForeachKernel>>;
 
 impl Gradients {
-    /// Takes the gradients of those parameters that have one; `None` where none has.
+    /// Takes the gradients of those parameters that have one; `None` if none has.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -52,10 +53,10 @@ impl Gradients {
         (!gradients.is_empty()).then(|| Self::new(operator, gradients, location)).transpose()
     }
 
-    /// Takes tensors, whose use on the current stream is recorded.
+    /// Takes tensors, and records their use on the current stream.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there are none, or they are on several devices.
+    /// [`Error::is_invalid_argument`] if there are no tensors, or they are on several devices.
     pub(super) fn new(
         operator: &str,
         tensors: Vec<Tensor>,
@@ -84,7 +85,7 @@ impl Gradients {
     /// Returns the tensors that have elements, by dtype.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if one is not of floating-point numbers.
+    /// [`Error::is_invalid_argument`] if a tensor is not floating-point.
     fn lists(&self) -> Result<impl Iterator<Item = (DType, Vec<&Tensor>)>> {
         if let Some(other) = self.tensors.iter().find(|tensor| !tensor.dtype().is_floating_point()) {
             return Err(Error::invalid(format!(
@@ -99,7 +100,7 @@ impl Gradients {
         Ok(FLOATS.into_iter().map(move |dtype| (dtype, of(dtype).collect())))
     }
 
-    /// Returns f64 where a tensor is, else f32.
+    /// Returns f64 if a tensor is f64, else f32.
     pub(super) fn dtype(&self) -> DType {
         let is_wide = self.tensors.iter().any(|tensor| tensor.dtype() == DType::F64);
         if is_wide { DType::F64 } else { DType::F32 }
@@ -113,7 +114,7 @@ impl Gradients {
             let mut parts = Vec::new();
             for (dtype, list) in self.lists()? {
                 let kernel = Magnitudes { magnitude, dtype };
-                // What has gaps is copied: it is read once more.
+                // A tensor with gaps is copied, so it is read once more.
                 let dense = list.into_iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
                 for list in dense.chunks(CAPACITY) {
                     let tensors: Vec<_> =
@@ -133,13 +134,14 @@ impl Gradients {
         })
     }
 
-    /// Multiplies every element by a factor, in place: one element of f32 or f64 on the device. Products are rounded once.
+    /// Multiplies every element, in place, by a factor that is one element of f32 or f64 on the device. Products are rounded
+    /// once.
     pub(super) fn scale(&self, factor: &Tensor) -> Result<()> {
         self.multiply((Factor::Given, factor), &[], || Ok(factor.clone()))
     }
 
-    /// Multiplies every element by max_norm / (norm + 10⁻⁶) where that is below 1, in place: the norm is one element of f32 or f64 on the device.
-    /// Products are rounded once; where the norm is small enough no element is read.
+    /// Multiplies every element by max_norm / (norm + 10⁻⁶) where that is below 1, in place: the norm is one element of f32 or
+    /// f64 on the device. Products are rounded once; if the norm is small enough, no element is read.
     pub(super) fn clip(&self, norm: &Tensor, max_norm: f64) -> Result<()> {
         self.multiply((Factor::OfNorm, norm), &[max_norm.to_bits()], || {
             let room = norm.add_scalar(1e-6)?;
@@ -148,7 +150,8 @@ impl Gradients {
         })
     }
 
-    /// Multiplies every element by what a kernel makes of a number and scalars; tensors with gaps, by the factor that a function computes.
+    /// Multiplies every element by the factor that a kernel computes from a number and scalars; for tensors with gaps, a function
+    /// computes the factor.
     fn multiply(
         &self,
         (kind, number): (Factor, &Tensor),
@@ -192,7 +195,7 @@ fn item(tensor: &Tensor) -> ForeachItem {
     ForeachItem { elements: tensor.elements() as u64, addresses }
 }
 
-/// Returns the kernel that multiplies elements by a factor, of these dtypes. A factor of 1 leaves them as they are.
+/// Returns the kernel that multiplies elements by a factor, of these dtypes. A factor of 1 does not change them.
 fn product_kernel(kind: Factor, dtypes: [DType; 2]) -> Arc<ForeachKernel> {
     let [elements, number] = dtypes;
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! [`Group`]: parameters that are stepped with the same options, and the launches that do it.
+//! [`Group`]: parameters that are stepped with the same options, and the launches of a step.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,9 +20,9 @@ use thalweg_tensor::no_grad;
 /// element of f32 each.
 #[derive(Clone, Debug)]
 pub struct GradientScale {
-    /// The factor that the gradients were multiplied by, and are divided by.
+    /// The factor by which the gradients were multiplied, and are to be divided.
     pub scale: Tensor,
-    /// Not 0 where a gradient is not finite: then the step changes nothing, and does not count.
+    /// A number that is not 0 if a gradient is not finite: the step then changes nothing, and does not count.
     pub found_inf: Tensor,
 }
 
@@ -36,9 +36,9 @@ pub(super) struct Group {
     pub(super) learning_rate: Tensor,
     /// The learning rate that the host set last.
     pub(super) last_learning_rate: Mutex<f64>,
-    /// The scalar states in f32: a row of the numbers of steps, then one for each of the rule's; a column per parameter.
+    /// The scalar states in f32: a row of step counts, then one row per scalar state of the rule; one column per parameter.
     scalar_states: Tensor,
-    /// Whether steps are counted: whether a parameter has a state at all.
+    /// Whether steps are counted, which is the case if parameters have any state.
     pub(super) counts: bool,
     count_kernel: Arc<ForeachKernel>,
     step_kernels: Mutex<FxHashMap<Dtypes, Arc<ForeachKernel>>>,
@@ -48,36 +48,36 @@ pub(super) struct Group {
 #[derive(Debug)]
 pub(super) struct Parameter {
     pub(super) value: Tensor,
-    /// Those that the options need, in the rule's order.
+    /// The states that the options require, in the rule's order.
     pub(super) states: SmallVec<[Tensor; 4]>,
-    /// One element each: the number of steps, then the rule's.
+    /// The scalar states, one element each: the step count, then the rule's.
     pub(super) scalar_states: SmallVec<[Tensor; 2]>,
-    /// The cast that regions of autocast make of it.
+    /// The parameter's cast that regions of autocast use.
     cast: Option<Arc<KeptCast>>,
 }
 
-/// The dtypes of a parameter and its gradient, and of the cast that is written with it.
+/// The dtypes of a parameter and its gradient, and of the cast that is written with the parameter.
 type Dtypes = (DType, DType, Option<DType>);
 
 /// A parameter that is stepped.
 struct Stepped<'a> {
-    /// The number of it in its group.
+    /// The number of the parameter in its group.
     number: usize,
     parameter: &'a Parameter,
-    /// Its elements lie as the parameter's do.
+    /// The gradient, with its elements in the parameter's memory order.
     gradient: Tensor,
-    /// The cast that is written with it.
+    /// The cast that is written with the parameter.
     cast: Option<Tensor>,
 }
 
-/// A list of parameters of which one kernel steps all.
+/// A list of parameters that one kernel steps.
 struct List<'a> {
     dtypes: Dtypes,
     kernel: Arc<ForeachKernel>,
     parameters: Vec<Stepped<'a>>,
 }
 
-/// A step of a group for which nothing but the launches is left to do.
+/// A step of a group that is prepared up to its launches.
 pub(super) struct Prepared<'a> {
     group: &'a Group,
     lists: Vec<List<'a>>,
@@ -107,7 +107,7 @@ impl Group {
                     let states = values.states.iter().flatten().map(state).collect::<Result<_>>()?;
                     let column = scalar_states.select(1, number)?;
                     let scalar_states = column.unbind(0)?.into();
-                    // The cast of a region lies in the order of the dimensions.
+                    // The cast made by a region is in the order of the dimensions.
                     let cast = value.is_contiguous().then(|| KeptCast::of(&value)).flatten();
                     Ok(Parameter { value, states, scalar_states, cast })
                 })
@@ -137,7 +137,7 @@ impl Group {
         })
     }
 
-    /// Takes the learning rate from a tensor of one element, in the order of the current stream: nothing is read by the host.
+    /// Copies the learning rate from a tensor of one element, in the order of the current stream, without reading it on the host.
     pub(super) fn follow_learning_rate(&self, rate: &Tensor) -> Result<()> {
         no_grad(|| {
             let device = self.learning_rate.device();
@@ -149,7 +149,7 @@ impl Group {
         })
     }
 
-    /// Does all of a step of some parameters that can fail before its first launch.
+    /// Performs everything of a step of some parameters that can fail, before its first launch.
     pub(super) fn prepare(&self, is_stepped: impl Fn(&Tensor) -> bool) -> Result<Prepared<'_>> {
         let mut lists: Vec<List<'_>> = Vec::new();
         for (number, parameter) in
@@ -180,7 +180,7 @@ impl Group {
         kernels.entry(dtypes).or_insert_with(make).clone()
     }
 
-    /// Returns the arguments of a kernel beside the lists, behind the shared inputs.
+    /// Returns the arguments of a kernel after the lists and the shared inputs.
     fn scalars(&self) -> SmallVec<[u64; 8]> {
         self.values.numbers.iter().map(|number| number.to_bits()).collect()
     }
@@ -212,7 +212,8 @@ impl Prepared<'_> {
                 stream.launch_native(&launch, label_at(group.rule.step_label, location))?;
             }
             for Stepped { parameter, gradient, cast, .. } in parameters {
-                // They may have been made, or backward run, on another stream; and only this code reaches the states.
+                // The tensors may have been made, or backward run, on another stream; and only this code has access to the
+                // states.
                 gradient.record_stream(&stream);
                 for tensor in std::iter::once(&parameter.value).chain(&parameter.states).chain(cast) {
                     tensor.record_stream(&stream);
@@ -226,7 +227,7 @@ impl Prepared<'_> {
         Ok(())
     }
 
-    /// Counts the step for every parameter that has a gradient: the scalar states of neighbours are one item.
+    /// Counts the step for every parameter that has a gradient: the scalar states of consecutive parameters are one item.
     fn launch_count(
         &self,
         found_inf: &Tensor,
@@ -267,7 +268,7 @@ pub(super) fn memory_order(tensor: &Tensor) -> SmallVec<[usize; 8]> {
     order
 }
 
-/// Returns the elements of a tensor one after the other, in the order in which those of another lie in memory.
+/// Returns the elements of a tensor as a vector, in the order that those of another have in memory.
 fn in_order_of(tensor: &Tensor, other: &Tensor) -> Result<Tensor> {
     if other.is_contiguous() {
         tensor.contiguous()

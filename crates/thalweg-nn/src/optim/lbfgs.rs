@@ -1,4 +1,5 @@
-//! L-BFGS (J. Nocedal and S. J. Wright, *Numerical Optimization*, 2006, algorithms 7.4 and 3.5), with PyTorch's options and stops.
+//! L-BFGS (J. Nocedal and S. J. Wright, *Numerical Optimization*, 2006, algorithms 7.4 and 3.5), with PyTorch's options and
+//! stopping conditions.
 
 use std::collections::VecDeque;
 use std::panic::Location;
@@ -16,15 +17,15 @@ use super::optimizer::{check_parameters, is_at_least};
 pub struct LbfgsOptions {
     /// The length of a step along its direction, or the first to be tried by a line search.
     pub lr: f64,
-    /// Directions of a call of [`Lbfgs::step`] at most.
+    /// The maximum number of directions per call of [`Lbfgs::step`].
     pub max_iter: usize,
-    /// Evaluations of the loss in a call at most; a quarter more than `max_iter` where there is none.
+    /// The maximum number of evaluations of the loss per call; by default a quarter more than `max_iter`.
     pub max_eval: Option<usize>,
-    /// A call ends where no element of the gradient is greater.
+    /// The tolerance of the gradient: a call ends if no element is greater.
     pub tolerance_grad: f64,
-    /// A call ends where neither a parameter nor the loss changes by more.
+    /// The tolerance of changes: a call ends if neither a parameter nor the loss changes by more.
     pub tolerance_change: f64,
-    /// Steps that the approximation of the Hessian is made from.
+    /// The number of steps from which the Hessian is approximated.
     pub history_size: usize,
     /// Whether each step's length is searched until it satisfies the strong Wolfe conditions (`line_search_fn="strong_wolfe"`).
     pub strong_wolfe: bool,
@@ -45,7 +46,7 @@ impl Default for LbfgsOptions {
     }
 }
 
-/// The history of a step: its change of the parameters, that of the gradient, and 1 over their product.
+/// The history of a step: the changes of the parameters and of the gradient, and the reciprocal of their product.
 #[derive(Debug)]
 struct Past {
     step: Tensor,
@@ -53,7 +54,7 @@ struct Past {
     inverse: f64,
 }
 
-/// The state that one call leaves to the next.
+/// The state that is kept between calls.
 #[derive(Debug)]
 struct Memory {
     direction: Tensor,
@@ -79,7 +80,8 @@ impl Lbfgs {
     /// Makes an optimizer of parameters: contiguous leaves of floats, all on one device, none of which shares memory with another.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the parameters are not so, or of different dtypes, or an option is out of its bounds.
+    /// [`Error::is_invalid_argument`] if the parameters do not satisfy this, or have different dtypes, or an option is out of its
+    /// bounds.
     #[track_caller]
     pub fn new(parameters: Vec<Tensor>, options: LbfgsOptions) -> Result<Self> {
         at_line(Location::caller(), || {
@@ -109,7 +111,7 @@ impl Lbfgs {
     /// Sets the learning rate of later steps.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is not at least 0.
+    /// [`Error::is_invalid_argument`] if the rate is not at least 0.
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
         if !is_at_least(learning_rate, 0.0) {
             return Err(Error::invalid(format!("LBFGS: lr is {learning_rate}, and must be at least 0")));
@@ -118,18 +120,19 @@ impl Lbfgs {
         Ok(())
     }
 
-    /// Returns how often the loss was evaluated (`func_evals`), and how many directions were taken (`n_iter`).
+    /// Returns the numbers of evaluations of the loss (`func_evals`) and of directions (`n_iter`).
     pub fn counts(&self) -> (usize, usize) {
         (self.evaluations, self.iterations)
     }
 
-    /// Forgets all gradients.
+    /// Removes all gradients.
     pub fn zero_grad(&self) {
         self.parameters.iter().for_each(Tensor::zero_grad);
     }
 
-    /// Takes up to `max_iter` steps. The closure forgets the gradients, computes the loss and its gradients, and returns the loss; it is
-    /// called for every point that is tried. Returns the first loss. *Blocks* for numbers of the device.
+    /// Takes up to `max_iter` steps. The closure must remove the gradients, compute the loss and its gradients, and return the
+    /// loss; it is called for every point that is tried. Returns the first loss. *Blocks*, because the host reads numbers from
+    /// the device.
     ///
     /// # Errors
     /// Those of the closure.
@@ -177,7 +180,7 @@ impl Lbfgs {
                 self.move_by(&direction, found.0.length)?;
             } else {
                 self.move_by(&direction, length)?;
-                // What the last step leads to is seen by the next call.
+                // The next call evaluates the result of the last step.
                 if iteration < options.max_iter {
                     loss = self.evaluate(closure)?;
                     gradient = self.gradient()?;
@@ -198,7 +201,7 @@ impl Lbfgs {
         Ok(())
     }
 
-    /// Searches a length along a direction, and leaves the parameters where they are.
+    /// Searches for a length along a direction, without changing the parameters.
     fn search(
         &self,
         direction: &Tensor,
@@ -207,7 +210,7 @@ impl Lbfgs {
         budget: usize,
         closure: &mut dyn FnMut() -> Result<Tensor>,
     ) -> Result<(Point, usize)> {
-        // What is added is not exactly what is taken away again.
+        // Adding and subtracting a step would not restore the exact values.
         let places = self
             .parameters
             .iter()
@@ -227,7 +230,7 @@ impl Lbfgs {
         })
     }
 
-    /// Returns the direction at a gradient, by what is remembered, to which the last step is added.
+    /// Returns the direction at a gradient from the history, after adding the last step to it.
     fn next_direction(&mut self, gradient: &Tensor) -> Result<Tensor> {
         let Some(memory) = &mut self.memory else {
             let direction = gradient.neg()?;
@@ -265,7 +268,7 @@ impl Lbfgs {
         number(&enable_grad(closure)?)
     }
 
-    /// Returns the gradients one behind the other; zeros where there is none.
+    /// Returns all gradients as one vector, with zeros for missing ones.
     fn gradient(&self) -> Result<Tensor> {
         let parts = self.parameters.iter().map(|parameter| match parameter.grad() {
             Some(gradient) => gradient.detach().reshape(&[parameter.elements()])?.to_dtype(parameter.dtype()),
@@ -290,7 +293,7 @@ fn number(tensor: &Tensor) -> Result<f64> {
     tensor.detach().to_dtype(thalweg_ir::DType::F64)?.item()
 }
 
-/// Returns the greatest absolute value of a vector; 0 of none.
+/// Returns the greatest absolute value of a vector; 0 for an empty one.
 fn largest(vector: &Tensor) -> Result<f64> {
     if vector.elements() == 0 {
         return Ok(0.0);

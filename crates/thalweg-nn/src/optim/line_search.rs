@@ -4,11 +4,11 @@
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 
-/// The part of the slope by which a loss must fall.
+/// The fraction of the slope by which a loss must fall.
 const DECREASE: f64 = 1e-4;
-/// The part of the slope that may be left.
+/// The fraction of the slope that may remain.
 const CURVATURE: f64 = 0.9;
-/// An interval in which no parameter changes by more is searched no further.
+/// The change of parameters below which an interval is not searched further.
 const SMALLEST: f64 = 1e-9;
 
 /// A point along the line.
@@ -21,7 +21,7 @@ pub(super) struct Point {
     pub(super) slope: f64,
 }
 
-/// Returns the least point between bounds of the cubic through two points with their slopes; the middle where there is none.
+/// Returns the least point between bounds of the cubic through two points with their slopes; the middle if there is none.
 fn cubic_least(one: &Point, other: &Point, bounds: Option<(f64, f64)>) -> f64 {
     let (left, right) = if one.length <= other.length { (one, other) } else { (other, one) };
     let (low, high) = bounds.unwrap_or((left.length, right.length));
@@ -33,11 +33,12 @@ fn cubic_least(one: &Point, other: &Point, bounds: Option<(f64, f64)>) -> f64 {
     let root = square.sqrt();
     let part = (right.slope + root - mean) / (right.slope - left.slope + 2.0 * root);
     let least = right.length - (right.length - left.length) * part;
-    // As PyTorch's comparisons have it, NaN gives the lower bound.
+    // As with PyTorch's comparisons, NaN results in the lower bound.
     if least > low { least.min(high) } else { low }
 }
 
-/// Finds a point that satisfies the conditions, or the best one within so many trials; gives it with the number of evaluations.
+/// Finds a point that satisfies the conditions, or the best one within this many trials, and returns it with the number of
+/// evaluations.
 pub(super) fn strong_wolfe(
     start: Point,
     length: f64,
@@ -76,7 +77,7 @@ pub(super) fn strong_wolfe(
         let mut next = cubic_least(&bracket[0], &bracket[1], None);
         let [from, to] = [f64::min, f64::max].map(|of| of(bracket[0].length, bracket[1].length));
         let margin = 0.1 * (to - from);
-        // A point close to an end is tried once; then, one that is a tenth away.
+        // A point close to an end is tried once; after that, one at a tenth of the interval.
         let is_close = (to - next).min(next - from) < margin;
         let moves = is_close && (was_close || next >= to || next <= from);
         if moves {

@@ -15,10 +15,10 @@ use crate::functional::{call, operator};
 /// Muon (`torch.optim.Muon`): for the matrices of hidden layers.
 pub type Muon = CompositeOptimizer<MuonOptions>;
 
-/// The way in which [`Muon`] makes the learning rate fit the shape of a matrix (`adjust_lr_fn`).
+/// The way in which [`Muon`] adapts the learning rate to the shape of a matrix (`adjust_lr_fn`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AdjustLr {
-    /// Times the root of rows over columns, where that is above 1 (`"original"`).
+    /// Times the root of rows divided by columns, if that is above 1 (`"original"`).
     #[default]
     Original,
     /// Times a fifth of the root of the greater extent, so that AdamW's learning rates fit (`"match_rms_adamw"`).
@@ -30,19 +30,19 @@ pub enum AdjustLr {
 pub struct MuonOptions {
     /// The learning rate.
     pub lr: f64,
-    /// The part of each parameter that a step takes from it, times the learning rate.
+    /// The fraction of each parameter that a step subtracts from it, times the learning rate.
     pub weight_decay: f64,
-    /// The part of the momentum that stays.
+    /// The fraction of the momentum that is kept.
     pub momentum: f64,
     /// Whether the gradient is added once more (Nesterov).
     pub nesterov: bool,
     /// The coefficients of the polynomial that is iterated.
     pub ns_coefficients: [f64; 3],
-    /// The least norm that a matrix is divided by.
+    /// The least norm by which a matrix is divided.
     pub eps: f64,
-    /// The number of times that it is iterated.
+    /// The number of iterations of the polynomial.
     pub ns_steps: usize,
-    /// The way in which the learning rate is made to fit the shape.
+    /// The way in which the learning rate is adapted to the shape.
     pub adjust_lr: AdjustLr,
 }
 
@@ -137,7 +137,8 @@ impl CompositeRule for MuonOptions {
 }
 
 impl MuonOptions {
-    /// Returns the orthogonal matrix that is near to one, in bf16: an odd polynomial, iterated, brings its singular values near to 1.
+    /// Returns an orthogonal matrix close to the given one, in bf16: iterating an odd polynomial brings its singular values close
+    /// to 1.
     fn orthogonal(&self, matrix: &Tensor) -> Result<Tensor> {
         let [a, b, c] = self.ns_coefficients;
         let is_tall = matrix.shape()[0] > matrix.shape()[1];

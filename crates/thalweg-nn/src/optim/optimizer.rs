@@ -1,4 +1,4 @@
-//! [`Optimizer`]: the one optimizer, of any rule.
+//! [`Optimizer`]: the optimizer, generic over its rule.
 
 use std::panic::Location;
 use std::sync::PoisonError;
@@ -13,14 +13,14 @@ use super::group::{Group, memory_order};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
-/// An optimizer with the rule of its options, as PyTorch's with `fused=True` and `capturable=True`.
+/// An optimizer with the rule of its options, like PyTorch's with `fused=True` and `capturable=True`.
 ///
-/// Numbers of steps and learning rates live in device memory, and so does the scale of the gradients, if there is one. The other
-/// options are what they were when a step was captured.
+/// Step counts and learning rates are in device memory, and so is the scale of the gradients, if there is one. In a captured
+/// step, the other options keep the values that they had at the capture.
 #[derive(Debug)]
 pub struct Optimizer<O> {
     groups: Vec<ParamGroup<O>>,
-    /// Without gradient scaling: 1 and 0.
+    /// The state without gradient scaling: 1 and 0.
     unscaled: GradientScale,
     /// Whether a gradient was not finite when a scaler unscaled them last.
     found_inf: Tensor,
@@ -56,7 +56,7 @@ impl<O: OptimizerOptions> ParamGroup<O> {
         *self.group.last_learning_rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the learning rate on the device, which steps read: one element of f64. Steps that are captured follow what is
+    /// Returns the learning rate on the device, which steps read: one element of f64. Captured steps follow values that are
     /// written into it.
     pub fn learning_rate_tensor(&self) -> &Tensor {
         &self.group.learning_rate
@@ -67,7 +67,7 @@ impl<O: OptimizerOptions> ParamGroup<O> {
         &self.group.parameters[parameter].scalar_states[0]
     }
 
-    /// Changes the options that need neither other states nor another kernel.
+    /// Changes options that require neither other states nor another kernel.
     pub(super) fn replace_options(&mut self, options: O) {
         self.options = options;
         self.group.values = options.values();
@@ -79,7 +79,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// shares memory with another.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the parameters are not so, or an option is out of its bounds.
+    /// [`Error::is_invalid_argument`] if the parameters do not satisfy this, or an option is out of its bounds.
     #[track_caller]
     pub fn new(parameters: Vec<Tensor>, options: O) -> Result<Self> {
         at_line(Location::caller(), || {
@@ -95,7 +95,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// Adds a group of parameters with options of its own (`add_param_group`).
     ///
     /// # Errors
-    /// As [`Optimizer::new`], also if a parameter shares memory with one of another group.
+    /// Those of [`Optimizer::new`]; also if a parameter shares memory with one of another group.
     #[track_caller]
     pub fn add_param_group(&mut self, parameters: Vec<Tensor>, options: O) -> Result<()> {
         at_line(Location::caller(), || {
@@ -115,7 +115,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
         &mut self.groups
     }
 
-    /// Forgets all gradients.
+    /// Removes all gradients.
     pub fn zero_grad(&self) {
         self.parameters().for_each(Tensor::zero_grad);
     }
@@ -125,20 +125,20 @@ impl<O: OptimizerOptions> Optimizer<O> {
         self.groups.iter().flat_map(ParamGroup::parameters)
     }
 
-    /// Sets the learning rate of every group. Asynchronous: later steps of the current stream have it, also replayed ones.
+    /// Sets the learning rate of every group. Asynchronous: later steps of the current stream use it, including replayed ones.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is not at least 0.
+    /// [`Error::is_invalid_argument`] if the rate is not at least 0.
     #[track_caller]
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
         at_line(Location::caller(), || self.set_learning_rates(&vec![learning_rate; self.groups.len()]))
     }
 
-    /// Takes the learning rate of one group from a tensor of one element. Asynchronous, and the host reads nothing: later steps of the current
-    /// stream have it, also replayed ones. The optimizer goes on to return the rate that the host set last.
+    /// Copies the learning rate of one group from a tensor of one element. Asynchronous, and the host reads nothing: later steps
+    /// of the current stream use it, including replayed ones. The optimizer still returns the rate that was set last on the host.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is no such group, or the tensor has not one element.
+    /// [`Error::is_invalid_argument`] if there is no such group, or the tensor does not have exactly one element.
     #[track_caller]
     pub fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()> {
         at_line(Location::caller(), || {
@@ -152,7 +152,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// Sets the learning rate of each group, as [`Optimizer::set_learning_rate`] does.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is not one for each group, or one is not at least 0.
+    /// [`Error::is_invalid_argument`] if there is not one rate per group, or a rate is not at least 0.
     #[track_caller]
     pub fn set_learning_rates(&self, learning_rates: &[f64]) -> Result<()> {
         at_line(Location::caller(), || {
@@ -174,11 +174,11 @@ impl<O: OptimizerOptions> Optimizer<O> {
         })
     }
 
-    /// Sets the options of each group, its learning rate too. The states stay.
+    /// Sets the options of each group, including its learning rate. The states are kept.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there are not some for each group, one is out of its bounds, or needs other states or
-    /// kernels than the group has. Then nothing has changed.
+    /// [`Error::is_invalid_argument`] if there are not options for each group, or an option is out of its bounds or requires
+    /// other states or kernels than the group has. Then nothing has changed.
     #[track_caller]
     pub fn set_options(&mut self, options: &[O]) -> Result<()> {
         at_line(Location::caller(), || {
@@ -212,16 +212,16 @@ impl<O: OptimizerOptions> Optimizer<O> {
         at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller(), |_| true))
     }
 
-    /// Updates those of these parameters that have a gradient and are the optimizer's; the others stay as they are. Asynchronous. `DistributedDataParallel` steps
-    /// so what it has reduced.
+    /// Updates those of these parameters that have a gradient and belong to the optimizer; the others are not changed.
+    /// Asynchronous. `DistributedDataParallel` uses this to step the parameters whose gradients it has reduced.
     #[track_caller]
     pub fn step_parameters(&self, parameters: &[Tensor]) -> Result<()> {
         let is_stepped = |own: &Tensor| parameters.iter().any(|parameter| parameter.is_same(own));
         at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller(), is_stepped))
     }
 
-    /// Updates every parameter that has a gradient, by gradients that are scaled; unless one of them is not finite. Asynchronous:
-    /// the host learns nothing.
+    /// Updates every parameter that has a gradient, using scaled gradients, unless one of them is not finite. Asynchronous: the
+    /// host reads nothing.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a tensor of the scale is not one element of f32 on the parameters' device.
@@ -241,9 +241,10 @@ impl<O: OptimizerOptions> Optimizer<O> {
         })
     }
 
-    /// Updates every parameter that has a gradient as [`clip_grad_norm_`](super::clip_grad_norm_) and [`step`](Self::step) would, and returns the norm of
-    /// all gradients together. The step's launch scales the gradients, which stay as they are: they are read once for the norm and once
-    /// for the step. They are divided by max(1, (norm + 10⁻⁶) / max_norm), which may differ in the last place. Asynchronous.
+    /// Updates every parameter that has a gradient as [`clip_grad_norm_`](super::clip_grad_norm_) and [`step`](Self::step) would,
+    /// and returns the norm of all gradients together. The step's launch scales the gradients without writing them: they are read
+    /// once for the norm and once for the step. They are divided by max(1, (norm + 10⁻⁶) / max_norm), which may differ in the
+    /// last place. Asynchronous.
     ///
     /// # Errors
     /// Those of [`clip_grad_norm_`](super::clip_grad_norm_).
@@ -269,25 +270,25 @@ impl<O: OptimizerOptions> Optimizer<O> {
         location: &'static Location<'static>,
         is_stepped: impl Fn(&Tensor) -> bool,
     ) -> Result<()> {
-        // Everything that can fail comes before the first launch: a step that fails has changed nothing.
+        // Everything that can fail precedes the first launch, so that a step that fails has changed nothing.
         let prepared =
             self.groups.iter().map(|group| group.group.prepare(&is_stepped)).collect::<Result<Vec<_>>>()?;
         prepared.iter().try_for_each(|group| group.launch(scale, location))
     }
 }
 
-/// Refuses options and parameters that cannot be stepped, beside parameters that are stepped already.
+/// Refuses options and parameters that cannot be stepped together with parameters that are already stepped.
 fn check<O: OptimizerOptions>(parameters: &[Tensor], options: &O, others: &[&Tensor]) -> Result<()> {
     options.check().map_err(Error::invalid)?;
     check_parameters(O::RULE.title, parameters, others)
 }
 
-/// Returns whether a number is at least another; NaN is not.
+/// Returns whether a number is at least another; false for NaN.
 pub(super) fn is_at_least(value: f64, least: f64) -> bool {
     value >= least
 }
 
-/// Refuses parameters that cannot be stepped, beside parameters that are stepped already.
+/// Refuses parameters that cannot be stepped together with parameters that are already stepped.
 pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Tensor]) -> Result<()> {
     let fail = |text: String| Err(Error::invalid(format!("{title}: {text}")));
     let Some(first) = others.first().copied().or(parameters.first()) else {

@@ -1,8 +1,8 @@
-//! [`GradientScaler`]: keeps small gradients of low precision from vanishing (`torch.amp.GradScaler`).
+//! [`GradientScaler`]: prevents small gradients of low precision from vanishing (`torch.amp.GradScaler`).
 //!
 //! The loss is multiplied by a scale, and the optimizer divides the gradients by it. The scale grows while all gradients are
-//! finite, and shrinks when one is not; such a step changes nothing. All of it lives on the device and the host learns
-//! nothing, so a whole step can be captured; PyTorch's reads back whether the step counts.
+//! finite, and shrinks when one is not; such a step changes nothing. All state is on the device and the host reads nothing, so an
+//! entire step can be captured; PyTorch's scaler reads back whether the step counts.
 
 use std::panic::Location;
 
@@ -22,11 +22,11 @@ use thalweg_tensor::no_grad;
 pub struct GradientScalerOptions {
     /// The first scale.
     pub init_scale: f64,
-    /// The factor of the scale after `growth_interval` steps in a row with finite gradients.
+    /// The factor of the scale after `growth_interval` consecutive steps with finite gradients.
     pub growth_factor: f64,
     /// The factor of the scale after a step with a gradient that is not finite.
     pub backoff_factor: f64,
-    /// Steps in a row until the scale grows.
+    /// The number of consecutive steps until the scale grows.
     pub growth_interval: u32,
 }
 
@@ -36,14 +36,15 @@ impl Default for GradientScalerOptions {
     }
 }
 
-/// A scaler of gradients, by a scale that finds itself. In each step: [`scale`](Self::scale) the loss, run backward,
+/// A scaler of gradients, with a scale that adapts itself. In each step: [`scale`](Self::scale) the loss, run backward,
 /// [`step`](Self::step) each optimizer, [`update`](Self::update).
 #[derive(Debug)]
 pub struct GradientScaler {
     options: GradientScalerOptions,
-    /// Of `found_inf` any value but 0 counts; it is of all optimizers, from the first one's step to the update.
+    /// The scale and `found_inf`, which is set by any value other than 0 and covers all optimizers from the first one's step to
+    /// the update.
     state: GradientScale,
-    /// Steps in a row with finite gradients.
+    /// The number of consecutive steps with finite gradients.
     growth_steps: Tensor,
     growth_interval: Tensor,
     zero: Tensor,
@@ -90,13 +91,13 @@ impl GradientScaler {
         &self.state
     }
 
-    /// Returns the steps in a row with finite gradients: one element of f32, on the device.
+    /// Returns the number of consecutive steps with finite gradients: one element of f32, on the device.
     pub fn growth_steps(&self) -> &Tensor {
         &self.growth_steps
     }
 
-    /// Goes on from a scale and a number of steps in a row with finite gradients, as [`state`](Self::state) and
-    /// [`growth_steps`](Self::growth_steps) had them (`load_state_dict`). Asynchronous.
+    /// Restores a scale and a number of consecutive steps with finite gradients, from [`state`](Self::state) and
+    /// [`growth_steps`](Self::growth_steps) (`load_state_dict`). Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for a scale that is not positive and finite in f32.
@@ -117,7 +118,7 @@ impl GradientScaler {
         })
     }
 
-    /// Records the use of the state on the current stream: no other code can reach it to do so.
+    /// Records the use of the state on the current stream: no other code has access to it.
     fn stays_for_current_stream(&self) {
         let GradientScale { scale, found_inf } = &self.state;
         for tensor in [scale, found_inf, &self.growth_steps, &self.growth_interval, &self.zero, &self.one] {
@@ -134,7 +135,7 @@ impl GradientScaler {
         })
     }
 
-    /// Looks whether the gradients are finite, and updates the optimizer's parameters if they are. Asynchronous.
+    /// Checks whether the gradients are finite, and updates the optimizer's parameters if they are. Asynchronous.
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
@@ -143,8 +144,9 @@ impl GradientScaler {
         })
     }
 
-    /// Divides the gradients of an optimizer by the scale, in place, and looks whether they are finite (`torch.amp.GradScaler.unscale_`):
-    /// for clipping, in front of [`step_unscaled`](Self::step_unscaled). Once a step. Asynchronous.
+    /// Divides the gradients of an optimizer by the scale, in place, and checks whether they are finite
+    /// (`torch.amp.GradScaler.unscale_`): for clipping, before [`step_unscaled`](Self::step_unscaled). Call it once per step.
+    /// Asynchronous.
     #[track_caller]
     pub fn unscale<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
@@ -155,8 +157,8 @@ impl GradientScaler {
         })
     }
 
-    /// Divides the gradients of parameters by the scale, in place, and returns whether one of them was not finite: one element of f32 on the
-    /// device, not 0 if so. For rules of one's own, which look at it before they step. Once a step. Asynchronous.
+    /// Divides the gradients of parameters by the scale, in place, and returns whether one of them was not finite: one element of
+    /// f32 on the device, not 0 if so. For custom rules, which check it before they step. Call it once per step. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if no parameter has a gradient.
@@ -187,8 +189,8 @@ impl GradientScaler {
         self.look(parameters, Some(&factor))
     }
 
-    /// Returns whether one of the gradients is not finite, which the update will know too, and multiplies them by a factor; `None` if there
-    /// are none.
+    /// Returns whether one of the gradients is not finite, and multiplies them by a factor; `None` if there are none. The update
+    /// takes this result into account.
     fn look<'a>(
         &self,
         parameters: impl IntoIterator<Item = &'a Tensor>,
@@ -200,7 +202,7 @@ impl GradientScaler {
                 return Ok(None);
             };
             let greatest = gradients.magnitudes(Magnitude::Greatest)?.amax(&[], false)?;
-            // Infinity minus itself is not a number, and neither is NaN's.
+            // Infinity minus itself is NaN, and so is NaN minus itself.
             let rest = greatest.sub(&greatest)?;
             let found = rest.ne(&rest)?.to_dtype(DType::F32)?;
             if let Some(factor) = factor {
@@ -222,14 +224,14 @@ impl GradientScaler {
                 let steps = self.growth_steps.add_scalar(1.0)?;
                 let grows = steps.ge(&self.growth_interval)?;
                 let larger = scale.mul_scalar(self.options.growth_factor)?;
-                // Beyond the largest number there is nothing to grow to: infinity minus itself is not a number.
+                // The scale does not grow beyond the largest number: infinity minus itself is NaN.
                 let rest = larger.sub(&larger)?;
                 let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
                 let smaller = scale.mul_scalar(self.options.backoff_factor)?;
                 let kept = grows.select_where(&larger, scale)?;
                 let scaled = failed.select_where(&smaller, &kept)?;
                 let steps = failed.select_where(&self.zero, &grows.select_where(&self.zero, &steps)?)?;
-                // All that needs memory is done.
+                // Everything that needs memory has been done.
                 scale.copy_(&scaled)?;
                 self.growth_steps.copy_(&steps)?;
                 found_inf.copy_(&self.zero)

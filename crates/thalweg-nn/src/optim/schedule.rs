@@ -1,5 +1,5 @@
 //! Learning-rate schedules (`torch.optim.lr_scheduler`): pure functions of the epoch in closed form, and [`LrScheduler`], which
-//! sets what they say. [`ReduceLrOnPlateau`] alone follows a metric.
+//! sets the rates that they return. Only [`ReduceLrOnPlateau`] follows a metric.
 
 use std::f64::consts::PI;
 use std::panic::Location;
@@ -11,13 +11,13 @@ use thalweg_tensor::caller::at_line;
 
 /// The learning rate as a function of the epoch.
 pub trait Schedule {
-    /// Returns the learning rate of an epoch (counted from 0) for a group whose options say `base`.
+    /// Returns the learning rate of an epoch (counted from 0) for a group whose options have the rate `base`.
     fn learning_rate(&self, base: f64, epoch: u64) -> f64;
 
-    /// Checks the numbers of the schedule, before it is used.
+    /// Checks the parameters of the schedule, before it is used.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] with the number that is out of its bounds.
+    /// [`Error::is_invalid_argument`] naming the parameter that is out of its bounds.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -41,10 +41,10 @@ fn at_least_one(schedule: &str, numbers: &[(&str, u64)]) -> Result<()> {
     }
 }
 
-/// A factor after every so many epochs.
+/// A schedule that multiplies by a factor every `step_size` epochs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepLr {
-    /// Epochs from one factor to the next: at least 1.
+    /// The number of epochs from one factor to the next: at least 1.
     pub step_size: u64,
     /// The factor; PyTorch's default is 0.1.
     pub gamma: f64,
@@ -60,10 +60,10 @@ impl Schedule for StepLr {
     }
 }
 
-/// A factor at each of some epochs.
+/// A schedule that multiplies by a factor at given epochs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MultiStepLr {
-    /// The epochs from which on a factor more holds; one that stands twice counts twice.
+    /// The epochs from which on one more factor applies; a repeated epoch counts twice.
     pub milestones: Vec<u64>,
     /// The factor; PyTorch's default is 0.1.
     pub gamma: f64,
@@ -76,7 +76,7 @@ impl Schedule for MultiStepLr {
     }
 }
 
-/// A factor after every epoch.
+/// A schedule that multiplies by a factor after every epoch.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ExponentialLr {
     /// The factor.
@@ -89,10 +89,11 @@ impl Schedule for ExponentialLr {
     }
 }
 
-/// Half a wave of a cosine down in `t_max` epochs, then up again (<https://arxiv.org/abs/1608.03983>, without restarts).
+/// A schedule that falls along half a cosine wave in `t_max` epochs, then rises again (<https://arxiv.org/abs/1608.03983>,
+/// without restarts).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CosineAnnealingLr {
-    /// Epochs to the lowest rate.
+    /// The number of epochs to the lowest rate.
     pub t_max: u64,
     /// The lowest rate; PyTorch's default is 0.
     pub eta_min: f64,
@@ -108,12 +109,12 @@ impl Schedule for CosineAnnealingLr {
     }
 }
 
-/// Half a wave of a cosine down, again and again (<https://arxiv.org/abs/1608.03983>).
+/// A schedule that falls along half a cosine wave repeatedly (<https://arxiv.org/abs/1608.03983>).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CosineAnnealingWarmRestarts {
-    /// Epochs of the first wave: at least 1.
+    /// The number of epochs of the first wave: at least 1.
     pub t_0: u64,
-    /// The factor by which each next wave is longer: at least 1, PyTorch's default.
+    /// The factor by which each wave is longer than the previous one: at least 1, PyTorch's default.
     pub t_mult: u64,
     /// The lowest rate; PyTorch's default is 0.
     pub eta_min: f64,
@@ -137,28 +138,28 @@ impl Schedule for CosineAnnealingWarmRestarts {
     }
 }
 
-/// The height to which a [`CyclicLr`] goes up in later cycles.
+/// The height of later cycles of a [`CyclicLr`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum CyclicMode {
-    /// As far as in the first.
+    /// The height of the first cycle.
     Triangular,
-    /// Half as far as in the one before.
+    /// Half the height of the previous cycle.
     Triangular2,
-    /// By this factor less with every epoch (`exp_range`, `gamma`).
+    /// A height that is multiplied by this factor with every epoch (`exp_range`, `gamma`).
     ExpRange(f64),
 }
 
-/// Up and down along lines, again and again (<https://arxiv.org/abs/1506.01186>), whatever the options say. Momenta stay as they are
-/// (`cycle_momentum=False`).
+/// A schedule that rises and falls linearly and repeatedly (<https://arxiv.org/abs/1506.01186>), regardless of the options'
+/// rates. Momenta are not changed (`cycle_momentum=False`).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CyclicLr {
     /// The lowest rate.
     pub base_lr: f64,
     /// The highest rate of the first cycle.
     pub max_lr: f64,
-    /// Epochs on the way up: at least 1. PyTorch's default is 2000.
+    /// The number of rising epochs: at least 1. PyTorch's default is 2000.
     pub step_size_up: u64,
-    /// Epochs on the way down: at least 1. PyTorch's default is `step_size_up`.
+    /// The number of falling epochs: at least 1. PyTorch's default is `step_size_up`.
     pub step_size_down: u64,
     /// The height of later cycles.
     pub mode: CyclicMode,
@@ -186,7 +187,7 @@ impl Schedule for CyclicLr {
     }
 }
 
-/// The product of a function's factors for epochs 1 to this one.
+/// A schedule that multiplies by the product of a function's factors for epochs 1 to the current one.
 #[derive(Clone, Copy, Debug)]
 pub struct MultiplicativeLr<F>(pub F);
 
@@ -196,7 +197,7 @@ impl<F: Fn(u64) -> f64> Schedule for MultiplicativeLr<F> {
     }
 }
 
-/// The factors of several schedules together (`ChainedScheduler`). They are of those that multiply the rate, not of those that add
+/// A schedule that multiplies by the factors of several schedules (`ChainedScheduler`). These must multiply the rate, and not add
 /// to it (cosines) or set it (`OneCycleLr`, `CyclicLr`).
 pub struct ChainedLr(pub Vec<Box<dyn Schedule>>);
 
@@ -210,14 +211,14 @@ impl Schedule for ChainedLr {
     }
 }
 
-/// A schedule from one factor to another along a line, for a warm-up.
+/// A schedule that changes linearly from one factor to another, for a warm-up.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinearLr {
     /// The factor of epoch 0; PyTorch's default is 1/3.
     pub start_factor: f64,
     /// The factor from epoch `total_iters` on; PyTorch's default is 1.
     pub end_factor: f64,
-    /// Epochs between them; PyTorch's default is 5.
+    /// The number of epochs between the two factors; PyTorch's default is 5.
     pub total_iters: u64,
 }
 
@@ -228,12 +229,12 @@ impl Schedule for LinearLr {
     }
 }
 
-/// A factor for the first epochs.
+/// A schedule that multiplies by a factor in the first epochs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ConstantLr {
     /// The factor; PyTorch's default is 1/3.
     pub factor: f64,
-    /// The number of epochs that it holds; PyTorch's default is 5.
+    /// The number of epochs in which the factor applies; PyTorch's default is 5.
     pub total_iters: u64,
 }
 
@@ -243,10 +244,10 @@ impl Schedule for ConstantLr {
     }
 }
 
-/// Down to 0 along a power.
+/// A schedule that falls to 0 along a power.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PolynomialLr {
-    /// Epochs to 0; PyTorch's default is 5.
+    /// The number of epochs to 0; PyTorch's default is 5.
     pub total_iters: u64,
     /// The power; PyTorch's default is 1.
     pub power: f64,
@@ -259,17 +260,17 @@ impl Schedule for PolynomialLr {
     }
 }
 
-/// The way from one rate to another.
+/// The curve from one rate to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Anneal {
-    /// Half a wave of a cosine.
+    /// Half a cosine wave.
     Cos,
-    /// A line.
+    /// A straight line.
     Linear,
 }
 
 impl Anneal {
-    /// Returns the rate at a part of the way.
+    /// Returns the rate at a fraction of the way from start to end.
     pub fn between(self, start: f64, end: f64, part: f64) -> f64 {
         match self {
             Self::Cos => end + (start - end) / 2.0 * (1.0 + (PI * part).cos()),
@@ -278,21 +279,21 @@ impl Anneal {
     }
 }
 
-/// Up and down once (<https://arxiv.org/abs/1708.07120>), whatever rates the groups' options say. Momenta stay as they are, as
-/// PyTorch's with `cycle_momentum=False`.
+/// A schedule that rises and falls once (<https://arxiv.org/abs/1708.07120>), regardless of the groups' rates. Momenta are not
+/// changed, as in PyTorch with `cycle_momentum=False`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct OneCycleLr {
     /// The highest rate.
     pub max_lr: f64,
-    /// Steps of the cycle. Later ones, which PyTorch refuses, have the last rate.
+    /// The number of steps of the cycle. Later steps, which PyTorch refuses, have the last rate.
     pub total_steps: u64,
-    /// The part of the steps that rises.
+    /// The fraction of the steps in which the rate rises.
     pub pct_start: f64,
     /// The way in which the rate rises and falls.
     pub anneal: Anneal,
-    /// The highest rate, over the first.
+    /// The ratio of the highest rate to the first.
     pub div_factor: f64,
-    /// The first rate, over the last.
+    /// The ratio of the first rate to the last.
     pub final_div_factor: f64,
     /// Whether the rate falls to the first one in as many steps as it rises, then to the last.
     pub three_phase: bool,
@@ -347,7 +348,7 @@ impl Schedule for OneCycleLr {
     }
 }
 
-/// A factor by a function of the epoch.
+/// A schedule that multiplies by a function of the epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct LambdaLr<F>(
     /// The function.
@@ -360,7 +361,7 @@ impl<F: Fn(u64) -> f64> Schedule for LambdaLr<F> {
     }
 }
 
-/// One schedule after the other; each begins with its epoch 0.
+/// Several schedules in sequence; each begins with its epoch 0.
 pub struct SequentialLr {
     /// The schedules.
     pub schedules: Vec<Box<dyn Schedule + Send + Sync>>,
@@ -388,7 +389,7 @@ impl Schedule for SequentialLr {
     }
 }
 
-/// A scheduler that sets the learning rates of an optimizer by a [`Schedule`], epoch by epoch.
+/// A scheduler that sets the learning rates of an optimizer according to a [`Schedule`], epoch by epoch.
 #[derive(Clone, Debug)]
 pub struct LrScheduler<S> {
     schedule: S,
@@ -400,18 +401,18 @@ impl<S: Schedule> LrScheduler<S> {
     /// Makes a scheduler over the learning rates that the optimizer has now, and sets those of epoch 0.
     ///
     /// # Errors
-    /// As [`Optimizer::set_learning_rate`], for what the schedule says; and those of [`Schedule::check`].
+    /// Those of [`Optimizer::set_learning_rate`] for the schedule's rates, and of [`Schedule::check`].
     #[track_caller]
     pub fn new<O: OptimizerOptions>(optimizer: &Optimizer<O>, schedule: S) -> Result<Self> {
         let base_rates = optimizer.param_groups().iter().map(|group| group.learning_rate()).collect();
         Self::resume(optimizer, schedule, base_rates, 0)
     }
 
-    /// Makes a scheduler that goes on at an epoch, over the groups' learning rates before the first one, and sets those of the
-    /// epoch.
+    /// Makes a scheduler that continues at an epoch, from the groups' learning rates before the first epoch, and sets the rates
+    /// of this epoch.
     ///
     /// # Errors
-    /// As [`LrScheduler::new`], also if there is not a rate for each group.
+    /// Those of [`LrScheduler::new`]; also if there is not one rate per group.
     #[track_caller]
     pub fn resume<O: OptimizerOptions>(
         optimizer: &Optimizer<O>,
@@ -430,14 +431,14 @@ impl<S: Schedule> LrScheduler<S> {
     /// Begins the next epoch: sets its learning rates. Asynchronous.
     ///
     /// # Errors
-    /// As [`LrScheduler::new`], also if the optimizer has been given another group.
+    /// Those of [`LrScheduler::new`]; also if a group was added to the optimizer.
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&mut self, optimizer: &Optimizer<O>) -> Result<()> {
         self.epoch += 1;
         at_line(Location::caller(), || optimizer.set_learning_rates(&self.learning_rates()))
     }
 
-    /// Returns the learning rates of this epoch, a group each (`get_last_lr`).
+    /// Returns the learning rates of this epoch, one per group (`get_last_lr`).
     pub fn learning_rates(&self) -> Vec<f64> {
         self.base_rates.iter().map(|&base| self.schedule.learning_rate(base, self.epoch)).collect()
     }
@@ -453,42 +454,42 @@ impl<S: Schedule> LrScheduler<S> {
     }
 }
 
-/// The direction in which a metric gets better.
+/// The direction in which a metric improves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlateauMode {
-    /// Fall.
+    /// The metric improves when it falls.
     Min,
-    /// Rise.
+    /// The metric improves when it rises.
     Max,
 }
 
 /// The quantity that a threshold is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThresholdMode {
-    /// The part of the best value by which a metric must be better.
+    /// The fraction of the best value by which a metric must improve.
     Relative,
-    /// The difference by which it must be better.
+    /// The difference by which a metric must improve.
     Absolute,
 }
 
 /// The options of [`ReduceLrOnPlateau`], with PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlateauOptions {
-    /// The direction in which the metric gets better.
+    /// The direction in which the metric improves.
     pub mode: PlateauMode,
     /// The factor of the rates: below 1.
     pub factor: f64,
-    /// Epochs without a better value that are passed over.
+    /// The number of epochs without improvement that are tolerated.
     pub patience: u64,
-    /// By how much a value must be better.
+    /// The threshold by which a value must improve.
     pub threshold: f64,
     /// The quantity that the threshold is compared with.
     pub threshold_mode: ThresholdMode,
-    /// Epochs after a reduction that are not counted.
+    /// The number of epochs after a reduction that are not counted.
     pub cooldown: u64,
     /// The lowest rate.
     pub min_lr: f64,
-    /// The smallest change of a rate that is made.
+    /// The smallest change of a rate that is applied.
     pub eps: f64,
 }
 
@@ -507,7 +508,7 @@ impl Default for PlateauOptions {
     }
 }
 
-/// A scheduler that lowers the learning rates once a metric has stopped to get better (`ReduceLROnPlateau`).
+/// A scheduler that lowers the learning rates once a metric has stopped improving (`ReduceLROnPlateau`).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReduceLrOnPlateau {
     options: PlateauOptions,
@@ -517,7 +518,7 @@ pub struct ReduceLrOnPlateau {
 }
 
 impl ReduceLrOnPlateau {
-    /// Makes a scheduler that has seen no metric.
+    /// Makes a scheduler without any metric so far.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the factor is not below 1.
@@ -534,10 +535,10 @@ impl ReduceLrOnPlateau {
         })
     }
 
-    /// Notes the metric of an epoch, and lowers the learning rates if it is time to. Asynchronous.
+    /// Records the metric of an epoch, and lowers the learning rates if it has not improved for long enough. Asynchronous.
     ///
     /// # Errors
-    /// As [`Optimizer::set_learning_rate`].
+    /// Those of [`Optimizer::set_learning_rate`].
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&mut self, metric: f64, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {

@@ -18,7 +18,8 @@ pub type ParameterState = BTreeMap<String, Tensor>;
 /// A group of parameters.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GroupState {
-    /// The options by PyTorch's names (`lr`, `weight_decay`); a flag is 1 or 0, and of a pair the parts are `betas.0` and `betas.1`.
+    /// The options by PyTorch's names (`lr`, `weight_decay`); a flag is 1 or 0, and the parts of a pair are `betas.0` and
+    /// `betas.1`.
     pub options: BTreeMap<String, f64>,
     /// The numbers of its parameters in [`OptimizerState::state`].
     pub params: Vec<usize>,
@@ -50,22 +51,21 @@ impl Group {
 struct StateKind {
     /// PyTorch's name.
     name: &'static str,
-    /// The number that it starts as.
+    /// The initial value.
     start: f64,
-    /// The number that it is where a parameter's other states were saved without it; `None` where that is refused.
+    /// The value to use if a parameter's other states were saved without this one; `None` if that is an error.
     where_missing: Option<f64>,
 }
 
 impl Parameter {
-    /// Returns the states in the order of [`Group::kinds`]; the number of steps comes last but for the rule's own scalars.
+    /// Returns the states in the order of [`Group::kinds`]; the step count precedes only the rule's own scalars.
     fn all_states(&self, counts: bool) -> impl Iterator<Item = &Tensor> {
         self.states.iter().chain(self.scalar_states.iter().skip(usize::from(!counts)))
     }
 }
 
 impl<O: OptimizerOptions> Optimizer<O> {
-    /// Returns the states and options. The tensors are those that the optimizer goes on with, as in PyTorch: later steps change
-    /// them.
+    /// Returns the states and options. The tensors are the optimizer's own, as in PyTorch: later steps change them.
     pub fn state_dict(&self) -> OptimizerState {
         let mut dictionary = OptimizerState::default();
         let mut number = 0;
@@ -87,15 +87,16 @@ impl<O: OptimizerOptions> Optimizer<O> {
         dictionary
     }
 
-    /// Overwrites states and options with saved ones. The memory stays, so steps that were captured before go on with the loaded
-    /// states and learning rates; other options are what they were at the capture.
+    /// Overwrites states and options with saved ones. The memory is reused, so steps that were captured before continue with the
+    /// loaded states and learning rates; other options keep their values from the capture.
     ///
-    /// A parameter without saved states starts anew. Where states are there but no `step` (PyTorch's SGD), one step counts as
-    /// done. Names that this optimizer does not know are passed over. Asynchronous.
+    /// A parameter without saved states is reset. If there are states but no `step` (PyTorch's SGD), one step is assumed. Names
+    /// that this optimizer does not know are ignored. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the groups are not of the same numbers of parameters, a state is missing or of another
-    /// shape or device, or an option is out of its bounds or needs other states than this optimizer's. Then nothing has changed.
+    /// [`Error::is_invalid_argument`] if the groups do not have the same numbers of parameters, a state is missing or has another
+    /// shape or device, or an option is out of its bounds or requires other states than this optimizer's. Then nothing has
+    /// changed.
     #[track_caller]
     pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
         at_line(Location::caller(), || {
@@ -120,7 +121,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
         })
     }
 
-    /// Returns the options of each group with the saved ones in their places.
+    /// Returns the options of each group, replaced by the saved ones.
     fn saved_options(&self, saved: &OptimizerState) -> Result<Vec<O>> {
         let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
         let sizes = |groups: &mut dyn Iterator<Item = usize>| groups.collect::<Vec<_>>();
@@ -150,7 +151,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
         Ok(all)
     }
 
-    /// Returns every state with what is to be written into it.
+    /// Returns every state with the value to be written into it.
     fn saved_states<'a>(&self, saved: &'a OptimizerState) -> Result<Vec<(Tensor, Saved<'a>)>> {
         let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
         let mut copies = Vec::new();

@@ -1,13 +1,13 @@
-//! The kind of a file, by its first bytes: what an error says of a file that is none of the expected kind.
+//! The kind of a file, by its first bytes, for errors about a file of an unexpected kind.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The number of first bytes that are looked at.
+/// The number of leading bytes that are examined.
 const LOOKED_AT: usize = 16;
 
-/// Returns a sentence that says what a file is that could not be read, and what to do with it; nothing if that is not known.
+/// Returns a sentence that names the kind of a file that could not be read, and how to handle it; `None` if the kind is unknown.
 pub(super) fn sentence(path: &Path) -> Option<&'static str> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(LOOKED_AT as u64).read_to_end(&mut bytes).ok()?;

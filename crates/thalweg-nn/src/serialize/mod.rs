@@ -1,7 +1,7 @@
 //! Tensors in files: `safetensors`, and PyTorch's own zip files (`torch.load`, `torch.save`).
 //!
-//! Bytes go between file and device through two pinned buffers in turn, so that reading one piece and copying the one before it
-//! overlap, whatever the size of a tensor.
+//! Bytes move between file and device through two alternating pinned buffers, so that reading one piece overlaps with copying the
+//! previous one, for tensors of any size.
 
 mod kind;
 mod optimizer;
@@ -17,7 +17,7 @@ use crate::module::StateDict;
 pub use pytorch::{load, save};
 pub use safetensors::{SafeTensorsFile, load_file, save_file};
 
-/// A value that PyTorch saves: tensors, and the plain values that they lie in.
+/// A value that PyTorch saves: tensors, and the plain values and containers around them.
 #[derive(Clone, Debug)]
 pub enum Object {
     /// `None`.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::Object;
 use crate::optim::{GroupState, OptimizerState, ParameterState};
 
-/// PyTorch's dictionary: `{"state": {0: {"exp_avg": …}}, "param_groups": [{"lr": 0.001, "betas": (0.9, 0.999), "params": [0]}]}`. Options
-/// are floats; those that PyTorch has as flags are 1 or 0.
+/// Builds PyTorch's dictionary: `{"state": {0: {"exp_avg": …}}, "param_groups": [{"lr": 0.001, "betas": (0.9, 0.999), "params":
+/// [0]}]}`. Options are floats; those that are flags in PyTorch are 1 or 0.
 impl From<OptimizerState> for Object {
     fn from(saved: OptimizerState) -> Self {
         let text = |text: &str| Self::Str(text.to_owned());
@@ -17,7 +17,7 @@ impl From<OptimizerState> for Object {
         let groups = saved.param_groups.into_iter().map(|group| {
             let mut pairs: Vec<(Self, Self)> = Vec::new();
             for (name, value) in group.options {
-                // The parts of a pair, which stand one behind the other.
+                // The parts of a pair are consecutive.
                 match (name.split_once('.'), pairs.last_mut()) {
                     (Some((pair, _)), Some((Self::Str(last), Self::Tuple(parts))))
                         if pair == last.as_str() =>

@@ -1,5 +1,5 @@
-//! Python's pickle, as far as PyTorch's files of weights need it. Nothing is imported and nothing called: names stand for
-//! themselves, and only those that rebuild tensors and dictionaries are known.
+//! Python's pickle, as far as PyTorch's files of weights need it. Nothing is imported or called: names are only recorded, and
+//! only those that rebuild tensors and dictionaries are accepted.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
@@ -18,15 +18,15 @@ pub(super) enum Node {
     List(Vec<ValueIndex>),
     Tuple(Vec<ValueIndex>),
     Dict(Vec<(ValueIndex, ValueIndex)>),
-    /// A name of Python's, `module name`.
+    /// A name in Python, `module name`.
     Global(String),
     /// The result of calling a name with arguments.
     Called(ValueIndex, ValueIndex),
-    /// A value that lies outside of the pickle, under an id.
+    /// A value outside the pickle, with an id.
     Persistent(ValueIndex),
 }
 
-/// The values of a pickle. They refer to each other by place, so that no nesting is too deep for the stack.
+/// The values of a pickle. They refer to each other by index, so that no nesting is too deep for the stack.
 #[derive(Debug, Default)]
 pub(super) struct Values(Vec<Node>);
 
@@ -41,7 +41,7 @@ impl Values {
     }
 }
 
-/// The program of a pickle, as it is run.
+/// The machine that runs the program of a pickle.
 struct Machine<'a> {
     bytes: &'a [u8],
     next: usize,
@@ -51,7 +51,7 @@ struct Machine<'a> {
     memo: std::collections::HashMap<u32, ValueIndex>,
 }
 
-/// Runs a pickle of protocol 2 to 5, and returns its values and the place of the whole.
+/// Runs a pickle of protocol 2 to 5, and returns its values and the index of the root.
 pub(super) fn run(bytes: &[u8]) -> Result<(Values, ValueIndex)> {
     let values = Values::default();
     let (stack, marks, memo) = (Vec::new(), Vec::new(), Default::default());
@@ -80,7 +80,7 @@ impl Machine<'_> {
         Ok(self.take(N)?.try_into().expect("so many were taken"))
     }
 
-    /// Returns a length of so many bytes.
+    /// Reads a length that is encoded in this many bytes.
     fn length(&mut self, bytes: usize) -> Result<usize> {
         let mut wide = [0; 8];
         wide[..bytes].copy_from_slice(self.take(bytes)?);
@@ -93,7 +93,7 @@ impl Machine<'_> {
         String::from_utf8(text).map_err(|_| self.error("a string is not UTF-8"))
     }
 
-    /// Returns the rest of a line.
+    /// Reads the rest of a line.
     fn line(&mut self) -> Result<String> {
         let rest = &self.bytes[self.next..];
         let count =
@@ -168,7 +168,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Runs one instruction; the whole after the last.
+    /// Runs one instruction, and returns the root value after the last.
     fn step(&mut self) -> Result<Option<ValueIndex>> {
         let [code] = self.array()?;
         match code {
@@ -231,7 +231,7 @@ impl Machine<'_> {
         Ok(None)
     }
 
-    /// Returns a number of so many bytes in two's complement.
+    /// Reads a number of this many bytes in two's complement.
     fn long(&mut self, count: usize) -> Result<i64> {
         if count > 8 {
             return Err(self.error("an integer has more than 64 bits"));
@@ -294,7 +294,7 @@ impl Machine<'_> {
                 let id = self.pop()?;
                 self.push(Node::Persistent(id));
             }
-            // The attributes of an object: `_metadata` of a state dictionary, which says nothing of the tensors.
+            // The attributes of an object: `_metadata` of a state dictionary, which has no information about the tensors.
             b'b' => drop(self.pop()?),
             other => return Err(self.error(&format!("the instruction {other:#04x} is not read"))),
         }

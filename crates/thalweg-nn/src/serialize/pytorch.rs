@@ -1,4 +1,4 @@
-//! PyTorch's zip files: a pickle beside the bytes of each storage. Weights only: no code of the file is run.
+//! PyTorch's zip files: a pickle and the bytes of each storage. Weights only: no code from the file is run.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,15 +18,15 @@ use super::kind;
 use super::pickle::{DICTIONARY, Node, ValueIndex, Values, Writer, run};
 use super::stream::{Upload, download, file_error};
 
-/// The greatest depth to which containers may lie within each other.
+/// The maximum nesting depth of containers.
 const MOST_NESTED: usize = 64;
 
 /// Reads what `torch.save` wrote (`torch.load` with `weights_only=True`): tensors, and containers and plain values around them.
-/// Tensors of one storage share their memory, as they did. The last copies are asynchronous on the current stream.
+/// Tensors of one storage share memory again. The last copies are asynchronous on the current stream.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the file cannot be read, is of the form before PyTorch 1.6, or holds anything else than plain
-/// values and tensors.
+/// [`Error::is_invalid_argument`] if the file cannot be read, has the format before PyTorch 1.6, or contains anything other than
+/// plain values and tensors.
 #[track_caller]
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Object> {
     at_line(Location::caller(), || {
@@ -46,10 +46,10 @@ pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Object> {
 
 struct Reader<R> {
     archive: ZipArchive<R>,
-    /// The folder in which all records lie.
+    /// The folder that contains all records.
     root: String,
     upload: Upload,
-    /// The storages that were read, by their keys.
+    /// The storages that were read, by key.
     storages: HashMap<String, Tensor>,
 }
 
@@ -154,7 +154,7 @@ impl<R: Read + Seek> Reader<R> {
         }
     }
 
-    /// Returns a tensor of a storage, from its place, offset, extents and strides.
+    /// Returns a tensor of a storage, from the storage's id, an offset, extents and strides.
     fn tensor(&mut self, values: &Values, parts: [ValueIndex; 4], dtype: Option<&String>) -> Result<Tensor> {
         let [storage, offset, size, stride] = parts;
         let broken = || Error::invalid("a tensor is not described as PyTorch does");
@@ -219,8 +219,8 @@ fn storage_of(values: &Values, place: ValueIndex) -> Option<Storage> {
     }
 }
 
-/// Writes a value as `torch.save` does, so that `torch.load` reads it. Tensors with the same elements in memory, as tied weights, stay
-/// one storage; every other gets one of its own. *Blocks.*
+/// Writes a value as `torch.save` does, so that `torch.load` reads it. Tensors with the same elements in memory, such as tied
+/// weights, share one storage; every other tensor has a storage of its own. *Blocks.*
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be written.

@@ -1,4 +1,4 @@
-//! The `safetensors` format: a header of names, dtypes, shapes and places as JSON, and the bytes.
+//! The `safetensors` format: a header with names, dtypes, shapes and offsets as JSON, followed by the bytes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ use super::kind;
 use super::stream::{Upload, download, file_error};
 use crate::module::StateDict;
 
-/// The most bytes of a header, which is the format's own limit.
+/// The maximum number of bytes of a header: the format's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 /// Returns the format's word for a dtype, if it has one.
@@ -31,7 +31,7 @@ fn word_of(dtype: DType) -> Option<Dtype> {
 pub struct SafeTensorsFile {
     file: File,
     metadata: Metadata,
-    /// The place of the first byte behind the header.
+    /// The offset of the first byte after the header.
     data: u64,
 }
 
@@ -39,7 +39,7 @@ impl SafeTensorsFile {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it cannot be read, or is not such a file.
+    /// [`Error::is_invalid_argument`] if the file cannot be read, or is not in this format.
     #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         at_line(Location::caller(), || {
@@ -78,10 +78,10 @@ impl SafeTensorsFile {
         self.metadata.metadata().clone().unwrap_or_default()
     }
 
-    /// Returns the extent of a tensor's first dimension, 1 of a scalar, without reading the tensor.
+    /// Returns the extent of a tensor's first dimension, 1 for a scalar, without reading the tensor.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is none of this name.
+    /// [`Error::is_invalid_argument`] if there is no tensor of this name.
     pub fn rows(&self, name: &str) -> Result<usize> {
         let info = self.metadata.info(name).ok_or_else(|| {
             Error::invalid(format!("there is no tensor {name} in the file; `names` lists those that are"))
@@ -92,17 +92,17 @@ impl SafeTensorsFile {
     /// Returns a tensor by its name. The last copies are asynchronous on the current stream.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there is none of this name, or it has a dtype that does not exist here.
+    /// [`Error::is_invalid_argument`] if there is no tensor of this name, or its dtype is not supported.
     #[track_caller]
     pub fn tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
         at_line(Location::caller(), || self.read(name, None, &mut Upload::new(device)))
     }
 
-    /// Returns some places of a tensor's first dimension, without reading the others: a rank's part of a weight. The last copies are
-    /// asynchronous on the current stream.
+    /// Returns some rows of a tensor, without reading the others: for a rank's part of a weight. The last copies are asynchronous
+    /// on the current stream.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor); [`Error::is_invalid_argument`] if the tensor has no such places.
+    /// Those of [`tensor`](Self::tensor); [`Error::is_invalid_argument`] if the tensor does not have these rows.
     #[track_caller]
     pub fn tensor_rows(&mut self, name: &str, rows: Range<usize>, device: &Device) -> Result<Tensor> {
         at_line(Location::caller(), || self.read(name, Some(rows), &mut Upload::new(device)))
@@ -141,7 +141,7 @@ impl SafeTensorsFile {
 /// current stream.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if it cannot be read, or is not such a file.
+/// [`Error::is_invalid_argument`] if the file cannot be read, or is not in this format.
 #[track_caller]
 pub fn load_file(path: impl AsRef<Path>, device: &Device) -> Result<StateDict> {
     at_line(Location::caller(), || {
@@ -165,7 +165,7 @@ pub fn save_file(tensors: &StateDict, path: impl AsRef<Path>, notes: &[(&str, &s
     at_line(Location::caller(), || {
         let path = path.as_ref();
         let failed = |error: &dyn std::fmt::Display| file_error(&path.display().to_string(), error);
-        // The widest first, as the format wants it, so that each lies at a multiple of its width.
+        // The widest dtypes first, as the format requires, so that each tensor is at a multiple of its width.
         let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
         order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size_bytes()), *name));
         let mut end = 0;

@@ -8,15 +8,15 @@ use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result};
 use thalweg_tensor::caller::label_at;
 use thalweg_tensor::{Tensor, no_grad};
 
-/// The bytes of a piece.
+/// The number of bytes of a piece.
 const PIECE: usize = 4 << 20;
 
-/// Returns an error of a file as one of ours.
+/// Converts an error of a file to this library's error.
 pub(super) fn file_error(what: &str, error: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{what}: {error}"))
 }
 
-/// Two pinned buffers in turn, each with an event behind the copy that reads it.
+/// Two alternating pinned buffers, each with an event after the copy that reads it.
 pub(super) struct Upload {
     device: Device,
     buffers: Vec<Option<(PinnedBuffer, Event)>>,
@@ -29,7 +29,7 @@ impl Upload {
         Self { device: device.clone(), buffers: Vec::new(), piece: Vec::new(), turn: 0 }
     }
 
-    /// Returns a new tensor of the bytes that a reader gives, row-major. The last copies are asynchronous.
+    /// Returns a new tensor from the row-major bytes of a reader. The last copies are asynchronous.
     #[track_caller]
     pub(super) fn tensor(&mut self, shape: &[usize], dtype: DType, reader: &mut dyn Read) -> Result<Tensor> {
         let tensor = Tensor::empty(shape, dtype, &self.device)?;

@@ -1,17 +1,17 @@
-//! The arguments of a loop operator beside its tensors.
+//! The arguments of a loop operator other than its tensors.
 
 use smallvec::SmallVec;
 use thalweg_ir::{Category, DType, Scalar, Shape};
 
-/// The points of a loop, where its tensors do not determine them.
+/// The points of a loop, which the tensors may not determine.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum Points {
-    /// Those of its tensors, or of the results that are given.
+    /// The points of the tensors, or of given results.
     #[default]
     Tensors,
-    /// Those of its first tensor, of which these dimensions are reduced.
+    /// The points of the first tensor, of which these dimensions are reduced.
     Reduced(Shape),
-    /// Those of a result of this shape.
+    /// The points of a result of this shape.
     Result(Shape),
 }
 
@@ -21,7 +21,7 @@ impl Points {
         if let Self::Reduced(dimensions) = self { dimensions } else { &[] }
     }
 
-    /// Returns the shape of the result, where no tensor determines it.
+    /// Returns the shape of the result, if no tensor determines it.
     pub fn extents(&self) -> &[usize] {
         if let Self::Result(extents) = self { extents } else { &[] }
     }
@@ -35,7 +35,7 @@ impl Points {
     }
 }
 
-/// The arguments of a loop operator beside its tensors.
+/// The arguments of a loop operator other than its tensors.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct LoopArguments {
     /// The numbers, in the operator's order.

@@ -11,7 +11,7 @@ use super::{LoopArguments, LowerError, Operand, Result};
 use crate::definition::{LoopOp, Space};
 use crate::plan::Placement;
 
-/// Returns sizes as the planner reads them.
+/// Returns sizes in the planner's integer type.
 pub(super) fn widen(sizes: &[usize]) -> Dimensions {
     sizes.iter().map(|&size| size as u64).collect()
 }
@@ -70,7 +70,7 @@ impl Extents {
     /// Returns the iteration space of an operator's call.
     ///
     /// # Errors
-    /// If the shapes do not broadcast.
+    /// Returns an error if the shapes do not broadcast.
     pub fn new(operator: &LoopOp, operands: &[Operand<'_>], arguments: &LoopArguments) -> Result<Self> {
         Ok(match operator.space {
             Space::Elementwise if operands.is_empty() => Self::Elementwise(arguments.points.extents().into()),
@@ -108,7 +108,7 @@ impl Extents {
     /// Returns the placement of an input.
     ///
     /// # Errors
-    /// If its shape is that of neither the points nor the rows, and does not broadcast to them.
+    /// Returns an error if the input's shape is that of neither the points nor the rows, and does not broadcast to them.
     pub fn input(&self, layout: &Layout) -> Result<Placement> {
         match self {
             Self::Elementwise(shape) | Self::Coordinates(shape) => broadcast_placement(layout, shape),
@@ -141,7 +141,7 @@ impl Extents {
     /// Returns the launch of a body over these points.
     ///
     /// # Errors
-    /// As [`input`](Self::input), and if an operand has another dtype than the body.
+    /// Those of [`input`](Self::input); and an error if an operand has another dtype than the body.
     pub fn launch(
         &self,
         (id, name, body): (u64, Cow<'static, str>, Arc<Body>),
@@ -165,7 +165,7 @@ impl Extents {
     }
 }
 
-/// Refuses an operand of another dtype than the body reads or writes: it would reach beyond its memory.
+/// Refuses an operand of another dtype than the body reads or writes: the body would access memory outside it.
 fn check_dtype(operand: &Operand<'_>, dtype: DType) -> Result<()> {
     match operand.dtype == dtype {
         true => Ok(()),

@@ -7,9 +7,9 @@ use thalweg_ir::{Layout, Shape};
 use super::Operand;
 use crate::definition::{DTypeRule, LoopOp, Space};
 
-/// Returns the layout of results of a shape where they are not row-major: the dimensions of the first tensor of that shape whose
-/// elements do not overlap, in the order of its strides and without gaps, as PyTorch's `TensorIterator` has them. So the result
-/// of a transposed or channels-last tensor has the same order. `thalweg::copy` makes tensors row-major.
+/// Returns the layout of results of a shape if they are not row-major: the order of dimensions of the first tensor of that shape
+/// whose elements do not overlap, without gaps, as in PyTorch's `TensorIterator`. The result of a transposed or channels-last
+/// tensor thus has the same order. `thalweg::copy` makes tensors row-major.
 pub(super) fn kept_layout(operator: &LoopOp, operands: &[Operand<'_>], shape: &[usize]) -> Option<Layout> {
     if operator.space != Space::Elementwise || operator.rule == DTypeRule::Converted || shape.len() < 2 {
         return None;

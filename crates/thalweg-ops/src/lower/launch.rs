@@ -1,4 +1,4 @@
-//! [`LoopLaunch`]: a launch of a body, complete but for its addresses.
+//! [`LoopLaunch`]: a launch of a body, complete except for its addresses.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::stages::{Stages, stages};
 /// The bits of a launch's scalars, in the forms in which the body reads them.
 pub type LaunchNumbers = SmallVec<[u64; 12]>;
 
-/// A launch of a body over rows and inner dimensions, complete but for its addresses.
+/// A launch of a body over rows and inner dimensions, complete except for its addresses.
 #[derive(Clone, Debug)]
 pub struct LoopLaunch {
     /// A number that distinguishes the body from every other one of these dtypes.
     pub id: u64,
-    /// The name from which the kernel's is made.
+    /// The name from which the kernel's name is derived.
     pub name: Cow<'static, str>,
     /// The body.
     pub body: Arc<Body>,
-    /// The dtype that the body computes in.
+    /// The dtype in which the body computes.
     pub compute: DType,
     /// The extents of the rows.
     pub rows: Shape,
@@ -37,7 +37,7 @@ pub struct LoopLaunch {
 }
 
 impl LoopLaunch {
-    /// Returns the dtypes of the inputs, of the outputs, and the one that the body computes in.
+    /// Returns the dtypes of the inputs, of the outputs, and the one in which the body computes.
     pub fn dtypes(&self) -> DTypes {
         let inputs = self.body.inputs.iter().map(|input| input.dtype);
         let outputs = self.body.outputs.iter().map(|output| output.dtype);
@@ -62,7 +62,7 @@ impl LoopLaunch {
         self.inner.iter().product()
     }
 
-    /// Returns the stages of the body and the parts of its rows, where they are few and long.
+    /// Returns the stages of the body and the parts of its rows, if they are few and long.
     fn division(&self) -> Option<(Arc<Stages>, Divided)> {
         if self.body.reductions.is_empty() || self.points() < LEAST_DIVIDED {
             return None;
@@ -72,15 +72,15 @@ impl LoopLaunch {
         Some((stages, divided))
     }
 
-    /// Returns whether it is carried out as several launches.
+    /// Returns whether it is executed as several launches.
     pub fn is_staged(&self) -> bool {
         self.division().is_some()
     }
 
-    /// Returns the launches as which it is carried out, where its rows are few and long; `None` if it is one launch.
+    /// Returns the launches as which it is executed, if its rows are few and long; `None` if it is a single launch.
     ///
     /// # Errors
-    /// If sizes cannot be counted.
+    /// Returns an error if a size overflows.
     pub fn steps(&self) -> Result<Option<Steps>> {
         match self.division() {
             Some((stages, divided)) => Steps::new(self, &stages, &divided).map(Some),
@@ -88,7 +88,7 @@ impl LoopLaunch {
         }
     }
 
-    /// Returns numbers that determine the plan for addresses of this alignment: a key of launches that are prepared.
+    /// Returns numbers that determine the plan for addresses of this alignment: the key of prepared launches.
     pub fn key(&self, alignment_bytes: u64) -> SmallVec<[u64; 40]> {
         let mut key = SmallVec::new();
         key.push(self.id);
@@ -117,10 +117,10 @@ impl LoopLaunch {
         key
     }
 
-    /// Decides class and geometry.
+    /// Decides the class and the geometry of the launch.
     ///
     /// # Errors
-    /// If the body reads coordinates of dimensions that the iteration does not have.
+    /// Returns an error if the body reads coordinates of dimensions that the iteration does not have.
     pub fn plan(
         &self,
         alignment_bytes: u64,

@@ -19,18 +19,18 @@ pub struct LoweredOutput {
     pub dtype: DType,
     /// The layout: PyTorch's for these operands.
     pub layout: Layout,
-    /// The bytes that it takes.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
 impl LoweredOutput {
-    /// Returns it as an operand.
+    /// Returns the output as an operand.
     pub fn operand(&self) -> Operand<'_> {
         Operand { dtype: self.dtype, layout: &self.layout }
     }
 }
 
-/// A call of a loop operator, lowered: all that follows from the dtypes, shapes and strides of its operands.
+/// A lowered call of a loop operator: everything derived from the dtypes, shapes and strides of its operands.
 #[derive(Debug)]
 pub struct LoweredLoop {
     /// The operator.
@@ -44,9 +44,9 @@ pub struct LoweredLoop {
     /// The results.
     pub outputs: SmallVec<[LoweredOutput; 2]>,
     forward: Arc<ForwardBody>,
-    /// The launch, whose numbers are those of each call.
+    /// The launch, without the numbers, which each call supplies.
     launch: LoopLaunch,
-    /// The launches as which it is carried out, where its rows are few and long.
+    /// The launches as which it is executed, if its rows are few and long.
     steps: Option<Steps>,
     /// The gradient that was requested first, with the inputs that it is for.
     gradient: OnceLock<(u32, Arc<GradientBody>)>,
@@ -56,7 +56,7 @@ impl LoweredLoop {
     /// Lowers a call whose results are to be allocated.
     ///
     /// # Errors
-    /// If the operator refuses the dtypes or the shapes.
+    /// Returns an error if the operator refuses the dtypes or the shapes.
     pub fn new(operator: &'static LoopOp, inputs: &[Operand<'_>], arguments: &LoopArguments) -> Result<Self> {
         let signature = signature_of(operator, inputs, arguments)?;
         Self::of_signature(operator, signature, inputs, arguments)
@@ -65,7 +65,7 @@ impl LoweredLoop {
     /// Lowers a call with these dtypes, whose results are to be allocated.
     ///
     /// # Errors
-    /// If the operator refuses the shapes.
+    /// Returns an error if the operator refuses the shapes.
     pub fn of_signature(
         operator: &'static LoopOp,
         signature: Signature,
@@ -81,7 +81,7 @@ impl LoweredLoop {
         let outputs = places()
             .map(|output| {
                 let (dtype, shape) = (output.dtype, extents.output_shape(output.place));
-                // A shape whose bytes cannot be counted has no layout.
+                // A shape whose size in bytes overflows has no layout.
                 let bytes = byte_count(&shape, dtype)? as u64;
                 let layout = kept.clone().unwrap_or_else(|| Layout::contiguous(&shape));
                 Ok(LoweredOutput { dtype, layout, bytes })
@@ -108,7 +108,7 @@ impl LoweredLoop {
         &self.launch
     }
 
-    /// Returns the launches as which it is carried out, where its rows are few and long.
+    /// Returns the launches as which it is executed, if its rows are few and long.
     pub fn steps(&self) -> Option<&Steps> {
         self.steps.as_ref()
     }
@@ -116,7 +116,7 @@ impl LoweredLoop {
     /// Returns the launch into results of other layouts, with the numbers of a call.
     ///
     /// # Errors
-    /// If the inputs are not those of the call.
+    /// Returns an error if the inputs are not those of the call.
     pub fn launch_into(
         &self,
         inputs: &[Operand<'_>],
@@ -135,23 +135,23 @@ impl LoweredLoop {
     /// Returns the gradient for the inputs that `wanted` has a bit for.
     ///
     /// # Errors
-    /// Why there is none, in words.
+    /// The reason why there is no gradient, as text.
     pub fn gradient(&self, wanted: u32) -> Result<Arc<GradientBody>, String> {
         if let Some((_, gradient)) = self.gradient.get().filter(|(inputs, _)| *inputs == wanted) {
             return Ok(Arc::clone(gradient));
         }
         let gradient = gradient(self.operator, &self.signature, wanted)?;
-        // Whichever mask comes first is kept; the others are looked up.
+        // The first mask is kept here; the others are looked up.
         let _ = self.gradient.set((wanted, Arc::clone(&gradient)));
         Ok(gradient)
     }
 }
 
 impl LoopLaunch {
-    /// Lowers a call whose results are given.
+    /// Lowers a call with given results.
     ///
     /// # Errors
-    /// If the operator refuses the dtypes or the shapes.
+    /// Returns an error if the operator refuses the dtypes or the shapes.
     pub fn into_outputs(
         operator: &'static LoopOp,
         inputs: &[Operand<'_>],
@@ -178,14 +178,14 @@ fn numbers_of(body: &Body, arguments: &LoopArguments) -> LaunchNumbers {
 /// Returns the dtypes of a call.
 ///
 /// # Errors
-/// If the operator refuses the dtypes of its operands.
+/// Returns an error if the operator refuses the dtypes of its operands.
 pub fn signature_of(
     operator: &LoopOp,
     inputs: &[Operand<'_>],
     arguments: &LoopArguments,
 ) -> Result<Signature> {
     let dtypes: DTypes = inputs.iter().map(|operand| operand.dtype).collect();
-    // Numbers of a row operator are counts, which convert nothing.
+    // Numbers of a row operator are counts, which do not affect the promotion.
     let scalars = match operator.space {
         Space::Elementwise => arguments.category(),
         Space::Rows | Space::Coordinates => Category::Bool,

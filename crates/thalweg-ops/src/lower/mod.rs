@@ -5,11 +5,11 @@
 //!                                                          └──────▶ Steps                few long rows: several launches
 //! ```
 //!
-//! Eager execution, kernels inside PyTorch and compiled programs share this path. `thalweg-execute` carries launches out.
+//! Eager execution, kernels inside PyTorch and compiled programs share this path. `thalweg-execute` executes launches.
 //!
 //! # Invariants
-//! - No address, no device, no tensor: what is lowered depends on dtypes, layouts and numbers alone.
-//! - A [`LoopLaunch`] is complete: addresses aside, nothing else decides what runs.
+//! - No address, no device, no tensor: lowering depends only on dtypes, layouts and numbers.
+//! - A [`LoopLaunch`] is complete: apart from addresses, it determines everything that runs.
 
 mod arguments;
 mod extents;
@@ -30,7 +30,7 @@ pub use steps::{Place, Step, Steps};
 
 use crate::definition::DTypeError;
 
-/// A tensor as lowering sees it.
+/// The dtype and the layout of a tensor, for lowering.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
     /// The dtype.

@@ -1,4 +1,5 @@
-//! [`Steps`]: a launch of few long rows as several: parts of its rows first, then what combines them ([`stages`](crate::stages)).
+//! [`Steps`]: a launch of few long rows as several: first parts of its rows, then launches that combine them
+//! ([`stages`](crate::stages)).
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Layout, OutputPlace, Scalar, Shape};
@@ -13,20 +14,20 @@ use crate::structured::ARANGE;
 /// The memory of an operand of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// That of an input of the whole launch.
+    /// The memory of an input of the entire launch.
     Input(usize),
-    /// That of an output of the whole launch.
+    /// The memory of an output of the entire launch.
     Output(usize),
-    /// Memory of the launch's own.
+    /// Temporary memory of the launch.
     Temporary(usize),
 }
 
 /// One of several launches.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The launch. Its numbers follow those of the whole launch, or are all that there are.
+    /// The launch. Its numbers follow those of the entire launch, or are the only ones.
     pub launch: LoopLaunch,
-    /// Whether it takes the numbers of the whole launch.
+    /// Whether the step takes the numbers of the entire launch.
     pub takes_numbers: bool,
     /// The memory of each input, and the element at which it begins.
     pub inputs: SmallVec<[(Place, u64); 8]>,

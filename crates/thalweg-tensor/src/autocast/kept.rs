@@ -1,20 +1,21 @@
-//! [`KeptCast`]: the 16-bit cast of a parameter from one region to the next.
+//! [`KeptCast`]: the 16-bit cast of a parameter that is kept from one region to the next.
 //!
-//! An optimizer that writes a parameter in f32 has its value in registers: it stores the cast as well, for two bytes per element, and
-//! the next region takes that in place of reading four and writing two. A cast is kept only of a parameter that an optimizer asks for, from the
-//! first region that makes it, and dropped where a step comes that no region has read it before.
+//! An optimizer that writes a parameter in f32 has its value in registers: it stores the cast as well, which writes two bytes per
+//! element, and saves the next region reading four and writing two. A cast is kept only for a parameter for which an optimizer
+//! requests it, from the first region that makes it. It is dropped at a step if no region has read it since the previous one.
 //!
-//! # When a kept cast is taken
-//! Where it has the dtype of the region, and nothing can have written the parameter since: its version is the one that was noted, no
-//! graph was replayed (a replay writes without the host's knowledge), and no other library knows its memory. What a region has cast is taken on
-//! the stream that it was cast on alone; what an optimizer has written is ordered as the parameter is.
+//! # When a kept cast is used
+//! A kept cast is used if it has the dtype of the region, and nothing can have written the parameter since: its version is
+//! unchanged, no graph was replayed (a replay writes without the host's knowledge), and no other library has its address. A cast
+//! made by a region is used only on the stream on which it was made; a cast written by an optimizer is ordered like the
+//! parameter.
 //!
 //! # Captures
-//! A region that is captured makes no cast that is kept, but takes one that is there, and a captured step writes it. The graph keeps its memory,
-//! and sees to it that the cast is right in front of each replay ([`Upkeep`]): it is cast again, into its place, where something else
-//! has written the parameter since. In a conditional node's body nothing is taken.
+//! A captured region keeps no new cast, but uses an existing one, and a captured step writes it. The graph keeps its memory
+//! alive, and ensures that the cast is valid before each replay ([`Upkeep`]): the parameter is cast again, into the same memory,
+//! if something else has written it since. In a conditional node's body no kept cast is used.
 //!
-//! A node that has saved a cast for its backward pass keeps it: then the optimizer writes the next one to other memory.
+//! A node that has saved a cast for its backward pass keeps it: the optimizer then writes the next cast to other memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -27,8 +28,8 @@ use thalweg_runtime::{Result, Stream};
 use crate::autograd::no_grad;
 use crate::tensor::Tensor;
 
-/// The 16-bit cast of a parameter that lasts from one region of [`autocast`](super::autocast) to the next. See the
-/// module's source for when it is taken.
+/// The 16-bit cast of a parameter that lasts from one region of [`autocast`](super::autocast) to the next. See the module's
+/// source for when it is used.
 #[derive(Debug)]
 pub struct KeptCast {
     parameter: Tensor,
@@ -37,24 +38,24 @@ pub struct KeptCast {
 
 #[derive(Debug)]
 struct State {
-    /// Outside the graph, contiguous.
+    /// The cast: outside the autograd graph and contiguous.
     cast: Tensor,
-    /// The version of the parameter that it is the cast of.
+    /// The version of the parameter from which the cast was made.
     version: u32,
-    /// The number of replays on the device until then.
+    /// The number of replays on the device when the cast was made.
     replays: u64,
-    /// The stream that a region or a replay left it on; `None` where the optimizer wrote it.
+    /// The stream on which a region or a replay made the cast; `None` if the optimizer wrote it.
     stream: Option<Stream>,
-    /// Whether a region has made or taken it since the last step.
+    /// Whether a region has made or used the cast since the last step.
     is_read: bool,
 }
 
-/// The kept casts by the identities of their parameters, which they hold.
+/// The kept casts by the identities of their parameters, which the casts keep alive.
 static KEPT: LazyLock<RwLock<FxHashMap<usize, Weak<KeptCast>>>> = LazyLock::new(RwLock::default);
 
 impl KeptCast {
-    /// Returns the kept cast of a parameter for as long as the result lives; all that ask for one parameter get the same. `None` of a
-    /// tensor that regions do not cast: a dtype other than f32.
+    /// Returns the kept cast of a parameter for as long as the result lives; all calls for one parameter return the same one.
+    /// `None` for a tensor that regions do not cast: one of a dtype other than f32.
     pub fn of(parameter: &Tensor) -> Option<Arc<Self>> {
         if parameter.dtype() != DType::F32 {
             return None;
@@ -68,14 +69,15 @@ impl KeptCast {
         }))
     }
 
-    /// Returns what is kept of a tensor, if anything asks for that.
+    /// Returns the kept cast of a tensor, if an optimizer has requested one.
     pub(super) fn find(tensor: &Tensor) -> Option<Arc<Self>> {
         let all = KEPT.read().unwrap_or_else(PoisonError::into_inner);
         all.get(&tensor.identity())?.upgrade()
     }
 
-    /// Returns the cast that the launch of an optimizer on the current stream is to write: none where no region has read one since the last step,
-    /// or a stream captures that cannot take it. Then nothing is kept any more. Call [`written`](Self::written) behind the launch.
+    /// Returns the cast that the launch of an optimizer on the current stream is to write. Returns `None`, and drops the kept
+    /// cast, if no region has read one since the last step, or if a stream is capturing that cannot use it. Call
+    /// [`written`](Self::written) after the launch.
     ///
     /// # Errors
     /// Those of the allocation.
@@ -86,7 +88,7 @@ impl KeptCast {
         if !state.is_read || state.cast.shape() != self.parameter.shape() {
             return Ok(None);
         }
-        // What a node has saved of it, or a region holds, is another tensor over its memory.
+        // A node that has saved the cast, or a region that holds it, has another tensor over its memory.
         let is_ours = Arc::strong_count(state.cast.storage()) == 1;
         if stream.is_capturing()? {
             let is_taken = is_ours && self.is_now(&state) && self.keep_up(&state.cast, &stream);
@@ -99,28 +101,28 @@ impl KeptCast {
         Tensor::empty(state.cast.shape(), state.cast.dtype(), state.cast.device()).map(Some)
     }
 
-    /// Notes that a launch of an optimizer has written the parameter, whose version says so, and this cast of it.
+    /// Records that a launch of an optimizer has written this cast and the parameter, whose version already counts the write.
     pub fn written(&self, cast: Tensor) {
         let (version, replays) = (self.parameter.writes(), self.parameter.device().replays());
         *self.lock() = Some(State { cast, version, replays, stream: None, is_read: false });
     }
 
-    /// Returns the cast for work on the current stream, if it is that of the parameter as it is now.
+    /// Returns the cast for work on the current stream, if it matches the parameter's present value.
     ///
     /// # Errors
-    /// The driver's.
+    /// Those of the driver.
     pub(super) fn get(self: &Arc<Self>, dtype: DType) -> Result<Option<Tensor>> {
         let mut slot = self.lock();
         let Some(state) = slot.as_mut() else { return Ok(None) };
         let stream = self.parameter.device().current_stream();
         let fits = state.cast.dtype() == dtype && self.is_now(state);
         let is_ready = match stream.is_capturing()? {
-            // A capture begins when all work is done, and a replay waits for what comes later.
+            // A capture begins when all work is done, and a replay waits for later work.
             true => fits && self.keep_up(&state.cast, &stream),
             false => fits && state.stream.as_ref().is_none_or(|made_on| *made_on == stream),
         };
         if !is_ready {
-            // A cast that is made anew takes its place; of a capture none does.
+            // A new cast will replace this one, except in a capture.
             *slot = None;
             return Ok(None);
         }
@@ -129,7 +131,7 @@ impl KeptCast {
         Ok(Some(state.cast.detach()))
     }
 
-    /// Returns whether a cast is that of the parameter as it is now, by all that the host knows.
+    /// Returns whether a cast matches the parameter's present value, as far as the host knows.
     fn is_now(&self, state: &State) -> bool {
         state.cast.shape() == self.parameter.shape()
             && state.version == self.parameter.writes()
@@ -137,7 +139,7 @@ impl KeptCast {
             && !self.parameter.storage().is_exported()
     }
 
-    /// Lets the graph that a stream captures look after a cast, and returns whether it will.
+    /// Registers a cast for upkeep by the graph that a stream is capturing, and returns whether the graph accepts it.
     fn keep_up(self: &Arc<Self>, cast: &Tensor, stream: &Stream) -> bool {
         stream.keep_up(cast.identity(), || {
             let (kept, cast) = (self.clone(), cast.clone());
@@ -148,7 +150,7 @@ impl KeptCast {
     /// Keeps a cast that a region has made on the current stream, of the parameter with this version.
     ///
     /// # Errors
-    /// The driver's.
+    /// Those of the driver.
     pub(super) fn put(&self, cast: &Tensor, version: u32) -> Result<()> {
         let stream = cast.device().current_stream();
         let is_plain =
@@ -170,12 +172,12 @@ impl KeptCast {
 struct CapturedCast {
     kept: Arc<KeptCast>,
     cast: Tensor,
-    /// Whether it is right behind a replay if it was in front of it.
+    /// Whether the cast is still valid after a replay, if it was valid before.
     stays_right: AtomicBool,
 }
 
 impl CapturedCast {
-    /// Notes that the cast is right on a stream.
+    /// Records that the cast is valid on a stream.
     fn set_right(&self, slot: &mut Option<State>, stream: &Stream) {
         let (parameter, cast) = (&self.kept.parameter, self.cast.clone());
         let (version, replays) = (parameter.writes(), stream.device().replays());
@@ -185,7 +187,7 @@ impl CapturedCast {
 
 impl Upkeep for CapturedCast {
     fn captured(&self) {
-        // All captured writes of the parameter wrote the cast as well, or there was none.
+        // All captured writes of the parameter also wrote the cast, or there were none.
         let slot = self.kept.lock();
         let stays_right =
             slot.as_ref().is_some_and(|state| state.cast.is_same(&self.cast) && self.kept.is_now(state));
@@ -220,7 +222,7 @@ impl Upkeep for CapturedCast {
 impl Drop for KeptCast {
     fn drop(&mut self) {
         let mut all = KEPT.write().unwrap_or_else(PoisonError::into_inner);
-        // Another may have been made for the parameter since.
+        // Another kept cast may have been made for the parameter since.
         if all.get(&self.parameter.identity()).is_some_and(|kept| kept.strong_count() == 0) {
             all.remove(&self.parameter.identity());
         }

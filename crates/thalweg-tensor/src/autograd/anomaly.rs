@@ -1,4 +1,4 @@
-//! Anomaly mode: backward passes that say which line of the program their failures, and their NaNs, come from.
+//! Anomaly mode: backward passes that report which line of the program caused their failures and NaNs.
 
 use std::cell::Cell;
 
@@ -10,15 +10,15 @@ use crate::dispatch::{Anomaly, ModeGuard, anomaly, set_anomaly};
 use crate::tensor::Tensor;
 use crate::warning::warn;
 
-/// Runs a function in anomaly mode with a look for NaN (`torch.autograd.detect_anomaly`). See [`set_detect_anomaly`].
+/// Runs a function in anomaly mode with a check for NaN (`torch.autograd.detect_anomaly`). See [`set_detect_anomaly`].
 pub fn detect_anomaly<T>(function: impl FnOnce() -> T) -> T {
     set_detect_anomaly(true, true, function)
 }
 
-/// Runs a function in anomaly mode, or outside of it (`torch.autograd.set_detect_anomaly`). There each operator that records itself
-/// notes the line of the program that called it, and a backward pass that fails names that line. With `check_nan` a NaN in a gradient
-/// that an operator's backward function computes is a failure, too: each is then looked at by the host, which *blocks*, and cannot be
-/// captured. Forward and backward pass both belong in the function, on this thread.
+/// Runs a function in anomaly mode, or outside it (`torch.autograd.set_detect_anomaly`). In anomaly mode each operator that is
+/// recorded stores the line of the program that called it, and a backward pass that fails names that line. With `check_nan` a NaN
+/// in a gradient that an operator's backward function computes is a failure, too: the host then checks each gradient, which
+/// *blocks* and cannot be captured. The function must run both the forward and the backward pass, on this thread.
 ///
 /// ```
 /// # use thalweg_runtime::{Device, Result};
@@ -44,8 +44,8 @@ const fn level(mode: bool, check_nan: bool) -> Anomaly {
     }
 }
 
-/// Sets from now on what [`set_detect_anomaly`] sets for a function, and returns the mode and the look for NaN that there were: for
-/// code that cannot nest functions.
+/// Sets from now on what [`set_detect_anomaly`] sets for a function, and returns the previous mode and whether it checked for
+/// NaN. For code that cannot nest functions.
 pub fn set_anomaly_enabled(mode: bool, check_nan: bool) -> (bool, bool) {
     let former = (is_anomaly_enabled(), is_anomaly_check_nan_enabled());
     set_anomaly(level(mode, check_nan));
@@ -54,11 +54,11 @@ pub fn set_anomaly_enabled(mode: bool, check_nan: bool) -> (bool, bool) {
 }
 
 thread_local! {
-    /// Whether anomaly mode of this thread, while it is off, would look for NaN.
+    /// Whether anomaly mode of this thread would check for NaN, while it is off.
     static CHECKS_NAN: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Returns whether anomaly mode of this thread looks for NaN, or would if it were on (`torch.is_anomaly_check_nan_enabled`).
+/// Returns whether anomaly mode of this thread checks for NaN, or would if it were on (`torch.is_anomaly_check_nan_enabled`).
 pub fn is_anomaly_check_nan_enabled() -> bool {
     match anomaly() {
         Anomaly::Off => CHECKS_NAN.get(),
@@ -71,8 +71,8 @@ pub fn is_anomaly_enabled() -> bool {
     anomaly() != Anomaly::Off
 }
 
-/// Adds to the error of a node's backward function where the node was recorded, and warns of it: an exception of a program's own function has
-/// no room for it.
+/// Adds the place where the node was recorded to the error of its backward function. Also issues it as a warning, because an
+/// exception of a program's own function cannot carry it.
 pub(super) fn explain(node: &Node, error: Error) -> Error {
     if !is_anomaly_enabled() {
         return error;
@@ -106,7 +106,7 @@ pub(super) fn explain(node: &Node, error: Error) -> Error {
     }
 }
 
-/// Looks for NaN in what a node's backward function has computed, if anomaly mode asks for it.
+/// Checks the gradients that a node's backward function has computed for NaN, if anomaly mode requires it.
 pub(super) fn check(node: &Node, results: &[Option<Tensor>]) -> Result<()> {
     if anomaly() != Anomaly::LinesAndNan {
         return Ok(());

@@ -9,14 +9,14 @@ use crate::caller::at_line;
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// Computes the gradients of all leaves that this tensor, of one element, depends on, and adds them to
-    /// [`Tensor::grad`] in place. Frees what the graph saved, so that it runs once: see [`BackwardOptions`]. Asynchronous: the gradients
-    /// are ready for work on the current stream.
+    /// Computes the gradients of all leaves that this tensor, of one element, depends on, and adds them to [`Tensor::grad`] in
+    /// place. Frees the tensors that the graph saved, so that it can run only once: see [`BackwardOptions`]. Asynchronous: the
+    /// gradients are ready for work on the current stream.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the tensor has another number of elements than one, depends on no leaf that requires a
+    /// [`Error::is_invalid_argument`] if the tensor does not have exactly one element, depends on no leaf that requires a
     /// gradient, or its graph was run before; and those of the operators' backward functions. Leaves that a failed pass has not
-    /// come to keep the gradients that they had.
+    /// reached keep their gradients.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_options(None, BackwardOptions::default())
@@ -31,7 +31,7 @@ impl Tensor {
         self.backward_options(Some(gradient), BackwardOptions::default())
     }
 
-    /// Runs backward as [`Tensor::backward`] does, with options, from a gradient of this tensor (1 where none is given and the
+    /// Runs backward as [`Tensor::backward`] does, with options, from a gradient of this tensor (1 if none is given and the
     /// tensor has one element).
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Tensor {
         })
     }
 
-    /// Returns the gradient of this output that a pass starts from: the one that was given, or 1 for a real output of one element.
+    /// Returns the gradient of this output that a pass starts from: the given one, or 1 for a real output of one element.
     pub(super) fn starting_gradient(
         &self,
         operator: &str,
@@ -80,19 +80,20 @@ impl Tensor {
     }
 }
 
-/// Returns, of each leaf, whether a backward pass from any of these tensors would come to it: of parameters, which of them were used.
+/// Returns, for each leaf, whether a backward pass from any of these tensors would reach it: for parameters, whether they were
+/// used.
 pub fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
     engine::reached(outputs, leaves)
 }
 
-/// Returns the gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input
-/// that wants none, or that no output depends on. The gradient of an output of one real element may be left out, and is 1 then;
-/// outputs outside the graph count for nothing. No leaf's [`Tensor::grad`] changes. Frees what the nodes on the way saved.
-/// Asynchronous: the results are ready for work on the current stream.
+/// Returns the gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an
+/// input that requires none, or that no output depends on. The gradient of an output with one real element may be left out and is
+/// 1 then; outputs outside the graph are ignored. No leaf's [`Tensor::grad`] changes. Frees the tensors that the nodes on the way
+/// saved. Asynchronous: the results are ready for work on the current stream.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, is left out for an output of
-/// more elements than one or of complex numbers, there is not an entry for each output, or the graph was run before.
+/// [`Error::is_invalid_argument`] if a gradient does not have the shape, dtype and device of its output, is left out for an
+/// output of more than one element or of complex numbers, if there is not one entry per output, or the graph was run before.
 #[track_caller]
 pub fn gradients(
     outputs: &[Tensor],

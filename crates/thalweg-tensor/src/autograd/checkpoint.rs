@@ -1,9 +1,10 @@
 //! Activation checkpointing: a function whose saved tensors are computed again in the backward pass instead of being kept
 //! (`torch.utils.checkpoint.checkpoint` with `use_reentrant=False`).
 //!
-//! The forward pass runs the function with hooks ([`saved_tensors_hooks`](super::saved_tensors_hooks)) that keep a *place* for each
-//! saved tensor, and no tensor. The first node of a backward pass that asks for one runs the function again, which saves the same
-//! tensors in the same order, until all places are filled; each node then takes its own. Gradients flow by the nodes of the first run.
+//! The forward pass runs the function with hooks ([`saved_tensors_hooks`](super::saved_tensors_hooks)) that keep a *place* for
+//! each saved tensor instead of the tensor. The first node of a backward pass that needs one runs the function again, which saves
+//! the same tensors in the same order, until all places are filled; each node then takes its own. Gradients flow through the
+//! nodes of the first run.
 
 use std::fmt;
 use std::panic::Location;
@@ -25,20 +26,21 @@ use crate::tensor::Tensor;
 /// The options of a checkpointed function, with PyTorch's defaults.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
-    /// Whether random numbers are drawn again: the states of the default generators of the inputs' devices, and of `generators`, are
-    /// as they were when the function runs again, and what they were before is put back behind it.
+    /// Whether random numbers are drawn again: the states of the default generators of the inputs' devices, and of `generators`,
+    /// are reset for the second run to those of the first, and restored after it.
     pub preserve_rng_state: bool,
     /// Other generators that the function draws from.
     pub generators: Vec<Arc<DeviceGenerator>>,
-    /// Whether it is an error if the function saves tensors of other shapes, dtypes or devices when it runs again.
+    /// Whether it is an error if the second run saves tensors of other shapes, dtypes or devices than the first.
     pub determinism_check: bool,
-    /// Whether the function is left, by an error that it must hand on, once all tensors are there that backward needs.
+    /// Whether the second run is stopped, by an error that the function must propagate, once it has saved all tensors that
+    /// backward needs.
     pub early_stop: bool,
-    /// A function that adds to the text of an error that says how the second run differs from the first.
+    /// A function that extends the message of an error about differences between the second run and the first.
     pub explain: Option<Explain>,
 }
 
-/// A function that adds to a text.
+/// A function that extends a message.
 #[derive(Clone)]
 pub struct Explain(pub Arc<dyn Fn(String) -> String + Send + Sync>);
 
@@ -61,17 +63,19 @@ impl Default for CheckpointOptions {
 }
 
 /// Runs a function of tensors without keeping what its operators save for backward: the backward pass runs it again
-/// (`torch.utils.checkpoint.checkpoint`, not reentrant). Memory for time: of a network that is cut into checkpointed pieces, the
-/// inputs of the pieces stay, and what one piece saves.
+/// (`torch.utils.checkpoint.checkpoint`, not reentrant). This trades time for memory: a network that is cut into checkpointed
+/// pieces keeps the inputs of the pieces, plus the tensors that one piece saves at a time.
 ///
-/// Gradients have the same bits as without, if the function computes the same again: it depends on its inputs, on tensors that it
-/// holds and that are not written, and on random numbers of generators ([`CheckpointOptions`]). Autocast is as it was. It hands errors on (with
-/// `?`), since it is left by one where the rest is not needed. What it holds beside `inputs` stays alive; inputs of a checkpoint within
-/// a checkpoint do not. It runs on the stream that is current now, asynchronously. Under `no_grad` it is called, and that is all.
+/// Gradients have the same bits as without checkpointing if both runs compute the same: the function may depend only on its
+/// inputs, on tensors that it holds and that are not written meanwhile, and on random numbers of generators
+/// ([`CheckpointOptions`]). The autocast options of the first run are restored. The function must propagate errors (with `?`),
+/// since an error ends it early if the rest is not needed. Tensors that the function holds in addition to `inputs` stay alive;
+/// inputs of a checkpoint within a checkpoint do not. Both runs use the stream that is current now, asynchronously. Under
+/// `no_grad` the function is only called.
 ///
 /// # Errors
-/// Those of the function. In the backward pass, [`Error::is_invalid_argument`] if it saves another number of tensors, or others, than
-/// the first time, or if an input was written in place meanwhile.
+/// Those of the function. In the backward pass, [`Error::is_invalid_argument`] if the second run saves a different number of
+/// tensors, or different ones, or if an input was written in place meanwhile.
 #[track_caller]
 pub fn checkpoint<T>(
     function: impl Fn(&[Tensor]) -> Result<T> + Send + Sync + 'static,
@@ -108,17 +112,17 @@ type Recompute = Box<dyn Fn(&[Tensor]) -> Result<()> + Send + Sync>;
 struct Frame {
     options: CheckpointOptions,
     recompute: Recompute,
-    /// The inputs, each with whether it requires a gradient: saved by the hooks of the region around.
+    /// The inputs, each with whether it requires a gradient: saved by the hooks of the surrounding region.
     inputs: Vec<(Saved, bool)>,
     stream: Option<Stream>,
     autocast: Option<AutocastOptions>,
     generators: Vec<(Arc<DeviceGenerator>, GeneratorState)>,
-    /// The devices of inputs whose default generator was not made yet, so that it started from the default seed.
+    /// The devices of inputs whose default generator did not exist yet, so that it started from the default seed.
     without_generator: SmallVec<[Device; 1]>,
     location: CallLocation,
     /// The places of the tensors that the first run saved, in their order.
     places: Mutex<Vec<Place>>,
-    /// Whether the first run is over: a pass within it finds fewer places than the second run fills.
+    /// Whether the first run has ended: a backward pass within it finds fewer places than the second run fills.
     is_complete: AtomicBool,
     /// The tensors that a backward pass has computed again and not taken yet, by the pass.
     recomputed: Mutex<FxHashMap<u64, Vec<Option<Recomputed>>>>,
@@ -126,7 +130,7 @@ struct Frame {
 
 /// A saved tensor of the first run.
 struct Place {
-    /// Alive as long as a node may ask for it.
+    /// The node's claim, which lives as long as the node may need the tensor.
     holder: Weak<Holder>,
     kind: TensorKind,
 }
@@ -165,7 +169,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the hook of the first run, which keeps places.
+/// Returns the hook of the first run, which keeps places instead of tensors.
 fn place_pack(frame: Arc<Frame>) -> Pack {
     Arc::new(move |tensor| {
         let mut places = locked(&frame.places);
@@ -221,10 +225,11 @@ impl Frame {
         })
     }
 
-    /// Returns the tensor of a place, ready on the current stream: computed again if this pass has not done so. A pass takes it once.
+    /// Returns the tensor of a place, ready on the current stream: computed again if this pass has not done so yet. A pass takes
+    /// each tensor once.
     fn take(self: &Arc<Self>, place: usize) -> Result<Tensor> {
         let Some(number) = pass::number() else {
-            // Outside of a pass nothing is kept for others.
+            // Outside a pass nothing is kept for other nodes.
             let tensors = self.run_again()?;
             return taken(tensors.into_iter().nth(place).flatten());
         };
@@ -243,7 +248,7 @@ impl Frame {
         )
     }
 
-    /// Runs the function again, and returns the tensors that it saved for the nodes that may ask.
+    /// Runs the function again, and returns the tensors that it saved for the nodes that may still need them.
     fn run_again(&self) -> Result<Vec<Option<Recomputed>>> {
         let _current = self.stream.as_ref().map(Stream::make_current);
         let inputs = (self.inputs.iter())
@@ -266,7 +271,7 @@ impl Frame {
         Ok(state.tensors)
     }
 
-    /// Runs a function with the generators in the states that they had, and puts the present ones back behind it.
+    /// Runs a function with the generators in the states of the first run, and restores their present states afterwards.
     fn with_generators(&self, function: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut present = Vec::new();
         for (generator, state) in &self.generators {
@@ -284,7 +289,7 @@ impl Frame {
         outcome
     }
 
-    /// Refuses what is not what the first run saved, in PyTorch's words.
+    /// Refuses a second run whose saved tensors differ from those of the first, with PyTorch's message.
     fn check(&self, run: &Run, state: &RunState) -> Result<()> {
         let places = run.places.len();
         let at = |why: String| {
@@ -343,7 +348,7 @@ fn taken(tensor: Option<Recomputed>) -> Result<Tensor> {
 
 /// A run of the function in a backward pass.
 struct Run {
-    /// Of each tensor that the first run saved: whether a node may still ask for it, and its kind.
+    /// For each tensor that the first run saved: whether a node may still need it, and its kind.
     places: Vec<(bool, TensorKind)>,
     early_stop: bool,
     state: Mutex<RunState>,
@@ -353,9 +358,9 @@ struct Run {
 struct RunState {
     count: usize,
     tensors: Vec<Option<Recomputed>>,
-    /// The places with something else than the first time.
+    /// The places that differ from the first run.
     differences: Vec<(usize, TensorKind)>,
-    /// Whether the function was left because all is there.
+    /// Whether the function was stopped early because all tensors were saved.
     is_left: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Edges for those who run passes between places of a graph, and what programs see of nodes.
+//! Edges for programs that run passes between places of a graph, and the public methods of nodes.
 
 use std::any::Any;
 use std::panic::Location;
@@ -12,18 +12,18 @@ use super::{BackwardOptions, Edge, Gradients, Node, Request, Saved, running};
 use crate::caller::at_line;
 use crate::tensor::Tensor;
 
-/// The kind of a pass, and the places that it asks for.
+/// The kind of a pass, and the places whose gradients it computes.
 pub enum Backpropagation<'a> {
-    /// Leaves accumulate: all of them.
+    /// All leaves accumulate.
     Accumulate,
-    /// Leaves accumulate: those at these places alone.
+    /// Only the leaves at these places accumulate.
     AccumulateAt(&'a [Option<Edge>]),
     /// The gradients that arrive at these places are returned, and leaves do not accumulate.
     Gradients(&'a [Option<Edge>]),
 }
 
-/// Runs a backward pass from several places at once, each with its gradient, and returns what arrives at the places that
-/// [`Backpropagation::Gradients`] names.
+/// Runs a backward pass from several places at once, each with its gradient, and returns the gradients that arrive at the places
+/// that [`Backpropagation::Gradients`] names.
 ///
 /// # Errors
 /// Those of [`Tensor::backward`].
@@ -47,12 +47,13 @@ pub fn run_backward(
 }
 
 impl Node {
-    /// Returns how many results it had.
+    /// Returns the number of results of the operator.
     pub fn output_count(&self) -> usize {
         self.outputs
     }
 
-    /// Calls its backward function by itself, with a gradient for each result: outside of a pass, without hooks, and keeps what was saved.
+    /// Calls the node's backward function directly, with a gradient for each result: outside a pass and without hooks. Saved
+    /// tensors are kept.
     ///
     /// # Errors
     /// Those of the function.
@@ -60,17 +61,18 @@ impl Node {
         run_function(self, gradients, &Request::default())
     }
 
-    /// Returns what a program has put beside it, and puts it there where there is nothing. `None` where that is of another type.
+    /// Returns the value that a program has attached to the node, or attaches the one that `make` returns if there is none.
+    /// `None` if the attached value has another type.
     pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Option<&T> {
         self.attachment.get_or_init(|| Box::new(make())).downcast_ref()
     }
 
-    /// Returns the names of what it keeps.
+    /// Returns the names of the tensors that the node keeps.
     pub fn saved_names(&self) -> Vec<String> {
         self.function.saved().into_iter().map(|place| place.name).collect()
     }
 
-    /// Runs a function with a tensor that it keeps, as a part of the node; `None` where there is none of that name.
+    /// Runs a function with a tensor that the node keeps, as part of the node; `None` if there is no tensor of that name.
     pub fn with_saved<T>(self: &Arc<Self>, name: &str, function: impl FnOnce(&Saved) -> T) -> Option<T> {
         let _unpacked = Unpacked::new();
         let places = self.function.saved();

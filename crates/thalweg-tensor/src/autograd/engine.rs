@@ -1,15 +1,16 @@
 //! The engine: runs the recorded graph backwards.
 //!
-//! A node runs when every node that feeds it has run; among those that are ready leaves go first, then the one recorded last. All on
-//! the calling thread: the work itself is asynchronous on the device.
+//! A node runs when every node that feeds it has run; among the ready nodes, leaves run first, then the one recorded last.
+//! Everything runs on the calling thread; the work itself is asynchronous on the device.
 //!
 //! # Streams
-//! Every node has one canonical stream, the one that was current when it was recorded, and its backward function runs with
-//! that stream current. A gradient that was produced on another stream is waited for by an event, and its memory is marked
-//! as used there. When the graph is done, the caller's stream waits for every stream that work was left on, and on each
-//! other device its current stream does: whatever follows `backward` there is ordered behind it. A leaf's gradient may be another stream's memory then;
-//! it is marked as used on the caller's, where the optimizer will read it and drop it. What a node saved may be another
-//! stream's memory as well, and so may the gradient that a leaf has already: both are marked as used where the node runs.
+//! Every node has one canonical stream, the one that was current when it was recorded, and its backward function runs with that
+//! stream current. If a gradient was produced on another stream, the node's stream waits for it by an event, and its memory is
+//! marked as used there. At the end of the pass, the caller's stream waits for every stream on which work was left, and so does
+//! the current stream of each other device: whatever follows `backward` there is ordered after it. A leaf's gradient may then be
+//! memory of another stream; it is marked as used on the caller's stream, where the optimizer will read and drop it. Tensors that
+//! a node saved may be memory of another stream as well, and so may the existing gradient of a leaf: both are marked as used on
+//! the stream where the node runs.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -60,8 +61,8 @@ pub(crate) fn run(root: Edge, gradient: Tensor, options: BackwardOptions) -> Res
     Pass::new(vec![(root, gradient)], None, options)?.run().map(drop)
 }
 
-/// Runs the graph from several roots, and gives what arrives at the targets. Leaves accumulate nothing, and nodes that lead
-/// to no target do not run.
+/// Runs the graph from several roots, and returns the gradients that arrive at the targets. Leaves accumulate nothing, and nodes
+/// that lead to no target do not run.
 pub(crate) fn gradients(
     roots: Vec<(Edge, Tensor)>,
     targets: &[Option<Edge>],
@@ -73,7 +74,7 @@ pub(crate) fn gradients(
     Pass::new(roots, Some(targets), options)?.run()
 }
 
-/// Runs the graph from several roots: leaves accumulate what arrives, all of them or those among the targets alone.
+/// Runs the graph from several roots: leaves accumulate what arrives, either all leaves or only those among the targets.
 pub(super) fn accumulate(
     roots: Vec<(Edge, Tensor)>,
     targets: Option<&[Option<Edge>]>,
@@ -90,14 +91,15 @@ pub(super) fn accumulate(
     pass.run().map(drop)
 }
 
-/// A node that has run for some of its edges: what had arrived there, and the edges that are left.
+/// A node that has run for some of its edges: the gradients that had arrived, and the remaining edges.
 pub(super) struct Kept {
     pub(super) node: Arc<Node>,
     gradients: Gradients,
     pub(super) asked: Asked,
 }
 
-/// Runs the first half of a pass: only the edges that lead to the target. Gives what arrives there, and the rest.
+/// Runs the first half of a pass: only the edges that lead to the target. Returns the gradient that arrives there, and the nodes
+/// left for the second half.
 pub(super) fn first_half(
     root: Edge,
     gradient: Tensor,
@@ -155,15 +157,15 @@ struct Pass {
     ready: BinaryHeap<Ready>,
     wanted: Option<Wanted>,
     options: BackwardOptions,
-    /// The nodes that it starts from.
+    /// The nodes that the pass starts from.
     roots: Vec<Arc<Node>>,
-    /// Of the first half of a pass, what it leaves to the second.
+    /// For the first half of a pass, the nodes that it leaves to the second.
     kept: Option<Vec<Kept>>,
-    /// Of the second half, the nodes that the first has begun.
+    /// For the second half, the nodes that the first half has begun.
     begun: FxHashMap<u64, Kept>,
 }
 
-/// The edges whose gradients a walk returns, in place of writing those of the leaves.
+/// The edges whose gradients a walk returns, instead of writing those of the leaves.
 struct Wanted {
     /// The indices of the targets, by node and input.
     targets: FxHashMap<(u64, usize), SmallVec<[usize; 1]>>,
@@ -204,12 +206,12 @@ impl Pass {
         Ok(pass)
     }
 
-    /// Runs what is ready until nothing is left. Gives the gradients of the targets, ready on the caller's stream.
+    /// Runs ready nodes until none is left. Returns the gradients of the targets, ready on the caller's stream.
     fn run(self) -> Result<Vec<Option<Tensor>>> {
         self.run_and_keep().map(|(arrived, _)| arrived)
     }
 
-    /// Runs as [`run`](Self::run) does, and gives what a second half starts from as well.
+    /// Runs the pass as [`run`](Self::run) does, and also returns the nodes that a second half starts from.
     fn run_and_keep(mut self) -> Result<(Vec<Option<Tensor>>, Vec<Kept>)> {
         let roots = std::mem::take(&mut self.roots);
         let runs = (self.wanted.as_ref()).map_or(Runs::From(roots), |wanted| {
@@ -218,7 +220,7 @@ impl Pass {
         let _running = RunningPass::new(runs);
         let mut left = Left::default();
         let (options, outcome) = (self.options, self.walk(&mut left));
-        // After a failure too: what leaves have collected until then is theirs.
+        // This is also done after a failure: leaves keep what they have accumulated until then.
         let joined = left.join(&self.caller);
         outcome?;
         joined?;
@@ -265,7 +267,8 @@ impl Pass {
         Ok(())
     }
 
-    /// Delivers what a node has computed for an edge, and lets the node behind it run if it was the last to do so.
+    /// Delivers the gradient that a node has computed for an edge, and schedules the next node if this was the last gradient that
+    /// it waited for.
     fn pass_on(&mut self, edge: &Edge, result: Option<Tensor>, producer: &Stream) -> Result<()> {
         if let Some(result) = result {
             self.deliver(edge, result, producer)?;
@@ -278,7 +281,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Runs a node of the second half for the edges that the first has left.
+    /// Runs a node of the second half for the edges that the first half has left.
     fn finish(&mut self, kept: Kept) -> Result<()> {
         let Kept { node, gradients, asked } = kept;
         let current = node.stream.make_current();
@@ -293,12 +296,12 @@ impl Pass {
         Ok(())
     }
 
-    /// Returns whether what a node computes is asked for.
+    /// Returns whether the pass needs the gradients that a node computes.
     fn runs(&self, node: &Node) -> bool {
         self.wanted.as_ref().is_none_or(|wanted| wanted.on_the_way.contains(&node.sequence))
     }
 
-    /// Adds a gradient to what has arrived at an edge, on the stream of the node that will use it.
+    /// Adds a gradient to those that have arrived at an edge, on the stream of the node that will use it.
     fn deliver(&mut self, edge: &Edge, gradient: Tensor, producer: &Stream) -> Result<()> {
         let is_target =
             (self.wanted.as_ref()).is_some_and(|wanted| wanted.nodes.contains(&edge.node.sequence));
@@ -315,8 +318,8 @@ impl Pass {
         Ok(())
     }
 
-    /// Runs one node on its stream, once its gradients are ready there: the hooks of tensors, which see what arrived; then, if what
-    /// it computes is asked for, the node.
+    /// Runs one node on its stream, once its gradients are ready there: first the hooks of tensors, which see the gradients that
+    /// arrived; then, if the pass needs its gradients, the node.
     fn run_node(&mut self, node: &Arc<Node>, mut buffer: Buffer, runs: bool) -> Result<Gradients> {
         buffer.resize(node.outputs, None);
         let mut gradients: Gradients = SmallVec::new();
@@ -355,7 +358,7 @@ impl Pass {
         self.compute(node, &gradients, is_last, asked)
     }
 
-    /// Runs a node's backward function, for all edges or those that are asked for, and the hooks behind it.
+    /// Runs a node's backward function, for all edges or the requested ones, and the hooks after it.
     fn compute(
         &self,
         node: &Arc<Node>,
@@ -382,14 +385,16 @@ impl Pass {
     }
 }
 
-/// Returns the name under which the user knows an operator: a formula of the table that is a part of one has its name and `_of`.
+/// Returns the name under which the user knows an operator: a formula of the table that belongs to an operator has the operator's
+/// name followed by `_of`.
 fn public_name(name: &str) -> &str {
     name.strip_suffix("_of").unwrap_or(name)
 }
 
 impl Pass {
-    /// Returns what the pass asks a node for: with the sums that it may add gradients to in place, and the inputs whose gradient only the cast of a
-    /// leaf reads; none where a hook or the pass itself is to see what the node computes.
+    /// Returns the request of the pass to a node, with the sums to which the node may add gradients in place and the inputs whose
+    /// gradient only the cast of a leaf reads. Both are empty if a hook or the pass itself must see the gradients that the node
+    /// computes.
     fn request(&self, node: &Node, is_last: bool, asked: Option<Asked>) -> Request {
         if is_grad_enabled() || node.has_hooks_behind() || anomaly::is_anomaly_enabled() {
             return Request { is_last, asked, ..Request::default() };
@@ -408,8 +413,8 @@ impl Pass {
         Request { is_last, asked, sums, widened }
     }
 
-    /// Returns the sums of a node's inputs: what has arrived there already, or the gradient that a leaf has, behind a cast or not, where nothing
-    /// else comes and no hook is to see this pass's.
+    /// Returns the sums for a node's inputs: the gradient that has already arrived there, or the existing gradient of a leaf,
+    /// directly or through a cast, if no other gradient will arrive and no hook must see the gradient of this pass.
     fn sums_in_place(&self, node: &Node, asked: Option<&Asked>) -> SmallVec<[(usize, Tensor); 2]> {
         let asked = |input: usize| asked.is_none_or(|asked| asked[input]);
         let arrived = |edge: &Edge| -> Option<&(Tensor, Stream)> {
@@ -442,7 +447,7 @@ impl Pass {
     }
 }
 
-/// The place where a walk has left work that the caller's stream does not know of.
+/// The streams on which a walk has left work that the caller's stream has not waited for.
 #[derive(Default)]
 struct Left {
     streams: SmallVec<[Stream; 4]>,
@@ -462,7 +467,7 @@ impl Left {
         self.kept.extend(node.retaining().into_iter().map(|(_, kept)| kept));
     }
 
-    /// Orders the caller's stream, and on each other device its current stream, behind the work there.
+    /// Orders the caller's stream, and the current stream of each other device, after the work there.
     fn join(&self, caller: &Stream) -> Result<()> {
         let waiting = |device: &Device| match device == caller.device() {
             true => caller.clone(),
@@ -507,7 +512,7 @@ impl Wanted {
         Self { targets: by_place, nodes, arrived: vec![None; targets.len()], on_the_way }
     }
 
-    /// Returns whether a target is at an edge or behind it.
+    /// Returns whether a target is at an edge or reached through it.
     fn leads(&self, edge: &Edge) -> bool {
         self.on_the_way.contains(&edge.node.sequence)
             || self.targets.contains_key(&(edge.node.sequence, edge.input))
@@ -526,7 +531,7 @@ impl Wanted {
     }
 }
 
-/// The backward function of a gradient whose own gradient is not known.
+/// The backward function of a gradient that cannot be differentiated itself.
 struct Undifferentiable(&'static str);
 
 impl Backward for Undifferentiable {
@@ -539,8 +544,7 @@ impl Backward for Undifferentiable {
     }
 }
 
-/// Runs a node's backward function; what it computes without recording itself is marked
-/// as having no gradient of its own.
+/// Runs a node's backward function. Gradients that it computes without recording are marked as not differentiable.
 pub(super) fn run_function(
     node: &Arc<Node>,
     gradients: &[Option<Tensor>],
@@ -565,7 +569,7 @@ pub(super) fn run_function(
     Ok(results)
 }
 
-/// Returns, of each leaf, whether a backward pass from any of these tensors would come to it.
+/// Returns, for each leaf, whether a backward pass from any of these tensors would reach it.
 pub(super) fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
     let edges: Vec<Edge> = outputs.iter().filter_map(Tensor::gradient_edge).collect();
     let nodes: FxHashSet<u64> =
@@ -589,8 +593,8 @@ pub(super) fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<A
     nodes
 }
 
-/// Returns the stream on which a node runs: that of its forward pass. A leaf has no forward pass, and its node may be left from a pass before a capture, on a
-/// stream that the capture cannot wait for: then it is the caller's.
+/// Returns the stream on which a node runs: that of its forward pass. A leaf has no forward pass, and its node may be left over
+/// from a pass before a capture, on a stream that the capture cannot wait for, so it runs on the caller's stream.
 fn stream_of<'a>(node: &'a Node, caller: &'a Stream, captures: bool) -> &'a Stream {
     let is_stale = captures
         && node.edges.is_empty()
@@ -601,7 +605,7 @@ fn stream_of<'a>(node: &'a Node, caller: &'a Stream, captures: bool) -> &'a Stre
 
 /// Makes a gradient that is ready on one stream ready on another.
 fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
-    // Between devices of two drivers a tensor is moved by a copy that blocks, so it is ready on every stream.
+    // Tensors move between devices of two drivers by a blocking copy, so they are ready on every stream.
     if from != to && is_one_driver(from.device(), to.device()) {
         to.wait_stream(from).map_err(|error| match (from.is_capturing(), to.is_capturing()) {
             (Ok(true), Ok(false)) => error.context(format!(

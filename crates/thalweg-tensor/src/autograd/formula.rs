@@ -19,9 +19,9 @@ use crate::tensor::{Tensor, Tensors};
 /// A gradient: what it reads, and how it is computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Formula {
-    /// The tensors of the call that it reads, by their place among the call's tensors.
+    /// The tensors of the call that it reads, by their index among the call's tensors.
     pub inputs: &'static [usize],
-    /// The results that it reads, by their place.
+    /// The results that it reads, by their index.
     pub outputs: &'static [usize],
     /// Computes the gradient of each tensor of the call.
     pub backward: fn(&GradientCall<'_>) -> Result<Gradients>,
@@ -58,7 +58,7 @@ impl Formula {
     }
 }
 
-/// The shape and dtype of a tensor of a call, and whether its gradient is wanted.
+/// The shape and dtype of a tensor of a call, and whether its gradient is required.
 struct Input {
     shape: Shape,
     dtype: DType,
@@ -129,12 +129,12 @@ impl Arguments for GradientCall<'_> {
 }
 
 impl GradientCall<'_> {
-    /// Returns the gradient of the first result; zeros where it has none.
+    /// Returns the gradient of the first result; zeros if it has none.
     pub fn gradient(&self) -> Result<Tensor> {
         self.gradient_of(0)
     }
 
-    /// Returns the gradient of a result; zeros where it has none.
+    /// Returns the gradient of a result; zeros if it has none.
     pub fn gradient_of(&self, result: usize) -> Result<Tensor> {
         match &self.gradients[result] {
             Some(gradient) => Ok(gradient.clone()),
@@ -150,18 +150,19 @@ impl GradientCall<'_> {
         self.gradients[result].is_some()
     }
 
-    /// Returns a tensor of the call that the formula names, by its place among the call's tensors.
+    /// Returns a tensor of the call that the formula names, by its index among the call's tensors.
     ///
     /// # Panics
-    /// If the formula does not name it.
+    /// Panics if the formula does not name the tensor.
     pub fn saved(&self, tensor: usize) -> Result<Tensor> {
         let (_, saved) =
             self.node.saved.iter().find(|(at, _)| *at == tensor).expect("a saved tensor is named");
         saved.get()
     }
 
-    /// Returns a tensor of the call that the formula names, as room for its own gradient: where this pass frees it and nothing else holds
-    /// its memory, so that a kernel may write over what it reads. Ask before [`saved`](Self::saved) is asked for it.
+    /// Returns a tensor of the call that the formula names, as memory for its own gradient: if this pass frees it and nothing
+    /// else holds its memory, so that a kernel may overwrite the elements that it reads. Call this before [`saved`](Self::saved)
+    /// for the same tensor.
     pub fn room(&self, tensor: usize) -> Option<Tensor> {
         let mut saved = self.node.saved.iter().filter(|_| self.request.is_last());
         saved.find(|(at, _)| *at == tensor)?.1.room()
@@ -170,13 +171,13 @@ impl GradientCall<'_> {
     /// Returns a result that the formula names.
     ///
     /// # Panics
-    /// If the formula does not name it.
+    /// Panics if the formula does not name the result.
     pub fn result(&self, result: usize) -> Result<Tensor> {
         let mut saved = self.node.saved_results.iter();
         saved.find(|(at, _)| *at == result).expect("a saved result is named").1.get()
     }
 
-    /// Returns how many tensors the call had.
+    /// Returns the number of tensors of the call.
     pub fn tensor_count(&self) -> usize {
         self.node.tensors.len()
     }
@@ -191,12 +192,12 @@ impl GradientCall<'_> {
         self.node.tensors[tensor].dtype
     }
 
-    /// Returns whether the gradient of a tensor of the call is wanted.
+    /// Returns whether the gradient of a tensor of the call is required.
     pub fn wants(&self, tensor: usize) -> bool {
         self.node.tensors.get(tensor).is_some_and(|input| input.is_wanted) && self.request.is_asked(tensor)
     }
 
-    /// Returns what the pass asks for.
+    /// Returns the request of the backward pass.
     pub fn request(&self) -> &Request {
         self.request
     }
@@ -211,7 +212,7 @@ impl GradientCall<'_> {
         self.node.label
     }
 
-    /// Returns the gradients where only one tensor of the call has one, computed if it is wanted.
+    /// Returns the gradients of a call of which only one tensor has a gradient; it is computed if it is required.
     pub fn one(&self, tensor: usize, gradient: impl FnOnce() -> Result<Tensor>) -> Result<Gradients> {
         let mut gradients = Gradients::from_elem(None, self.tensor_count());
         if self.wants(tensor) {
@@ -220,13 +221,14 @@ impl GradientCall<'_> {
         Ok(gradients)
     }
 
-    /// Returns the gradients of all tensors of the call, each computed if it is wanted; `None` where there is no gradient.
+    /// Returns the gradients of all tensors of the call, each computed if it is required; the function returns `None` for a
+    /// tensor without a gradient.
     pub fn each(&self, mut gradient: impl FnMut(usize) -> Result<Option<Tensor>>) -> Result<Gradients> {
         (0..self.tensor_count()).map(|at| if self.wants(at) { gradient(at) } else { Ok(None) }).collect()
     }
 }
 
-/// Registers the formula of an operator of one's own: its `Autograd` kernel records it.
+/// Registers the formula of a program's own operator: its `Autograd` kernel records it.
 pub fn register_formula(
     operator: &'static Operator,
     formula: &'static Formula,

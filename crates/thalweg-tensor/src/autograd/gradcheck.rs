@@ -19,7 +19,7 @@ pub struct GradcheckOptions {
     pub atol: f64,
     /// The relative tolerance.
     pub rtol: f64,
-    /// The distance that gradients of two runs of backward may have.
+    /// The tolerance between the gradients of two runs of backward.
     pub nondet_tol: f64,
 }
 
@@ -32,14 +32,14 @@ impl Default for GradcheckOptions {
 /// A Jacobian: a row per element of the input, a column per element of the output.
 type Jacobian = Vec<Vec<f64>>;
 
-/// Checks the gradients of a function's outputs, by all inputs that require one, against central differences
-/// (`torch.autograd.gradcheck`): |analytical − numerical| ≤ atol + rtol · |numerical| for each element of each Jacobian. The function
-/// computes its outputs from the inputs that it is given, which are copies, and is called twice per element. With the default
-/// options inputs must be f64. *Blocks*.
+/// Checks the gradients of a function's outputs, with respect to all inputs that require one, against central differences
+/// (`torch.autograd.gradcheck`): |analytical − numerical| ≤ atol + rtol · |numerical| for each element of each Jacobian. The
+/// function computes its outputs from the inputs that it is passed, which are copies, and is called twice per element. With the
+/// default options inputs must be f64. *Blocks*.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`], in PyTorch's words, if a gradient is wrong or another the second time, if no input requires a
-/// gradient, or if elements of one share memory; and those of the function.
+/// [`Error::is_invalid_argument`], with PyTorch's message, if a gradient is wrong or differs in a second run, if no input
+/// requires a gradient, or if elements of one share memory; and those of the function.
 #[track_caller]
 pub fn gradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
@@ -83,9 +83,9 @@ pub fn gradcheck(
     })
 }
 
-/// Checks the gradients of gradients of a function's outputs, by all inputs that require one and by the gradients of the outputs, as
-/// [`gradcheck`] checks gradients (`torch.autograd.gradgradcheck`). `output_gradients` has one per output that requires a gradient;
-/// by default they are drawn from [−1, 1), the same ones every time. *Blocks*.
+/// Checks the gradients of gradients of a function's outputs, with respect to all inputs that require one and to the gradients of
+/// the outputs, as [`gradcheck`] does for gradients (`torch.autograd.gradgradcheck`). `output_gradients` has one per output that
+/// requires a gradient; by default they are drawn from [−1, 1), with the same values every time. *Blocks*.
 ///
 /// # Errors
 /// Those of [`gradcheck`].
@@ -117,7 +117,7 @@ pub fn gradgradcheck(
     })
 }
 
-/// Returns a gradient for each output.
+/// Returns a drawn gradient for each output.
 fn drawn(outputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut generator = Generator::new(0);
     (outputs.iter())
@@ -150,7 +150,7 @@ fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
     tensor.detach().to_dtype(DType::F64)?.to_vec()
 }
 
-/// Returns the Jacobian of each output by an input, by central differences.
+/// Returns the Jacobian of each output with respect to an input, by central differences.
 fn differences(
     function: &impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],
@@ -179,7 +179,7 @@ fn differences(
     Ok(found)
 }
 
-/// Returns the Jacobian of an output by each target, by a backward pass per element of the output.
+/// Returns the Jacobian of an output with respect to each target, by a backward pass per element of the output.
 fn jacobians(output: &Tensor, targets: &[Tensor]) -> Result<Vec<Jacobian>> {
     let count = output.elements();
     let mut found: Vec<Jacobian> =

@@ -1,7 +1,7 @@
 //! A backward pass in two halves: first the gradient of one input, then those of everything else.
 //!
-//! The first half runs the nodes that lead to the input, and of each computes only the edges that lead there. Where a node has other edges,
-//! to the weights, it keeps what has arrived. The second half starts from there.
+//! The first half runs the nodes that lead to the input, and for each computes only the edges that lead there. For nodes with
+//! other edges, to the weights, it keeps the gradients that have arrived. The second half starts from there.
 //!
 //! This module and `engine` use each other: the engine runs both halves.
 
@@ -15,17 +15,17 @@ use super::{BackwardOptions, Edge, Node};
 use crate::caller::at_line;
 use crate::tensor::Tensor;
 
-/// The second half of a backward pass, which [`backward_input`] leaves: what gives leaves their gradients.
+/// The second half of a backward pass, which [`backward_input`] returns: it computes the gradients of the leaves.
 #[must_use = "leaves get their gradients in `run`"]
 pub struct BackwardWeights {
     pub(super) kept: Vec<Kept>,
-    /// The output and its gradient, where the output does not depend on the input.
+    /// The output and its gradient, if the output does not depend on the input.
     pub(super) root: Option<(Edge, Tensor)>,
 }
 
 impl BackwardWeights {
-    /// Adds the gradients of all leaves but the input to [`Tensor::grad`], and frees what the graph saved. Both halves have run as one
-    /// pass would then, with the same bits.
+    /// Adds the gradients of all leaves except the input to [`Tensor::grad`], and frees the tensors that the graph saved.
+    /// Together both halves have the effect of one pass, with the same bits.
     ///
     /// # Errors
     /// Those of [`Tensor::backward`].
@@ -39,12 +39,12 @@ impl BackwardWeights {
     }
 }
 
-/// Computes the gradient of `input` alone, from a gradient of `output` (1 where none is given and the output has one element), and returns
-/// it with the rest of the backward pass: so that work behind the gradient of the input need not wait for those of the
+/// Computes only the gradient of `input`, from a gradient of `output` (1 if none is given and the output has one element), and
+/// returns it with the rest of the backward pass, so that work that uses the gradient of the input need not wait for those of the
 /// weights (`stage_backward_input` of PyTorch's pipelining). `None` if the output does not depend on the input. No leaf's
 /// [`Tensor::grad`] changes before the rest has run.
 ///
-/// Hooks of tensors and those before nodes are called in the first half where it comes to the node, those behind a node in both.
+/// Hooks of tensors and hooks before nodes are called in the first half if it reaches the node, hooks after a node in both.
 ///
 /// # Errors
 /// Those of [`Tensor::backward_options`].

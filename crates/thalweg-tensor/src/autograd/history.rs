@@ -1,4 +1,4 @@
-//! A tensor in the graph: whether gradients flow to it, and the node that it is a result of.
+//! A tensor in the graph: whether gradients flow to it, and which node it is a result of.
 
 use std::panic::Location;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::caller::in_call;
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// Returns whether gradients flow to it.
+    /// Returns whether gradients flow to the tensor.
     pub fn requires_grad(&self) -> bool {
         let meta = &self.0.autograd;
         if meta.base().is_some() {
@@ -30,33 +30,33 @@ impl Tensor {
         }
     }
 
-    /// Returns whether it is a leaf: not the result of an operator that recorded itself.
+    /// Returns whether the tensor is a leaf: not the result of an operator that recorded itself.
     pub fn is_leaf(&self) -> bool {
         self.edge().is_none()
     }
 
-    /// Returns PyTorch's name of the node that it is the result of, for messages; empty of a leaf.
+    /// Returns PyTorch's name of the node that the tensor is the result of, for messages; empty for a leaf.
     pub fn gradient_name(&self) -> &'static str {
         self.edge().map_or("", |edge| edge.node.title())
     }
 
-    /// Lets it collect a gradient, in place (`torch.Tensor.requires_grad_`), and gives the tensor itself. Floating-point tensors
-    /// only. The result of a recorded operator has one anyway: there nothing changes.
+    /// Makes the tensor require a gradient, in place (`torch.Tensor.requires_grad_`), and returns the tensor itself.
+    /// Floating-point tensors only. Does nothing for the result of a recorded operator, which requires one already.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] of another dtype.
+    /// [`Error::is_invalid_argument`] for another dtype.
     #[track_caller]
     pub fn requires_grad_(&self) -> Result<Self> {
         self.set_requires_grad(true)?;
         Ok(self.clone())
     }
 
-    /// Sets whether it collects a gradient (`requires_grad` of PyTorch).
+    /// Sets whether the tensor requires a gradient (`requires_grad` of PyTorch).
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is to, and is not a floating-point tensor, or an inference tensor outside
-    /// inference mode; or if it is not to, and is not a leaf: then a
-    /// tensor outside the graph comes from [`Tensor::detach`].
+    /// [`Error::is_invalid_argument`] if `requires_grad` is set for a tensor that is not floating-point, or for an inference
+    /// tensor outside inference mode; or if it is unset for a tensor that is not a leaf: use [`Tensor::detach`] for a tensor
+    /// outside the graph.
     #[track_caller]
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
         in_call("requires_grad", &[self], Location::caller(), || {
@@ -82,7 +82,7 @@ impl Tensor {
         })
     }
 
-    /// Returns where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.
+    /// Returns the edge that this tensor's gradient flows to: its node, or the accumulator of a leaf. `None` if it requires none.
     pub fn gradient_edge(&self) -> Option<Edge> {
         let meta = &self.0.autograd;
         if let Some(edge) = self.edge() {
@@ -102,7 +102,8 @@ impl Tensor {
         Some(Edge { node, input: 0 })
     }
 
-    /// Returns the node that it is a result of. A view whose base was written since is a part of what the base is now.
+    /// Returns the edge to the node that the tensor is a result of. A view whose base was written since becomes a part of the
+    /// base's new value.
     fn edge(&self) -> Option<Edge> {
         let meta = &self.0.autograd;
         let mut history = meta.history();
@@ -118,13 +119,14 @@ impl Tensor {
             meta.requires_grad.store(history.edge.is_some(), Ordering::Release);
         }
         let edge = history.edge.clone();
-        // A node may hold what has a `Drop` of its own: it goes without the lock.
+        // A node may hold values with a `Drop` of their own, so it is dropped after the lock is released.
         drop(history);
         drop(former);
         edge
     }
 
-    /// Makes it the result of the node of a view of itself, which it has become. Other views keep their histories: nothing was written.
+    /// Gives the tensor the history of a view of itself, after it has become that view. Other views keep their histories: nothing
+    /// was written.
     pub(crate) fn take_history(&self, view: &Self) {
         if let Some(edge) = view.edge() {
             let former = self.0.autograd.history().edge.replace(edge.clone());
@@ -132,7 +134,7 @@ impl Tensor {
         }
     }
 
-    /// Makes it the result of a node that has written it in place.
+    /// Makes the tensor the result of a node that has written it in place.
     pub fn set_history(&self, edge: Edge) {
         let meta = &self.0.autograd;
         let former = meta.history().edge.replace(edge.clone());

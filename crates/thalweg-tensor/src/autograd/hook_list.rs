@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 /// Hooks of one kind, in the order of their registration.
 pub(crate) struct HookList<F: ?Sized> {
-    /// Each with its number, and the output of the node that it is for.
+    /// The hooks, each with its number and the output of the node that it is for.
     entries: Mutex<Vec<(u64, usize, Arc<F>)>>,
 }
 
@@ -45,12 +45,12 @@ impl<F: ?Sized + Send + Sync> Remove for HookList<F> {
         let place = entries.iter().position(|(other, ..)| *other == number);
         let removed = place.map(|place| entries.remove(place));
         drop(entries);
-        // What the hook holds is dropped without the lock.
+        // The hook is dropped after the lock is released.
         drop(removed);
     }
 }
 
-/// A handle of a registered hook (`RemovableHandle` of PyTorch). Dropping it leaves the hook where it is.
+/// A handle of a registered hook (`RemovableHandle` of PyTorch). Dropping the handle does not remove the hook.
 #[derive(Clone)]
 pub struct HookHandle {
     list: Weak<dyn Remove>,
@@ -58,7 +58,7 @@ pub struct HookHandle {
 }
 
 impl HookHandle {
-    /// Removes the hook, if it is still there. A pass that is running it goes on.
+    /// Removes the hook, if it is still registered. A pass that is running it continues.
     pub fn remove(&self) {
         if let Some(list) = self.list.upgrade() {
             list.remove(self.number);

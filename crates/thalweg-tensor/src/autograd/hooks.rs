@@ -1,4 +1,4 @@
-//! Hooks: functions of the user that a backward pass calls. The module [`autograd`](super) says when.
+//! Hooks: functions of the user that a backward pass calls. The module [`autograd`](super) documents when.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -13,7 +13,7 @@ use super::{Gradients, HookHandle, Node};
 use crate::caller::in_call;
 use crate::tensor::Tensor;
 
-/// Operators whose nodes have other names in PyTorch than theirs, powers of a literal exponent among them.
+/// Operators whose nodes have different names in PyTorch, including powers with a literal exponent.
 const NAMED: &[(&str, &str)] = &[
     ("copy", "CloneBackward0"),
     ("copy_", "CopyBackwards"),
@@ -21,10 +21,10 @@ const NAMED: &[(&str, &str)] = &[
     ("power_3", "PowBackward0"),
 ];
 
-/// Returns PyTorch's name of the node of an operator. Names are kept for ever: there are no more than operators.
+/// Returns PyTorch's name of the node of an operator. Names are never freed: there are at most as many as operators.
 pub(super) fn title(operator: &'static str) -> &'static str {
     static TITLES: Mutex<BTreeMap<&'static str, &'static str>> = Mutex::new(BTreeMap::new());
-    // A function of the program is named as its node is.
+    // A function of the program has the name of its node.
     if operator.strip_suffix("Backward").is_some() {
         return operator;
     }
@@ -45,7 +45,7 @@ pub(super) fn title(operator: &'static str) -> &'static str {
 }
 
 impl Node {
-    /// Returns the operator that recorded it, for messages (`torch.autograd.graph.Node.name`).
+    /// Returns the operator that recorded the node, for messages (`torch.autograd.graph.Node.name`).
     pub fn name(&self) -> &'static str {
         self.function.name()
     }
@@ -55,25 +55,25 @@ impl Node {
         if self.is_accumulator() { "AccumulateGrad" } else { title(self.name()) }
     }
 
-    /// Returns the node that the gradient of each input goes to, and the place among that node's results; `None` for an input that
-    /// requires none (`torch.autograd.graph.Node.next_functions`).
+    /// Returns, for each input, the node that its gradient flows to and the index among that node's results; `None` for an input
+    /// that requires none (`torch.autograd.graph.Node.next_functions`).
     pub fn next_functions(&self) -> Vec<Option<(Arc<Self>, usize)>> {
         self.edges.iter().map(|edge| edge.as_ref().map(|edge| (edge.node.clone(), edge.input))).collect()
     }
 
-    /// Returns its number: later nodes have greater ones.
+    /// Returns the node's number: later nodes have greater numbers.
     pub fn sequence_number(&self) -> u64 {
         self.sequence
     }
 
-    /// Returns whether it is the node of a leaf, which accumulates the gradient.
+    /// Returns whether this is the node of a leaf, which accumulates the gradient.
     pub fn is_accumulator(&self) -> bool {
         self.kept.is_some()
     }
 
-    /// Registers a hook that each backward pass calls before this node, with the gradients of the operator's results, `None` being
-    /// zero (`torch.autograd.graph.Node.register_prehook`). The gradients that it returns, if any, take their place: as many, each
-    /// with the shape, dtype and device of the former. See [`autograd`](crate::autograd) for the order of hooks.
+    /// Registers a hook that each backward pass calls before this node, with the gradients of the operator's results, `None`
+    /// being zero (`torch.autograd.graph.Node.register_prehook`). If the hook returns gradients, they replace these: the same
+    /// number, each with the same shape, dtype and device. See [`autograd`](crate::autograd) for the order of hooks.
     pub fn register_prehook(
         &self,
         hook: impl Fn(&[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync + 'static,
@@ -81,9 +81,9 @@ impl Node {
         self.hooks.get_or_init(Box::default).before.add(0, Arc::new(hook))
     }
 
-    /// Registers a hook that each backward pass calls behind this node, with the gradients of the operator's inputs and those of
-    /// its results (`torch.autograd.graph.Node.register_hook`). The gradients of inputs that it returns, if any, take the place of
-    /// those: as many, each with the shape, dtype and device of the former.
+    /// Registers a hook that each backward pass calls after this node, with the gradients of the operator's inputs and those of
+    /// its results (`torch.autograd.graph.Node.register_hook`). If the hook returns gradients, they replace those of the inputs:
+    /// the same number, each with the same shape, dtype and device.
     pub fn register_hook(
         &self,
         hook: impl Fn(&[Option<Tensor>], &[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync + 'static,
@@ -91,25 +91,25 @@ impl Node {
         self.hooks.get_or_init(Box::default).after.add(0, Arc::new(hook))
     }
 
-    /// Returns whether a hook sees what arrives at this node, or is called once it has run.
+    /// Returns whether a hook sees the gradients that arrive at this node, or is called after it has run.
     pub(super) fn is_watched(&self) -> bool {
         let of_leaf = self.kept.as_ref().is_some_and(|kept| kept.has_hooks());
         of_leaf || self.hooks.get().is_some()
     }
 
-    /// Returns whether hooks see what arrives for the results of this operator.
+    /// Returns whether hooks see the gradients that arrive for the results of this operator.
     pub(super) fn has_hooks_before(&self) -> bool {
         let has_any =
             |hooks: &NodeHooks| !hooks.tensors.hooks().is_empty() || !hooks.before.hooks().is_empty();
         self.hooks.get().is_some_and(|hooks| has_any(hooks))
     }
 
-    /// Returns whether hooks see what this node computes.
+    /// Returns whether hooks see the gradients that this node computes.
     pub(super) fn has_hooks_behind(&self) -> bool {
         self.hooks.get().is_some_and(|hooks| !hooks.after.hooks().is_empty())
     }
 
-    /// Lets passes keep the gradient of an output.
+    /// Makes passes keep the gradient of an output.
     pub(super) fn retain(&self, output: usize, kept: &Arc<Kept>) {
         let mut retained = self.hooks.get_or_init(Box::default).retained();
         if !retained.iter().any(|(_, other)| Arc::ptr_eq(other, kept)) {
@@ -117,7 +117,7 @@ impl Node {
         }
     }
 
-    /// Lets passes no longer keep a gradient there, and returns whether they did.
+    /// Makes passes no longer keep a gradient there, and returns whether they did.
     pub(super) fn stop_retaining(&self, kept: &Arc<Kept>) -> bool {
         let Some(hooks) = self.hooks.get() else { return false };
         let mut retained = hooks.retained();
@@ -130,7 +130,7 @@ impl Node {
         self.hooks.get().map_or_else(Vec::new, |hooks| hooks.retained().clone())
     }
 
-    /// Calls the hooks of the tensors that the gradients are of, and keeps those that are asked for.
+    /// Calls the hooks of the tensors that the gradients belong to, and stores the gradients that are to be retained.
     pub(super) fn run_tensor_hooks(&self, gradients: &mut Gradients) -> Result<()> {
         if let Some(hooks) = self.kept.as_ref().and_then(|kept| kept.hooks()) {
             self.run_list(&hooks.arriving, gradients)?;
@@ -168,7 +168,7 @@ impl Node {
         Ok(())
     }
 
-    /// Calls the hooks behind the node, which has run, and returns the gradients of its inputs.
+    /// Calls the hooks after the node, which has run, and returns the gradients of its inputs.
     pub(super) fn run_after(
         &self,
         mut results: Gradients,
@@ -214,7 +214,7 @@ impl Node {
         Ok(())
     }
 
-    /// Refuses a gradient that does not fit where the former was, in PyTorch's words.
+    /// Refuses a gradient that cannot replace the former one, with PyTorch's message.
     fn check_replaced(&self, former: &Tensor, now: &Tensor) -> Result<()> {
         let changed = if former.dtype() != now.dtype() {
             format!("type of value (was {} got {})", former.dtype(), now.dtype())
@@ -235,15 +235,16 @@ impl Node {
 
 impl Tensor {
     /// Registers a hook that each backward pass calls with the gradient of this tensor, once all of it has arrived
-    /// (`torch.Tensor.register_hook`). The gradient that it returns, if any, takes its place: it has the same shape, dtype and device,
-    /// and is ready on the stream that is current in the hook, which is that of the forward pass. The hook may not write the gradient
-    /// in place. Of a tensor that is written in place later, the hook sees the gradient of the value that it has now.
+    /// (`torch.Tensor.register_hook`). If the hook returns a gradient, it replaces this one: it must have the same shape, dtype
+    /// and device, and be ready on the stream that is current in the hook, which is that of the forward pass. The hook may not
+    /// write the gradient in place. If the tensor is written in place later, the hook still sees the gradient of its present
+    /// value.
     ///
-    /// Hooks of one tensor run in the order of their registration; see [`autograd`](crate::autograd) for the others.
-    /// Dropping the handle leaves the hook where it is.
+    /// Hooks of one tensor run in the order of their registration; see [`autograd`](crate::autograd) for the others. Dropping the
+    /// handle does not remove the hook.
     ///
-    /// A hook that owns the tensor, or one that is computed from it, is a cycle of references: neither is ever freed. Let it own what
-    /// [`detach`](Tensor::detach) returns, or remove it by its handle.
+    /// A hook that owns the tensor, or one that is computed from it, creates a reference cycle: neither is ever freed. Let the
+    /// hook own the result of [`detach`](Tensor::detach), or remove it by its handle.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor does not require a gradient.
@@ -255,8 +256,8 @@ impl Tensor {
         self.register_hook_of_any(move |gradient| gradient.map_or(Ok(None), &hook))
     }
 
-    /// Registers a hook as [`register_hook`](Self::register_hook) does, that is also called, with `None`, where a gradient has arrived for
-    /// other results of the same operator, and none for this one.
+    /// Registers a hook as [`register_hook`](Self::register_hook) does. It is also called, with `None`, if a gradient has arrived
+    /// for other results of the same operator but none for this one.
     ///
     /// # Errors
     /// Those of [`register_hook`](Self::register_hook).
@@ -278,9 +279,9 @@ impl Tensor {
     }
 
     /// Registers a hook that each backward pass calls with this leaf once it has accumulated its gradient
-    /// (`torch.Tensor.register_post_accumulate_grad_hook`): what steps an optimizer and frees the gradient right there. The stream
-    /// that is current in the hook is that on which the gradient is ready. The hook does not keep the tensor alive, and is not called
-    /// once its last handle is dropped.
+    /// (`torch.Tensor.register_post_accumulate_grad_hook`): it may step an optimizer and free the gradient immediately. The
+    /// stream that is current in the hook is that on which the gradient is ready. The hook does not keep the tensor alive, and is
+    /// not called once its last handle is dropped.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor does not require a gradient, or is not a leaf.
@@ -302,9 +303,9 @@ impl Tensor {
         })
     }
 
-    /// Lets backward passes keep the gradient of this result of an operator in [`Tensor::grad`], as they do that of a leaf
-    /// (`torch.Tensor.retain_grad`): they add to what is there. It is what the tensor's hooks left, and follows the tensor where it
-    /// is written in place. Of a leaf nothing changes.
+    /// Makes backward passes keep the gradient of this result of an operator in [`Tensor::grad`], as they do for a leaf
+    /// (`torch.Tensor.retain_grad`): they add to an existing one. It is the gradient after the tensor's hooks, and after a write
+    /// in place it is that of the new value. Does nothing for a leaf.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor does not require a gradient.
@@ -322,7 +323,7 @@ impl Tensor {
         })
     }
 
-    /// Returns whether backward passes keep the gradient of this result of an operator (`torch.Tensor.retains_grad`); false of a
+    /// Returns whether backward passes keep the gradient of this result of an operator (`torch.Tensor.retains_grad`); false for a
     /// leaf.
     pub fn retains_grad(&self) -> bool {
         let is_kept =
@@ -330,13 +331,13 @@ impl Tensor {
         self.grad_fn().is_some_and(is_kept)
     }
 
-    /// Returns the node that it is a result of (`torch.Tensor.grad_fn`); `None` of a leaf.
+    /// Returns the node that the tensor is a result of (`torch.Tensor.grad_fn`); `None` for a leaf.
     pub fn grad_fn(&self) -> Option<Arc<Node>> {
         let edge = self.gradient_edge()?;
         edge.node.kept.is_none().then_some(edge.node)
     }
 
-    /// Returns whether it has hooks that backward passes call.
+    /// Returns whether the tensor has hooks that backward passes call.
     pub(crate) fn has_hooks(&self) -> bool {
         self.kept().has_hooks()
     }

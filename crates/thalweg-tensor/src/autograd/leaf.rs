@@ -11,8 +11,8 @@ use super::is_grad_enabled;
 use super::node::{Backward, Gradients};
 use crate::tensor::Tensor;
 
-/// A hook that sees a gradient, and may give another in its place. `None` is the zero of a result that none has arrived for, while one has for another
-/// result of the same operator.
+/// A hook that sees a gradient and may replace it. `None` is the zero gradient of a result for which none has arrived, while one
+/// has arrived for another result of the same operator.
 pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> + Send + Sync;
 
 /// The gradient that a tensor keeps, with the hooks of a leaf.
@@ -25,7 +25,7 @@ pub(crate) struct Kept {
 /// The hooks of a leaf. They belong to the leaf, since its node lives only as long as graphs lead to it.
 #[derive(Default)]
 pub(crate) struct LeafHooks {
-    /// Hooks that see what arrives.
+    /// Hooks that see the gradients that arrive.
     pub arriving: Arc<HookList<TensorHook>>,
     /// Hooks that run once the leaf has accumulated.
     pub accumulated: Arc<HookList<dyn Fn() -> Result<()> + Send + Sync>>,
@@ -40,7 +40,7 @@ impl Kept {
     /// Replaces the gradient.
     pub(crate) fn set(&self, gradient: Option<Tensor>) {
         let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
-        // What was there is dropped without the lock.
+        // The former gradient is dropped after the lock is released.
         let _former = std::mem::replace(&mut *slot, gradient);
         drop(slot);
     }
@@ -62,11 +62,11 @@ impl Kept {
         self.hooks.get_or_init(Box::default)
     }
 
-    /// Adds what has arrived, on the current stream: in place, so that all holders of the gradient see the sum, unless the sum is to have a gradient
-    /// itself.
+    /// Adds a gradient that has arrived, on the current stream: in place, so that all holders of the gradient see the sum, unless
+    /// the sum is to have a gradient itself.
     pub(crate) fn add(&self, arrived: &Tensor, leaf: &Layout) -> Result<()> {
         loop {
-            // Stays where it is until the sum is there: a sum that fails leaves it.
+            // The former gradient stays until the sum is computed, so that a failed sum does not lose it.
             let earlier = self.get();
             let sum = match &earlier {
                 Some(earlier) => {
@@ -83,9 +83,9 @@ impl Kept {
                 (Some(now), Some(earlier)) => Arc::ptr_eq(&now.0, &earlier.0),
                 (now, earlier) => now.is_none() && earlier.is_none(),
             };
-            // Else another thread's backward pass, over this tensor too, was faster.
+            // Otherwise the backward pass of another thread has changed this tensor's gradient first.
             if is_unchanged {
-                // What was there is dropped without the lock.
+                // The former gradient is dropped after the lock is released.
                 let _earlier = slot.replace(sum);
                 drop(slot);
                 return Ok(());
@@ -94,15 +94,15 @@ impl Kept {
     }
 }
 
-/// Returns whether a gradient is added to another in its place, as PyTorch does.
+/// Returns whether a gradient is added to an existing one in place, as PyTorch does.
 fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
     let fits = earlier.dtype() == arrived.dtype() && earlier.shape() == arrived.shape();
     fits && !is_grad_enabled() && !earlier.layout().may_overlap() && !earlier.is_inference()
 }
 
-/// Returns a gradient in memory that it does not share, since a kept gradient may be written in place, and in its leaf's order of dimensions
-/// (row-major, if the leaf has gaps), so that an optimizer walks through both alike: `arrived` itself where it is so and only this pass holds it,
-/// else a copy.
+/// Returns a gradient in memory that it does not share, since a kept gradient may be written in place, and in its leaf's order of
+/// dimensions (row-major, if the leaf has gaps), so that an optimizer traverses both in the same order. Returns `arrived` itself
+/// if this is already so and only this pass holds it, else a copy.
 fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
     let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
     let Some(order) = leaf.dense_order() else {
@@ -115,7 +115,7 @@ fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
     arrived.permute(&order)?.copied(Location::caller())?.permute(&inverse_order(&order))
 }
 
-/// A leaf: adds what arrives to the leaf's gradient.
+/// The backward function of a leaf's node: it adds arriving gradients to the leaf's gradient.
 pub(crate) struct Accumulate {
     kept: Arc<Kept>,
     layout: Layout,

@@ -7,14 +7,14 @@ use super::leaf::Kept;
 use super::node::{Edge, Node};
 use crate::tensor::Tensor;
 
-/// The owner of the memory that a view sees, for writes in place.
+/// The origin of a view's memory, for writes in place.
 #[derive(Clone)]
 pub(crate) enum ViewOf {
     /// The tensor that owns the history of the whole memory; it is not a view itself.
     Base(Tensor),
-    /// Made while nothing was recorded: a write that must be recorded is refused.
+    /// The view was made while nothing was recorded: a write that must be recorded is refused.
     Unrecorded,
-    /// The result of a function of the program's own over the memory of an input: so is it here.
+    /// The view is the result of a program's own function and shares the memory of an input.
     Function,
 }
 
@@ -22,10 +22,10 @@ pub(crate) enum ViewOf {
 pub(crate) struct AutogradMeta {
     pub(super) requires_grad: AtomicBool,
     pub(super) history: Mutex<History>,
-    /// The number of times that the history was replaced by a write in place, here or, of a base, in a view.
+    /// The number of times that a write in place replaced the history: a write to this tensor or, for a base, to a view of it.
     pub(super) writes: AtomicU64,
     view_of: Option<ViewOf>,
-    /// Of few tensors: made when it is first asked for.
+    /// The gradient and hooks. Few tensors have them, so they are made on first use.
     kept: OnceLock<Arc<Kept>>,
     pub(super) accumulator: OnceLock<Mutex<Weak<Node>>>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct AutogradMeta {
 #[derive(Default)]
 pub(super) struct History {
     pub(super) edge: Option<Edge>,
-    /// Of a view: the writes of its base that it knows of.
+    /// For a view: the base's `writes` at the time of this history.
     pub(super) writes_of_base: u64,
 }
 
@@ -50,7 +50,7 @@ impl AutogradMeta {
         }
     }
 
-    /// Returns the part of a view that is outside the graph so far.
+    /// Returns the part of a view that is not in the graph yet.
     pub(crate) fn view(view_of: ViewOf) -> Self {
         let writes_of_base = match &view_of {
             ViewOf::Base(base) => base.0.autograd.writes.load(Ordering::Acquire),
@@ -60,7 +60,7 @@ impl AutogradMeta {
         Self { history, view_of: Some(view_of), ..Self::leaf(false) }
     }
 
-    /// Returns the part of a node's result that sees the same memory.
+    /// Returns the part of a result of a node, over the same memory.
     pub(crate) fn with_edge(&self, edge: Edge) -> Self {
         let writes_of_base = self.history().writes_of_base;
         Self {
@@ -80,12 +80,12 @@ impl AutogradMeta {
         self.view_of.as_ref()
     }
 
-    /// Returns where the gradient lies.
+    /// Returns the storage of the gradient.
     pub(crate) fn kept(&self) -> &Arc<Kept> {
         self.kept.get_or_init(Arc::default)
     }
 
-    /// Lets the gradient that an earlier history retained be retained by the present one.
+    /// Makes the present history retain the gradient if the former one did.
     pub(super) fn retain_still(&self, former: Option<&Edge>, now: Option<&Edge>) {
         if let (Some(kept), Some(former), Some(now)) = (self.kept.get(), former, now)
             && former.node.stop_retaining(kept)
@@ -98,7 +98,7 @@ impl AutogradMeta {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the tensor whose writes in place this one has to look for.
+    /// Returns the tensor whose writes in place this one must check.
     pub(super) fn base(&self) -> Option<&Tensor> {
         match &self.view_of {
             Some(ViewOf::Base(base)) if base.0.autograd.writes.load(Ordering::Acquire) > 0 => Some(base),

@@ -1,10 +1,11 @@
-//! The modes of recording, each of one thread: `no_grad`, `enable_grad`, and inference mode.
+//! The modes of recording, each per thread: `no_grad`, `enable_grad`, and inference mode.
 
 use thalweg_runtime::Result;
 
 use crate::dispatch::{DispatchKey, ModeGuard, is_excluded, is_inference, set_excluded, set_inference};
 
-/// A guard: while it lives, operators of this thread record nothing (`with torch.no_grad():`). Drop guards in the reverse of their order.
+/// A guard: while it lives, operators of this thread record nothing (`with torch.no_grad():`). Drop guards in the reverse order
+/// of their creation.
 ///
 /// ```
 /// # use thalweg_ir::DType;
@@ -27,14 +28,15 @@ pub struct NoGrad {
 }
 
 impl NoGrad {
-    /// Begins not to record.
+    /// Stops recording.
     #[allow(clippy::new_without_default, reason = "a guard without a name would be dropped at once")]
     pub fn new() -> Self {
         Self { _guard: ModeGuard::grad(false) }
     }
 }
 
-/// Runs a function that may fail and whose operators record nothing: as [`no_grad`], but what it returns need not be written out.
+/// Runs a function that may fail and whose operators record nothing: like [`no_grad`], but the type of its result need not be
+/// annotated.
 ///
 /// ```
 /// # use thalweg_ir::DType;
@@ -53,7 +55,7 @@ impl NoGrad {
 /// ```
 ///
 /// # Errors
-/// The function's.
+/// Those of the function.
 pub fn try_no_grad<T>(function: impl FnOnce() -> Result<T>) -> Result<T> {
     no_grad(function)
 }
@@ -64,42 +66,42 @@ pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
     function()
 }
 
-/// Runs a function whose operators record themselves, within `no_grad` too (`torch.enable_grad`). In inference mode nothing is
-/// recorded all the same.
+/// Runs a function whose operators are recorded, within `no_grad` too (`torch.enable_grad`). In inference mode nothing is
+/// recorded even so.
 pub fn enable_grad<T>(function: impl FnOnce() -> T) -> T {
     let _guard = ModeGuard::grad(true);
     function()
 }
 
-/// Sets whether operators of this thread record themselves from now on (`torch.set_grad_enabled`), and returns whether they did:
-/// for code that cannot nest functions as [`no_grad`] does, such as a context manager of another language.
+/// Sets whether operators of this thread are recorded from now on (`torch.set_grad_enabled`), and returns whether they were. For
+/// code that cannot nest functions as [`no_grad`] does, such as a context manager of another language.
 pub fn set_grad_enabled(enabled: bool) -> bool {
     !set_excluded(DispatchKey::Autograd, !enabled)
 }
 
-/// Returns whether operators of this thread record themselves. In inference mode they do not.
+/// Returns whether operators of this thread are recorded. In inference mode they are not.
 pub fn is_grad_enabled() -> bool {
     !is_excluded(DispatchKey::Autograd) && !is_inference()
 }
 
 /// Runs a function in inference mode (`torch.inference_mode`): its operators record nothing, and the memory that it allocates is
-/// marked, so that autograd refuses the tensors over it outside: they cannot be saved for backward, written in place, or made to
-/// require a gradient there. A clone that is made outside is a tensor like any other.
+/// marked, so that autograd refuses tensors over it outside inference mode: there they cannot be saved for backward, written in
+/// place, or made to require a gradient. A clone made outside is an ordinary tensor.
 ///
 /// Tensors from outside can be read and written; their views are not marked.
 pub fn inference_mode<T>(function: impl FnOnce() -> T) -> T {
     set_inference_mode(true, function)
 }
 
-/// Runs a function in inference mode, or, within it, in a region like the outside of it, which records
+/// Runs a function in inference mode or, with `false`, in a region where inference mode is off and operators are recorded
 /// (`torch.inference_mode(mode)`).
 pub fn set_inference_mode<T>(enabled: bool, function: impl FnOnce() -> T) -> T {
     let _guard = ModeGuard::inference(enabled);
     function()
 }
 
-/// Sets whether this thread is in inference mode from now on, and returns whether it was: for code that cannot nest functions as
-/// [`inference_mode`] does. Whether operators record themselves outside of it is left as it is.
+/// Sets whether this thread is in inference mode from now on, and returns whether it was. For code that cannot nest functions as
+/// [`inference_mode`] does. Does not change whether operators are recorded outside inference mode.
 pub fn set_inference_mode_enabled(enabled: bool) -> bool {
     set_inference(enabled)
 }

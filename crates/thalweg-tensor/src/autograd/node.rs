@@ -1,7 +1,8 @@
 //! The recorded graph: a [`Node`] has the backward function of an operator, and an [`Edge`] to the node of each input.
 //!
-//! A tensor's part in the graph (`meta`) names nodes, and nodes keep tensors (`saved`, `leaf`), which a pass may ask for in other ways (`request`): these
-//! files and `tensor` are one circle. Methods of nodes and of tensors in the graph are above it (`edge`, `history`, `hooks`).
+//! A tensor's part in the graph (`meta`) names nodes, and nodes keep tensors (`saved`, `leaf`), whose gradients a pass may
+//! request in several ways (`request`): these files and `tensor` depend on each other. Methods of nodes and of tensors in the
+//! graph are above them (`edge`, `history`, `hooks`).
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,39 +31,39 @@ pub trait Backward: Send + Sync {
     /// recorded; `gradients` are ready there.
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients>;
 
-    /// Returns the gradients as [`backward`](Self::backward) does, as far as a pass asks for them: see [`Request`].
+    /// Returns the gradients as [`backward`](Self::backward) does, as far as the pass requests them: see [`Request`].
     fn backward_for(&self, gradients: &[Option<Tensor>], _request: &Request) -> Result<Gradients> {
         self.backward(gradients)
     }
 
-    /// Returns whether its gradient can be differentiated: it is computed by operators that record themselves, or records a node of
+    /// Returns whether the gradient can be differentiated: it is computed by operators that are recorded, or records a node of
     /// its own.
     fn is_recorded(&self) -> bool {
         true
     }
 
-    /// Returns whether it is the cast of a leaf of f32, whose gradient is that of the result in f32: what is added to the leaf's gradient need
-    /// not pass here, and what does may be of f32.
+    /// Returns whether this is the cast of an f32 leaf, whose gradient is the result's gradient in f32. A gradient that is added
+    /// directly to the leaf's can bypass this function, and gradients passed to it may be f32.
     #[doc(hidden)]
     fn is_cast(&self) -> bool {
         false
     }
 
-    /// Returns whether it is called where no gradient has arrived for any result.
+    /// Returns whether the function is called even if no gradient has arrived for any result.
     fn runs_without_gradients(&self) -> bool {
         false
     }
 
-    /// Frees what was saved: a backward pass that does not retain the graph has run this node.
+    /// Frees the saved tensors, after a backward pass that does not retain the graph has run this node.
     fn release(&self) {}
 
-    /// Returns the tensors that it keeps, with the names that PyTorch has for them, for those who look at a node.
+    /// Returns the tensors that the function keeps, with PyTorch's names for them, for inspection of a node.
     fn saved(&self) -> Vec<SavedPlace<'_>> {
         Vec::new()
     }
 }
 
-/// A place in the graph that gradients flow to: an input of a node.
+/// A place in the graph that gradients flow to: a result of a node's operator.
 #[derive(Clone)]
 pub struct Edge {
     pub(crate) node: Arc<Node>,
@@ -70,7 +71,7 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Returns the edge to a result of a node, by its place.
+    /// Returns the edge to a result of a node, by the result's index.
     pub fn new(node: Arc<Node>, place: usize) -> Self {
         Self { node, input: place }
     }
@@ -80,13 +81,13 @@ impl Edge {
         &self.node
     }
 
-    /// Returns the place among the node's results.
+    /// Returns the index among the node's results.
     pub fn place(&self) -> usize {
         self.input
     }
 }
 
-/// A value that a program has put beside a node.
+/// A value that a program has attached to a node.
 pub type Attachment = dyn Any + Send + Sync;
 
 pub(super) type PreHook = dyn Fn(&[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync;
@@ -96,7 +97,7 @@ pub(super) type PostHook =
 /// The hooks of a node.
 #[derive(Default)]
 pub(super) struct NodeHooks {
-    /// Those of the tensors that are its results.
+    /// The hooks of the tensors that are the node's results.
     pub(super) tensors: Arc<HookList<TensorHook>>,
     /// The outputs whose gradients are kept, and where.
     retained: Mutex<Vec<(usize, Arc<Kept>)>>,
@@ -113,21 +114,21 @@ impl NodeHooks {
 /// One recorded operator.
 pub struct Node {
     pub(crate) function: Box<dyn Backward>,
-    /// The node that the gradient of each input goes to; `None` for an input that requires none.
+    /// For each input, the edge that its gradient flows along; `None` for an input that requires none.
     pub(crate) edges: SmallVec<[Option<Edge>; 4]>,
     /// The number of outputs that the operator had.
     pub(crate) outputs: usize,
-    /// Later nodes have greater numbers; the engine runs the latest first.
+    /// The number of the node. Later nodes have greater numbers; the engine runs the latest first.
     pub(crate) sequence: u64,
     /// The stream of the forward pass, where the backward function runs too.
     pub(crate) stream: Stream,
-    /// The gradient that a leaf keeps, of a leaf's node.
+    /// The gradient that a leaf keeps, in a leaf's node.
     pub(crate) kept: Option<Arc<Kept>>,
-    /// The call that recorded it, if that was in anomaly mode.
+    /// The call that recorded the node, if that was in anomaly mode.
     pub(super) origin: Option<Arc<Origin>>,
-    /// Hooks, of few nodes.
+    /// The hooks, which few nodes have.
     pub(super) hooks: OnceLock<Box<NodeHooks>>,
-    /// The value that a program has put beside it, of few nodes.
+    /// The value that a program has attached, which few nodes have.
     pub(super) attachment: OnceLock<Box<Attachment>>,
 }
 
@@ -174,11 +175,11 @@ impl Drop for Node {
 }
 
 thread_local! {
-    /// The node that this thread runs.
+    /// The node that this thread is running.
     static RUNNING: Scoped<Option<Arc<Node>>> = const { scoped(None) };
 }
 
-/// Returns the node whose backward function this thread runs.
+/// Returns the node whose backward function this thread is running.
 pub fn running_node() -> Option<Arc<Node>> {
     RUNNING.with_borrow(|node| (**node).clone())
 }

@@ -7,8 +7,8 @@ use crate::host_tensor::HostTensor;
 use crate::tensor::Tensor;
 
 /// Runs a function whose operators save tensors for backward in pinned host memory (`torch.autograd.graph.save_on_cpu` with
-/// `pin_memory=True`), which leaves the device's memory to others until backward comes to the node. Copies are asynchronous, on the
-/// stream of the operator. A tensor that several nodes save is copied for each.
+/// `pin_memory=True`), which frees the device's memory for other uses until backward reaches the node. Copies are asynchronous,
+/// on the stream of the operator. A tensor that several nodes save is copied for each.
 pub fn save_on_cpu<T>(function: impl FnOnce() -> T) -> T {
     let pack = |tensor: &Tensor| -> Result<(HostTensor, Stream)> {
         let host = HostTensor::pinned(tensor.shape(), tensor.dtype(), tensor.device())?;

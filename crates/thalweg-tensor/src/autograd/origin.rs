@@ -1,4 +1,4 @@
-//! [`Origin`]: the call that recorded a node, which anomaly mode notes.
+//! [`Origin`]: the call that recorded a node, which anomaly mode stores.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,24 +9,24 @@ use crate::dispatch::{Anomaly, anomaly};
 pub(super) struct Origin {
     pub(super) operator: &'static str,
     location: Option<CallLocation>,
-    /// The calls of the program that led there, as another language has them.
+    /// The program's call stack at that time, in another language.
     stack: Option<String>,
-    /// The call whose gradient the node computes, where gradients of gradients are asked for.
+    /// The call whose gradient the node computes, if gradients of gradients are requested.
     pub(super) parent: Option<Arc<Origin>>,
 }
 
-/// A function that gives the calls that led to an operator, in another language.
+/// A function that returns the call stack that led to an operator, in another language.
 type StackSource = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 static STACKS: OnceLock<StackSource> = OnceLock::new();
 
-/// Lets a function give, as lines of a text, the calls of the program that led to the operator that runs: anomaly mode keeps them with each
-/// node. The first function stays.
+/// Sets the function that returns, as lines of a text, the program's call stack that led to the running operator; anomaly mode
+/// stores it with each node. Only the first function set is used.
 pub fn set_stack_source(source: impl Fn() -> Option<String> + Send + Sync + 'static) {
     _ = STACKS.set(Box::new(source));
 }
 
-/// Returns what anomaly mode notes of the operator that records a node now, as a part of the call `parent`.
+/// Returns the origin that anomaly mode stores for the operator that records a node now, as a part of the call `parent`.
 pub(super) fn origin(
     operator: &'static str,
     parent: impl FnOnce() -> Option<Arc<Origin>>,
@@ -39,7 +39,7 @@ pub(super) fn origin(
 }
 
 impl Origin {
-    /// Returns the calls that led to the operator, or the operator and its line.
+    /// Returns the call stack that led to the operator, or the operator and its line.
     pub(super) fn calls(&self) -> String {
         self.stack.clone().unwrap_or_else(|| self.text())
     }

@@ -1,4 +1,4 @@
-//! The backward passes that a thread runs: one, or more where a hook runs another.
+//! The backward passes that a thread runs: one, or more if a hook runs another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +20,11 @@ type Callback = Box<dyn FnOnce() -> Result<()>>;
 
 /// The nodes that a pass runs.
 pub(super) enum Runs {
-    /// All that these reach.
+    /// All nodes that these reach.
     From(Vec<Arc<Node>>),
-    /// Those that were found, by their numbers.
+    /// The nodes that were found to be reachable, by their numbers.
     Found(FxHashSet<u64>),
-    /// Those that lead to targets, and the targets.
+    /// The nodes that lead to targets, and the targets.
     Towards(Arc<FxHashSet<u64>>, Arc<FxHashSet<u64>>),
 }
 
@@ -35,7 +35,7 @@ struct Running {
     callbacks: Vec<Callback>,
 }
 
-/// A guard: while it lives, this thread runs a backward pass.
+/// A guard: while it lives, this thread is running a backward pass.
 pub(super) struct RunningPass;
 
 impl RunningPass {
@@ -55,12 +55,12 @@ impl Drop for RunningPass {
     }
 }
 
-/// Returns the number of the innermost pass that this thread runs; no two have the same.
+/// Returns the number of the innermost pass that this thread is running; numbers are unique.
 pub fn number() -> Option<u64> {
     PASSES.with_borrow(|passes| passes.last().map(|pass| pass.number))
 }
 
-/// Returns whether the innermost pass of this thread comes to the node that the gradient of a tensor goes to.
+/// Returns whether the innermost pass of this thread reaches the node that the gradient of a tensor flows to.
 pub fn will_run(tensor: &Tensor) -> bool {
     let Some(edge) = tensor.gradient_edge() else { return false };
     let node = edge.node().sequence_number();
@@ -79,7 +79,7 @@ pub fn will_run(tensor: &Tensor) -> bool {
     })
 }
 
-/// Calls a function at the end of the innermost pass, also where that fails.
+/// Calls a function at the end of the innermost pass, also if that fails.
 pub fn at_end(function: impl FnOnce() + 'static) {
     PASSES.with_borrow_mut(|passes| {
         if let Some(pass) = passes.last_mut() {
@@ -88,8 +88,8 @@ pub fn at_end(function: impl FnOnce() + 'static) {
     });
 }
 
-/// Lets the innermost pass of this thread call a function once it has succeeded, after all its nodes; its error is one of the pass
-/// (`queue_callback` of PyTorch's engine). Returns whether a pass runs.
+/// Makes the innermost pass of this thread call a function once it has succeeded, after all its nodes; an error of the function
+/// is an error of the pass (`queue_callback` of PyTorch's engine). Returns whether a pass is running.
 pub fn queue_callback(function: impl FnOnce() -> Result<()> + 'static) -> bool {
     PASSES.with_borrow_mut(|passes| match passes.last_mut() {
         Some(pass) => {

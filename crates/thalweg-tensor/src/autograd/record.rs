@@ -1,4 +1,4 @@
-//! Recording: the results of an operator, or of a function of one's own, become those of a node.
+//! Recording: the results of an operator, or of a program's own function, become those of a node.
 
 use thalweg_runtime::Stream;
 
@@ -31,9 +31,10 @@ fn record_places<'a>(
     }
 }
 
-/// Records a function of one's own (`torch.autograd.Function`): returns `results`, which the caller has computed from `inputs`
-/// outside the graph, as the outputs of a node with this backward function. One that shares memory with an input cannot be written in place.
-/// What the node needs it holds itself. Where nothing is recorded, or no input requires a gradient, the results come back as they are.
+/// Records a program's own function (`torch.autograd.Function`): returns `results`, which the caller has computed from `inputs`
+/// outside the graph, as the outputs of a node with this backward function. A result that shares memory with an input cannot be
+/// written in place. The backward function holds what it needs itself. If nothing is recorded, or no input requires a gradient,
+/// the results are returned unchanged.
 ///
 /// ```
 /// # use thalweg_runtime::{Device, Result};
@@ -67,7 +68,7 @@ pub fn record_function(function: Box<dyn Backward>, inputs: &[&Tensor], results:
     record_function_of_any(function, inputs, results).into_iter().flatten().collect()
 }
 
-/// Records a function as [`record_function`] does, some of whose results are not tensors: `None` is one, and has no gradient.
+/// Records a function as [`record_function`] does, some of whose results are not tensors: these are `None` and have no gradient.
 pub fn record_function_of_any(
     function: Box<dyn Backward>,
     inputs: &[&Tensor],

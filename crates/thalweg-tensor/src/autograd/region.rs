@@ -6,7 +6,7 @@ use thalweg_runtime::Result;
 use super::{Backward, Edge, Gradients, Node};
 use crate::tensor::Tensor;
 
-/// A part of a tensor, as both lie in memory from the tensor's first element on.
+/// A part of a tensor: the layouts of both, relative to the tensor's first element.
 pub(crate) struct Region {
     whole: Layout,
     part: Layout,
@@ -20,10 +20,10 @@ impl Region {
         Ok(Self { whole: from_start(base.layout())?, part: from_start(view.layout())? })
     }
 
-    /// Returns a tensor of zeros that lies like the whole, and the part of it.
+    /// Returns a tensor of zeros with the layout of the base, and the part of it.
     pub(crate) fn zeros(&self, like: &Tensor) -> Result<[Tensor; 2]> {
         let memory = Tensor::zeros(&[self.whole.span()], like.dtype(), like.device())?;
-        // Elements that an expanded view repeats are there once.
+        // Elements that an expanded view repeats occur once.
         let once: Shape = (self.part.shape().iter().zip(self.part.strides()))
             .map(|(&extent, &stride)| if stride == 0 { extent.min(1) } else { extent })
             .collect();
@@ -32,7 +32,7 @@ impl Region {
     }
 }
 
-/// Returns the edge of a view whose base has a new history: it is a part of it.
+/// Returns the edge of a view whose base has a new history: that of a part of the base.
 pub(super) fn region_edge(view: &Tensor, base: &Tensor, edge: Edge) -> Edge {
     let region = Region::new(view, base).expect("both have layouts");
     let edges = [Some(edge)].into_iter().collect();
@@ -40,7 +40,7 @@ pub(super) fn region_edge(view: &Tensor, base: &Tensor, edge: Edge) -> Edge {
     Edge { node, input: 0 }
 }
 
-/// The gradient of a part of a tensor (`AsStridedBackward` of PyTorch).
+/// The backward function of taking a part of a tensor (`AsStridedBackward` of PyTorch).
 struct RegionBackward(Region);
 
 impl Backward for RegionBackward {

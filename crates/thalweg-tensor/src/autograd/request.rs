@@ -1,47 +1,48 @@
-//! [`Request`]: which gradients a pass asks a node for, and where they may go.
+//! [`Request`]: which gradients a pass requests from a node, and where the node may write them.
 //!
-//! A gradient that is a matrix product is added by the kernel that multiplies (`beta` = 1) to what is there already: the gradient of the leaf, or what
-//! another use of the leaf has given in this pass. No tensor of its own is needed, and no sum after it. The sum is rounded once where that rounds twice;
-//! cuBLASLt may round a product of 16-bit floats before it adds, too. A backward function that has added to a sum returns `None` for the
-//! input: nothing is left to be delivered.
+//! If a gradient is a matrix product, the kernel that multiplies (`beta` = 1) can add it to an existing sum: the gradient of the
+//! leaf, or the gradient from another use of the leaf in this pass. This needs no separate tensor and no addition afterwards. The
+//! sum is rounded once instead of twice, although cuBLASLt may also round a product of 16-bit floats before it adds. A backward
+//! function that has added to a sum returns `None` for the input: nothing remains to be delivered.
 //!
-//! The gradient of a cast of a leaf that autocast has made may be of f32 at once, too, in place of one of 16 bits that the cast's backward function
-//! widens: the kernel that sums has it so. PyTorch rounds it to 16 bits in between; here it is as near to the exact one as f32 is.
+//! The gradient of a leaf's cast by autocast may also be f32 directly, instead of 16 bits that the cast's backward function
+//! widens, because the kernel accumulates in f32. PyTorch rounds it to 16 bits in between; here it has the precision of f32.
 
 use smallvec::SmallVec;
 
 use crate::tensor::Tensor;
 
-/// Of each edge of a node, whether its gradient is asked for.
+/// For each edge of a node, whether its gradient is requested.
 pub(super) type Asked = SmallVec<[bool; 4]>;
 
-/// The gradients that a pass asks a node for, and the ways in which the node may give them other than as tensors of its inputs' dtypes.
-/// The default asks for all of them, as tensors, and keeps what was saved.
+/// The gradients that a pass requests from a node, and the ways in which the node may return them other than as tensors of its
+/// inputs' dtypes. The default requests all of them, as tensors, and keeps the saved tensors.
 #[derive(Default)]
 pub struct Request {
-    /// Whether what was saved is freed afterwards.
+    /// Whether the saved tensors are freed afterwards.
     pub(super) is_last: bool,
-    /// The edges that are asked for; `None` is all.
+    /// The requested edges; `None` is all.
     pub(super) asked: Option<Asked>,
-    /// Sums by the node's inputs.
+    /// The sums that gradients may be added to, by the node's inputs.
     pub(super) sums: SmallVec<[(usize, Tensor); 2]>,
     /// The inputs whose gradient may be of f32.
     pub(super) widened: SmallVec<[usize; 4]>,
 }
 
 impl Request {
-    /// Returns whether the pass frees what was saved once the node has run: the node may write over it, where nothing else holds it.
+    /// Returns whether the pass frees the saved tensors once the node has run: the node may overwrite those that nothing else
+    /// holds.
     pub fn is_last(&self) -> bool {
         self.is_last
     }
 
-    /// Returns whether the gradient of an input is asked for: a backward function need not compute the others.
+    /// Returns whether the gradient of an input is requested: a backward function need not compute the others.
     pub fn is_asked(&self, input: usize) -> bool {
         self.asked.as_ref().is_none_or(|asked| asked.get(input).copied().unwrap_or(true))
     }
 
-    /// Returns the tensor that the gradient of an input may be added to on the current stream: contiguous, of the input's shape. Where the
-    /// gradient is added, nothing is returned for the input; so at most once.
+    /// Returns the tensor that the gradient of an input may be added to on the current stream: contiguous, of the input's shape.
+    /// A backward function that adds the gradient returns `None` for the input, so it adds at most once.
     pub(crate) fn sum_of(&self, input: usize) -> Option<&Tensor> {
         self.sums.iter().find(|(of, _)| *of == input).map(|(_, sum)| sum)
     }

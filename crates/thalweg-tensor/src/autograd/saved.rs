@@ -1,4 +1,4 @@
-//! Tensors that nodes keep for backward, and the hooks that say where ([`saved_tensors_hooks`]).
+//! Tensors that nodes keep for backward, and the hooks that choose where ([`saved_tensors_hooks`]).
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,23 +12,23 @@ use super::{is_grad_enabled, no_grad};
 use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
-/// A function that gives a packed tensor back.
+/// A function that returns a packed tensor.
 pub(super) type Unpack = Arc<dyn Fn() -> Result<Tensor> + Send + Sync>;
 
-/// A function that packs a tensor; one that it leaves is kept as it is.
+/// A function that packs a tensor; if it returns `None`, the tensor is kept unchanged.
 pub(super) type Pack = Arc<dyn Fn(&Tensor) -> Result<Option<Unpack>> + Send + Sync>;
 
 thread_local! {
     /// The hooks of the innermost region that this thread is in.
     static HOOKS: Scoped<Option<Pack>> = const { scoped(None) };
-    /// The tensors that the node that this thread runs has unpacked.
+    /// The tensors unpacked by the node that this thread is running.
     static UNPACKED: Scoped<Vec<(Arc<Packed>, Tensor)>> = const { scoped(Vec::new()) };
 }
 
-/// A tensor that a node keeps for backward (`SavedVariable` of PyTorch): of a function of one's own, see
+/// A tensor that a node keeps for backward (`SavedVariable` of PyTorch). For a program's own functions, see
 /// [`record_function`](super::record_function).
 pub struct Saved {
-    /// `None` once a backward pass has freed it.
+    /// The tensor; `None` once a backward pass has freed it.
     state: Mutex<Option<State>>,
     origin: Origin,
 }
@@ -36,9 +36,9 @@ pub struct Saved {
 /// The way in which a tensor is kept.
 #[derive(Clone)]
 enum State {
-    /// As it is, with the version that it had.
+    /// Unchanged, with the version that it had.
     Tensor(Tensor, u32),
-    /// By hooks.
+    /// Packed by hooks.
     Packed(Arc<Packed>),
 }
 
@@ -50,11 +50,11 @@ struct Packed {
     device: thalweg_runtime::Device,
 }
 
-/// The place where the gradient of a saved tensor goes, if that is asked for.
+/// The place that the gradient of a saved tensor flows to, if it is requested.
 enum Origin {
     /// To the node that it is a result of, which the node that keeps it holds by an edge of its own.
     Input(Weak<Node>, usize),
-    /// To its leaf.
+    /// To the tensor itself, which is a leaf.
     Leaf(Edge),
     /// Nowhere.
     None,
@@ -76,7 +76,7 @@ impl Saved {
         Self::with_origin(tensor, origin)
     }
 
-    /// Keeps a result of the node, by its place.
+    /// Keeps a result of the node, by its index.
     ///
     /// # Errors
     /// Those of [`Saved::new`].
@@ -95,11 +95,11 @@ impl Saved {
         Ok(Self { state: Mutex::new(Some(state)), origin })
     }
 
-    /// Returns the tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients
-    /// flow on from it.
+    /// Returns the tensor for work on the current stream, if it was not written since it was saved. If operators are recorded,
+    /// gradients flow on from it.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it was written or freed; and those of hooks.
+    /// [`Error::is_invalid_argument`] if the tensor was written or freed; and those of hooks.
     pub fn get(&self) -> Result<Tensor> {
         self.got(is_grad_enabled())
     }
@@ -107,13 +107,13 @@ impl Saved {
     /// Refuses a tensor that a pass has freed.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is.
+    /// [`Error::is_invalid_argument`] if the tensor was freed.
     pub fn check_kept(&self) -> Result<()> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.is_some() { Ok(()) } else { Err(freed()) }
     }
 
-    /// Returns the tensor with its place in the graph, whether operators are recorded or not, as a function of Python reads it.
+    /// Returns the tensor with its place in the graph, whether operators are recorded or not, for functions in Python.
     ///
     /// # Errors
     /// Those of [`get`](Self::get).
@@ -131,7 +131,7 @@ impl Saved {
             }
             State::Packed(packed) => packed.unpacked()?,
         };
-        // It may be another stream's memory, and the record of its use there covers the forward pass alone.
+        // The tensor may be memory of another stream, and the record of its use there covers only the forward pass.
         tensor.record_stream(&tensor.device().current_stream());
         if !is_recorded {
             return Ok(tensor);
@@ -145,9 +145,9 @@ impl Saved {
         Ok(edge.map_or(tensor.clone(), |edge| tensor.with_edge(edge)))
     }
 
-    /// Returns the tensor as room for a gradient of its shape and dtype, which the last pass may write over it: it is kept as it is and was
-    /// not written since, lies in row-major order, nothing else holds its memory, and no other stream has used that. Ask before
-    /// [`get`](Self::get) is asked.
+    /// Returns the tensor as memory for a gradient of its shape and dtype, by which the last pass may overwrite it. This requires
+    /// that it is kept unpacked and was not written since, is contiguous in row-major order, nothing else holds its memory, and
+    /// no other stream has used that. Call this before [`get`](Self::get).
     pub(crate) fn room(&self) -> Option<Tensor> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State::Tensor(tensor, version) = state.as_ref()? else { return None };
@@ -158,10 +158,10 @@ impl Saved {
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 
-    /// Packs the tensor, which was kept as it is, by hooks of its own (`register_hooks` of PyTorch's `SavedTensor`).
+    /// Packs the tensor, which was kept unpacked, by hooks of its own (`register_hooks` of PyTorch's `SavedTensor`).
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is freed, or packed already; and those of `pack`.
+    /// [`Error::is_invalid_argument`] if the tensor was freed or packed already; and those of `pack`.
     pub fn register_hooks<P: Send + Sync + 'static>(
         &self,
         pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
@@ -189,28 +189,28 @@ impl Saved {
         };
         let packed = Packed::new(&tensor, &packing(pack, unpack))?.expect("the hooks pack every tensor");
         let packed = State::Packed(Arc::new(packed));
-        // What was kept is dropped without the lock.
+        // The former state is dropped after the lock is released.
         let _former = self.state.lock().unwrap_or_else(PoisonError::into_inner).replace(packed);
         Ok(())
     }
 
     /// Frees the tensor.
     pub fn release(&self) {
-        // Dropped without the lock: hooks may hold what has a `Drop` of its own.
+        // The tensor is dropped after the lock is released, since hooks may hold values with a `Drop` of their own.
         let _released = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
 /// A tensor that a node keeps.
 pub struct SavedPlace<'a> {
-    /// The name of the argument or the result, as the operator's signature has it.
+    /// The name of the argument or the result, from the operator's signature.
     pub name: String,
     /// The tensor.
     pub saved: &'a Saved,
 }
 
 impl<'a> SavedPlace<'a> {
-    /// Returns a tensor of a call, by its place among the call's tensors, with the name of its parameter.
+    /// Returns a tensor of a call, by its index among the call's tensors, with the name of its parameter.
     pub(crate) fn input(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
         let tensors = schema.parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Tensor);
         let parameter = tensors.take(at + 1).last();
@@ -222,7 +222,7 @@ impl<'a> SavedPlace<'a> {
         Self { name, saved }
     }
 
-    /// Returns a result of a call, by its place, with its name: `result` where it has none.
+    /// Returns a result of a call, by its index, with its name: `result` if it has none.
     pub(crate) fn result(schema: &Schema, at: usize, saved: &'a Saved) -> Self {
         let name = match (schema.return_names.get(at), schema.returns.len()) {
             (Some(name), _) if !name.is_empty() => name.clone(),
@@ -258,7 +258,7 @@ pub(super) fn check_version(tensor: &Tensor, version: u32) -> Result<()> {
 }
 
 impl Packed {
-    /// Packs a tensor, unless the hooks leave it.
+    /// Packs a tensor, unless the hooks decline it.
     fn new(tensor: &Tensor, pack: &Pack) -> Result<Option<Self>> {
         let version = tensor.version();
         let unpack = without_hooks(|| no_grad(|| pack(&tensor.detach())))?;
@@ -292,14 +292,14 @@ impl Packed {
                 self.device
             )));
         }
-        // A kernel that saved its own contiguous tensor reads it as such.
+        // A kernel that saved a contiguous tensor relies on it being contiguous.
         let tensor = if self.layout.is_contiguous() { no_grad(|| tensor.contiguous())? } else { tensor };
         UNPACKED.with_borrow_mut(|list| list.push((self.clone(), tensor.clone())));
         Ok(tensor)
     }
 }
 
-/// A guard: while it lives, a node runs, and what it unpacks is unpacked once.
+/// A guard: while it lives, a node runs, and each tensor is unpacked at most once.
 pub(super) struct Unpacked(Vec<(Arc<Packed>, Tensor)>);
 
 impl Unpacked {
@@ -314,7 +314,7 @@ impl Drop for Unpacked {
     }
 }
 
-/// A guard of a thread's hooks: dropping it puts those from before back.
+/// A guard of a thread's hooks: dropping it restores the previous hooks.
 struct Restore(Option<Pack>);
 
 impl Drop for Restore {
@@ -323,24 +323,24 @@ impl Drop for Restore {
     }
 }
 
-/// Runs a function in which nothing packs what is saved: the hooks themselves.
+/// Runs a function without hooks for saved tensors: used for the hooks themselves.
 fn without_hooks<T>(function: impl FnOnce() -> T) -> T {
     let _restore = Restore(put(&HOOKS, None));
     function()
 }
 
-/// Runs a function in which this packs what is saved.
+/// Runs a function with `pack` as the hook for saved tensors.
 pub(super) fn with_pack<T>(pack: Pack, function: impl FnOnce() -> T) -> T {
     let _restore = Restore(put(&HOOKS, Some(pack)));
     function()
 }
 
-/// Runs a function whose operators save tensors for backward as `pack` says (`torch.autograd.graph.saved_tensors_hooks`): it is called
-/// once for each tensor that a node keeps, outside the graph, when it is saved, and may not write it. `unpack` gives the tensor back,
-/// with the same shape, dtype and device, once each time that a backward pass runs the node. Both run under `no_grad`, on the stream of
-/// the operator, which is current; the innermost region's hooks alone are called, and none within them. An error of `pack` is one of
-/// the operator, an error of `unpack` one of the backward pass. Whether a tensor was written since is not looked for: `pack` is to copy
-/// what may be.
+/// Runs a function whose operators save tensors for backward through `pack` (`torch.autograd.graph.saved_tensors_hooks`). `pack`
+/// is called once for each tensor that a node keeps, when it is saved, with a tensor outside the graph, which it may not write.
+/// `unpack` returns the tensor, with the same shape, dtype and device, once each time that a backward pass runs the node. Both
+/// run under `no_grad`, with the stream of the operator current. Only the innermost region's hooks are called, and none within
+/// them. An error of `pack` is an error of the operator, an error of `unpack` an error of the backward pass. Later writes to a
+/// tensor are not detected: `pack` must copy a tensor that may be written.
 ///
 /// ```
 /// # use thalweg_runtime::{Device, Result};
@@ -364,14 +364,15 @@ pub fn saved_tensors_hooks<P: Send + Sync + 'static, T>(
     saved_tensors_hooks_for(move |tensor| pack(tensor).map(Some), unpack, function)
 }
 
-/// A region whose operators save tensors by hooks; it ends when this is dropped, on its thread, after those that began later.
+/// A region whose operators save tensors by hooks; it ends when this guard is dropped, on its thread, after regions that began
+/// later.
 #[must_use = "the hooks are there only while the region lives"]
 pub struct SavedTensorsRegion {
     _restore: Restore,
     _not_send: PhantomData<*const ()>,
 }
 
-/// Begins a region with hooks as [`saved_tensors_hooks`] has them: for code that cannot nest functions.
+/// Begins a region with hooks like those of [`saved_tensors_hooks`], for code that cannot nest functions.
 pub fn enter_saved_tensors_hooks<P: Send + Sync + 'static>(
     pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
@@ -392,8 +393,8 @@ fn packing<P: Send + Sync + 'static>(
     })
 }
 
-/// Runs a function with hooks as [`saved_tensors_hooks`] does, for some tensors: those for which `pack` returns `None` are kept as they
-/// are outside the function, by the hooks of the region around it, if there is one.
+/// Runs a function with hooks as [`saved_tensors_hooks`] does, for some tensors: those for which `pack` returns `None` are kept
+/// as outside the function, by the hooks of the surrounding region, if there is one.
 pub fn saved_tensors_hooks_for<P: Send + Sync + 'static, T>(
     pack: impl Fn(&Tensor) -> Result<Option<P>> + Send + Sync + 'static,
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,

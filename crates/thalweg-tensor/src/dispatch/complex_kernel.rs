@@ -1,4 +1,4 @@
-//! The kernel that answers for complex numbers, above autograd, as the operator's entry says ([`Complex`]).
+//! The kernel for complex numbers, above autograd, which the operator's entry selects ([`Complex`]).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{BuiltIn, KernelFunction};
 use crate::caller::enter;
 use crate::dtype_name::named;
 
-/// Returns the kernel of an operator for complex numbers; `None` where its ordinary kernels take them.
+/// Returns the kernel of an operator for complex numbers; `None` if its ordinary kernels take them.
 pub(super) fn of(definition: &OpDef) -> Option<KernelFunction> {
     match (definition.complex, definition.body) {
         (Complex::Taken, _) => None,
@@ -41,11 +41,12 @@ fn not_for(operator: &str, dtype: DType) -> Error {
 }
 
 thread_local! {
-    /// The operator of this thread, made of others, that has complex numbers and is not there to convert them.
+    /// The composite operator that this thread runs on complex numbers, if it is not a conversion.
     static MADE_OF_OTHERS: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// A region in which imaginary parts are not lost: an operator that converts what is not a float was not written for complex numbers.
+/// A region in which losing imaginary parts is an error: an operator that converts its input to a real dtype was not written for
+/// complex numbers.
 struct Conversions {
     former: Option<&'static str>,
 }

@@ -1,5 +1,5 @@
-//! Complex numbers as arguments. The dispatcher puts a tensor without dimensions in the place of one, which has no say in the promotion of
-//! floats, and calls the overload for tensors; what makes tensors makes both parts.
+//! Complex numbers as arguments. The dispatcher replaces a complex number by a tensor without dimensions, which does not take
+//! part in the promotion of floats, and calls the overload for tensors. Operators that create tensors create both parts.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, c128};
@@ -67,7 +67,7 @@ pub(super) fn with_complex_number(
     target.call(&list, Some(device), label)
 }
 
-/// Returns the overload of an operator that takes tensors in the place of numbers, of as many as there is one for.
+/// Returns the overload of an operator that takes tensors in place of numbers, for as many of them as there is such an overload.
 fn of_tensors(operator: &'static Operator) -> Option<&'static Operator> {
     let replaced = |other: &Operator| {
         let (numbers, tensors) = (&operator.schema.parameters, &other.schema.parameters);
@@ -97,7 +97,7 @@ fn tensor(number: c128, dtype: DType, device: &Device) -> Result<Tensor> {
     part(number.re)?.complex(&part(number.im)?)
 }
 
-/// Returns beta · self + alpha · product, for tensors and then both factors.
+/// Returns beta · self + alpha · product; the arguments are the tensors followed by both factors.
 fn added(
     arguments: &[Argument<'_>],
     product: &'static Operator,
@@ -121,7 +121,7 @@ fn added(
     input.add(&times(&product, factors.len() - 1)?).map(|sum| Tensors::from_iter([sum]))
 }
 
-/// Multiplies the argument in front of a factor `alpha`.
+/// Multiplies the argument before a factor `alpha` by it.
 fn scale(values: &mut [Value], alpha: c128, dtype: DType, device: &Device) -> Result<()> {
     let factor = tensor(alpha, dtype, device)?;
     let scaled = match values.last() {
@@ -133,7 +133,7 @@ fn scale(values: &mut [Value], alpha: c128, dtype: DType, device: &Device) -> Re
     Ok(())
 }
 
-/// Makes a tensor of a number, of the dtype that is asked for.
+/// Makes a tensor from a number, of the requested dtype.
 fn made(
     operator: &'static Operator,
     arguments: &[Argument<'_>],

@@ -1,4 +1,4 @@
-//! [`OpDef`] and [`Body`]: an operator as data. The kernels that its body gives it are in `derived`.
+//! [`OpDef`] and [`Body`]: an operator as data. `derived` builds the kernels from the body.
 
 use std::borrow::Cow;
 
@@ -18,21 +18,23 @@ pub(crate) struct OpDef {
     pub schema: &'static str,
     /// The documentation, in sentences; empty for a part of other operators.
     pub doc: &'static str,
-    /// The method of [`Tensor`] that its entry gives.
+    /// The method of [`Tensor`] that its entry defines.
     pub method: Option<&'static str>,
     /// The body: how it is computed.
     pub body: Body,
-    /// The name of its form in place, where that is not its own with `_` behind the base: `pow_.Scalar` of `pow.Tensor_Scalar`. An
-    /// operator that returns a view has a form in place only if its entry names it. Empty where there is none.
+    /// The name of its in-place form, if that is not its own name with `_` after the base name: `pow_.Scalar` of
+    /// `pow.Tensor_Scalar`. An operator that returns a view has an in-place form only if its entry names it. Empty if there is
+    /// none.
     pub in_place: Option<&'static str>,
-    /// The name of its `out=` form, where no rule gives it; in brackets the names of the tensors that the form writes, where they
+    /// The name of its `out=` form, if no rule determines it; in brackets the names of the tensors that the form writes, if they
     /// differ from those of the results: `max.dim_max(max, max_values)`.
     pub out_form: Option<&'static str>,
-    /// The conditions on the tensors that its `out=` form writes, beside those of every form.
+    /// The conditions on the tensors that its `out=` form writes, in addition to those of every form.
     pub out: &'static [OutRule],
-    /// The way in which it treats the first tensor of its form in place. A loop always may write over it.
+    /// The way in which the operator treats the first tensor of its in-place form. A loop may always overwrite it.
     pub first: First,
-    /// Whether it draws, where the schema has no generator: PyTorch's overload with one is another operator.
+    /// Whether the operator draws random numbers although its schema has no generator: PyTorch's overload with a generator is a
+    /// separate operator.
     pub generator: bool,
     /// The dtype that autocast gives its tensors.
     pub autocast: Autocast,
@@ -66,7 +68,7 @@ impl OpDef {
     }
 }
 
-/// Returns a text that lives as long as the process, as operators do.
+/// Returns a text with the lifetime of the process, like that of operators.
 pub(crate) fn leaked(text: Cow<'static, str>) -> &'static str {
     match text {
         Cow::Borrowed(text) => text,
@@ -77,33 +79,33 @@ pub(crate) fn leaked(text: Cow<'static, str>) -> &'static str {
 /// The way in which an operator computes complex numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Complex {
-    /// As its body says: a loop by its formula, an operator that is made of others by those, none of which may lose imaginary parts.
-    /// Kernels refuse complex numbers.
+    /// By its body: a loop by its formula, a composite operator by the operators that it calls, none of which may lose imaginary
+    /// parts. Kernels refuse complex numbers.
     ByBody,
-    /// By its body, which needs no further care: it moves elements, asks whether they are 0, converts them, or is of complex numbers
-    /// alone.
+    /// By its body, which needs no further care: it moves elements, tests whether they are 0, converts them, or takes complex
+    /// numbers only.
     Taken,
-    /// By other operators over the parts.
+    /// By other operators on the real and imaginary parts.
     Parts(fn(&Call<'_>) -> Result<Tensors>),
     /// By the operator of this name.
     Operator(&'static str),
-    /// As `ByBody`; a number that is complex is of complex128, whatever the tensors are.
+    /// Like `ByBody`, but a complex number argument has the dtype complex128, whatever the dtype of the tensors.
     Wide,
-    /// As `ByBody`; an argument that is a complex number makes two calls, one with each part.
+    /// Like `ByBody`, but an argument that is a complex number makes two calls, one with each part.
     EachPart,
-    /// As `ByBody`; with a factor that is a complex number, as the first tensor, times `beta` where there is one, plus the product that the
-    /// operator of this name computes times the last factor.
+    /// Like `ByBody`, but with a complex factor it is computed as the first tensor, times `beta` if there is one, plus the last
+    /// factor times the product that the operator of this name computes.
     Sum(&'static str),
 }
 
 /// The way in which an operator is computed.
 #[derive(Clone, Copy)]
 pub(crate) enum Body {
-    /// By a loop over points, which takes the arguments as they stand. The gradient is derived.
+    /// By a loop over points, which takes the arguments unchanged. The gradient is derived.
     Loop(&'static LoopOp),
     /// By a loop that the arguments choose. The gradient is derived.
     Lowered(for<'a> fn(&'a Call<'a>) -> Result<LoopCall<'a>>),
-    /// By other operators, which autograd sees.
+    /// By other operators, which autograd records.
     Composite(fn(&Call<'_>) -> Result<Tensors>),
     /// By a kernel; there is no gradient.
     Kernel(fn(&Call<'_>) -> Result<Tensors>),
@@ -113,7 +115,7 @@ pub(crate) enum Body {
     Pair(fn(&Call<'_>) -> Result<Tensors>, fn(&Call<'_>) -> Result<Tensors>),
     /// By another operator, whose result is written into the first argument.
     InPlace(&'static Operator),
-    /// By another operator, whose result is a view that the first argument becomes.
+    /// By another operator, whose result is a view: the first argument becomes that view.
     InPlaceView(&'static Operator),
     /// By another operator, whose results are written into the last arguments.
     Out(&'static Operator),
@@ -143,27 +145,27 @@ impl Body {
 pub(crate) enum OutRule {
     /// The dtype of the first input.
     DTypeOfFirst,
-    /// The dtype of the first input, said in other words.
+    /// The dtype of the first input, with another message.
     SameDType,
     /// The dtype of complex numbers whose parts have the first input's.
     ComplexOfFirst,
     /// The dtype int64.
     Int64,
-    /// The dtype int64, said in other words.
+    /// The dtype int64, with another message.
     Long,
-    /// The dtype of the first input, said of the result that has another.
+    /// The dtype of the first input, with a message that names the result whose dtype differs.
     EachOfFirst,
-    /// Of the first result, the dtype of the first input.
+    /// The dtype of the first input, for the first result only.
     FirstOfFirst,
     /// Any dtype: truth values are written as its numbers.
     AnyDType,
-    /// Memory that no input has.
+    /// Memory that no input shares.
     Apart,
     /// A truth value.
     Boolean,
     /// A truth value, or a byte.
     Truth,
-    /// Nothing: a given tensor of as many elements keeps its shape.
+    /// No condition: a given tensor with the right number of elements keeps its shape.
     KeepsShape,
 }
 

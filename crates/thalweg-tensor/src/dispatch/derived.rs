@@ -1,4 +1,5 @@
-//! The kernels that follow from an operator's definition: by its body for backends and autograd, and those of autocast and of complex numbers.
+//! The kernels that follow from an operator's definition: those of its body for backends and autograd, and those for autocast and
+//! complex numbers.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ pub(super) fn kernels(definition: &OpDef) -> Kernels {
     kernels
 }
 
-/// Returns the kernels of a body that answer for backends and autograd.
+/// Returns the kernels of a body for backends and autograd.
 fn of_body(body: Body) -> Kernels {
     let (backend, autograd): (KernelFunction, Option<KernelFunction>) = match body {
         Body::Loop(operator) => (
@@ -39,7 +40,7 @@ fn of_body(body: Body) -> Kernels {
         ),
         Body::Composite(function) | Body::Kernel(function) => (
             Arc::new(move |call| {
-                // What it calls names the line of this call.
+                // Operators that the body calls name the line of this call.
                 let _entered = enter(call.label.location);
                 Ok(outside_of_history(function(call)?, call))
             }),
@@ -70,8 +71,9 @@ fn of_body(body: Body) -> Kernels {
     backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
 }
 
-/// Returns results that are views of memory that the call alone knows as tensors of their own: a leaf that is made of one is not a view of another
-/// tensor, whose history a write through a view of the leaf would change, and the only result of a call can be detached in place.
+/// Returns views of memory that only this call holds as tensors that are not views. A leaf made from such a result is then not a
+/// view, so a write through a view of the leaf does not change another tensor's history; and the only result of a call can be
+/// detached in place.
 fn outside_of_history(results: Tensors, call: &Call<'_>) -> Tensors {
     let is_only = results.len() == 1;
     let own = |result: Tensor| {

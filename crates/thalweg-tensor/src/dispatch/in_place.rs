@@ -1,9 +1,10 @@
-//! The forms of operators in place (`add_`). Every operator of one result has one; none is written by hand.
+//! The in-place forms of operators (`add_`). Every operator with one result has one; none is written by hand.
 //!
-//! Operators that return views have one where PyTorch has (`squeeze_`): the tensor itself is seen by the layout of the view from then on.
+//! Operators that return views have an in-place form if PyTorch has one (`squeeze_`): it changes the layout of the tensor itself
+//! to that of the view.
 //!
-//! Where nothing is recorded, the kernels write into the tensor itself as far as they can ([`destination`](crate::destination)). Else the result
-//! is computed and copied, which autograd records as any write in place.
+//! If nothing is recorded, the kernels write into the tensor itself where they can ([`destination`](crate::destination)).
+//! Otherwise the result is computed and copied, which autograd records like any write in place.
 
 use smallvec::SmallVec;
 use thalweg_ops::schema::{Alias, Kind, Schema, Type};
@@ -18,7 +19,8 @@ use crate::dtype_name::named;
 use crate::loops::LoopCall;
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns the name of the operator whose form in place has this name, if no entry names that form: `add.Tensor` of `add_.Tensor`.
+/// Returns the name of the operator whose in-place form has this name, if no entry names that form: `add.Tensor` of
+/// `add_.Tensor`.
 pub(crate) fn functional_name(name: &str) -> Option<String> {
     let (base, overload) =
         name.split_once('.').map_or((name, None), |(base, overload)| (base, Some(overload)));
@@ -26,7 +28,7 @@ pub(crate) fn functional_name(name: &str) -> Option<String> {
     Some(overload.map_or_else(|| base.to_owned(), |overload| format!("{base}.{overload}")))
 }
 
-/// Returns the name of an operator's form in place: `add_.Tensor` of `add.Tensor`.
+/// Returns the name of an operator's in-place form: `add_.Tensor` of `add.Tensor`.
 pub(crate) fn name(functional: &Operator) -> String {
     if let Some(name) = functional.in_place_name() {
         return name.to_owned();
@@ -35,7 +37,7 @@ pub(crate) fn name(functional: &Operator) -> String {
     name.split_once('.').map_or_else(|| format!("{name}_"), |(base, overload)| format!("{base}_.{overload}"))
 }
 
-/// Returns the schema of the form in place of this name; `None` where an operator has none.
+/// Returns the schema of the in-place form of this name; `None` if the operator has none.
 pub(crate) fn schema(functional: &Operator, name: &str) -> Option<Schema> {
     if functional.in_place_name() == Some("") {
         return None;
@@ -56,19 +58,19 @@ pub(crate) fn schema(functional: &Operator, name: &str) -> Option<Schema> {
 }
 
 impl Operator {
-    /// Returns the schema of the form in place (`add_.Tensor` of `add.Tensor`), if there is one.
+    /// Returns the schema of the in-place form (`add_.Tensor` of `add.Tensor`), if there is one.
     pub fn in_place_schema(&self) -> Option<Schema> {
         schema(self, &name(self))
     }
 }
 
-/// Returns whether an operator returns a view that its form in place lets the tensor itself be.
+/// Returns whether the operator returns a view and its in-place form turns the tensor itself into that view (`squeeze_`).
 pub(crate) fn is_view(functional: &Operator) -> bool {
     let returns_view = functional.schema().returns.iter().any(|result| result.alias.is_some());
     returns_view && functional.in_place_name().is_some()
 }
 
-/// Runs the form in place of an operator that returns a view: the tensor is seen by the view's layout.
+/// Runs the in-place form of an operator that returns a view: the tensor takes the view's layout.
 pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let target = call.tensor(0);
     target.check_inference_write()?;
@@ -83,10 +85,10 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
     Ok(single(target.clone()))
 }
 
-/// Runs the form in place of an operator.
+/// Runs the in-place form of an operator.
 pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let target = call.tensor(0);
-    // As in PyTorch, autocast casts for no form in place.
+    // As in PyTorch, autocast does not cast for in-place forms.
     let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
     if functional.first() == First::Filled && target.layout().may_overlap() {
         let filled = functional.call(call.arguments, None, call.label)?.swap_remove(0);
@@ -104,7 +106,8 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
     Ok(single(target.clone()))
 }
 
-/// Writes one value into all elements of a tensor, of which several may be the same memory. `filled` has the value everywhere, in the tensor's shape.
+/// Writes one value into all elements of a tensor, several of which may share memory. `filled` has the tensor's shape and the
+/// value everywhere.
 pub(crate) fn write_once(target: &Tensor, filled: &Tensor) -> Result<()> {
     let (shape, strides) = (target.shape(), target.layout().strides());
     let longer = || (0..shape.len()).filter(|&dim| shape[dim] > 1);
@@ -116,7 +119,7 @@ pub(crate) fn write_once(target: &Tensor, filled: &Tensor) -> Result<()> {
     })
 }
 
-/// Writes a result into a tensor, whose memory is offered for it.
+/// Writes a result into a tensor, after offering the tensor's memory for it.
 pub(crate) fn write(
     target: &Tensor,
     offer: Option<Offer>,
@@ -126,7 +129,7 @@ pub(crate) fn write(
     let is_taken = taken.contains(&true);
     let is_written = |result: &Tensor| is_taken && are_same(result, target);
     if result.as_ref().map_or(is_taken, is_written) {
-        // What failed may have written a part.
+        // A call that failed may have written a part.
         target.bump_version();
         return result.map(drop);
     }
@@ -135,7 +138,7 @@ pub(crate) fn write(
     target.copy_(&result)
 }
 
-/// Returns whether backward reads what the target was before it is written.
+/// Returns whether backward reads the value that the target has before the write.
 fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
     if !is_grad_enabled() || !call.tensors.iter().any(|tensor| tensor.requires_grad()) {
         return Ok(false);
@@ -153,7 +156,7 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
     }
 }
 
-/// Refuses a result that does not fit the tensor that it is written into, in PyTorch's words.
+/// Refuses a result that does not fit the tensor that it is written into, with PyTorch's message.
 pub(super) fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
     if result.shape() != target.shape() {
         return Err(Error::invalid(format!(
@@ -165,7 +168,7 @@ pub(super) fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
     check_cast(result, target)
 }
 
-/// Refuses a tensor whose dtype is of a lower category than that of the result that is written into it, in PyTorch's words.
+/// Refuses a tensor whose dtype is of a lower category than that of the result that is written into it, with PyTorch's message.
 pub(super) fn check_cast(result: &Tensor, target: &Tensor) -> Result<()> {
     if result.dtype().category() > target.dtype().category() {
         return Err(Error::invalid(format!(
@@ -177,15 +180,15 @@ pub(super) fn check_cast(result: &Tensor, target: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Offers the memory of a tensor to an operator, `None` where it must not be written yet. `operands` are the tensors that the
-/// operator reads.
+/// Returns an offer of a tensor's memory to an operator; `None` if the memory must not be written yet. `operands` are the tensors
+/// that the operator reads.
 pub(super) fn offer_to(operator: &Operator, target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
     let is_by_parts = is_by_parts(operator, operands);
     let is_of_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_)) && !is_by_parts;
     offer(&Taker { first: operator.first(), is_of_loop, is_by_parts }, target, operands)
 }
 
-/// Returns whether complex numbers make other operators compute the result.
+/// Returns whether other operators compute the result because an operand is complex.
 fn is_by_parts(operator: &Operator, operands: &[&Tensor]) -> bool {
     operator.has_built_in(DispatchKey::Complex) && operands.iter().any(|tensor| tensor.dtype().is_complex())
 }

@@ -1,4 +1,4 @@
-//! [`DispatchKey`]: what may have a say in a call, and what a thread adds to calls or leaves out.
+//! [`DispatchKey`]: the layers that may handle a call, and the keys that a thread includes in its calls or excludes from them.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,23 +13,24 @@ pub enum DispatchKey {
     Sim = 0,
     /// Tensors on a GPU.
     Cuda = 1,
-    /// Tensors of shapes and dtypes alone, on [`Device::meta`].
+    /// Tensors with only shapes and dtypes, on [`Device::meta`].
     Meta = 2,
-    /// A front end that sees each call below autograd: gradients' calls too. A thread includes it.
+    /// A front end that receives each call below autograd, including those of backward functions. Threads include it explicitly.
     Python = 3,
     /// A gradient may flow through the call.
     Autograd = 4,
-    /// A tensor of the call is of complex numbers: operators that compute with the parts answer here, by operators of real numbers.
+    /// A tensor of the call has complex numbers: operators that compute with the parts are run here, by operators on real
+    /// numbers.
     Complex = 5,
     /// The call is recorded by [`trace`](super::trace).
     Trace = 6,
-    /// The call stands in a region of [`autocast`](crate::autocast::autocast).
+    /// The call is in a region of [`autocast`](crate::autocast::autocast).
     Autocast = 7,
-    /// A mode of the program's own, which sees each call first. A thread includes it.
+    /// A mode of the program's own, which receives each call first. Threads include it explicitly.
     User1 = 8,
     /// Another mode, above the first.
     User2 = 9,
-    /// Another mode, above all.
+    /// Another mode, above all others.
     User3 = 10,
 }
 
@@ -70,19 +71,19 @@ impl DispatchKeySet {
     /// No key.
     pub const EMPTY: Self = Self(0);
 
-    /// Returns the set with a key more.
+    /// Returns the set with a key added.
     #[must_use]
     pub const fn with(self, key: DispatchKey) -> Self {
         Self(self.0 | 1 << key as u8)
     }
 
-    /// Returns the set with a key less.
+    /// Returns the set with a key removed.
     #[must_use]
     pub const fn without(self, key: DispatchKey) -> Self {
         Self(self.0 & !(1 << key as u8))
     }
 
-    /// Returns whether the key is in it.
+    /// Returns whether the key is in the set.
     pub const fn has(self, key: DispatchKey) -> bool {
         self.0 & 1 << key as u8 != 0
     }
@@ -97,7 +98,7 @@ impl DispatchKeySet {
         })
     }
 
-    /// Returns the set as calls of this thread have it: with the keys that the thread includes, without those that it excludes.
+    /// Returns the set for calls of this thread: with the keys that the thread includes, without those that it excludes.
     pub(super) fn of_thread(self) -> Self {
         let Local { included, excluded, is_inference, .. } = LOCAL.get();
         let never = if is_inference { Self::EMPTY.with(DispatchKey::Autograd) } else { Self::EMPTY };
@@ -115,14 +116,14 @@ struct Local {
     anomaly: Anomaly,
 }
 
-/// The distance to which backward passes look for the lines that their failures come from.
+/// The extent to which backward passes trace failures to the source lines that caused them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Anomaly {
-    /// Not at all.
+    /// Failures are not traced.
     Off,
-    /// Nodes know the line that recorded them.
+    /// Nodes store the line that recorded them.
     Lines,
-    /// Nodes know that line, and a NaN is a failure.
+    /// Nodes store that line, and a NaN is a failure.
     LinesAndNan,
 }
 
@@ -141,7 +142,7 @@ thread_local! {
     static LOCAL: Cell<Local> = const { Cell::new(Local::new()) };
 }
 
-/// A guard that puts the thread's keys back as they were. Guards are dropped in the reverse order of their making.
+/// A guard that restores the thread's keys. Guards must be dropped in the reverse order of their creation.
 struct Restore {
     former: Local,
     _not_send: PhantomData<*const ()>,
@@ -163,14 +164,14 @@ impl Drop for Restore {
     }
 }
 
-/// A guard that leaves a key out of every call of this thread until it is dropped.
+/// A guard that excludes a key from every call of this thread until it is dropped.
 #[must_use = "the key is left out only while the guard lives"]
 pub struct ExcludeKeyGuard {
     _restore: Restore,
 }
 
 impl ExcludeKeyGuard {
-    /// Starts leaving the key out.
+    /// Starts excluding the key.
     pub fn new(key: DispatchKey) -> Self {
         Self { _restore: Restore::after(|local| local.excluded = local.excluded.with(key)) }
     }
@@ -188,7 +189,7 @@ impl IncludeKeyGuard {
         Self::only_if(true, key)
     }
 
-    /// Starts adding the key if `is_included`, else stops what an outer guard has started.
+    /// Starts adding the key if `is_included`, otherwise suspends the guard outside this one.
     pub(crate) fn only_if(is_included: bool, key: DispatchKey) -> Self {
         Self {
             _restore: Restore::after(|local| {
@@ -199,7 +200,7 @@ impl IncludeKeyGuard {
     }
 }
 
-/// Sets whether calls of this thread leave a key out, and returns whether they did.
+/// Sets whether calls of this thread exclude a key, and returns whether they did.
 pub(crate) fn set_excluded(key: DispatchKey, excluded: bool) -> bool {
     let mut local = LOCAL.get();
     let former = local.excluded.has(key);
@@ -216,7 +217,7 @@ pub(crate) fn set_inference(enabled: bool) -> bool {
     former
 }
 
-/// Sets how far backward passes of this thread look for the lines that their failures come from, and returns how far they did.
+/// Sets the extent to which backward passes of this thread trace failures, and returns the previous one.
 pub(crate) fn set_anomaly(anomaly: Anomaly) -> Anomaly {
     let mut local = LOCAL.get();
     let former = std::mem::replace(&mut local.anomaly, anomaly);
@@ -231,22 +232,22 @@ pub(crate) struct ModeGuard {
 }
 
 impl ModeGuard {
-    /// Starts to record, or stops it.
+    /// Starts or stops recording.
     pub(crate) fn grad(enabled: bool) -> Self {
         Self { _restore: Restore::after(|local| local.set_grad(enabled)) }
     }
 
-    /// Stops leaving a key out.
+    /// Stops excluding a key.
     pub(crate) fn leave_in(key: DispatchKey) -> Self {
         Self { _restore: Restore::after(|local| local.excluded = local.excluded.without(key)) }
     }
 
-    /// Starts anomaly mode, or a region outside of it.
+    /// Starts anomaly mode, or a region outside it.
     pub(crate) fn anomaly(anomaly: Anomaly) -> Self {
         Self { _restore: Restore::after(|local| local.anomaly = anomaly) }
     }
 
-    /// Starts inference mode, or a region like its outside.
+    /// Starts inference mode, or a region outside it.
     pub(crate) fn inference(enabled: bool) -> Self {
         Self {
             _restore: Restore::after(|local| {
@@ -269,12 +270,12 @@ pub(crate) fn is_inference() -> bool {
     LOCAL.get().is_inference
 }
 
-/// Returns how far backward passes of this thread look for the lines that their failures come from.
+/// Returns the extent to which backward passes of this thread trace failures.
 pub(crate) fn anomaly() -> Anomaly {
     LOCAL.get().anomaly
 }
 
-/// Returns whether calls of this thread leave a key out.
+/// Returns whether calls of this thread exclude a key.
 pub(crate) fn is_excluded(key: DispatchKey) -> bool {
     LOCAL.get().excluded.has(key)
 }

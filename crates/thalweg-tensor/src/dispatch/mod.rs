@@ -1,20 +1,21 @@
-//! The dispatcher: which function answers a call of an operator.
+//! The dispatcher: which function runs a call of an operator.
 //!
-//! A call has a set of [`DispatchKey`]s: the backend of its tensors, and `Autograd` when a gradient may flow. The kernel of
-//! the highest key that the operator has one for is run; it does its part and *redispatches* with that key left out. So
-//! autograd is a kernel like any other, and so is what a user registers.
+//! A call has a set of [`DispatchKey`]s: the backend of its tensors, and `Autograd` when a gradient may flow. The dispatcher runs
+//! the kernel of the highest key for which the operator has one; it does its part and *redispatches* without that key. Autograd
+//! is thus a kernel like any other, and so is a function that a user registers.
 //!
 //! ```text
 //! x.add(&y) ─ keys {Autograd, Sim} ─▶ Autograd kernel: redispatch, record a node
 //!                                        └─ keys {Sim} ─▶ backend kernel: plan, load, launch
 //! ```
 //!
-//! Kernels of one (operator, key) form a stack: the newest answers, and dropping its [`Registration`] restores the former. Where an
-//! operator has none for a key, the key's *fallback* answers ([`register_fallback`]), one function for all operators; where there
-//! is none either, or where a *fallthrough* was registered, the call goes on to the next key as if this one were not there.
+//! Kernels of one (operator, key) form a stack: the newest is called, and dropping its [`Registration`] restores the previous
+//! one. If an operator has none for a key, the key's *fallback* is called ([`register_fallback`]), one function for all
+//! operators. If there is no fallback, or a *fallthrough* was registered, the call continues with the next key.
 //!
-//! A thread adds keys to its calls ([`IncludeKeyGuard`]) and leaves some out ([`ExcludeKeyGuard`]). Keys that no call has by itself
-//! ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they see every call of the thread.
+//! A thread can include keys in its calls ([`IncludeKeyGuard`]) and exclude others ([`ExcludeKeyGuard`]). Keys that no call has
+//! on its own ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they receive every call of the
+//! thread.
 //!
 //! | file | has |
 //! |---|---|
@@ -26,9 +27,10 @@
 //! | `registry.rs` | the operators by name |
 //! | `keys.rs`, `trace.rs` | dispatch keys and modes; recorded calls |
 //!
-//! An operator and its body make a circle of five files: a body (`definition`) computes by a [`Call`], as a loop (`loops::call`) that the call
-//! may have resolved already (`loops::resolved`), with a gradient (`autograd::formula`). Everything else here is above that circle, and the
-//! operators themselves are above the dispatcher: `operators::table` hands their entries to the registry.
+//! An operator and its body form a dependency cycle of five files: a body (`definition`) computes a [`Call`], as a loop
+//! (`loops::call`) that the call may have resolved already (`loops::resolved`), with a gradient (`autograd::formula`). Everything
+//! else here is above that cycle, and the operators themselves are above the dispatcher: `operators::table` passes their entries
+//! to the registry.
 
 mod complex_kernel;
 mod complex_number;
@@ -75,27 +77,27 @@ pub use trace::{Trace, TracedCall, trace};
 pub struct Call<'a> {
     /// The operator.
     pub operator: &'static Operator,
-    /// The keys that are left.
+    /// The remaining keys, whose kernels have not run.
     pub keys: DispatchKeySet,
     /// One argument per parameter of the schema, of the parameter's type: defaults are filled in.
     pub arguments: &'a [Argument<'a>],
-    /// The tensors among the arguments, in their order; those of lists too.
+    /// The tensors among the arguments, in order, including those in lists.
     pub tensors: &'a [&'a Tensor],
-    /// The device of the result where there is no tensor, else the tensors' device.
+    /// The device of the tensors, or the device of the result if there are none.
     pub device: &'a Device,
     /// The operator that was called, and the line that called it.
     pub label: Label,
-    /// The resolved loop call, where an earlier kernel has resolved it for these tensors and arguments.
+    /// The resolved loop call, if an earlier kernel has resolved it for these tensors and arguments.
     pub(crate) resolved: Option<&'a Resolved>,
 }
 
 /// A kernel: a function that computes the results of a call.
 pub type KernelFunction = Arc<dyn Fn(&Call<'_>) -> Result<Tensors> + Send + Sync>;
 
-/// A function that calls an operator with a complex number among its arguments, where no parameter is one.
+/// A function that calls an operator with a complex number among its arguments, although no parameter takes one.
 type WithComplexNumber = fn(&'static Operator, &[Argument<'_>], Option<&Device>, Label) -> Result<Tensors>;
 
-/// An operator: a schema and, per key, the kernels that may answer.
+/// An operator: a schema and, per key, the kernels that may run.
 pub struct Operator {
     name: &'static str,
     /// The name without overload, for labels and errors.
@@ -103,26 +105,26 @@ pub struct Operator {
     schema: Schema,
     /// The documentation, in sentences.
     doc: &'static str,
-    /// The method of [`Tensor`] that the entry gives.
+    /// The method of [`Tensor`] that the entry defines.
     method: Option<&'static str>,
     /// Per parameter: the forms in which kernels read it, and its default.
     parameters: Vec<(Forms, Option<Value>)>,
     /// The way in which the operator is computed.
     body: Body,
-    /// The name of the form in place, where the entry gives it.
+    /// The name of the in-place form, if the entry states it.
     in_place: Option<&'static str>,
-    /// The name of the `out=` form, where the entry gives it.
+    /// The name of the `out=` form, if the entry states it.
     out_form: Option<&'static str>,
     /// The conditions on the tensors that the `out=` form writes.
     out: &'static [OutRule],
-    /// The way in which the operator treats the first tensor of its form in place.
+    /// The way in which the operator treats the first tensor of its in-place form.
     first: First,
     takes_generator: bool,
     /// The computation of complex numbers.
     complex: Complex,
-    /// The answer to calls with complex numbers that its parameters do not take.
+    /// The function for calls with complex numbers that the operator's parameters do not take.
     with_complex_number: WithComplexNumber,
-    /// The overload that takes tensors in the place of numbers, once it was asked for.
+    /// The overload that takes tensors in place of numbers, once it has been looked up.
     of_tensors: OnceLock<Option<&'static Operator>>,
     slots: [Slot; DispatchKey::ALL.len()],
 }
@@ -130,7 +132,7 @@ pub struct Operator {
 /// The kernels of one operator and key, or of a key's fallback.
 #[derive(Default)]
 struct Slot {
-    /// The kernel of a built-in operator, which answers unless others were registered. Reading it takes no lock.
+    /// The kernel of a built-in operator, which is called unless others are registered. Reading it takes no lock.
     built_in: OnceLock<KernelFunction>,
     /// Whether `registered` holds any.
     is_registered: AtomicBool,
@@ -140,11 +142,11 @@ struct Slot {
 
 /// The kernel of a slot for a call.
 enum Found {
-    /// An answer.
+    /// The kernel's result.
     Answer(Result<Tensors>),
-    /// A fallthrough: the call goes on to the next key.
+    /// A fallthrough: the call continues with the next key.
     Fallthrough,
-    /// Nothing.
+    /// No kernel.
     Nothing,
 }
 
@@ -157,7 +159,7 @@ impl Slot {
         }
     }
 
-    /// Adds a kernel or a fallthrough, which answers before all that are there.
+    /// Adds a kernel or a fallthrough, which takes precedence over the existing ones.
     fn register(&'static self, kernel: Option<KernelFunction>) -> Registration {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +174,7 @@ impl Slot {
         self.is_registered.store(!registered.is_empty(), Ordering::Release);
     }
 
-    /// Runs the kernel that answers, if there is one.
+    /// Runs the newest kernel, if there is one.
     fn answer(&self, call: &Call<'_>) -> Found {
         if self.is_registered.load(Ordering::Acquire) {
             let registered = self.registered.read().unwrap_or_else(PoisonError::into_inner);
@@ -190,17 +192,17 @@ impl Slot {
     }
 }
 
-/// The kernels that answer for every operator that has none of its own, by key.
+/// The kernels for every operator that has none of its own, by key.
 static FALLBACKS: [Slot; DispatchKey::ALL.len()] = [const { Slot::new() }; DispatchKey::ALL.len()];
 
-/// Registers a kernel for a key that answers for every operator that has none of its own under this key. It reads the operator and
-/// its arguments from the [`Call`], so one function serves all operators: to count, log or record calls, or to run them elsewhere.
-/// The newest answers.
+/// Registers a kernel for a key, for every operator that has no kernel of its own under this key. It reads the operator and its
+/// arguments from the [`Call`], so one function serves all operators: to count, log or record calls, or to run them elsewhere.
+/// The kernel registered last is called.
 pub fn register_fallback(key: DispatchKey, kernel: KernelFunction) -> Registration {
     FALLBACKS[key as usize].register(Some(kernel))
 }
 
-/// A registered kernel. Dropping it takes the kernel back; [`Registration::keep`] leaves it for good.
+/// A registered kernel. Dropping it unregisters the kernel; [`Registration::keep`] makes it permanent.
 #[must_use = "the kernel is taken back when the registration is dropped"]
 pub struct Registration {
     slot: &'static Slot,
@@ -232,12 +234,12 @@ impl Operator {
         self.name
     }
 
-    /// Registers a kernel for a key. The newest answers.
+    /// Registers a kernel for a key. The kernel registered last is called.
     pub fn register(&'static self, key: DispatchKey, kernel: KernelFunction) -> Registration {
         self.slots[key as usize].register(Some(kernel))
     }
 
-    /// Registers that a key has no say in calls of this operator, not even by its fallback.
+    /// Registers that calls of this operator skip a key, including its fallback.
     pub fn register_fallthrough(&'static self, key: DispatchKey) -> Registration {
         self.slots[key as usize].register(None)
     }
@@ -247,7 +249,7 @@ impl Operator {
         self.base_name
     }
 
-    /// Returns whether a built-in kernel answers for a key.
+    /// Returns whether there is a built-in kernel for a key.
     pub(crate) fn has_built_in(&self, key: DispatchKey) -> bool {
         self.slots[key as usize].built_in.get().is_some()
     }
@@ -262,22 +264,22 @@ impl Operator {
         self.body
     }
 
-    /// Returns the conditions on the tensors that the `out=` form writes, beside those of every form.
+    /// Returns the conditions on the tensors that the `out=` form writes, in addition to those of every form.
     pub(crate) fn out_rules(&self) -> &'static [OutRule] {
         self.out
     }
 
-    /// Returns the way in which the operator treats the first tensor of its form in place.
+    /// Returns the way in which the operator treats the first tensor of its in-place form.
     pub(crate) fn first(&self) -> First {
         self.first
     }
 
-    /// Returns the name of the form in place, where the entry gives it.
+    /// Returns the name of the in-place form, if the entry states it.
     pub(crate) fn in_place_name(&self) -> Option<&'static str> {
         self.in_place
     }
 
-    /// Returns the name of the `out=` form and of the tensors that it writes, where the entry gives it.
+    /// Returns the name of the `out=` form and of the tensors that it writes, if the entry states them.
     pub(crate) fn out_form(&self) -> Option<&'static str> {
         self.out_form
     }
@@ -287,7 +289,7 @@ impl Operator {
         self.takes_generator
     }
 
-    /// Returns what a call must pass.
+    /// Returns the schema, which lists the arguments that a call must pass.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
@@ -302,7 +304,8 @@ impl Operator {
         self.doc
     }
 
-    /// Returns the name of the method of [`Tensor`] that the table's entry gives; some have one that is written by hand instead.
+    /// Returns the name of the method of [`Tensor`] that the table's entry defines; some operators have a handwritten method
+    /// instead.
     pub fn method(&self) -> Option<&'static str> {
         self.method
     }
@@ -312,18 +315,18 @@ impl Operator {
         self.body.words()
     }
 
-    /// Returns whether a built-in kernel records a gradient of the operator's own. Operators that are made of others have theirs; some
-    /// have none.
+    /// Returns whether a built-in kernel records a gradient of the operator's own. Composite operators get theirs from the
+    /// operators that they call; some operators have none.
     pub fn records_gradient(&self) -> bool {
         self.has_built_in(DispatchKey::Autograd)
     }
 
-    /// Calls the operator: an argument per parameter, in the schema's order; those left out at the end take their defaults.
-    /// `device` is needed where there are no tensors.
+    /// Calls the operator: with one argument per parameter, in the schema's order; parameters left out at the end take their
+    /// defaults. `device` is required if there are no tensors.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the arguments do not fit the schema, or if the tensors are on several devices; and what
-    /// the kernels refuse.
+    /// [`Error::is_invalid_argument`] if the arguments do not fit the schema, or if the tensors are on several devices; and those
+    /// of the kernels.
     pub fn call(
         &'static self,
         arguments: &[Argument<'_>],
@@ -353,8 +356,8 @@ impl Operator {
         run().map_err(|error| error.in_call(describe_call(self.base_name, arguments, device), label.location))
     }
 
-    /// Calls the operator with owned values and gives owned values, one per result of the schema: what code calls that knows
-    /// nothing of the operator.
+    /// Calls the operator with owned values and returns owned values, one per result of the schema, for code that knows nothing
+    /// of the operator.
     ///
     /// # Errors
     /// Those of [`Operator::call`].
@@ -457,7 +460,7 @@ impl Operator {
             keys = keys.with(DispatchKey::Complex);
         }
         let keys = keys.of_thread();
-        // The nodes that the call records name its line.
+        // Nodes that the call records name the line of the call.
         let _entered =
             (keys.has(DispatchKey::Autograd) && anomaly() != Anomaly::Off).then(|| enter(label.location));
         Call { operator: self, keys, arguments, tensors: &tensors, device, label, resolved: None }.dispatch()
@@ -491,8 +494,8 @@ impl Call<'_> {
         Err(Error::invalid(format!("no kernel is registered for {:?}", self.keys)))
     }
 
-    /// Calls the operator's next kernel with other tensors, as many as there are: the keys that were answered are left out. Not
-    /// for operators that take lists of tensors.
+    /// Calls the operator's next kernel, without the keys already handled, with the same number of other tensors. Not for
+    /// operators that take lists of tensors.
     pub(crate) fn redispatch_with(&self, tensors: &[&Tensor]) -> Result<Tensors> {
         let mut rest = tensors.iter();
         let arguments: SmallVec<[Argument<'_>; 8]> = (self.arguments.iter())
@@ -506,13 +509,13 @@ impl Call<'_> {
         Call { arguments: &arguments, tensors, resolved: None, ..*self }.dispatch()
     }
 
-    /// Calls the operator's next kernel: the keys that were answered are left out.
+    /// Calls the operator's next kernel, without the keys already handled.
     pub fn redispatch(&self) -> Result<Tensors> {
         self.dispatch()
     }
 }
 
-/// Calls an operator that gives one tensor.
+/// Calls an operator that returns one tensor.
 pub(crate) fn call(
     operator: &'static Operator,
     arguments: &[Argument<'_>],
@@ -533,7 +536,7 @@ pub(crate) fn call_all(
     operator.call(arguments, device, label_at(operator.base_name(), location))
 }
 
-/// Returns a result as what the schema says it is: the only element of a tensor, read by the host.
+/// Returns a result as a number, as the schema declares it: the only element of a tensor, read by the host.
 fn as_number(result: &Tensor) -> Result<Value> {
     Ok(Value::Scalar(match result.dtype() {
         DType::Bool => Scalar::Bool(result.to_dtype(DType::U8)?.item::<u8>()? != 0),

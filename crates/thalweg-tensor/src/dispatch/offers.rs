@@ -7,14 +7,15 @@ use crate::tensor::Tensor;
 /// The properties of an operator that decide whether memory may be offered to it.
 pub(super) struct Taker {
     pub(super) first: First,
-    /// Whether it is one loop, to which strides do not matter, and which looks itself which of its operands share memory with the result.
+    /// Whether the operator is one loop, to which strides do not matter, and which itself checks which of its operands share
+    /// memory with the result.
     pub(super) is_of_loop: bool,
-    /// Whether complex numbers make other operators compute the result.
+    /// Whether other operators compute the result because an operand is complex.
     pub(super) is_by_parts: bool,
 }
 
-/// Offers the memory of a tensor to an operator, `None` where it must not be written yet. `operands` are the tensors that the
-/// operator reads.
+/// Returns an offer of a tensor's memory to an operator; `None` if the memory must not be written yet. `operands` are the tensors
+/// that the operator reads.
 pub(super) fn offer(taker: &Taker, target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
     let others = match operands {
         [first, others @ ..] if are_same(first, target) => Some(others),
@@ -33,12 +34,12 @@ pub(super) fn offer(taker: &Taker, target: &Tensor, operands: &[&Tensor]) -> Opt
     is_offered.then(|| Offer::new(target, is_read, taker.is_of_loop))
 }
 
-/// Offers the memory of a tensor to a function that reads nothing of it.
+/// Returns an offer of a tensor's memory to a function that does not read it.
 pub(crate) fn offer_to_function(target: &Tensor) -> Option<Offer> {
     is_free(target, &[]).then(|| Offer::new(target, false, false))
 }
 
-/// Returns whether a tensor may be written while nothing is recorded that reads its former elements, or that gradients flow through.
+/// Returns whether a tensor may be written: nothing is recorded that reads its former elements or through which gradients flow.
 /// `operands` are the tensors that the operator reads.
 fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
     let base = match target.0.autograd.view_of() {
@@ -47,7 +48,7 @@ fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
     };
     let mut tensors = operands.iter().copied().chain([target]).chain(base);
     let is_recorded = is_grad_enabled() && tensors.any(Tensor::requires_grad);
-    // Where the memory was given back, the copy of the result says so.
+    // If the memory was freed, copying the result reports the error.
     !is_recorded
         && !target.storage().is_given_back()
         && !target.layout().may_overlap()

@@ -1,6 +1,6 @@
 //! The `out=` forms of operators, which write results into given tensors. Every operator has one; none is written by hand.
 //!
-//! A tensor of another shape is given that of the result, as in PyTorch, with a warning where it had elements.
+//! A tensor of another shape is resized to that of the result, as in PyTorch, with a warning if it had elements.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 
-/// PyTorch's words for memory that an input and a given tensor share.
+/// PyTorch's message about memory that an input and a given tensor share.
 const SHARED: &str = "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. \
                       Please clone() the tensor before performing the operation.";
 
-/// Options of a new tensor that a form has no parameter for: the given tensor has them.
+/// The options of a new tensor for which a form has no parameter: the given tensor determines them.
 const OPTIONS: [&str; 4] = ["dtype", "layout", "device", "pin_memory"];
 
 /// Returns the names that the operator may have whose `out=` form has this name, if no entry names that form: `add.Scalar` of
@@ -60,13 +60,13 @@ fn out_names(returning: &Operator, name: &str) -> Vec<String> {
     }
 }
 
-/// Returns whether a parameter of an operator is none of its form: an option of a new tensor.
+/// Returns whether a parameter of an operator is missing in its form: an option of a new tensor.
 fn is_given(returning: &Schema, parameter: &Parameter) -> bool {
     let makes = returning.parameters.iter().any(|parameter| parameter.name == "pin_memory");
     makes && OPTIONS.iter().any(|option| parameter.name == *option)
 }
 
-/// Returns the schema of the `out=` form of this name, which gives the tensors that it writes; `None` where there is none.
+/// Returns the schema of the `out=` form of this name, which returns the tensors that it writes; `None` if there is none.
 pub(crate) fn schema(operator: &Operator, name: &str) -> Option<Schema> {
     let returning = operator.schema();
     let mut schema = returning.clone();
@@ -86,7 +86,7 @@ pub(crate) fn schema(operator: &Operator, name: &str) -> Option<Schema> {
 }
 
 impl OutRule {
-    /// Refuses tensors that do not meet the condition, in PyTorch's words.
+    /// Refuses tensors that do not meet the condition, with PyTorch's message.
     fn check(self, operator: &Operator, inputs: &[&Tensor], out: &[Tensor]) -> Result<()> {
         let dtype = inputs.first().map_or(DType::Bool, |input| input.dtype());
         let other_than = |dtype: DType| out.iter().map(Tensor::dtype).find(|&given| given != dtype);
@@ -171,8 +171,8 @@ pub(crate) fn run(returning: &'static Operator, call: &Call<'_>) -> Result<Tenso
 }
 
 impl Operator {
-    /// Calls the operator and writes its results into given tensors (`out=`), converted. A tensor of another shape gets that of its result,
-    /// with a [warning](crate::warning) where it had elements.
+    /// Calls the operator and writes its results into given tensors (`out=`), converted. A tensor of another shape is resized to
+    /// that of its result, with a [warning](crate::warning) if it had elements.
     ///
     /// # Errors
     /// Those of [`Operator::call`]; [`Error::is_invalid_argument`] if there is not one tensor per result, if one has a dtype of
@@ -191,7 +191,7 @@ fn call_out(
     location: &'static Location<'static>,
 ) -> Result<()> {
     let _entered = enter(location);
-    // As in PyTorch, autocast casts for no form with `out=`.
+    // As in PyTorch, autocast does not cast for `out=` forms.
     let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
     let mut inputs = SmallVec::new();
     arguments.iter().for_each(|argument| argument.push_tensors(&mut inputs));
@@ -204,7 +204,7 @@ fn call_out(
         operator.call(arguments, out.first().map(Tensor::device), label)
     });
     let mut results = results.inspect_err(|_| {
-        // What failed may have written a part.
+        // A call that failed may have written a part.
         out.iter().zip(&taken).filter(|(_, taken)| **taken).for_each(|(target, _)| target.bump_version());
     })?;
     let mut run = || {
@@ -255,7 +255,8 @@ fn call_out(
     run().map_err(|error| error.in_call(operator.base_name(), location))
 }
 
-/// Returns the arguments of an operator that makes tensors with the dtype of those that are given; another one is refused.
+/// Returns the arguments of an operator that makes tensors, with the dtype of the given tensors added; a different dtype argument
+/// is refused.
 fn of_dtype<'a>(
     operator: &Operator,
     arguments: &[Argument<'a>],
@@ -278,7 +279,7 @@ fn of_dtype<'a>(
     Ok(arguments)
 }
 
-/// Offers the given tensors to the operator, where each has memory of its own.
+/// Returns offers of the given tensors to the operator, if each has memory of its own.
 fn offers(operator: &'static Operator, inputs: &[&Tensor], out: &[Tensor]) -> Offers {
     let are_apart =
         out.iter().enumerate().all(|(place, one)| out[..place].iter().all(|other| are_disjoint(one, other)));
@@ -308,8 +309,8 @@ fn check_target(result: &Tensor, target: &Tensor, takes_any: bool) -> Result<()>
     Ok(())
 }
 
-/// Refuses a given tensor that shares some of its elements with an input: elements that the operator has yet to read would be written. All of
-/// them may be shared.
+/// Refuses a given tensor that shares some of its elements with an input: elements that the operator has yet to read would be
+/// overwritten. Sharing all elements is allowed.
 fn check_overlap(inputs: &[&Tensor], target: &Tensor) -> Result<()> {
     let range = |tensor: &Tensor| tensor.layout().offset()..tensor.layout().offset() + tensor.layout().span();
     let is_partial = |input: &&Tensor| {
@@ -327,7 +328,7 @@ fn check_overlap(inputs: &[&Tensor], target: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Gives a tensor without elements the memory of its result, where nothing else holds that. Returns whether it did.
+/// Transfers the memory of a result to a given tensor without elements, if nothing else holds it. Returns whether it did.
 fn is_taken_over(result: &Tensor, target: &Tensor) -> bool {
     let is_plain = target.elements() == 0 && result.elements() > 0 && target.layout().offset() == 0;
     let is_ours = Arc::strong_count(&result.0) == 1 && Arc::strong_count(result.storage()) == 1;
@@ -341,7 +342,7 @@ fn is_taken_over(result: &Tensor, target: &Tensor) -> bool {
     true
 }
 
-/// Gives a given tensor the shape of its result, and the order of its dimensions in memory.
+/// Resizes a given tensor to the shape of its result, with the same order of dimensions in memory.
 fn fit(result: &Tensor, target: &Tensor, label: Label) -> Result<()> {
     if target.shape() == result.shape() {
         return Ok(());

@@ -1,9 +1,10 @@
-//! The registry: every operator by its name. Built-in operators are defined when the first is looked up, forms that write into given
-//! tensors when they are.
+//! The registry: every operator by its name. Built-in operators are defined at the first look-up, forms that write into given
+//! tensors when they are looked up themselves.
 //!
 //! The built-in operators are above this module: their table implements [`Entries`] for [`OperatorTable`].
 //!
-//! With the functions for complex numbers this is a circle: the registry gives them to each operator, and they look other operators up here.
+//! The registry and the functions for complex numbers depend on each other: the registry stores the functions in each operator,
+//! and they look up other operators here.
 
 use std::panic::Location;
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -22,7 +23,7 @@ use crate::caller::outermost;
 
 /// Entries that the registry begins with.
 pub(crate) trait Entries {
-    /// Hands every entry to a function.
+    /// Passes every entry to a function.
     fn for_each(define: impl FnMut(&OpDef));
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct OperatorTable;
 #[derive(Default)]
 struct Names {
     operators: FxHashMap<&'static str, &'static Operator>,
-    /// The operators by the names that their entries give to their forms in place and with `out=`.
+    /// The operators by the names that their entries state for their in-place and `out=` forms.
     forms: FxHashMap<&'static str, &'static Operator>,
 }
 
@@ -106,7 +107,7 @@ impl Registry {
     }
 }
 
-/// A built-in operator as one place in the code calls it: looked up by name once.
+/// A built-in operator at one call site: it is looked up by name once.
 pub(crate) struct BuiltIn {
     name: &'static str,
     operator: OnceLock<&'static Operator>,
@@ -122,14 +123,14 @@ impl BuiltIn {
         if let Some(operator) = self.operator.get() {
             return Ok(operator);
         }
-        // A schema names its operator in front of its parameters.
+        // A schema names its operator before its parameters.
         let name = self.name.split_once('(').map_or(self.name, |(name, _)| name);
         let operator = find_operator(name)?;
         Ok(self.operator.get_or_init(|| operator))
     }
 }
 
-/// The built-in operator of a literal name, found without a look-up after the first time.
+/// The built-in operator of a literal name, looked up only the first time.
 macro_rules! built_in {
     ($name:expr) => {{
         static OPERATOR: $crate::dispatch::BuiltIn = $crate::dispatch::BuiltIn::new($name);
@@ -138,12 +139,12 @@ macro_rules! built_in {
 }
 pub(crate) use built_in;
 
-/// Returns the operator of a name with its overload: `add.Tensor`. Every operator of one result has a form in place, whose name has
-/// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it; and one that writes it into `out`:
-/// `add.Tensor_out`.
+/// Returns the operator with a name, including its overload: `add.Tensor`. Every operator with one result has an in-place form,
+/// whose name has `_` after the base name: `add_.Tensor` writes the result into `self` and returns it. It also has a form that
+/// writes the result into `out`: `add.Tensor_out`.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if there is none.
+/// [`Error::is_invalid_argument`] if there is no such operator.
 #[track_caller]
 pub fn find_operator(name: &str) -> Result<&'static Operator> {
     let location = outermost(Location::caller());
@@ -178,7 +179,7 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
     }
 }
 
-/// Returns every operator, by name.
+/// Returns every operator, sorted by name.
 pub fn operators() -> Vec<&'static Operator> {
     let names = registry().0.read().unwrap_or_else(PoisonError::into_inner);
     let mut list: Vec<_> = names.operators.values().copied().collect();
@@ -186,20 +187,21 @@ pub fn operators() -> Vec<&'static Operator> {
     list
 }
 
-/// Defines an operator of one's own by its schema, in the notation of `native_functions.yaml`. Register kernels for the backends,
-/// and one for `Autograd` where it has a gradient.
+/// Defines a program's own operator by its schema, in the notation of `native_functions.yaml`. Register kernels for the backends,
+/// and one for `Autograd` if the operator has a gradient.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
+/// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is already used.
 pub fn define_operator(schema: &str) -> Result<&'static Operator> {
     registry().define(&OpDef::part(leaked(schema.to_owned().into()), Body::Registered))
 }
 
-/// Defines an operator of one's own by a [`LoopOp`]: its kernels on every device and in every dtype, and its gradient, are derived from the
-/// formula. Its schema (`aten`) has a namespace of one's own. [`testing::check_entry`](crate::testing::check_entry) tests it.
+/// Defines a program's own operator by a [`LoopOp`]: its kernels on every device and in every dtype, and its gradient, are
+/// derived from the formula. Its schema (`aten`) must have a namespace of its own.
+/// [`testing::check_entry`](crate::testing::check_entry) tests it.
 ///
 /// # Errors
-/// Those of [`define_operator`]; [`Error::is_invalid_argument`] if another loop has its name, by which kernels are kept.
+/// Those of [`define_operator`]; [`Error::is_invalid_argument`] if another loop has its name, since kernels are cached by it.
 pub fn define_loop(entry: &'static LoopOp) -> Result<&'static Operator> {
     let is_other = |other: &LoopOp| other.id() == entry.id() && !std::ptr::eq(other, entry);
     let own = operators().into_iter().filter_map(|operator| match operator.body {

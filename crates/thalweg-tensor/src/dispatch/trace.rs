@@ -19,12 +19,12 @@ pub struct TracedCall {
     pub operator: &'static Operator,
     /// One argument per parameter of the operator's schema.
     pub arguments: Vec<Value>,
-    /// The results. They, and the tensors among the arguments, are kept as long as the trace.
+    /// The results. The trace keeps them and the tensors among the arguments alive.
     pub results: Tensors,
 }
 
 impl TracedCall {
-    /// Calls the operator again with these arguments, for the tensors that `replaced` has others for.
+    /// Calls the operator again with these arguments, in which `replaced` maps each tensor to the one to use.
     ///
     /// # Errors
     /// Those of [`Operator::call_boxed`].
@@ -121,9 +121,9 @@ thread_local! {
     static CURRENT: RefCell<Option<Trace>> = const { RefCell::new(None) };
 }
 
-/// Runs a function and records the calls of operators that it makes on this thread: those that it makes itself, not those that their
-/// kernels make in turn. Gradients' calls are recorded where the function runs a backward pass. Of a trace inside another, the inner
-/// one records.
+/// Runs a function and records the calls of operators that it makes on this thread: the calls that it makes itself, not those
+/// that their kernels make in turn. Calls of backward functions are recorded if the function runs a backward pass. If traces are
+/// nested, the inner one records.
 ///
 /// # Errors
 /// Those of the function.
@@ -140,7 +140,7 @@ pub fn trace<T>(function: impl FnOnce() -> Result<T>) -> Result<(T, Trace)> {
     Ok((answer?, trace))
 }
 
-/// A guard that puts the outer trace back, after a panic too.
+/// A guard that restores the outer trace, after a panic too.
 struct Recording {
     outer: Option<Trace>,
 }

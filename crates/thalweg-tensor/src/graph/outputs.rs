@@ -1,9 +1,10 @@
-//! The outputs of a captured region, and the tensors that callers get for them at each replay.
+//! The outputs of a captured region, and the tensors that callers receive for them at each replay.
 //!
-//! The memory that the region allocated for its outputs goes to the graph's owner ([`Outputs::take_over`]), and each replay makes new
-//! tensors over it for the caller ([`Outputs::reconstruct`]). Outputs that shared memory in the capture share it again. An output may
-//! also be an input, or a view of one: the caller gets its own tensor where the graph read that, else a copy, since the next replay
-//! overwrites the graph's own input. And it may be a tensor from outside the region (a parameter), which is the same at each replay.
+//! The memory that the region allocated for its outputs goes to the graph's owner ([`Outputs::take_over`]), and each replay makes
+//! new tensors over it for the caller ([`Outputs::reconstruct`]). Outputs that shared memory in the capture share it again. An
+//! output may also be an input, or a view of one: the caller receives its own tensor if the graph read that, else a copy, since
+//! the next replay overwrites the graph's own input. Finally, an output may be a tensor from outside the region (a parameter),
+//! which is the same at each replay.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -21,8 +22,8 @@ pub enum LiveOutputs {
     /// The call fails with an error that names the outputs, and writes nothing.
     #[default]
     Refuse,
-    /// The outputs are moved to memory of their own first. A tensor that holds one keeps its values, and sees the move as a write in
-    /// place: order later use on other streams behind it.
+    /// The outputs are moved to memory of their own first. A tensor that holds one keeps its values; the move counts as a write
+    /// in place, so order later use on other streams after it.
     Clone,
 }
 
@@ -40,7 +41,7 @@ struct OutputSpec {
     dtype: DType,
 }
 
-/// The memory that an output lies in.
+/// The memory that contains an output.
 enum OutputSource {
     /// Memory that the region allocated, by its index in [`Outputs::memories`].
     Pool(usize),
@@ -58,7 +59,7 @@ pub(super) struct ReconstructedOutputs {
 }
 
 impl Outputs {
-    /// Takes over the memory of a region's outputs, and returns it beside them: while it is held, the pool does not hand it out.
+    /// Takes over the memory of a region's outputs, and returns it with them: while it is held, the pool does not hand it out.
     /// `inputs` are the tensors that the region read.
     ///
     /// # Errors
@@ -141,7 +142,7 @@ impl Outputs {
         self.results.iter().map(result).collect()
     }
 
-    /// Returns the indices of the outputs that lie in a memory of the pool.
+    /// Returns the indices of the outputs in one memory of the pool.
     pub(super) fn results_in(&self, memory: usize) -> Vec<usize> {
         let lies_there =
             |spec: &OutputSpec| matches!(spec.source, OutputSource::Pool(index) if index == memory);
@@ -154,7 +155,7 @@ pub(super) fn still_held<'a>(handles: impl Iterator<Item = &'a OutputHandle>) ->
     handles.filter(|handle| !handle.is_dropped()).collect()
 }
 
-/// Makes memory ready to be overwritten by work of `stream`: orders `stream` behind the uses that other streams recorded, and moves
+/// Prepares memory to be overwritten by work of `stream`: orders `stream` after the uses that other streams recorded, and moves
 /// outputs that are still held to memory of their own. Returns how many were moved.
 pub(super) fn clear(handles: &mut Vec<OutputHandle>, stream: &Stream) -> Result<u64> {
     let mut moved = 0;

@@ -1,18 +1,18 @@
-//! [`CapturedStep`]: a whole training step, or any other piece of work that is done over and over, as one graph.
+//! [`CapturedStep`]: an entire training step, or any other repeated piece of work, as one graph.
 
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result};
 
 /// The options with which a step is captured.
 #[derive(Clone, Debug)]
 pub struct StepOptions {
-    /// The number of eager runs before the capture: they compile the kernels and make the tensors that stay (moments, caches).
+    /// The number of eager runs before the capture: they compile the kernels and make the persistent tensors (moments, caches).
     pub warm_up: usize,
     /// The pool, mode and stream of the capture.
     pub capture: CaptureOptions,
 }
 
 impl Default for StepOptions {
-    /// Returns three eager runs, as PyTorch warms up, and a new pool.
+    /// Returns options with three eager runs, like PyTorch's warm-up, and a new pool.
     fn default() -> Self {
         Self { warm_up: 3, capture: CaptureOptions::default() }
     }
@@ -20,11 +20,10 @@ impl Default for StepOptions {
 
 /// A step that is captured after its warm-up, and replayed from then on.
 ///
-/// Each [`run`](Self::run) is one step, eager or replayed: `N` runs leave every tensor, generator and optimizer as `N`
-/// calls of the function would. So the function must do the same work at each call, on the same tensors: batches are copied
-/// into the tensors that it reads, numbers that change live in device memory (the step of an
-/// optimizer, the state of [`DeviceGenerator`](crate::random::DeviceGenerator)). What it does on the host
-/// happens at the eager runs and at the capture, and never again.
+/// Each [`run`](Self::run) is one step, eager or replayed: `N` runs leave every tensor, generator and optimizer as `N` calls of
+/// the function would. The function must therefore do the same work at each call, on the same tensors: batches are copied into
+/// the tensors that it reads, numbers that change are in device memory (the step of an optimizer, the state of
+/// [`DeviceGenerator`](crate::random::DeviceGenerator)). Its host code runs only at the eager runs and at the capture.
 ///
 /// ```text
 /// run  run  run │ run: capture, replay │ run: replay │ run: replay …
@@ -50,12 +49,12 @@ pub fn capture_step<T, F: FnMut() -> Result<T>>(
 }
 
 impl<F: FnMut() -> Result<T>, T> CapturedStep<F, T> {
-    /// Runs the step once on the current stream, and returns its result. Asynchronous, except for the run that captures, which waits
-    /// for the device. Once the step is captured, the next run overwrites the result: clone what must stay.
+    /// Runs the step once on the current stream, and returns its result. Asynchronous, except for the run that captures, which
+    /// waits for the device. Once the step is captured, the next run overwrites the result: clone tensors that must be kept.
     ///
     /// # Errors
-    /// The function's own, and those of [`Graph::capture`] and [`Graph::replay`]. A capture that failed has run nothing: the
-    /// next run tries again.
+    /// Those of the function, of [`Graph::capture`] and of [`Graph::replay`]. A capture that failed has run nothing: the next run
+    /// tries again.
     #[track_caller]
     pub fn run(&mut self) -> Result<&T> {
         if let Some(graph) = &self.graph {

@@ -1,8 +1,8 @@
-//! Self-attention over queries, keys and values that lie packed, as one operator.
+//! Self-attention over queries, keys and values in one packed tensor, as one operator.
 //!
-//! The heads are matrices that products read where they lie, and write where they shall lie: the heads' results side by side, and
-//! the gradients of queries, keys and values into one packed tensor. So nothing is copied or put together. Two products stand
-//! around one kernel for scale, mask and softmax.
+//! Products read the heads' matrices directly from the packed tensor and write their results to their final places: the heads'
+//! results next to each other, and the gradients of queries, keys and values into one packed tensor. Nothing is copied or
+//! concatenated. One kernel for scale, mask and softmax runs between two products.
 
 use smallvec::SmallVec;
 use thalweg_ops::LoopOp;
@@ -15,7 +15,7 @@ use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::loops::{self, LoopArguments, LoopBackward, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
 
-/// The softmax of a call: over all keys, or over those up to a query's own place.
+/// The softmax of a call: over all keys, or over those up to the query's own position.
 struct Softmax {
     operator: &'static Operator,
     entry: &'static LoopOp,
@@ -37,7 +37,7 @@ impl Softmax {
     }
 }
 
-/// Queries, keys and values of a packed tensor (tokens, heads, 3, features): (heads, tokens, features) each.
+/// Returns queries, keys and values of a packed tensor (tokens, heads, 3, features): (heads, tokens, features) each.
 fn parts(packed: &Tensor) -> Result<[Tensor; 3]> {
     let parts = packed.unbind(2)?;
     let part = |place: usize| parts[place].transpose(0, 1);
@@ -64,7 +64,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     Ok([result, scores, weights].into_iter().collect())
 }
 
-/// Runs it, and records a node that keeps the packed tensor, scores and weights.
+/// Runs the operator, and records a node that keeps the packed tensor, scores and weights.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = no_grad(|| call.redispatch())?;
     let Softmax { entry, arguments, .. } = Softmax::of(call)?;

@@ -1,9 +1,9 @@
-//! Normalization of channels: by statistics of the whole batch, or of groups of channels of each instance.
+//! Normalization of channels: by statistics of the batch, or of groups of channels of each instance.
 //!
-//! Forward is one pass for the statistics and one over the points; backward one pass for two sums of each channel and one over the
-//! points. Rows of statistics that are few and long are divided into parts, whose number follows from the shape alone, and combined by a
-//! small launch: the same call sums in the same order on every device. The input is read as it lies, channels last as well, and the
-//! result lies as the input does.
+//! Forward is one pass for the statistics and one over the points; backward is one pass for two sums per channel and one over the
+//! points. If rows of statistics are few and long, they are divided into parts, whose number depends only on the shape, and
+//! combined by a small launch: the same call sums in the same order on every device. The input is read in its own layout,
+//! including channels last, and the result has the input's layout.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Scalar, Shape};
@@ -21,17 +21,17 @@ use crate::dispatch::{Arguments, Call, Ints};
 use crate::loops::{LoopArguments, Points, run_into};
 use crate::tensor::{Tensor, Tensors};
 
-/// With so many rows a GPU has enough to do.
+/// The number of rows that keeps a GPU busy.
 const MANY_ROWS: usize = 1024;
 
-/// Points of a part, at least.
+/// The minimum number of points of a part.
 const PART: usize = 1024;
 
-/// Planes with fewer points are not rows of their own where statistics are of the batch.
+/// The number of points below which planes are not separate rows, for statistics of the batch.
 const SMALL_PLANE: usize = 64;
 
-/// The extents of an input, seen as (batch, groups, channels of a group, plane). Statistics of the batch are those of groups of one channel
-/// each.
+/// The extents of an input, seen as (batch, groups, channels of a group, plane). For statistics of the batch each group is one
+/// channel.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     batch: usize,
@@ -42,7 +42,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Returns the sizes of an input in so many groups of each instance; 0 are statistics of the batch.
+    /// Returns the sizes of an input with this number of groups per instance; 0 means statistics of the batch.
     fn new(shape: &[usize], groups: i64) -> Result<Self> {
         let refused = || {
             Error::invalid(format!(
@@ -77,14 +77,14 @@ impl Sizes {
         Ints::from_slice(if self.of_batch { &[0, 2, 3] } else { &[2, 3] })
     }
 
-    /// Returns how many points have their statistics together.
+    /// Returns the number of points that share statistics.
     fn count(&self) -> f64 {
         (self.shape().iter().product::<usize>() as f64)
             / self.of_statistics().iter().product::<usize>() as f64
     }
 }
 
-/// Returns the number of parts into which rows of so many points are divided: a divisor, so that parts are alike.
+/// Returns the number of parts into which rows of this many points are divided: a divisor, so that all parts have equal size.
 fn parts_of(rows: usize, points: usize) -> usize {
     let most = points / PART;
     let wanted = MANY_ROWS.div_ceil(rows.max(1)).min(most);
@@ -94,7 +94,7 @@ fn parts_of(rows: usize, points: usize) -> usize {
     (wanted..=most).find(|&parts| points.is_multiple_of(parts)).unwrap_or(1)
 }
 
-/// Returns an input, outside the graph, so that it can be seen in the shape of [`Sizes`], and that view.
+/// Returns an input outside the graph, copied if it cannot be viewed in the shape of [`Sizes`], and the layout of that view.
 fn laid(x: &Tensor, sizes: &Sizes) -> Result<(Tensor, Layout)> {
     let x = x.detach();
     if let Some(layout) = x.layout().reshape(&sizes.shape())? {
@@ -105,17 +105,18 @@ fn laid(x: &Tensor, sizes: &Sizes) -> Result<(Tensor, Layout)> {
     Ok((x, layout))
 }
 
-/// A layout (batch, parts, groups, channels, points) or (parts, batch, groups, channels, points), with the dimensions that are a part's.
+/// A layout (batch, parts, groups, channels, points) or (parts, batch, groups, channels, points), with the dimensions that belong
+/// to a part.
 struct Parts {
     shape: [usize; 5],
     inner: Shape,
-    /// The dimension of the parts among the results of the rows, which are (batch or parts, …).
+    /// Whether the batch is divided: the results of the rows are then (parts, …) instead of (batch, …).
     splits_batch: bool,
     parts: usize,
 }
 
 impl Parts {
-    /// Divides the rows of channels: those of an instance each, or with small planes those of the batch.
+    /// Divides the rows of channels: those of each instance, or, for small planes, those of the batch.
     fn of(sizes: &Sizes) -> Self {
         let [batch, groups, channels, plane] = sizes.shape();
         if sizes.of_batch && plane < SMALL_PLANE {
@@ -129,12 +130,12 @@ impl Parts {
         Self { shape, inner: [4].into_iter().collect(), splits_batch: false, parts }
     }
 
-    /// Divides whole groups of an instance, where their points are walked as one dimension.
+    /// Divides groups of an instance, whose points are traversed as one dimension.
     fn of_groups(sizes: &Sizes) -> Self {
         Self::of(&Sizes { channels: 1, plane: sizes.channels * sizes.plane, ..*sizes })
     }
 
-    /// Returns the layout of a tensor of these parts, seen as (batch, groups, channels, plane) before.
+    /// Returns the layout of a tensor divided into these parts, from its layout (batch, groups, channels, plane).
     fn layout(&self, layout: &Layout) -> Result<Layout> {
         let (strides, shape) = (layout.strides(), self.shape);
         let [batch, groups, channels, plane] = [0, 1, 2, 3].map(|at| strides[at]);
@@ -142,14 +143,14 @@ impl Parts {
         Ok(Layout::new(&shape, &[first[0], first[1], groups, channels, plane], layout.offset())?)
     }
 
-    /// Returns the layout of a statistic over these parts.
+    /// Returns a statistic broadcast over these parts.
     fn spread(&self, statistic: &Tensor, sizes: &Sizes) -> Result<Tensor> {
         let of_instance = if sizes.of_batch { 0 } else { sizes.groups };
         let layout = Layout::new(&self.shape, &[of_instance, 0, 1, 0, 0], statistic.layout().offset())?;
         Ok(statistic.with_layout(layout))
     }
 
-    /// Returns how many points a part has.
+    /// Returns the number of points of a part.
     fn points(&self) -> f64 {
         self.inner.iter().map(|&dimension| self.shape[dimension]).product::<usize>() as f64
     }
@@ -160,7 +161,7 @@ impl Parts {
         [first, if self.splits_batch { 1 } else { second }, groups, channels]
     }
 
-    /// Returns whether the rows of the parts are those of the statistics.
+    /// Returns whether each row of the statistics is a single part.
     fn is_whole(&self, sizes: &Sizes) -> bool {
         let [first, second, _, channels] = self.results();
         self.parts == 1 && channels == 1 && second == 1 && (first == 1 || !sizes.of_batch)
@@ -242,7 +243,7 @@ impl Kernels<'_> {
         tensor.detach().reshape(&self.sizes.of_parameters())?.expand(&self.sizes.shape())
     }
 
-    /// Runs an operator at each point; the result lies as `like` does, whose view over the points is given.
+    /// Runs an operator at each point; the result has the layout of `like`, whose view over the points is passed.
     fn points(
         &self,
         operator: &'static LoopOp,
@@ -381,7 +382,7 @@ impl Asked<'_> {
     }
 }
 
-/// Returns the gradients by operators that record theirs.
+/// Returns the gradients, computed by operators that record their own.
 fn by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
     let sizes = Sizes::new(call.shape(0), call.int(3))?;
     let (x, dims) = (call.saved(0)?, sizes.dims());

@@ -1,7 +1,8 @@
 //! Convolution as a call of cuDNN.
 //!
-//! Input, weight and output of a convolution are bound by one sum over products of the three, so that one operator computes any of them from
-//! the other two, and its gradients are itself: gradients of gradients need no formula of their own. On the simulator it is a host function.
+//! Output, input gradient and weight gradient of a convolution are the same sum of products, so that one operator computes any of
+//! the three from the other two. Its gradients are calls of the operator itself, and gradients of gradients need no separate
+//! formula. On the simulator it is a host function.
 
 use std::panic::Location;
 
@@ -17,8 +18,7 @@ use crate::dispatch::{self, Argument, Arguments, Call, Ints, built_in};
 use crate::memory_format::{channels_last_order, is_channels_last};
 use crate::tensor::{Tensor, Tensors};
 
-/// The operand that a call computes. The other two are given in the order output, input, weight; the input, unlike its gradient, stands before
-/// the weight.
+/// The operand that a call computes. The other two are passed in the order output, input, weight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Computed {
     /// The output, from input and weight.
@@ -50,8 +50,8 @@ impl Computed {
     }
 }
 
-/// Returns whether a convolution of these tensors shall be a call of cuDNN, where it is there and enabled, or of the host function that the
-/// simulator has in its place.
+/// Returns whether a convolution of these tensors is to be a call of cuDNN, if it is present and enabled, or of the simulator's
+/// host function for it.
 pub fn library_convolves(input: &Tensor, weight: &Tensor) -> bool {
     let device = input.device();
     device.properties().libraries.convolution
@@ -69,8 +69,8 @@ fn format_of(dtype: DType) -> Option<ElementFormat> {
     }
 }
 
-/// Calls the operator: the size of the result, then stride, padding and dilation of each axis. An output may have a bias added, and the rectified
-/// linear unit applied, where no gradient is recorded.
+/// Calls the operator with the size of the result, followed by stride, padding and dilation of each axis. If no gradient is
+/// recorded, a bias and the rectified linear unit may be applied to an output.
 pub(crate) fn call(
     [first, second]: [&Tensor; 2],
     computed: Computed,
@@ -87,19 +87,19 @@ pub(crate) fn call(
     dispatch::call(built_in!("thalweg::convolution")?, &arguments, None, Location::caller())
 }
 
-/// Returns the view with channels behind the places.
+/// Returns the view with the channels as the last dimension.
 fn to_last(tensor: &Tensor) -> Result<Tensor> {
     tensor.permute(&channels_last_order(tensor.rank()))
 }
 
-/// Returns the view with channels, which lie behind the places, in front.
+/// Returns the view of a channels-last tensor with the channels before the axes.
 fn from_last(tensor: &Tensor) -> Result<Tensor> {
     let rank = tensor.rank();
     let dims: Shape = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
     tensor.permute(&dims)
 }
 
-/// Returns a tensor whose elements lie as the library reads them.
+/// Returns a tensor whose elements are laid out as the library reads them.
 fn readable(tensor: &Tensor, channels_last: bool, label: Label) -> Result<Tensor> {
     let tensor = tensor.detach();
     let laid =
@@ -127,7 +127,7 @@ fn empty(
     from_last(&Tensor::result_on(&last, like.dtype(), stream, label)?)
 }
 
-/// Returns the sizes of a call, other than its layout, from those of input, weight and output.
+/// Returns the sizes of a call, without its layout, from the shapes of input, weight and output.
 fn shape_of(
     call: &Call<'_>,
     [input, weight, output]: [&[usize]; 3],
@@ -177,7 +177,7 @@ fn shape_of(
     }
 }
 
-/// Returns a bias as the library reads it.
+/// Returns a bias in the form that the library reads.
 fn readable_bias(call: &Call<'_>, bias: &Tensor, shape: &ConvolutionShape) -> Result<Tensor> {
     let (of, dtype) = (call.tensor(0).dtype(), bias.dtype());
     if bias.shape() != [shape.output_channels as usize] || dtype != of {
@@ -235,7 +235,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     Ok(Tensors::from_iter([result?]))
 }
 
-/// The gradients of [`backend`]: the same sum with the result's gradient in the place of the result.
+/// The gradients of [`backend`]: the same sum with the result's gradient in place of the result.
 pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1],
     outputs: &[],

@@ -1,4 +1,4 @@
-//! One value everywhere: what a number becomes in the dtype, or why it cannot.
+//! Tensors filled with one value, and the conversion of that number to the dtype or its refusal.
 
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::default_dtype;
@@ -10,7 +10,7 @@ use crate::dtype_name::overflow_text;
 use crate::loops::{self, LoopCall};
 use crate::tensor::Tensors;
 
-/// Returns a tensor with one value, which the dtype must hold.
+/// Returns a tensor with one value, which the dtype must be able to represent.
 pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     let mut lowered = LoopCall::of(&FULL, call)?;
     let dtype = lowered.arguments.dtype.unwrap_or_else(default_dtype);
@@ -18,16 +18,17 @@ pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     loops::run(&lowered, None)
 }
 
-/// Refuses a number that is beyond the range of a dtype of integers, as PyTorch refuses it in a list of numbers.
+/// Refuses a number that is beyond the range of a dtype of integers, as PyTorch does for a list of numbers.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if it is.
+/// [`Error::is_invalid_argument`] if the number is beyond the range.
 pub fn check_convertible(value: Scalar, dtype: DType) -> Result<()> {
     if dtype.is_differentiable() { Ok(()) } else { convertible(value, dtype).map(drop) }
 }
 
-/// Returns the value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's
-/// range is refused as PyTorch refuses it: infinities are floats, and a negative integer of an unsigned type wraps around.
+/// Returns the value in the form that the kernel reads. Converted to a truth value, it is true unless it is 0; NaN is true. A
+/// value beyond the dtype's range is refused as in PyTorch: infinities are valid floats, and a negative integer wraps around in
+/// an unsigned type.
 pub(crate) fn convertible(value: Scalar, dtype: DType) -> Result<Scalar> {
     if dtype == DType::Bool {
         return Ok(Scalar::I64(i64::from(value.to_f64() != 0.0)));

@@ -1,5 +1,6 @@
-//! The gradient of cross entropy: one pass over the scores, by the logarithm of each row's sum of exponentials, which the loss gives beside
-//! it. Scores are the largest tensor of many networks: where nothing else holds them any more, their gradient takes their place.
+//! The gradient of cross entropy: one pass over the scores, using the logarithm of each row's sum of exponentials, which the loss
+//! also returns. Scores are the largest tensor of many networks: if nothing else holds them any more, the gradient overwrites
+//! them.
 
 use thalweg_ir::{Scalar, Shape};
 use thalweg_ops::structured::CROSS_ENTROPY_BACKWARD;
@@ -11,7 +12,7 @@ use crate::dispatch::Arguments;
 use crate::loops::{LoopArguments, Points, run_into};
 use crate::tensor::Tensor;
 
-/// The gradient of the losses, and of the logarithms, in the scores.
+/// The gradient of the losses, and of the logarithms, with respect to the scores.
 pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1],
     outputs: &[1],
@@ -56,7 +57,7 @@ fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
     Ok(result)
 }
 
-/// Returns the gradient by operators that record theirs.
+/// Returns the gradient, computed by operators that record their own.
 fn by_operators(call: &GradientCall<'_>) -> Result<Tensor> {
     let Numbers { classes, ignored, dimension } = Numbers::of(call);
     let [x, target] = [call.saved(0)?, call.saved(1)?];

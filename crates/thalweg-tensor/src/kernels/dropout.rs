@@ -9,7 +9,7 @@ use crate::dispatch::{Arguments, Call, built_in};
 use crate::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
-/// Runs it, and records a node that keeps which elements were kept: the generator has moved on when backward runs.
+/// Runs dropout, and records a node that saves which elements were kept: the generator has advanced when backward runs.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = DropoutBackward {
@@ -24,7 +24,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
 
 struct DropoutBackward {
     kept: Saved,
-    /// Of x, which is broadcast.
+    /// The shape of x, which is broadcast.
     shape: Shape,
     scale: f64,
     label: Label,
@@ -36,7 +36,7 @@ impl Backward for DropoutBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        // Of x, seed and offset.
+        // The gradients of x, seed and offset.
         let mut results = Gradients::from_elem(None, 3);
         if let Some(gradient) = &gradients[0] {
             let arguments = LoopArguments {

@@ -1,8 +1,9 @@
 //! Attention by cuDNN or by the fused kernels of [`thalweg_kernels::attention`], and its gradient.
 //!
-//! Queries, keys and values are read where they lie, whatever their strides, and the gradient keeps nothing but them, the result and a number
-//! per query: the same for both backends, so the gradient may be the other's. The result lies as (batch, tokens, heads, features), so that
-//! joining the heads is a view. The gradients of parts of one packed tensor lie as its parts, so that putting them together is one too.
+//! Queries, keys and values are read in place with any strides. The gradient saves only these, the result and a number per query,
+//! the same for both backends, so the gradient may be computed by the other one. The result is laid out as (batch, tokens, heads,
+//! features), so that joining the heads is a view. The gradients of parts of one packed tensor are laid out as its parts, so that
+//! joining them is a view, too.
 //!
 //! The last argument of the operators is the set of backends that may compute them ([`SdpBackend::bit`]).
 
@@ -21,14 +22,14 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::sdp::SdpBackend;
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns a tensor as the kernels read it, copied first where its strides or its address do not fit.
+/// Returns a tensor that the kernels can read, copied if its strides or its address do not fit.
 fn readable(tensor: &Tensor) -> Result<Tensor> {
     let tensor = tensor.detach();
     let fits = steps_fit(tensor.layout()) && tensor.pointer().address().is_multiple_of(16);
     if fits { Ok(tensor) } else { tensor.contiguous() }
 }
 
-/// Returns whether the kernels read and write tensors of these strides: features side by side, rows of them in whole chunks.
+/// Returns whether the kernels read and write tensors of these strides: contiguous features, and rows at multiples of a chunk.
 fn steps_fit(layout: &Layout) -> bool {
     let (shape, strides) = (layout.shape(), layout.strides());
     let is_whole = |(&size, &step): (&usize, &usize)| size <= 1 || (step as u64).is_multiple_of(CHUNK);
@@ -43,7 +44,7 @@ fn strides_of(tensor: &Tensor) -> Strides {
     Strides { batch: step(0), head: step(1), row: step(2) }
 }
 
-/// Returns a mask as it repeats over all scores.
+/// Returns a mask expanded to all scores.
 fn whole_mask(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<Tensor> {
     if mask.dtype() != query.dtype() {
         let (found, wanted) = (mask.dtype(), query.dtype());
@@ -63,30 +64,31 @@ fn mask_strides(mask: &Tensor) -> MaskStrides {
     MaskStrides { batch, head, query, key }
 }
 
-/// Returns whether a vendor's library may read a mask over the scores of these queries and keys, of four dimensions, as it lies.
+/// Returns whether a vendor's library can read a mask over the scores of these queries and keys, of four dimensions, in its
+/// layout.
 pub(crate) fn is_mask_of_library(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<bool> {
     let (q, keys) = (query.shape(), key.shape()[2]);
     let whole = mask.detach().expand(&[q[0], q[1], q[2], keys])?;
     Ok(mask_strides(&whole).are_of_library(whole.pointer().address()))
 }
 
-/// Allocates a tensor (batch, heads, tokens, features) that lies as (batch, tokens, heads, features).
+/// Allocates a tensor (batch, heads, tokens, features) with the memory order (batch, tokens, heads, features).
 fn empty_rows(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Tensor> {
     let [batch, heads, tokens, features] = [0, 1, 2, 3].map(|at| shape[at]);
     Tensor::empty_on(&[batch, tokens, heads, features], dtype, stream, label)?.transpose(1, 2)
 }
 
-/// The arguments of a call beside its tensors.
+/// The arguments of a call other than tensors.
 #[derive(Clone, Copy)]
 struct Options {
     is_causal: bool,
     scale: f64,
-    /// The bits of the backends that may compute it.
+    /// The bits of the backends that may compute the call.
     backends: i64,
 }
 
 impl Options {
-    /// Reads the three arguments from a place on.
+    /// Reads the three arguments from a position on.
     fn of(call: &Call<'_>, place: usize) -> Self {
         Self { is_causal: call.bool(place), scale: call.float(place + 1), backends: call.int(place + 2) }
     }
@@ -100,11 +102,11 @@ impl Options {
     }
 }
 
-/// The operands of one call: those that it has none of are the queries, which no kernel then touches.
+/// The operands of one call. Absent ones are set to the queries; no kernel accesses them.
 struct Operands<'t> {
     tensors: PerOperand<&'t Tensor>,
     lse: &'t Tensor,
-    /// The mask, as it repeats over all scores.
+    /// The mask, expanded to all scores.
     mask: Option<Tensor>,
     options: Options,
 }
@@ -186,7 +188,7 @@ fn cores_of(device: &Device) -> TensorCores {
     if device.has_warp_groups() { TensorCores::WarpGroup } else { TensorCores::Warp }
 }
 
-/// Checks shapes and dtypes of queries, keys and values, and of what has the shape of the queries.
+/// Checks shapes and dtypes of queries, keys and values, and of the tensors with the shape of the queries.
 fn check(query: &Tensor, key: &Tensor, value: &Tensor, like_query: &[&Tensor]) -> Result<()> {
     let (q, k) = (query.shape(), key.shape());
     let fits = q.len() == 4
@@ -234,7 +236,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     Ok([result, lse].into_iter().collect())
 }
 
-/// The tensors that gradients are computed from.
+/// The tensors from which gradients are computed.
 struct Known<'t> {
     gradient: &'t Tensor,
     query: &'t Tensor,
@@ -245,7 +247,7 @@ struct Known<'t> {
     lse: &'t Tensor,
 }
 
-/// Computes the gradients of queries, keys and values into tensors that lie as the kernels can write them.
+/// Computes the gradients of queries, keys and values into tensors with layouts that the kernels can write.
 fn gradients_into(
     known: &Known<'_>,
     [of_query, of_key, of_value]: [&Tensor; 3],
@@ -272,8 +274,8 @@ fn gradients_into(
     Operands { tensors, lse, mask, options }.submit(true, &stream, label)
 }
 
-/// Allocates the gradients of queries, keys and values. Where those are the three parts of one packed tensor, which nothing else is a part
-/// of, so are the gradients; else each lies as (batch, tokens, heads, features).
+/// Allocates the gradients of queries, keys and values. If these are the three parts that make up one packed tensor, so are the
+/// gradients; otherwise each has the memory order (batch, tokens, heads, features).
 fn empty_gradients(parts: [&Tensor; 3], stream: &Stream, label: Label) -> Result<[Tensor; 3]> {
     let [query, key, value] = parts;
     if let Some(layouts) = packed_layouts(parts) {
@@ -285,8 +287,8 @@ fn empty_gradients(parts: [&Tensor; 3], stream: &Stream, label: Label) -> Result
     Ok([query?, key?, value?])
 }
 
-/// Returns the layouts of three parts of equal shapes and strides, equally far apart in one storage, from the first element of the first part
-/// on, if together they are all elements of a range and the kernels write tensors that lie so.
+/// Returns the layouts of three parts of equal shapes and strides, equally far apart in one storage, from the first element of
+/// the first part on, if together they fill a range and the kernels can write tensors with these layouts.
 fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
     let [first, second, third] = parts.map(Tensor::layout);
     let step = second.offset().checked_sub(first.offset())?;
@@ -326,7 +328,7 @@ pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
     Ok(gradients.into_iter().collect())
 }
 
-/// The gradient of [`forward`]: by the fused kernels, or, where it shall have a gradient itself, by operators.
+/// The gradient of [`forward`]: by the fused kernels, or, if it must be differentiable itself, by operators.
 pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1, 2, 3],
     outputs: &[0, 1],
@@ -374,7 +376,7 @@ fn by_operators(
     }
     let mut weights = scores.softmax(-1)?;
     if mask.is_some() {
-        // A query that sees nothing has weights of 0.
+        // A query that sees no key has weights of 0.
         let lowest = scores.amax(&[-1], true)?.eq_scalar(f64::NEG_INFINITY)?;
         weights = lowest.select_where(&Tensor::zeros(&[], DType::F32, q.device())?, &weights)?;
     }
@@ -397,7 +399,7 @@ fn by_operators(
     .collect())
 }
 
-/// Queries, keys and values of a packed tensor (tokens, heads, 3, features): (1, heads, tokens, features) each, where they lie.
+/// Returns queries, keys and values of a packed tensor (tokens, heads, 3, features) as views (1, heads, tokens, features).
 fn parts(packed: &Tensor) -> Result<[Tensor; 3]> {
     let parts = packed.unbind(2)?;
     let part = |place: usize| parts[place].transpose(0, 1)?.unsqueeze(0);

@@ -15,14 +15,14 @@ use thalweg_runtime::{DevicePointer, Label, Result};
 use crate::loops::{launch_placed, widen};
 use crate::tensor::{Tensor, Tensors};
 
-/// A number per axis; planes of fewer axes have extents of 1 in front.
+/// A number per axis; planes of fewer axes have leading extents of 1.
 pub(crate) type PerAxis = [usize; 3];
 
-/// The way in which windows lie along the axes.
+/// The placement of windows along the axes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Placing {
-    /// At a stride, with padding and dilation. An average divides by `divisor`, or where that is 0 by the elements that it has,
-    /// with those of the padding where it counts them.
+    /// At a stride, with padding and dilation. An average divides by `divisor`, or, if that is 0, by the number of elements in
+    /// the window, including padding if it is counted.
     Strided {
         kernel: PerAxis,
         stride: PerAxis,
@@ -31,7 +31,7 @@ pub(crate) enum Placing {
         counts_padding: bool,
         divisor: i64,
     },
-    /// So that they cover each axis.
+    /// Adaptive: the windows divide each axis.
     Adaptive,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Geometry {
     pub extents: PerAxis,
     /// The number of windows along each axis.
     pub windows: PerAxis,
-    /// The places where they lie.
+    /// The placement of the windows.
     pub placing: Placing,
 }
 
@@ -51,17 +51,17 @@ fn volume(extents: PerAxis) -> Result<usize> {
 }
 
 impl Geometry {
-    /// Returns how many places a window has.
+    /// Returns the number of elements of a window.
     pub(crate) fn places(&self) -> Result<usize> {
         volume(self.window_extents())
     }
 
-    /// Returns how many windows a plane has.
+    /// Returns the number of windows of a plane.
     pub(crate) fn window_count(&self) -> Result<usize> {
         volume(self.windows)
     }
 
-    /// Returns the extents of the greatest window.
+    /// Returns the extents of the largest window.
     fn window_extents(&self) -> PerAxis {
         match self.placing {
             Placing::Strided { kernel, .. } => kernel,
@@ -72,7 +72,7 @@ impl Geometry {
         }
     }
 
-    /// Returns how many windows a point can lie in.
+    /// Returns the maximum number of windows per axis that contain a point.
     fn windows_of_a_point(&self) -> PerAxis {
         [0, 1, 2].map(|axis| {
             let (extent, windows) = (self.extents[axis], self.windows[axis]);
@@ -86,7 +86,7 @@ impl Geometry {
         })
     }
 
-    /// Returns the numbers of the operators.
+    /// Returns the numbers that the operators take.
     fn numbers(&self) -> SmallVec<[u64; 20]> {
         let Self { extents, windows, placing } = *self;
         let lists: SmallVec<[PerAxis; 6]> = match placing {
@@ -103,7 +103,7 @@ impl Geometry {
         numbers
     }
 
-    /// Returns the operator for these windows: of those at a stride, and adaptive.
+    /// Returns the operator for these windows, out of the strided and the adaptive one.
     fn choose(&self, [strided, adaptive]: [&'static LoopOp; 2]) -> &'static LoopOp {
         match self.placing {
             Placing::Adaptive => adaptive,
@@ -111,7 +111,7 @@ impl Geometry {
         }
     }
 
-    /// Returns the kernel of a pass over windows at a stride of floats, where there is one.
+    /// Returns the kernel of a pass over strided windows of floats, if there is one.
     fn kernel(&self, pass: PoolPass, planes: usize, dtype: DType) -> Option<Pool> {
         let Placing::Strided { kernel, stride, padding, dilation, counts_padding, divisor } = self.placing
         else {

@@ -26,7 +26,7 @@ pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
     Placement::Strided { rows: widen(rows), inner: widen(inner) }
 }
 
-/// Numbers and features of an embedding, and its indices as one contiguous dimension.
+/// Returns the numbers of rows and features of an embedding, and its indices as one contiguous dimension.
 fn sizes(weight: &Tensor, indices: &Tensor) -> Result<([usize; 2], Tensor)> {
     let &[embeddings, features] = weight.shape() else {
         return Err(Error::invalid(format!(
@@ -66,13 +66,13 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
 
 /// Records a node that keeps the indices.
 pub(crate) fn embedding_autograd(call: &Call<'_>) -> Result<Tensors> {
-    // Contiguous once, for both directions.
+    // Made contiguous once, for both directions.
     let indices = call.tensors[1].contiguous()?;
     let mut results = call.redispatch_with(&[call.tensors[0], &indices])?;
     let node = EmbeddingBackward {
         indices: Saved::new(&indices)?,
         shape: call.tensors[0].shape().into(),
-        // The row whose gradient stays 0; a negative one is none.
+        // The row whose gradient stays 0; none if it is negative.
         padding: call.scalar(2).to_i64(),
         label: call.label,
     };
@@ -107,7 +107,7 @@ impl Backward for EmbeddingBackward {
     }
 }
 
-/// Returns a tensor's three extents, or says that it must have three.
+/// Returns a tensor's three extents, or an error if it does not have three dimensions.
 fn three(tensor: &Tensor) -> Result<[usize; 3]> {
     tensor.shape().try_into().map_err(|_| {
         Error::invalid(format!(
@@ -117,7 +117,7 @@ fn three(tensor: &Tensor) -> Result<[usize; 3]> {
     })
 }
 
-/// Refuses indices that are not (outer, count, inner) of int64.
+/// Refuses indices that are not int64 of shape (outer, count, inner), and returns their shape.
 fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 3]> {
     let shape = three(index)?;
     if index.dtype() == DType::I64 && shape[0] == outer && shape[2] == inner {
@@ -160,8 +160,8 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     Ok(SmallVec::from_elem(result, 1))
 }
 
-/// Copies the rows of a contiguous (outer, extent, inner) at a list of indices, given with its stride, to (outer, count, inner);
-/// false where they do not consist of whole vectors.
+/// Copies the rows of a contiguous (outer, extent, inner) at a list of indices with this stride, to (outer, count, inner).
+/// Returns false if the rows do not consist of complete vectors.
 fn copy_rows(
     source: &Tensor,
     (index, index_stride): (&Tensor, u64),
@@ -181,7 +181,7 @@ fn copy_rows(
     Ok(true)
 }
 
-/// Returns the stride of indices (outer, count, inner) where all elements of a row have one.
+/// Returns the stride of indices (outer, count, inner) if all elements of a row share an index.
 fn stride_of_rows(index: &Tensor) -> Option<u64> {
     let ([by_outer, stride, by_inner], shape) = (strides(index), index.shape());
     let is_list = (shape[0] == 1 || by_outer == 0) && (shape[2] == 1 || by_inner == 0);
@@ -200,7 +200,7 @@ pub(crate) fn combine_of(call: &impl Arguments) -> Result<Combine> {
     })
 }
 
-/// Returns what `thalweg::scatter` gives.
+/// Calls `thalweg::scatter`.
 #[track_caller]
 pub(crate) fn call_scatter(x: &Tensor, index: &Tensor, source: &Tensor, combine: Combine) -> Result<Tensor> {
     let arguments = [x.into(), index.into(), source.into(), combine.name().into()];
@@ -239,14 +239,14 @@ pub(crate) fn gather_backward(call: &Call<'_>) -> Result<Tensors> {
     scatter.onto(Target::Zeros([outer, extent, inner]))
 }
 
-/// The tensor that elements are combined into a copy of.
+/// The tensor into whose copy elements are combined.
 #[derive(Clone, Copy)]
 enum Target<'a> {
     Copied(&'a Tensor),
     Zeros([usize; 3]),
 }
 
-/// Elements that are combined into the places that indices name. All are (outer, count, inner).
+/// Elements that are combined into the positions given by indices. All are (outer, count, inner).
 struct Scatter<'a> {
     index: &'a Tensor,
     source: &'a Tensor,
@@ -271,7 +271,7 @@ impl Scatter<'_> {
         if shape.contains(&0) || self.source.elements() == 0 {
             return self.begun(target, dtype).map(|result| SmallVec::from_elem(result, 1));
         }
-        // Few types are combined in, which hold the others: narrower integers wrap around when they are converted back.
+        // Elements are combined in a few wide types: narrower integers wrap around when they are converted back.
         let wide = match dtype {
             dtype @ (DType::F64 | DType::F32 | DType::F16 | DType::Bf16) => dtype,
             dtype if dtype.is_floating_point() => DType::F32,
@@ -307,7 +307,7 @@ impl Scatter<'_> {
         self.source.device().current_stream().launch_native(kernel, self.label)
     }
 
-    /// Returns a tensor of its own that holds the target, in a dtype.
+    /// Returns a new tensor with the target's elements, in a dtype.
     fn begun(&self, target: Target<'_>, dtype: DType) -> Result<Tensor> {
         match target {
             Target::Zeros(shape) => Tensor::zeros(&shape, dtype, self.source.device()),
@@ -368,7 +368,7 @@ impl Scatter<'_> {
     }
 }
 
-/// Returns the gradient of a table of embeddings, from that of the places that read it, which are at indices of any shape.
+/// Returns the gradient of a table of embeddings, from the gradient of the rows that were read at indices of any shape.
 pub(crate) fn embedding_gradient(
     gradient: &Tensor,
     indices: &Tensor,
@@ -391,7 +391,7 @@ pub(crate) fn embedding_gradient(
     Ok(sum)
 }
 
-/// Returns a layout as (outside of a dimension, the dimension, inside): extents and strides, if the strides allow it.
+/// Returns extents and strides of a tensor seen as (outside a dimension, the dimension, inside), if its strides allow it.
 fn around(tensor: &Tensor, dimension: usize) -> Result<Option<([usize; 3], [usize; 3])>> {
     let (outer, rest) = tensor.shape().split_at(dimension);
     let shape = [outer.iter().product(), rest[0], rest[1..].iter().product()];

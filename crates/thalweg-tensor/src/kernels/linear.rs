@@ -1,7 +1,7 @@
 //! A linear layer as one operator: `input · weightᵀ + bias + addend`, and its gradients.
 //!
 //! A small layer of f32 is one kernel, and so are the gradients of weight and bias together
-//! ([`fused`](thalweg_kernels::matmul::fused)). Any other is a product that is added to one of the others.
+//! ([`fused`](thalweg_kernels::matmul::fused)). Any other layer is a product that is added to the bias or the addend.
 
 use smallvec::SmallVec;
 use thalweg_kernels::Placed;
@@ -75,7 +75,7 @@ pub(super) fn turned(matrix: &Tensor) -> Result<Tensor> {
     Ok(matrix.with_layout(matrix.layout().transpose(0, 1)?))
 }
 
-/// Returns a tensor of rank 2 whose rows lie one after another, and where they lie.
+/// Returns a tensor of rank 2 whose rows are contiguous, and its description as an operand.
 fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     match matrix(tensor)? {
         (tensor, operand) if !operand.transposed => Ok((tensor, operand)),
@@ -87,7 +87,7 @@ fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     }
 }
 
-/// Bias and addend as a kernel of our own reads them, kept until it is queued.
+/// The bias and the addend in the form that our own kernel reads, kept until it is queued.
 struct Added {
     bias: Option<Tensor>,
     addend: Option<(Tensor, Operand)>,
@@ -115,7 +115,7 @@ impl Added {
         }
     }
 
-    /// Returns whether there is a bias, and where the elements of the addend lie.
+    /// Returns whether there is a bias, and the operand of the addend.
     fn described(&self) -> (bool, Option<Operand>) {
         (self.bias.is_some(), self.addend.as_ref().map(|(_, operand)| *operand))
     }
@@ -145,7 +145,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
             run_into(operator, inputs, &arguments, target, call.label)
         };
-        // The library adds the bias itself; else one of them is there when the product is added to it, which is rounded once.
+        // The library adds the bias itself; otherwise the result starts as one of them and the product is added to it, rounded
+        // once.
         let stored = bias.filter(|_| stream.takes_bias(&product));
         let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
         let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
@@ -171,8 +172,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     Ok(SmallVec::from_elem(result, 1))
 }
 
-/// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix with few rows, where the norm is a layer norm with a weight and a bias, and act GELU
-/// by its tanh where asked for.
+/// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix with few rows, where the norm is a layer norm with a weight
+/// and a bias, and act is GELU by its tanh formula if requested.
 pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
     let Operands { input, weight, bias, addend } = Operands::new(call)?;
     let norm = [call.tensor(4), call.tensor(5)].map(|part| part.detach().contiguous());
@@ -207,7 +208,7 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
     Ok(SmallVec::from_elem(result, 1))
 }
 
-/// Runs it, and records a node that keeps input and weight.
+/// Runs the layer, and records a node that keeps input and weight.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = LinearBackward {
@@ -226,13 +227,13 @@ struct LinearBackward {
     weight: Saved,
     /// Whether there is a bias, and an addend.
     has: [bool; 2],
-    /// Whether the gradient of each tensor of the call is wanted.
+    /// Whether the gradient of each tensor of the call is required.
     wanted: SmallVec<[bool; 4]>,
     label: Label,
 }
 
 impl LinearBackward {
-    /// Returns the gradients of weight and bias, as far as they are wanted.
+    /// Returns the gradients of weight and bias, as far as they are required.
     fn parameters(
         &self,
         gradient: &Tensor,
@@ -245,10 +246,10 @@ impl LinearBackward {
         }
         let input = self.input.get()?;
         let (product, [a, b]) = product(&turned(gradient)?, &input)?;
-        // One kernel for both records nothing.
+        // The kernel that computes both does not record.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
             let bias = wants_bias.then(|| summed_rows((request, 2), gradient, self.label)).transpose()?;
-            // Last: what is added to a sum stays there if something fails.
+            // This comes last, since a gradient that was added to a sum stays there if something fails.
             return Ok([summed_product((request, 1), &gradient.transpose(0, 1)?, &input, self.label)?, bias]);
         }
         let stream = gradient.device().current_stream();

@@ -1,4 +1,4 @@
-//! Matrix products: which matrices of a tensor the library can take as they lie, and the gradient.
+//! Matrix products: which matrices of a tensor the library can read without a copy, and the gradient.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
@@ -13,7 +13,7 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::loops::{LoopArguments, run_into};
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns the last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot. A copy is
+/// Returns the last two dimensions of a tensor as a matrix that the library can read, copied first if it cannot. A copy is
 /// outside the graph.
 pub(super) fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     if let Some(operand) = as_it_lies(tensor) {
@@ -30,7 +30,7 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
     let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
     let [row_stride, column_stride] = [strides[rank - 2], strides[rank - 1]];
     if tensor.elements() == 0 {
-        // It is read nowhere, whatever its strides.
+        // An empty matrix is never read, whatever its strides.
         let leading_dimension = columns.max(1) as u64;
         return Some(Operand { leading_dimension, batch_stride: 0, transposed: false });
     }
@@ -99,13 +99,14 @@ struct Added<'a> {
 }
 
 impl Added<'_> {
-    /// Returns the tensor itself, where a result of this shape may be written over it.
+    /// Returns the tensor itself if a result of this shape may overwrite it.
     fn consumed(&self, shape: &[usize]) -> Option<Tensor> {
         (self.tensor.shape() == shape && self.tensor.is_contiguous()).then(|| for_kernel_over(self.tensor))?
     }
 }
 
-/// The gradient of `self` is beta times that of the result, summed where it was repeated; those of the factors have alpha.
+/// The gradient of [`add_backend`]. The gradient of `self` is beta times that of the result, summed where `self` was broadcast;
+/// those of the factors are scaled by alpha.
 pub(crate) static ADD_GRADIENT: Formula = Formula {
     inputs: &[1, 2],
     outputs: &[],
@@ -133,7 +134,7 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     let (a, a_matrix) = matrix(a)?;
     let (b, b_matrix) = matrix(b)?;
     let batch_of = |tensor: &Tensor| if tensor.rank() == 3 { tensor.shape()[0] } else { 1 };
-    // A batch of one meets any other, an empty one too.
+    // A batch of one is broadcast to any other, an empty one too.
     let batch = if batch_of(&a) == 1 { batch_of(&b) } else { batch_of(&a) };
     let [m, k, n] = [a.shape()[a.rank() - 2], a.shape()[a.rank() - 1], b.shape()[b.rank() - 1]];
     let mut shape = Shape::new();
@@ -142,7 +143,7 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     }
     shape.extend([m, n]);
     let stream = call.device.current_stream();
-    // A product is added to the elements that the result starts as.
+    // The result starts as the added tensor, and the product is added to it.
     let sum = added.as_ref().and_then(|added| added.consumed(&shape));
     let is_begun = sum.is_some();
     let result = match sum {
@@ -211,7 +212,8 @@ struct MatmulBackward {
     label: Label,
 }
 
-/// Returns the gradient of an input of the node that runs, `x · y` as [`product_like`] has it, or `None` where it was added to a sum in place.
+/// Returns the gradient of an input of the running node, `x · y` as computed by [`product_like`], or `None` if it was added to a
+/// sum in place.
 fn product_of(
     to: (&Request, usize),
     operand: &Tensor,
@@ -259,8 +261,8 @@ impl Backward for MatmulBackward {
     }
 }
 
-/// Returns the gradient `a · b` of an input of the node that runs, of rank 2, or `None` where it was added to a sum in place. It is of f32 where
-/// the input's may be, and a library gives it so.
+/// Returns the gradient `a · b` of an input of the running node, of rank 2, or `None` if it was added to a sum in place. It is
+/// f32 if that is allowed for the input and a library computes it.
 pub(super) fn summed_product(
     (request, input): (&Request, usize),
     a: &Tensor,
@@ -303,7 +305,7 @@ pub(super) fn summed_product(
     Ok(None)
 }
 
-/// Returns the gradient of an input of the node that runs, the sum of a matrix's rows: of f32 where the input's may be.
+/// Returns the gradient of an input of the running node, the sum of a matrix's rows: f32 if that is allowed for the input.
 pub(super) fn summed_rows(
     (request, input): (&Request, usize),
     rows: &Tensor,
@@ -325,7 +327,7 @@ pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
 }
 
 /// Returns `x · y`, summed to the shape of `operand` and laid out as it is: column-major for a transposed view, so that the
-/// gradient of what it views (a linear layer's weight) comes out contiguous.
+/// gradient of its base (a linear layer's weight) is contiguous.
 fn product_like(operand: &Tensor, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     let strides = operand.layout().strides();
     let column_major = strides[strides.len() - 2] == 1 && !operand.is_contiguous();

@@ -1,8 +1,8 @@
-//! Two linear layers with GELU or the rectified linear unit between them as one operator: the library takes the activation, and multiplies by its
-//! derivative, while it stores a product.
+//! Two linear layers with GELU or the rectified linear unit between them as one operator: the library applies the activation, and
+//! multiplies by its derivative, while it stores a product.
 //!
-//! The operator's results are that of the layers, what the library keeps of the activation (GELU's argument, or a bit per element), and what the
-//! activation gives: the gradient reads the last two.
+//! The operator returns the result of the layers, the data that the library keeps for the activation's gradient (GELU's argument,
+//! or a bit per element), and the result of the activation; the gradient reads the last two.
 
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::Matmul;
@@ -17,7 +17,8 @@ use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns the product of two matrices, with an activation of which `kept` is kept (rows, columns; or bytes of bits), which is contiguous.
+/// Returns the contiguous product of two matrices, with an activation that reads or writes `kept` (rows, columns; or bytes of
+/// bits).
 fn multiplied(
     [a, b]: [&Tensor; 2],
     bias: Option<&Tensor>,
@@ -98,7 +99,8 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     Ok([result, kept, hidden].into_iter().collect())
 }
 
-/// The gradient of [`forward`]: with the derivative of the activation in the product's epilogue, or, where it shall have a gradient itself, by operators.
+/// The gradient of [`forward`]: with the derivative of the activation in the product's epilogue, or, if it must be differentiable
+/// itself, by operators.
 pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[0, 1, 2, 3],
     outputs: &[1, 2],

@@ -1,4 +1,4 @@
-//! The kernels of the built-in operators: what the dispatcher calls for a backend or for autograd.
+//! The kernels of the built-in operators: the functions that the dispatcher calls for a backend or for autograd.
 //!
 //! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`](crate::loops)), made from their entry.
 //! Matrix products, linear layers, attention, windows, gathers and scatters have kernels of their own; layer normalization and

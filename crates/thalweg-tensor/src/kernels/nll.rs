@@ -1,4 +1,4 @@
-//! The value at each row's class, and its gradient: of the elements of a row only that one is read, or is not 0.
+//! The value at each row's class, and its gradient: only that element of a row is read, or has a gradient other than 0.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Scalar, Shape};
@@ -39,7 +39,7 @@ fn checked(call: &Call<'_>) -> Result<[usize; 3]> {
     }
 }
 
-/// Returns −x at each row's class times the class's weight, and that weight, in the dtype that x is computed in.
+/// Returns −x at each row's class times the class's weight, and that weight, in the compute dtype of x.
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [outer, classes, inner] = checked(call)?;
     let (x, target) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?);
@@ -60,14 +60,14 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     Ok(results)
 }
 
-/// The gradient of the losses in x. The weights have none.
+/// The gradient of the losses with respect to x. The weights have none.
 pub(crate) static GRADIENT: Formula = Formula {
     inputs: &[1],
     outputs: &[1],
     backward: |call| call.one(0, || if is_grad_enabled() { by_operators(call) } else { by_kernel(call) }),
 };
 
-/// Returns what the elements at the classes get, in x's dtype.
+/// Returns the gradients of the elements at the classes, in x's dtype.
 fn at_classes(call: &GradientCall<'_>) -> Result<Tensor> {
     call.gradient()?.mul(&call.result(1)?)?.neg()?.to_dtype(call.dtype_of(0))
 }
@@ -90,12 +90,12 @@ fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
     Ok(result)
 }
 
-/// Returns the gradient by operators that record theirs.
+/// Returns the gradient, computed by operators that record their own.
 fn by_operators(call: &GradientCall<'_>) -> Result<Tensor> {
     let target = call.saved(1)?;
     let [outer, classes, inner] = around(call.shape(0), call.int(4) as usize);
     let number = |value: i64| Tensor::full(&[], Scalar::I64(value), target.dtype(), call.device());
-    // What is ignored adds 0 to the first class.
+    // An ignored row adds 0 to the first class.
     let index = target.eq(&number(call.int(3))?)?.select_where(&number(0)?, &target)?;
     let (value, index) = (at_classes(call)?.reshape(&[outer, 1, inner])?, index.reshape(&[outer, 1, inner])?);
     let arguments = [(&value).into(), (&index).into(), (classes as i64).into()];

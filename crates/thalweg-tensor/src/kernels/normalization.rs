@@ -14,7 +14,7 @@ use crate::dispatch::{Call, Ints, built_in};
 use crate::loops::{self, LoopArguments, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
 
-/// The place of the input among the results of a fork: behind mean and inverse deviation.
+/// The index of the input among the results of a fork: after mean and inverse deviation.
 const FORK: usize = 3;
 
 /// Normalizes the rows of a call. Weight and bias have the shape of a row, and are repeated over the rows.
@@ -22,14 +22,14 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     normalize(&LAYER_NORM_AFFINE, call)
 }
 
-/// Normalizes as [`backend`] does, and returns the input itself as a further result.
+/// Normalizes like [`backend`], and returns the input itself as a further result.
 pub(crate) fn fork(call: &Call<'_>) -> Result<Tensors> {
     let mut results = backend(call)?;
     results.push(call.tensors[0].detach());
     Ok(results)
 }
 
-/// Normalizes the sum of an input and a branch, which is a further result, as the input itself is of a [`fork`].
+/// Normalizes the sum of an input and a branch; the sum is a further result, as the input is for a [`fork`].
 pub(crate) fn add(call: &Call<'_>) -> Result<Tensors> {
     let [x, branch] = [call.tensors[0], call.tensors[1]];
     if x.shape() != branch.shape() || x.dtype().promote(branch.dtype()).ok() != Some(x.dtype()) {
@@ -65,8 +65,8 @@ fn normalize(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
     loops::run(&LoopCall::new(operator, call, &tensors, arguments.clone()), None)
 }
 
-/// Runs it, and records a node that keeps what is normalized, weight and the statistics of the rows. A fork's gradient arrives behind
-/// theirs.
+/// Runs the operator, and records a node that saves the normalized tensor's input, the weight and the statistics of the rows. A
+/// fork's gradient arrives after those of the other results.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let (inputs, parameters) = call.tensors.split_at(call.tensors.len() - 2);
@@ -94,7 +94,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
 struct LayerNormBackward {
     /// The tensor that is normalized: the input, or the sum of it and a branch.
     x: Saved,
-    /// The dtype of a branch, of which that is the sum with an input.
+    /// The dtype of the branch, if `x` is the sum of an input and a branch.
     branch: Option<DType>,
     weight: Saved,
     mean: Saved,
@@ -102,13 +102,13 @@ struct LayerNormBackward {
     /// The dimensions that are normalized, the last ones.
     dimensions: Shape,
     count: Scalar,
-    /// Whether the gradient of the input is wanted, and that of a parameter.
+    /// Whether the gradient of the input is required, and that of a parameter.
     wanted: [bool; 2],
     label: Label,
 }
 
 impl LayerNormBackward {
-    /// Returns the gradient of what is normalized, and behind it that of a branch, if it has a dtype of its own.
+    /// Returns the gradient of `x`, followed by that of the branch if its dtype differs.
     fn inputs(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Tensors> {
         let x = self.x.get()?;
         let branch = self.branch.filter(|&branch| branch != x.dtype());
@@ -133,20 +133,20 @@ impl LayerNormBackward {
         Ok(results)
     }
 
-    /// Returns whether the gradient of an input is asked for now, and that of a parameter.
+    /// Returns whether the gradient of an input is requested by this pass, and that of a parameter.
     fn asked(&self, request: &Request) -> (bool, bool) {
         let inputs = 1 + usize::from(self.branch.is_some());
         let any = |mut range: Range<usize>| range.any(|input| request.is_asked(input));
         (any(0..inputs), any(inputs..inputs + 2))
     }
 
-    /// Returns the gradients in the order of the node's inputs: what is normalized is the first, or the sum of the first two.
+    /// Returns the gradients in the order of the node's inputs: `x` is the first input, or the sum of the first two.
     fn in_order(&self, inputs: &[Tensor], [weight, bias]: [Option<Tensor>; 2]) -> Gradients {
         let branch = self.branch.map(|_| inputs.get(1).or(inputs.first()).cloned());
         [inputs.first().cloned()].into_iter().chain(branch).chain([weight, bias]).collect()
     }
 
-    /// Returns the gradients by operators that record theirs.
+    /// Returns the gradients, computed by operators that record their own.
     fn recorded(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Gradients> {
         let (x, weight) = (self.x.get()?, self.weight.get()?);
         let compute = x.dtype().compute();

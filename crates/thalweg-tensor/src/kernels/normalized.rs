@@ -1,4 +1,4 @@
-//! Normalized rows, with the gradient of gradients, and which dimensions a row has.
+//! Normalized rows, with gradients of gradients, and the dimensions of a row.
 
 use thalweg_ir::Shape;
 use thalweg_runtime::{Error, Result};
@@ -7,23 +7,23 @@ use crate::autograd::is_grad_enabled;
 use crate::dispatch::Ints;
 use crate::tensor::Tensor;
 
-/// Rows of which each has mean 0 and variance 1 after normalization: their elements, and what they were normalized with, which has
-/// the same rank.
+/// Rows of which each has mean 0 and variance 1 after normalization: the elements, and the inverse deviations, which have the
+/// same rank.
 pub(crate) struct Normalized {
     /// The dimensions of a row.
     pub dims: Ints,
-    /// The elements less the mean, over the deviation.
+    /// The elements minus the mean, divided by the deviation.
     pub values: Tensor,
     /// One over the deviation of each row.
     pub inverse: Tensor,
 }
 
 impl Normalized {
-    /// Normalizes rows with statistics that were computed from them: where gradients are recorded, they flow through these.
+    /// Normalizes rows with statistics that were computed from them: if gradients are recorded, they flow through the statistics.
     pub(crate) fn new(x: &Tensor, mean: &Tensor, inverse: &Tensor, dims: Ints) -> Result<Self> {
         let (mut mean, mut inverse) = (mean.to_dtype(x.dtype())?, inverse.to_dtype(x.dtype())?);
         if is_grad_enabled() && x.requires_grad() {
-            // The numbers that are given, with the gradients of those that they were computed as.
+            // The given statistics are used, with the gradients of the recomputed ones.
             let [variance, own] = x.var_mean(&dims, 0, true)?;
             mean = mean.detach().add(&own.sub(&own.detach())?)?;
             let past = inverse.detach().square()?.reciprocal()?;
@@ -41,7 +41,7 @@ impl Normalized {
     }
 }
 
-/// Returns a list of extents as PyTorch writes it.
+/// Returns a list of extents in PyTorch's format.
 pub(crate) fn sizes(list: &[usize]) -> String {
     format!("{list:?}")
 }

@@ -8,8 +8,8 @@ use thalweg_runtime::{DevicePointer, Error, Label, Result};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns whether the kernel takes queries (batch, heads, 1, features), keys and values (batch, heads, keys, features) of these shapes,
-/// with a mask that can be expanded to (batch, heads, 1, keys).
+/// Returns whether the kernel supports queries (batch, heads, 1, features), keys and values (batch, heads, keys, features) of
+/// these shapes, with a mask that can be expanded to (batch, heads, 1, keys).
 pub(crate) fn takes(query: &Tensor, key: &Tensor, mask: Option<&Tensor>) -> bool {
     let shape = query.shape();
     let is_mask = |mask: &Tensor| {
@@ -22,7 +22,7 @@ pub(crate) fn takes(query: &Tensor, key: &Tensor, mask: Option<&Tensor>) -> bool
     shape[2] == 1 && OneQuery::takes(query.dtype(), shape[3] as u64) && mask.is_none_or(is_mask)
 }
 
-/// Returns a tensor of rank 4 whose steps the kernel can take, copied first where they do not fit.
+/// Returns a tensor of rank 4 whose strides the kernel supports, copied first if they do not fit.
 fn readable(tensor: &Tensor) -> Result<(Tensor, Steps)> {
     let steps = |tensor: &Tensor| {
         let step = |dimension: usize| match tensor.shape()[dimension] {
@@ -91,9 +91,9 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     Ok(Tensors::from_elem(result, 1))
 }
 
-/// Writes a key and a value at a position into a cache of both, and returns attention of a query over the cache up to there: query (batch, heads, 1,
-/// features), key and value (batch, fewer heads, 1, features), caches (batch, fewer heads, keys, features), which fit each other. `None` where
-/// the kernel cannot read or write them where they lie.
+/// Writes a key and a value at a position into a cache of both, and returns attention of a query over the cache up to that
+/// position: query (batch, heads, 1, features), key and value (batch, fewer heads, 1, features), caches (batch, fewer heads,
+/// keys, features), whose shapes fit each other. `None` if the kernel cannot read or write them in place.
 pub(crate) fn append(
     [query, key, value]: [&Tensor; 3],
     caches: [&Tensor; 2],

@@ -1,4 +1,4 @@
-//! Numbers of a device's generator, and dropout: what [`thalweg_kernels::random`] draws.
+//! Numbers of a device's generator, and dropout: the draws of [`thalweg_kernels::random`].
 
 use thalweg_ir::{DType, element_count};
 use thalweg_kernels::Placed;
@@ -8,7 +8,7 @@ use thalweg_runtime::{DevicePointer, Error, Result};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
-/// Draws numbers of a distribution: of a seed and an offset on the device, a number of threads, and two numbers.
+/// Draws numbers of a distribution, from a seed and an offset on the device, a number of threads, and two numbers.
 pub(crate) fn drawn(call: &Call<'_>, distribution: Distribution) -> Result<Tensors> {
     let (dtype, elements) = (call.dtype(6), count(call, 5)?);
     let numbers = [3, 4].map(|place| call.scalar(place).to_f64());
@@ -21,7 +21,7 @@ pub(crate) fn drawn(call: &Call<'_>, distribution: Distribution) -> Result<Tenso
     Ok(Tensors::from_iter([result]))
 }
 
-/// Keeps each element with a probability, divided by it, and sets the others to 0; and says which were kept.
+/// Keeps each element with a probability, divided by it, and sets the others to 0; also returns which were kept.
 pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
     let (source, elements, keep) =
         (call.tensor(0).detach().contiguous()?, count(call, 5)?, call.scalar(4).to_f64());
@@ -45,7 +45,7 @@ pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
     Ok(Tensors::from_iter([result, mask]))
 }
 
-/// Returns how many elements there are.
+/// Returns the number of elements to draw.
 fn count(call: &Call<'_>, place: usize) -> Result<usize> {
     let sizes = call.ints(place);
     let sizes: Option<Vec<usize>> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
@@ -58,7 +58,7 @@ fn threads(call: &Call<'_>, place: usize) -> Result<u64> {
     u64::try_from(threads).map_err(|_| Error::invalid(format!("random numbers of {threads} threads")))
 }
 
-/// Returns where seed and offset are, which are tensors from a place on.
+/// Returns the addresses of seed and offset, the tensors from a position on.
 fn state(call: &Call<'_>, place: usize) -> Result<[DevicePointer; 2]> {
     let state = [place, place + 1].map(|place| call.tensor(place));
     match state.iter().all(|number| number.dtype() == DType::I64 && number.elements() == 1) {

@@ -1,8 +1,8 @@
 //! Writes in place that gradients flow through.
 //!
-//! A tensor that is written becomes the result of a node whose inputs are what it was before, and what was written. Where it is a
-//! view, its base does: the node covers the whole memory and knows the region that was written (`CopySlices` of PyTorch). Views
-//! that are used afterwards are read from the base's new history.
+//! A tensor that is written becomes the result of a node whose inputs are its former value and the value that was written. For a
+//! view, its base becomes that result: the node covers the memory of the base and stores the region that was written
+//! (`CopySlices` of PyTorch). Views that are used afterwards are read from the base's new history.
 
 use std::panic::Location;
 
@@ -43,8 +43,8 @@ impl Write {
         }
     }
 
-    /// Computes, from the gradient of the region, that of its earlier value (`None` if nothing of it is left) and that of the
-    /// source.
+    /// Computes, from the gradient of the region, that of its former value (`None` if it was overwritten completely) and that of
+    /// the source.
     fn gradients(&self, gradient: &Tensor) -> Result<(Option<Tensor>, Tensor)> {
         match self {
             Self::Copy { shape, dtype } => Ok((None, gradient.sum_to_shape(shape)?.to_dtype(*dtype)?)),
@@ -55,7 +55,7 @@ impl Write {
                 let zeros = Tensor::zeros(&[], gradient.dtype(), gradient.device())?.expand(&shape)?;
                 let before = gradient.copied(label.location)?;
                 index_copy(&before, *dimension, &index, &zeros, *label)?;
-                // The slices at the indices, as the rows of a table.
+                // The slices at the indices become the rows of a table.
                 let mut order: Shape = (0..gradient.rank()).collect();
                 order[..=*dimension].rotate_right(1);
                 let mut inverse: Shape = SmallVec::from_elem(0, order.len());
@@ -86,17 +86,17 @@ impl Write {
 pub(crate) struct Recording {
     /// The tensor whose history changes.
     whole: Tensor,
-    /// The written region of its elements; `None` where it is all of them.
+    /// The written region of its elements; `None` if it is all of them.
     region: Option<Region>,
     edges: SmallVec<[Option<Edge>; 4]>,
 }
 
 impl Recording {
-    /// Looks whether a write of `source` into `target` is recorded, and how.
+    /// Determines whether a write of `source` into `target` is recorded, and how.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the target is a leaf that requires a gradient or a view of one, if it is a view of
-    /// which autograd does not know what it is a view of, or if it is an inference tensor and this is not inference mode.
+    /// [`Error::is_invalid_argument`] if the target is a leaf that requires a gradient or a view of one, if it is a view whose
+    /// base autograd does not know, or if it is an inference tensor outside inference mode.
     pub(crate) fn new(target: &Tensor, source: &Tensor) -> Result<Option<Self>> {
         target.check_inference_write()?;
         let refused = |why: &str| Err(Error::invalid(format!("{target:?} {why}")));
@@ -144,7 +144,7 @@ impl Recording {
     /// Records the write, which has happened.
     pub(crate) fn record(mut self, write: Write) {
         if self.region.is_none() && matches!(write, Write::Copy { .. }) {
-            // Nothing is left of what was there before.
+            // Nothing of the former value is left.
             self.edges[0] = None;
         }
         let stream = self.whole.device().current_stream();
@@ -155,7 +155,7 @@ impl Recording {
     }
 }
 
-/// Returns why the result of a function of the program's own over the memory of an input is not written, in PyTorch's words.
+/// Returns PyTorch's message about a write to the result of a program's own function that shares the memory of an input.
 fn of_function(target: &Tensor) -> String {
     let edge = target.gradient_edge();
     let which = edge.as_ref().map_or_else(
@@ -176,7 +176,7 @@ fn of_function(target: &Tensor) -> String {
 struct WriteBackward {
     write: Write,
     region: Option<Region>,
-    /// Whether there is a gradient of what was there before, and of the source.
+    /// Whether there is a gradient of the former value, and of the source.
     wanted: [bool; 2],
 }
 
@@ -194,7 +194,7 @@ impl Backward for WriteBackward {
                 let [whole, part] = region.zeros(gradient)?;
                 whole.copy_(gradient)?;
                 let (before, source) = self.write.gradients(&part)?;
-                // A gradient that is the part itself is read before that is written.
+                // If the gradient is the part itself, it is read before the part is written.
                 let source = match source.shares_storage_with(&whole) {
                     true => source.copied(Location::caller())?,
                     false => source,

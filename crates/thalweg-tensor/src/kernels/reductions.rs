@@ -6,7 +6,7 @@ use crate::autograd::formula::Formula;
 use crate::dispatch::Arguments;
 use crate::tensor::Tensor;
 
-/// A product's gradient: at each element the product of all others in its row, without a division, so that zeros do no harm.
+/// A product's gradient: at each element the product of all others in its row, without a division, so that zeros are handled.
 pub(crate) static PRODUCT: Formula = Formula {
     inputs: &[0],
     outputs: &[],
@@ -23,7 +23,7 @@ pub(crate) static PRODUCT: Formula = Formula {
             }
             let wide = turned.to_dtype(x.dtype().compute())?.reshape(&[rows, x.elements() / rows])?;
             let one = Tensor::ones(&[rows, 1], wide.dtype(), wide.device())?;
-            // The product of what is in front of each element.
+            // The product of the elements before each element.
             let before =
                 |x: &Tensor| Tensor::cat(&[one.clone(), x.narrow(1, 0, x.shape()[1] - 1)?], 1)?.cumprod(1);
             let others = before(&wide)?.mul(&before(&wide.flip(&[1])?)?.flip(&[1])?)?;

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 use super::views::{ViewBackward, record_view};
 use crate::tensor::Tensor;
 
-/// Returns a shape of this number of elements, in which −1 is the extent that the others leave.
+/// Returns a shape of this number of elements, in which −1 is the extent computed from the others.
 pub(crate) fn inferred(size: &[i64], elements: usize) -> Result<Shape> {
     let mut unknown = None;
     for (at, &extent) in size.iter().enumerate() {
@@ -45,7 +45,7 @@ pub(crate) fn check_count(shape: &[usize], elements: usize) -> Result<()> {
     }
 }
 
-/// Returns a view that is broadcast to a shape, in which −1 leaves an extent as it is.
+/// Returns a view that is broadcast to a shape, in which −1 keeps an extent.
 pub(crate) fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
     let Some(added) = size.len().checked_sub(x.rank()) else {
         return Err(Error::invalid(format!(

@@ -12,7 +12,7 @@ use crate::dispatch::{Arguments, Call, Ints, built_in};
 use crate::loops::{self, LoopArguments, LoopCall, Points};
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns the rows over the root of their mean square, times the weight, and 1 / √(mean square + ε) of each row.
+/// Returns the rows divided by the root of their mean square, times the weight, and 1 / √(mean square + ε) of each row.
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.optional_tensor(1));
     let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
@@ -30,7 +30,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     loops::run(&LoopCall::new(operator, call, &tensors, arguments), None)
 }
 
-/// Returns how many elements a row has.
+/// Returns the number of elements of a row.
 fn count(shape: &[usize]) -> f64 {
     shape.iter().product::<usize>() as f64
 }
@@ -45,7 +45,7 @@ pub(crate) static GRADIENT: Formula = Formula {
     },
 };
 
-/// Returns how many leading dimensions tell rows apart.
+/// Returns the number of leading dimensions, which distinguish the rows.
 fn rows(call: &GradientCall<'_>) -> usize {
     call.shape(0).len() - call.ints(2).len()
 }
@@ -86,7 +86,7 @@ fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
     })
 }
 
-/// Returns the gradients by operators that record theirs.
+/// Returns the gradients, computed by operators that record their own.
 fn by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
     let x = call.saved(0)?;
     let (rows, compute) = (rows(call), x.dtype().compute());
@@ -108,7 +108,7 @@ fn by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
         };
         let mut slope = scaled.mul(&normalized)?.mean(&dims, true)?;
         if call.has_gradient(1) {
-            // The inverse root falls by x · inverse³ / count.
+            // The derivative of the inverse root is −x · inverse³ / count.
             let mut shape: Shape = x.shape()[..rows].into();
             shape.resize(x.rank(), 1);
             let past = call.gradient_of(1)?.to_dtype(compute)?.reshape(&shape)?;

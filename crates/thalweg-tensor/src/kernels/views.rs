@@ -16,19 +16,19 @@ use crate::tensor::Tensor;
 
 /// The way in which the gradient of a view becomes that of its base.
 pub(crate) enum ViewBackward {
-    /// Dimensions in another order; this order takes it back.
+    /// Dimensions in another order; this order reverses it.
     Permute(Shape),
-    /// Another shape; this is the base's.
+    /// Another shape; this is the base's shape.
     Reshape(Shape),
     /// Repeated dimensions; this is the base's shape.
     Expand(Shape),
-    /// Some elements, each of them once.
+    /// A subset of the elements, each once.
     Part {
         /// The view.
         name: &'static str,
         /// The base's shape.
         shape: Shape,
-        /// The place where the view's elements lie in a contiguous tensor of that shape.
+        /// The layout of the view's elements in a contiguous tensor of that shape.
         part: Layout,
     },
     /// The parts of complex numbers as a last dimension.
@@ -63,7 +63,7 @@ impl Backward for ViewBackward {
             Self::Permute(order) => gradient.permute(order)?,
             Self::Reshape(shape) => gradient.reshape(shape)?,
             Self::Expand(shape) => gradient.sum_to_shape(shape)?,
-            // A part that is everything.
+            // The part is the entire base.
             Self::Part { shape, part, .. } if *part == Layout::contiguous(shape) => gradient.clone(),
             Self::Part { shape, part, .. } => {
                 let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
@@ -78,7 +78,7 @@ impl Backward for ViewBackward {
     }
 }
 
-/// Adds the gradient of a view with any strides up in its base's memory: its elements may be there several times.
+/// Sums the gradient of a view with any strides in its base's memory, since elements may occur several times.
 fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<Tensor> {
     let start = base.offset().min(view.offset());
     let reach = |layout: &Layout| layout.offset() - start + layout.span();
@@ -92,7 +92,7 @@ fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<T
     let mut sums = call_scatter(&sums, &index, &source, Combine::Sum)?;
     let base = within(base)?;
     if base.may_overlap() {
-        // Elements of the base that are the same memory share the sum: each has its part.
+        // Elements of the base that share memory divide the sum equally.
         let shared = places.with_layout(base.clone()).reshape(&[1, element_count(base.shape())?, 1])?;
         let ones = Tensor::ones(shared.shape(), sums.dtype(), device)?;
         let counts = call_scatter(&sums.zeros_like()?, &shared, &ones, Combine::Sum)?;
@@ -114,8 +114,8 @@ pub(crate) fn record_view(base: &Tensor, view: Tensor, backward: impl FnOnce() -
     view
 }
 
-/// Returns the tensor of a shape whose parts, in the layouts that `part` gives them in it, these gradients are already; `None` if they are
-/// not, or must record themselves.
+/// Returns the tensor of a shape of which these gradients already are the parts, in the layouts that `part` computes; `None` if
+/// they are not, or must be recorded.
 fn whole_of(
     gradients: &[Option<Tensor>],
     shape: &[usize],
@@ -139,7 +139,7 @@ fn whole_of(
     Some(first.with_layout(Layout::new(shape, base.strides(), first.layout().offset()).ok()?))
 }
 
-/// The parts of a dimension, one behind the other: their gradients are put together again.
+/// The node of the consecutive parts of a dimension: it joins their gradients.
 struct SplitBackward {
     /// The base's shape.
     shape: Shape,
@@ -191,7 +191,7 @@ pub(crate) fn record_split(
     parts
 }
 
-/// The places of a dimension: their gradients are put together again.
+/// The node of the slices of a dimension: it joins their gradients.
 struct UnbindBackward {
     /// The base's shape.
     shape: Shape,
@@ -211,7 +211,7 @@ impl Backward for UnbindBackward {
         }
         let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
         if let ([Some(first), Some(second), Some(third)], false) = (gradients, is_grad_enabled()) {
-            // Queries, keys and values: one kernel, which records nothing.
+            // For queries, keys and values one kernel joins them, which does not record.
             let order: Shape = [self.dimension]
                 .into_iter()
                 .chain((0..self.shape.len()).filter(|&dimension| dimension != self.dimension))
@@ -238,7 +238,7 @@ impl Backward for UnbindBackward {
     }
 }
 
-/// Records the places of a dimension as views.
+/// Records the slices of a dimension as views.
 pub(crate) fn record_unbind(base: &Tensor, mut places: Vec<Tensor>, dimension: usize) -> Vec<Tensor> {
     if base.requires_grad() && is_grad_enabled() && !places.is_empty() {
         let node = UnbindBackward { shape: base.shape().into(), dimension };

@@ -1,4 +1,4 @@
-//! The nodes that calls of loop operators record, and what computes their gradients.
+//! The nodes that calls of loop operators record, and the computation of their gradients.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_grad_enabled, r
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
-/// Runs a call whose backend kernel is this loop operator's, and records a node whose gradient is derived.
+/// Runs a call of a loop operator, and records a node whose gradient is derived.
 pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensors> {
     let resolved = Resolved::of(lowered)?;
     let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
@@ -64,13 +64,13 @@ pub(crate) struct LoopBackward {
     derived: Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,
     numbers: LaunchNumbers,
-    /// The shapes of the operator's inputs, where it is itself a gradient.
+    /// The shapes of the operator's inputs, if it is itself a gradient.
     shapes: Option<Box<[Shape]>>,
     wanted: u32,
     label: Label,
 }
 
-/// The computation of one backward pass: an absent gradient of an output is not a factor of anything.
+/// The computation of one backward pass: terms with an absent gradient of an output are left out.
 struct Pass<'a> {
     derived: Arc<GradientBody>,
     saved: SmallVec<[&'a Saved; 4]>,
@@ -89,7 +89,7 @@ impl LoopBackward {
         self.shapes.as_ref().map_or(&self.resolved.lowered.inputs, |shapes| shapes)
     }
 
-    /// Returns what is computed where these gradients of outputs are given.
+    /// Returns the computation for these gradients of outputs.
     fn pass<'a>(&'a self, gradients: &[Option<Tensor>]) -> Pass<'a> {
         let used = self.derived.used_outputs.iter().enumerate();
         let absent = used
@@ -106,8 +106,8 @@ impl LoopBackward {
         Pass { derived, saved, used }
     }
 
-    /// Returns the gradient of an input, by its place among the wanted ones, where the derived body only hands one of the used gradients
-    /// on: that gradient, or a view of it that repeats what a row has at all its points.
+    /// Returns the gradient of an input, by its index among the required ones, if the derived body only passes on one of the used
+    /// gradients: that gradient, or a view of it that repeats the value of each row at all its points.
     fn passed_on(&self, output: usize, pass: &Pass<'_>) -> Result<Option<Tensor>> {
         let (body, used) = (&pass.derived.body, &pass.used);
         let mut value = body.nodes[body.outputs[output].value.index()];
@@ -115,7 +115,7 @@ impl LoopBackward {
             value = body.nodes[id.index()];
         }
         let Expression::Load { input } = value else { return Ok(None) };
-        // A number that was widened for the computation is rounded back to what it was.
+        // A number that was widened for the computation is rounded back to its former value.
         let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
         let Some(gradient) = usize::from(input).checked_sub(pass.saved.len()).filter(|_| same_dtype) else {
             return Ok(None);
@@ -127,8 +127,8 @@ impl LoopBackward {
         }
     }
 
-    /// Returns the dimensions over whose rows alone the derived body is computed, and the shape over which its results are repeated:
-    /// where nothing that it reads differs at the points of a row.
+    /// Returns the dimensions if the derived body can be computed once per row, because nothing that it reads varies within a
+    /// row, and the shape over which its results are then repeated.
     fn of_rows(&self, body: &Body, inputs: &[&Tensor]) -> Option<(&Split, &Shape)> {
         let Extents::Rows { split, shape } = self.extents() else { return None };
         let rows = split.pick(shape).0;
@@ -140,8 +140,8 @@ impl LoopBackward {
     }
 }
 
-/// Returns a view of a tensor of the rows that repeats the value of a row at all points of this shape; the tensor itself, if it is
-/// of the points.
+/// Returns a view of a tensor with one value per row that repeats each value at all points of this shape; the tensor itself, if
+/// it has one value per point.
 fn repeated(split: &Split, tensor: &Tensor, shape: &[usize]) -> Result<Option<Tensor>> {
     if tensor.shape() == shape {
         return Ok(Some(tensor.clone()));
@@ -175,7 +175,7 @@ impl Backward for LoopBackward {
             .map(|output| self.passed_on(output, &pass))
             .collect::<Result<SmallVec<[Option<Tensor>; 4]>>>()?;
         if is_grad_enabled() && !passed.iter().all(Option::is_some) {
-            // The gradient of the gradient is that of the body with all its outputs.
+            // The gradient of the gradient is derived from the body with all its outputs.
             passed.iter_mut().for_each(|gradient| *gradient = None);
         }
         let mut computed = match passed.iter().all(Option::is_some) {
@@ -203,7 +203,7 @@ impl Backward for LoopBackward {
     }
 
     fn saved(&self) -> Vec<SavedPlace<'_>> {
-        // A gradient's own gradient keeps what no signature has a name for.
+        // The tensors that a gradient of a gradient keeps have no names in any signature.
         let Some(schema) = Schema::parse(&self.operator.schema()).ok().filter(|_| self.shapes.is_none())
         else {
             return Vec::new();
@@ -218,8 +218,8 @@ impl Backward for LoopBackward {
 }
 
 impl LoopBackward {
-    /// Returns the gradient of an input of this shape from that of every point: an input with one value per row is repeated over
-    /// the points of the row, any other is broadcast.
+    /// Returns the gradient of an input of this shape from the gradients at all points: an input with one value per row is
+    /// repeated over the points of the row, any other is broadcast.
     fn summed(&self, gradient: &Tensor, shape: &[usize]) -> Result<Tensor> {
         if let Extents::Rows { split, shape: points } = self.extents()
             && shape != points.as_slice()
@@ -232,15 +232,15 @@ impl LoopBackward {
         gradient.sum_to_shape(shape)
     }
 
-    /// Returns the body without the outputs that are `passed` on, whose outputs that are summed afterwards stay in the dtype that is
-    /// computed in, and its number: a sum of values that were rounded to 16 bits would lose digits.
+    /// Returns the body without the outputs that are `passed` on, and its number. Outputs that are summed afterwards stay in the
+    /// dtype of the computation: a sum of values that were rounded to 16 bits would lose digits.
     fn unrounded(&self, derived: &GradientBody, passed: &[Option<Tensor>]) -> (u64, Arc<Body>) {
         let (mut id, mut body) = (derived.id, Arc::clone(&derived.body));
         let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
         for (output, input) in wanted.enumerate() {
             let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
             let is_summed = self.inputs()[input] != self.extents().output_shape(place);
-            // The gradient of a gradient is that of the body as it is.
+            // The gradient of a gradient is derived from the unchanged body.
             if is_summed && dtype.compute() != dtype && !is_grad_enabled() {
                 Arc::make_mut(&mut body).outputs[output].dtype = dtype.compute();
                 id = (id ^ (output as u64 + 1)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -288,7 +288,7 @@ impl LoopBackward {
         }
     }
 
-    /// Records a node for the gradient itself, where gradients of gradients are asked for (`create_graph`).
+    /// Records a node for the gradient itself, if gradients of gradients are requested (`create_graph`).
     fn record(
         &self,
         derived: &GradientBody,

@@ -17,7 +17,7 @@ pub(crate) struct LoopCall<'a> {
     pub operator: &'static LoopOp,
     /// The tensors.
     pub tensors: SmallVec<[&'a Tensor; 4]>,
-    /// The rest.
+    /// The other arguments.
     pub arguments: LoopArguments,
     /// The device of tensors and results.
     pub device: &'a Device,
@@ -26,7 +26,7 @@ pub(crate) struct LoopCall<'a> {
 }
 
 impl<'a> LoopCall<'a> {
-    /// Makes a loop operator's call of the arguments of a call, taken as they stand: tensors, numbers, sizes, dtype.
+    /// Makes a loop operator's call from the unchanged arguments of a call: tensors, numbers, sizes, dtype.
     pub(crate) fn of(operator: &'static LoopOp, call: &Call<'a>) -> Result<Self> {
         let mut arguments = LoopArguments::default();
         for argument in call.arguments {
@@ -85,7 +85,7 @@ impl LoopCall<'_> {
         Ok(gradient.saved_inputs.contains(&0))
     }
 
-    /// Returns shape and dtype of the only result of an elementwise call, or `None` of another call.
+    /// Returns shape and dtype of the only result of an elementwise call, or `None` for another call.
     pub(crate) fn result(&self) -> Result<Option<(Shape, DType)>> {
         if self.operator.space != Space::Elementwise || self.operator.outputs.len() != 1 {
             return Ok(None);
@@ -106,7 +106,7 @@ fn unsigned(list: &[i64]) -> Result<Shape> {
     list.iter().map(|&number| usize::try_from(number).map_err(refused)).collect()
 }
 
-/// Refuses integers that are not those that the entry takes.
+/// Refuses integers that the entry does not accept.
 fn check_sizes(operator: &LoopOp, tensors: &[&Tensor], points: &Points) -> Result<()> {
     let integers = points.integers();
     let counted = |what: &str, count: usize| match integers.len() == count {

@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 /// The operands of a call.
 pub(crate) type Operands<'a> = SmallVec<[Operand<'a>; 8]>;
 
-/// Returns tensors as lowering sees them.
+/// Returns tensors as operands for lowering.
 pub(crate) fn operands<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Operands<'a> {
     let operand = |tensor: &'a Tensor| Operand { dtype: tensor.dtype(), layout: tensor.layout() };
     tensors.into_iter().map(operand).collect()
@@ -24,7 +24,8 @@ pub(crate) fn widen(sizes: &[usize]) -> Dimensions {
     sizes.iter().map(|&size| size as u64).collect()
 }
 
-/// Memory of a launch's steps from the caching allocator, freed when it is dropped: reuse on the stream is ordered after them.
+/// Memory for the steps of a launch, from the caching allocator. It is freed when dropped: reuse on the stream is ordered after
+/// the steps.
 pub(super) struct Rooms<'a> {
     pub(super) stream: &'a Stream,
     pub(super) label: Label,
@@ -43,7 +44,7 @@ impl Temporaries for Rooms<'_> {
     }
 }
 
-/// Carries out a launch on the current stream.
+/// Launches on the current stream.
 pub(crate) fn launch(
     launch: &LoopLaunch,
     inputs: &[&Tensor],

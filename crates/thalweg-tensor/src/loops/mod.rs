@@ -1,5 +1,5 @@
 //! Loop operators: from a call with tensors to a launch, and the node that it records. [`thalweg_ops::lower`] decides what runs;
-//! here are tensors, the memory of results, and what a thread keeps of its calls.
+//! this module handles tensors, the memory of results, and each thread's cache of calls.
 
 mod backward;
 mod call;
@@ -56,7 +56,7 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     let launch = if results_alignment >= resolved.alignment_bytes {
         resolved.launch(call)?
     } else {
-        // Memory of an upstream that aligns less than the caching allocator does.
+        // The memory comes from an upstream with a smaller alignment than the caching allocator's.
         own = prepared(lowered.launch(), call.device, results_alignment)?;
         &own
     };
@@ -64,13 +64,13 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     Ok(outputs)
 }
 
-/// Lets the kernel report classes that are out of range, where the operator reads some.
+/// Makes the kernel report classes that are out of range, if the operator reads classes.
 fn telling(call: &LoopCall<'_>) -> Option<Telling> {
     let has_classes = matches!(call.operator.rule, DTypeRule::Classes | DTypeRule::WideClasses);
     has_classes.then(|| Telling::of(call.label.operator, RangeOf::Classes))
 }
 
-/// Runs an operator into given tensors, which may be inputs too where the layouts agree and each thread reads a point before it
+/// Runs an operator into given tensors, which may also be inputs if the layouts agree and each thread reads a point before it
 /// writes it.
 pub(crate) fn run_into(
     operator: &'static LoopOp,

@@ -1,4 +1,4 @@
-//! [`Resolved`]: a call of a loop operator with all that follows from its tensors, kept per thread.
+//! [`Resolved`]: a call of a loop operator with everything derived from its tensors, cached per thread.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -15,11 +15,11 @@ use super::launch::operands;
 use crate::destination;
 use crate::tensor::{Tensor, Tensors};
 
-/// A resolved call of a loop operator: all that follows from its tensors' dtypes, shapes, strides and alignment.
+/// A resolved call of a loop operator: everything derived from its tensors' dtypes, shapes, strides and alignment.
 #[derive(Debug)]
 pub(crate) struct Resolved {
     pub(crate) lowered: LoweredLoop,
-    /// The launch, once a kernel of the loop is asked for.
+    /// The launch, once a kernel of the loop has been requested.
     launch: OnceLock<Arc<PreparedLaunch>>,
     /// The alignment of the addresses of inputs and outputs that the launch relies on.
     pub(super) alignment_bytes: u64,
@@ -29,14 +29,14 @@ pub(crate) struct Resolved {
 const RESOLVED: usize = 1 << 12;
 
 thread_local! {
-    /// The calls that this thread has resolved. Kept per thread, so that a call that was made before takes no lock and one look-up.
+    /// The calls that this thread has resolved. Cached per thread, so that a repeated call takes no lock and one look-up.
     static KNOWN: RefCell<Known> = RefCell::default();
 }
 
 /// Resolved calls by everything that they depend on; emptied when there are too many.
 #[derive(Default)]
 struct Known {
-    /// Room for the key of the call that is looked up.
+    /// The buffer for the key of a look-up.
     key: Vec<u64>,
     calls: FxHashMap<Box<[u64]>, Arc<Resolved>>,
 }
@@ -45,7 +45,7 @@ impl Resolved {
     /// Resolves a call, or finds it resolved.
     pub(crate) fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
         let alignment_bytes = alignment_of(call.tensors.iter().map(|tensor| tensor.pointer()));
-        // A thread whose own variables are gone is at its end, and keeps nothing.
+        // A thread whose thread-local variables are already destroyed caches nothing.
         let found = KNOWN.try_with(|known| {
             let Known { key, calls } = &mut *known.borrow_mut();
             Self::write_key(key, call, alignment_bytes);
@@ -56,7 +56,8 @@ impl Resolved {
         }
         let before = Self::key_of(call, alignment_bytes);
         let made = Self::new(call, alignment_bytes).map(Arc::new);
-        // Another thread may have given a tensor another layout meanwhile: then this is of neither, and a refusal means nothing.
+        // Another thread may have changed a tensor's layout meanwhile: then the result mixes both layouts, and a refusal means
+        // nothing.
         let is_of_one = Self::key_of(call, alignment_bytes) == before;
         if made.is_err() && !is_of_one {
             return Self::of(call);
@@ -81,7 +82,7 @@ impl Resolved {
         key
     }
 
-    /// Writes down everything that a call depends on beside the values of its numbers.
+    /// Writes everything that a call depends on, except the values of its numbers.
     fn write_key(key: &mut Vec<u64>, call: &LoopCall<'_>, alignment_bytes: u64) {
         let arguments = &call.arguments;
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
@@ -119,7 +120,7 @@ impl Resolved {
         Ok(self.launch.get_or_init(|| launch))
     }
 
-    /// Allocates the results, or takes memory that is offered for them. Returns also whether their layouts are as planned.
+    /// Allocates the results, or takes offered memory. Also returns whether their layouts are as planned.
     pub(super) fn results(&self, call: &LoopCall<'_>, stream: &Stream) -> Result<(Tensors, bool)> {
         let is_pointwise = call.operator.space == Space::Elementwise;
         let (mut results, mut are_as_planned) = (Tensors::new(), true);

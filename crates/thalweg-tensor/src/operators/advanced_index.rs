@@ -1,8 +1,8 @@
-//! Reading and writing at places that several index tensors name, and at those where a mask is true.
+//! Reading and writing at positions given by several index tensors, or where a mask is true.
 //!
-//! The indices become places: numbers in a tensor's elements, or in those of its indexed dimensions, which
-//! [`index`](super::index) reads and writes at. **What is as long as a mask has true elements is known only once the host has read
-//! the mask**: such a call blocks, and cannot be captured.
+//! The indices are converted to positions: numbers of a tensor's elements, or of those of its indexed dimensions, at which
+//! [`index`](super::index) reads and writes. **If the result's length is the number of true elements of a mask, it is known only
+//! once the host has read the mask**: such a call blocks, and cannot be captured.
 
 use std::panic::Location;
 
@@ -25,8 +25,8 @@ use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 
 operators! {
-    /// Returns the elements at places that index tensors, broadcast against each other, name in the first dimensions; a missing one
-    /// is all places, truth values are those where they are true.
+    /// Returns the elements at indices given by tensors, broadcast against each other, for the first dimensions; a missing tensor
+    /// selects all indices, truth values select where they are true.
     "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
         fn index(indices: optional_tensors) = Composite(|call| {
             let x = call.tensor(0);
@@ -35,7 +35,7 @@ operators! {
                 Some(indexed) => indexed.read(x).map(single),
             }
         });
-    /// Returns the tensor with values written at places that index tensors name, or added to what is there.
+    /// Returns the tensor with values written at indices given by tensors, or added to the elements there.
     "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"
         fn index_put(indices: optional_tensors, values: tensor, accumulate: bool) = Composite(|call| {
             let (x, values) = (call.tensor(0), call.tensor(2));
@@ -52,7 +52,7 @@ operators! {
                 Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
             }
         }), first: Consumed, autocast: Widest;
-    /// Returns the elements at places that index tensors name where a mask is true, else a number. Where the mask is false, an index
+    /// Returns the elements at indices given by tensors where a mask is true, else a number; where the mask is false, an index
     /// need not be in range.
     "_unsafe_masked_index(Tensor self, Tensor mask, Tensor?[] indices, Scalar fill) -> Tensor" = Composite(|call| {
         let (x, mask) = (call.tensor(0), call.tensor(1));
@@ -60,7 +60,7 @@ operators! {
         let read = built_in!("index.Tensor")?.call(&[x.into(), in_range(x, indices)?.as_slice().into()], None, call.label)?;
         mask.logical_not()?.select_where(&number_like(x, call.scalar(3))?, &read[0]).map(single)
     });
-    /// Returns the tensor with values added at places that index tensors name where a mask is true.
+    /// Returns the tensor with values added at indices given by tensors where a mask is true.
     "_unsafe_masked_index_put_accumulate(Tensor self, Tensor mask, Tensor?[] indices, Tensor values) -> Tensor"
         = Composite(|call| {
             let (x, mask, values) = (call.tensor(0), call.tensor(1), call.tensor(3));
@@ -92,20 +92,20 @@ operators! {
         }
         masked_fill(call, &value.to_dtype(dtype)?).map(single)
     }), first: Consumed;
-    /// Returns the tensor with the elements of a source, one after another, where a mask is true. Blocks.
+    /// Returns the tensor with the elements of a source, in order, where a mask is true. Blocks.
     "masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"
         fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single)), first: Consumed;
-    /// Returns the elements where a mask is true, one after another. Blocks.
+    /// Returns the elements where a mask is true, as a vector. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
         fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
-    /// Returns the elements at places in all elements, row-major; negative ones are counted from the end.
+    /// Returns the elements at indices into all elements, row-major; negative indices are counted from the end.
     "take(Tensor self, Tensor index) -> Tensor"
         fn take(index: tensor) = Composite(|call| {
             let (x, index) = (call.tensor(0), flat_index(call, "take")?);
             let rows = x.reshape(&[1, x.elements(), 1])?;
             gathered(&rows, &index)?.reshape(call.tensor(1).shape()).map(single)
         }), out: [Apart];
-    /// Returns the tensor with the elements of a source written at places in all elements, or added to what is there.
+    /// Returns the tensor with the elements of a source written at indices into all elements, or added to the elements there.
     "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
         fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {
             let (x, index, source) = (call.tensor(0), flat_index(call, "put_")?, call.tensor(2));
@@ -130,11 +130,11 @@ operators! {
         }), first: Consumed;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
     "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single)), out: [Long], complex: Taken;
-    /// Returns the coordinates of the elements that are not 0, a tensor per dimension. Blocks.
+    /// Returns the coordinates of the elements that are not 0, one tensor per dimension. Blocks.
     "nonzero_numpy(Tensor self) -> Tensor[]" fn nonzero_numpy() -> list = Kernel(|call| coordinates(call.tensor(0))), complex: Taken;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
     "argwhere(Tensor self) -> Tensor" fn argwhere() = Kernel(|call| nonzero(call.tensor(0)).map(single)), complex: Taken;
-    /// Returns the coordinates where a condition is true, a tensor per dimension. Blocks.
+    /// Returns the coordinates where a condition is true, one tensor per dimension. Blocks.
     "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0)));
     /// Returns a number where a condition is true, else the elements of a tensor.
     "where.ScalarSelf(Tensor condition, Scalar self, Tensor other) -> Tensor" = Composite(|call| {
@@ -148,33 +148,33 @@ operators! {
     "where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor" = Composite(|call| {
         call.tensor(0).select_where(&number(call, 1)?, &number(call, 2)?).map(single)
     }), autocast: Parts;
-    /// Returns classes as rows with a 1 at the class, in int64. Where the number of classes is −1, it is one more than the
-    /// greatest, and the call blocks.
+    /// Returns classes as rows with a 1 at the class, in int64. If the number of classes is −1, it is one more than the greatest
+    /// class, and the call blocks.
     "one_hot(Tensor self, int num_classes=-1) -> Tensor"
         fn one_hot(num_classes: int) = Kernel(|call| one_hot(call).map(single));
 }
 
-/// Returns places plus those of one more index, in a dimension of this extent and stride; −1 where an index is out of range.
+/// Returns positions with one more index added, in a dimension of this extent and stride; −1 where an index is out of range.
 pub(super) fn place(sum: &Tensor, index: &Tensor, extent: usize, stride: usize) -> Result<Tensor> {
     let numbers = [extent, stride].map(|number| Argument::Scalar(Scalar::I64(number as i64)));
     let arguments = [sum.into(), index.into(), numbers[0], numbers[1]];
     super::call(built_in!("thalweg::place")?, &arguments, None, Location::caller())
 }
 
-/// The place where index tensors point to in a tensor.
+/// The positions that index tensors select in a tensor.
 struct Indexed {
     /// The dimensions of the tensor, the indexed ones first.
     order: Shape,
     /// The number of dimensions that are indexed.
     count: usize,
-    /// The places in the indexed dimensions.
+    /// The positions in the indexed dimensions.
     places: Tensor,
-    /// The number of the other dimensions that come before those of the places in a result.
+    /// The number of the other dimensions that come before those of the positions in a result.
     leading: usize,
 }
 
 impl Indexed {
-    /// Reads the indices of a call; `None` where none says anything.
+    /// Reads the indices of a call; `None` if all are missing.
     fn new(call: &Call<'_>, x: &Tensor) -> Result<Option<Self>> {
         let list = expanded(call, x)?;
         if list.len() > x.rank() {
@@ -214,7 +214,7 @@ impl Indexed {
         }
         let others = (0..x.rank()).filter(|dim| !indexed.contains(dim));
         let order = indexed.iter().copied().chain(others).collect();
-        // Where the indexed dimensions stand side by side, the result's are in their place; else they come first.
+        // If the indexed dimensions are adjacent, the result's dimensions replace them; otherwise they come first.
         let leading = if last - first + 1 == indexed.len() { first } else { 0 };
         Ok(Some(Self { order, count: indexed.len(), places, leading }))
     }
@@ -227,13 +227,13 @@ impl Indexed {
         Ok((moved.reshape(&[1, indexed.iter().product(), others.iter().product()])?, others))
     }
 
-    /// Returns the places for every one of the others.
+    /// Returns the positions, repeated for each element of the other dimensions.
     fn index(&self, inner: usize) -> Result<Tensor> {
         let count = self.places.elements();
         self.places.reshape(&[1, count, 1])?.expand(&[1, count, inner])
     }
 
-    /// Returns the permutation from a result's dimensions to those of places, then others.
+    /// Returns the permutation from a result's dimensions to those of the positions followed by the others.
     fn result_order(&self, others: usize) -> Shape {
         let rank = self.places.rank();
         let places = self.leading..self.leading + rank;
@@ -256,7 +256,7 @@ impl Indexed {
         let moved: Shape = self.places.shape().iter().chain(&others).copied().collect();
         let mut shape: Shape = SmallVec::from_elem(0, order.len());
         order.iter().enumerate().for_each(|(to, &from)| shape[from] = moved[to]);
-        // Leading extents of 1 say nothing.
+        // Leading extents of 1 are ignored.
         let added = values.rank().saturating_sub(shape.len());
         let values = match values.shape()[..added].iter().all(|&extent| extent == 1) {
             true => values.reshape(&values.shape()[added..])?,
@@ -280,7 +280,7 @@ pub(crate) fn truth_values(mask: &Tensor) -> Result<Tensor> {
     mask.detach().to_dtype(DType::Bool)
 }
 
-/// Returns values broadcast to the shape of what is written.
+/// Returns values broadcast to the shape of the written part.
 fn broadcast_values(values: &Tensor, shape: &[usize]) -> Result<Tensor> {
     values.expand(shape).map_err(|_| {
         Error::invalid(format!(
@@ -290,7 +290,7 @@ fn broadcast_values(values: &Tensor, shape: &[usize]) -> Result<Tensor> {
     })
 }
 
-/// Refuses values of another dtype than that of what they are written to.
+/// Refuses values whose dtype differs from that of the tensor.
 fn check_written(x: &Tensor, values: &Tensor) -> Result<()> {
     if values.dtype() == x.dtype() {
         return Ok(());
@@ -301,7 +301,8 @@ fn check_written(x: &Tensor, values: &Tensor) -> Result<()> {
     )))
 }
 
-/// Returns the only index of a call, if it is a mask whose extents are the tensor's, as one of all of the tensor's dimensions.
+/// Returns the only index of a call, if it is a mask whose extents match the tensor's, as a mask over all of the tensor's
+/// dimensions.
 fn mask_of(call: &Call<'_>, x: &Tensor) -> Option<Result<Tensor>> {
     let Argument::OptionalTensors(list) = call.argument(1) else { return None };
     let (first, mask) = list.iter().enumerate().find_map(|(at, index)| Some((at, index.as_ref()?)))?;
@@ -315,7 +316,7 @@ fn mask_of(call: &Call<'_>, x: &Tensor) -> Option<Result<Tensor>> {
     Some(mask.reshape(&shape))
 }
 
-/// Returns index tensors with what is out of range moved into it.
+/// Returns index tensors with indices out of range moved into the range.
 fn in_range(x: &Tensor, indices: Argument<'_>) -> Result<Vec<Option<Tensor>>> {
     let given: Vec<Option<&Tensor>> = match indices {
         Argument::OptionalTensors(given) => given.iter().map(Option::as_ref).collect(),
@@ -329,7 +330,7 @@ fn in_range(x: &Tensor, indices: Argument<'_>) -> Result<Vec<Option<Tensor>>> {
     given.into_iter().enumerate().map(moved).collect()
 }
 
-/// Returns the indices of a call, of int64; truth values are replaced by the coordinates where they are true.
+/// Returns the indices of a call, in int64; truth values are replaced by the coordinates where they are true.
 fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
     let mut list = Vec::new();
     let given: Vec<Option<&Tensor>> = match call.argument(1) {
@@ -364,7 +365,7 @@ fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
     Ok(list)
 }
 
-/// Returns the places of the elements that are not 0, which the host reads.
+/// Returns the positions of the elements that are not 0, which the host reads.
 fn nonzero_places(x: &Tensor) -> Result<Vec<usize>> {
     let label = label_at("nonzero", Location::caller());
     let truths: Vec<u8> =
@@ -381,7 +382,7 @@ fn nonzero(x: &Tensor) -> Result<Tensor> {
     for (&extent, &stride) in x.shape().iter().zip(&strides) {
         coordinates.extend(places.iter().map(|&place| (place / stride % extent) as i64));
     }
-    // One dimension's coordinates behind another's, as PyTorch has them.
+    // The coordinates of one dimension follow those of the previous one in memory, as in PyTorch.
     Tensor::from_slice(&coordinates, &[x.rank(), places.len()], x.device())?.transpose(0, 1)
 }
 
@@ -393,7 +394,7 @@ fn coordinates(x: &Tensor) -> Result<Tensors> {
     (0..x.rank()).map(|dim| rows.select(1, dim)?.contiguous()).collect()
 }
 
-/// Returns the places where a mask is true as (1, count, 1).
+/// Returns the positions where a mask is true as (1, count, 1).
 fn masked_index(mask: &Tensor) -> Result<Tensor> {
     let places: Vec<i64> = nonzero_places(mask)?.into_iter().map(|place| place as i64).collect();
     Tensor::from_slice(&places, &[1, places.len(), 1], mask.device())
@@ -408,8 +409,8 @@ fn check_mask(mask: &Tensor, operator: &str) -> Result<()> {
     }
 }
 
-/// Returns a number as a tensor without dimensions, of the dtype that it promotes as.
-/// Returns a number beside a tensor, whose dtype it takes where that is of its category or a higher one.
+/// Returns a number as a tensor without dimensions. It takes the dtype of the tensor that it is combined with, if that is of the
+/// number's category or a higher one.
 fn number_beside(call: &Call<'_>, place: usize, tensor: &Tensor) -> Result<Tensor> {
     let number = number(call, place)?;
     let is_wrapped = number.dtype().category() <= tensor.dtype().category();
@@ -466,7 +467,7 @@ fn masked_scatter(call: &Call<'_>) -> Result<Tensor> {
     scatter(&rows, &index, &source, Combine::Replace)?.reshape(&shape)
 }
 
-/// Returns places in all elements of the first tensor as (1, count, 1).
+/// Returns indices into all elements of the first tensor as (1, count, 1).
 fn flat_index(call: &Call<'_>, operator: &str) -> Result<Tensor> {
     let (x, index) = (call.tensor(0), call.tensor(1));
     if index.dtype() != DType::I64 {

@@ -1,4 +1,4 @@
-//! Other names that PyTorch has for operators, and what does nothing.
+//! PyTorch's alternative names for operators, and operators that do nothing.
 
 use thalweg_ir::DType;
 use thalweg_ops::default_dtype;
@@ -47,7 +47,7 @@ operators! {
     "mT(Tensor(a) self) -> Tensor(a)" fn m_t() = Composite(|call| transposed(call.tensor(0), "mT")), autocast: Parts;
     /// Returns matrices with their rows and columns swapped, conjugated: the same as `mT` for real numbers.
     "mH(Tensor(a) self) -> Tensor(a)" = Composite(|call| transposed(&call.tensor(0).conj()?, "mH")), autocast: Parts;
-    /// Returns the matrix with rows and columns swapped, conjugated; a tensor without dimensions is returned as it is.
+    /// Returns the matrix with rows and columns swapped, conjugated; a tensor without dimensions is returned unchanged.
     "matrix_H(Tensor(a) self) -> Tensor(a)" = Composite(|call| match call.tensor(0).rank() {
         0 => call.tensor(0).conj().map(single),
         2 => transposed(&call.tensor(0).conj()?, "H"),
@@ -62,14 +62,14 @@ operators! {
         let order: Vec<usize> = (0..x.rank()).rev().collect();
         x.permute(&order).map(single)
     }), autocast: Parts;
-    /// Returns the tensor, which must not be of truth values.
+    /// Returns the tensor, which must not have truth values.
     "positive(Tensor(a) self) -> Tensor(a)" fn positive() = Composite(|call| match call.tensor(0).dtype() {
         DType::Bool => Err(Error::invalid("The `+` operator, on a bool tensor is not supported.")),
         _ => Ok(single(call.tensor(0).clone())),
     }), autocast: Parts;
     /// Returns the tensor, whose elements are never kept negated.
     "resolve_neg(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone()))), autocast: Parts;
-    /// Returns `length` places of a dimension, from the place on that a tensor without dimensions holds; the host reads it.
+    /// Returns `length` indices of a dimension, from the one on that a tensor without dimensions holds; the host reads it.
     "narrow.Tensor(Tensor(a) self, int dim, Tensor start, SymInt length) -> Tensor(a)" = Composite(|call| {
         let start = call.tensor(2);
         if start.rank() != 0 || start.dtype().is_floating_point() || start.dtype() == DType::Bool {
@@ -79,7 +79,7 @@ operators! {
         let arguments = [call.tensor(0).into(), call.int(1).into(), start.into(), call.int(3).into()];
         built_in!("narrow")?.call(&arguments, None, call.label)
     }), autocast: Parts;
-    /// Returns the elements in another dtype on a device; the tensor itself where it is so and no copy is asked for.
+    /// Returns the elements in another dtype on a device; the tensor itself if it already is and no copy is requested.
     "to.device(Tensor(a) self, Device device, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             let [_, _, dtype, rest @ ..] = call.arguments else { return Err(Error::invalid("a dtype is missing")) };
@@ -87,7 +87,7 @@ operators! {
             let arguments: Vec<_> = [there.into(), *dtype].into_iter().chain(rest.iter().copied()).collect();
             built_in!("to.dtype")?.call(&arguments, None, call.label)
         }), autocast: Parts, complex: Taken;
-    /// Returns the sum over the dimensions that broadcasting to this shape had added or repeated.
+    /// Returns the sum over the dimensions that broadcasting from this shape added or repeated.
     "sum_to_size(Tensor self, SymInt[] size) -> Tensor"
         fn sum_to_size(size: sizes)
         = Composite(|call| {
@@ -112,13 +112,13 @@ operators! {
     "float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor" = Composite(|call| {
         widest(call.tensor(0))?.pow_scalar(call.scalar(1).to_f64()).map(single)
     }), in_place: "", autocast: Parts, complex: Wide;
-    /// Raises the elements to the power of the exponents, in place: of float64 or complex128.
+    /// Raises the elements to the power of the exponents, in place; they must be float64 or complex128.
     "float_power_.Tensor(Tensor(a!) self, Tensor exponent) -> Tensor(a!)" = Composite(|call| {
         let (base, exponent) = (call.tensor(0), widest(call.tensor(1))?);
         check_power(base, exponent.dtype())?;
         built_in!("pow_.Tensor")?.call(&[base.into(), (&exponent).into()], None, call.label)
     }), complex: Wide;
-    /// Raises the elements to the power of a number, in place: of float64 or complex128.
+    /// Raises the elements to the power of a number, in place; they must be float64 or complex128.
     "float_power_.Scalar(Tensor(a!) self, Scalar exponent) -> Tensor(a!)" = Composite(|call| {
         check_power(call.tensor(0), DType::F64)?;
         let exponent = thalweg_ir::Scalar::F64(call.scalar(1).to_f64());
@@ -137,7 +137,7 @@ operators! {
         let power = super::call(built_in!("pow.Scalar")?, &arguments, None, call.label.location)?;
         call.tensor(0).mul(&power).map(single)
     }), in_place: "ldexp_", first: Consumed;
-    /// Returns a tensor whose elements are anything, and lie in memory in this order of dimensions.
+    /// Returns an uninitialized tensor whose dimensions have this order in memory.
     "empty_permuted(SymInt[] size, int[] physical_layout, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| empty_permuted(call).map(single));
     /// Sets every element to 0, in place.
@@ -147,7 +147,7 @@ operators! {
     });
 }
 
-/// Refuses a base that does not have the dtype of its powers, in PyTorch's words.
+/// Refuses a base that does not have the dtype of its powers, with PyTorch's message.
 fn check_power(base: &Tensor, exponent: DType) -> Result<()> {
     let is_complex = base.dtype().is_complex() || exponent.is_complex();
     let result = if is_complex { DType::C128 } else { DType::F64 };

@@ -1,4 +1,4 @@
-//! Tensors put together: side by side, on blocks of a diagonal, in all combinations.
+//! Operators that join tensors: next to each other, on the blocks of a diagonal, in all combinations.
 
 use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape, broadcast_shapes};
@@ -17,7 +17,7 @@ operators! {
     "atleast_1d(Tensor self) -> Tensor" fn atleast_1d() = Composite(|call| at_least(call.tensor(0), 1).map(single)), autocast: Parts;
     /// Returns the tensor with at least two dimensions: a vector is a row.
     "atleast_2d(Tensor self) -> Tensor" fn atleast_2d() = Composite(|call| at_least(call.tensor(0), 2).map(single)), autocast: Parts;
-    /// Returns the tensor with at least three dimensions: a vector is a row, and a matrix gets a last dimension of extent 1.
+    /// Returns the tensor with at least three dimensions: a vector is a row, and a matrix has a last dimension of extent 1 added.
     "atleast_3d(Tensor self) -> Tensor" fn atleast_3d() = Composite(|call| at_least(call.tensor(0), 3).map(single)), autocast: Parts;
     /// Returns tensors with at least one dimension each.
     "atleast_1d.Sequence(Tensor[] tensors) -> Tensor[]"
@@ -31,7 +31,7 @@ operators! {
     "atleast_3d.Sequence(Tensor[] tensors) -> Tensor[]"
         of fn atleast_3d_all(tensors: tensors) -> list
         = Composite(|call| all_at_least(call.tensor_list(0), 3)), autocast: Parts;
-    /// Puts tensors one after another along the second dimension; vectors along their only one.
+    /// Concatenates tensors along the second dimension; vectors along their only one.
     "hstack(Tensor[] tensors) -> Tensor"
         of fn hstack(tensors: tensors)
         = Composite(|call| {
@@ -39,15 +39,15 @@ operators! {
         let dim = i64::from(list[0].rank() > 1);
         Tensor::cat(&list, dim).map(single)
     }), autocast: Parts;
-    /// Puts tensors one after another along the first dimension; vectors are rows.
+    /// Concatenates tensors along the first dimension; vectors are rows.
     "vstack(Tensor[] tensors) -> Tensor"
         of fn vstack(tensors: tensors)
         = Composite(|call| Tensor::cat(&all_at_least(not_empty(call, "vstack")?, 2)?, 0).map(single)), autocast: Parts;
-    /// Puts tensors one after another along the third dimension.
+    /// Concatenates tensors along the third dimension.
     "dstack(Tensor[] tensors) -> Tensor"
         of fn dstack(tensors: tensors)
         = Composite(|call| Tensor::cat(&all_at_least(not_empty(call, "dstack")?, 3)?, 2).map(single)), autocast: Parts;
-    /// Puts tensors one after another along the second dimension; vectors are columns.
+    /// Concatenates tensors along the second dimension; vectors are columns.
     "column_stack(Tensor[] tensors) -> Tensor"
         of fn column_stack(tensors: tensors)
         = Composite(|call| {
@@ -63,7 +63,7 @@ operators! {
     "cartesian_prod(Tensor[] tensors) -> Tensor"
         of fn cartesian_prod(tensors: tensors)
         = Composite(|call| cartesian_prod(call).map(single)), autocast: Parts;
-    /// Returns all combinations of r elements of a vector as rows, in the order of their places.
+    /// Returns all combinations of r elements of a vector as rows, in the order of their indices.
     "combinations(Tensor self, int r=2, bool with_replacement=False) -> Tensor"
         fn combinations(r: int, with_replacement: bool) = Composite(|call| combinations(call).map(single)), autocast: Parts;
     /// Returns tensors broadcast against each other.
@@ -120,7 +120,7 @@ fn block_diag(call: &Call<'_>) -> Result<Tensor> {
         })
         .collect::<Result<_>>()?;
     let joined = Tensor::cat(&rows, 0)?;
-    // One block without padding would be its own result.
+    // A single block without padding would be returned itself, so it is copied.
     if blocks.len() == 1 { joined.copied(call.label.location) } else { Ok(joined) }
 }
 
@@ -163,7 +163,7 @@ fn combinations(call: &Call<'_>) -> Result<Tensor> {
     x.index_select(0, &index)?.reshape(&[places.len() / r, r])
 }
 
-/// Returns all ascending lists of r places below n, one behind the other; with repetition, those that do not descend.
+/// Returns all ascending lists of r indices below n, concatenated; with repetition, all non-descending lists.
 fn places_of_combinations(n: usize, r: usize, repeats: bool) -> Result<Vec<i64>> {
     // ⁿCᵣ, or ⁿ⁺ʳ⁻¹Cᵣ.
     let choices = if repeats && n > 0 { n.saturating_add(r - 1) } else { n };

@@ -15,9 +15,9 @@ use crate::sdp::{Request, fused_attention, one_query_attention};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns softmax(query · keyᵀ · scale + mask) · value. A mask of truth values says what counts; `is_causal` is that of a lower
-    /// triangle; with `enable_gqa` several heads of the query share one of key and value.
-    /// Computed by the fused kernel where [`sdp`](crate::sdp) says so, else by other operators in f32 or f64.
+    /// Returns softmax(query · keyᵀ · scale + mask) · value. A mask of truth values selects the keys that are seen; `is_causal`
+    /// is the mask of a lower triangle; with `enable_gqa` several heads of the query share one of key and value. Computed by a
+    /// fused kernel if [`sdp`](crate::sdp) selects one, else by other operators in f32 or f64.
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"
         = Composite(|call| attention(call).map(single)), autocast: Lower;
     /// Returns softmax along a dimension, with 0 in rows that are −∞ throughout.
@@ -38,13 +38,13 @@ operators! {
         = Composite(|call| bilinear(call).map(single)), autocast: Widest;
     /// Returns self where it is positive, else self · weight: one weight, or one per channel.
     "prelu(Tensor self, Tensor weight) -> Tensor" = Composite(prelu), autocast: Lower;
-    /// Returns the convolution of sequences with `padding='valid'`, or with zeros around so that the length stays (`'same'`).
+    /// Returns the convolution of sequences with `padding='valid'`, or padded with zeros so that the length is kept (`'same'`).
     "conv1d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, str padding=\"valid\", SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| same(call, built_in!("conv1d")?, 1)), autocast: Lower;
-    /// Returns the convolution of images with `padding='valid'`, or with zeros around so that the size stays (`'same'`).
+    /// Returns the convolution of images with `padding='valid'`, or padded with zeros so that the size is kept (`'same'`).
     "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding=\"valid\", SymInt[2] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| same(call, built_in!("conv2d")?, 2)), autocast: Lower;
-    /// Returns the convolution of volumes with `padding='valid'`, or with zeros around so that the size stays (`'same'`).
+    /// Returns the convolution of volumes with `padding='valid'`, or padded with zeros so that the size is kept (`'same'`).
     "conv3d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, str padding=\"valid\", SymInt[3] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| same(call, built_in!("conv3d")?, 3)), autocast: Lower;
 }
@@ -72,7 +72,7 @@ fn safe_softmax(x: &Tensor, dim: i64) -> Result<Tensor> {
     if x.rank() == 0 {
         return x.softmax(dim);
     }
-    // Of such rows softmax and its gradient would be NaN.
+    // Softmax of such rows and its gradient would be NaN.
     let is_masked = x.detach().eq_scalar(f64::NEG_INFINITY)?.all_dim(dim, true)?;
     let zero = Tensor::zeros(&[], x.dtype(), x.device())?;
     is_masked.select_where(&zero, &is_masked.select_where(&zero, x)?.softmax(dim)?)
@@ -140,7 +140,7 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     weights.matmul(&value.to_dtype(wide)?)?.to_dtype(dtype)
 }
 
-/// Returns the heads of key or value, each as often as several heads of the query share it.
+/// Returns the heads of key or value, each repeated for the heads of the query that share it.
 fn repeated_heads(query: &Tensor, shared: &Tensor) -> Result<Tensor> {
     let refused =
         || Error::invalid("Number of heads in key and value must divide the number of heads in query");
@@ -232,7 +232,7 @@ fn prelu(call: &Call<'_>) -> Result<Tensors> {
     built_in!("_prelu_kernel")?.call(&[x.into(), (&weight).into()], None, call.label)
 }
 
-/// Calls a convolution with a padding that a word names.
+/// Calls a convolution with a padding given by name.
 fn same(call: &Call<'_>, convolution: &'static Operator, axes: usize) -> Result<Tensors> {
     let (x, weight, stride, dilation) = (call.tensor(0), call.tensor(1), call.ints(3), call.ints(5));
     let mut padding = Ints::from_elem(0, axes);
@@ -257,7 +257,7 @@ fn same(call: &Call<'_>, convolution: &'static Operator, axes: usize) -> Result<
                     "dilation must either be a single int, or a tuple of {axes} ints, not {dilation:?}"
                 )));
             }
-            // Where the two sides differ, the one behind is a place wider.
+            // If the two sides differ, the trailing one is one element wider.
             let mut wider: SmallVec<[i64; 6]> = SmallVec::from_elem(0, 2 * axes);
             for axis in 0..axes {
                 let dilation = dilation[if dilation.len() == 1 { 0 } else { axis }];

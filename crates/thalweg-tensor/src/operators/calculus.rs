@@ -11,11 +11,11 @@ use crate::dispatch::{Argument, Arguments, Call, Ints};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the n-th differences of neighbours along a dimension, behind what is put before and after.
+    /// Returns the n-th differences of neighbours along a dimension, after joining `prepend` and `append` to its ends.
     "diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> Tensor"
         fn diff(n: int, dim: int) = Composite(|call| diff(call).map(single)), autocast: Parts;
-    /// Returns the slopes along a dimension, or along each, of points so far apart: by central differences inside, and at the ends by
-    /// polynomials of `edge_order`.
+    /// Returns the slopes along a dimension, or along each, of points this distance apart: by central differences inside, and at
+    /// the ends by polynomials of `edge_order`.
     "gradient.scalarint(Tensor self, *, Scalar? spacing=None, int? dim=None, int edge_order=1) -> Tensor[]"
         fn gradient_scalarint() -> list
         = Composite(|call| {
@@ -23,22 +23,22 @@ operators! {
             let spacing = call.optional_scalar(1).unwrap_or(Scalar::I64(1));
             gradient(call, &dims, &vec![Spacing::Even(spacing.to_f64()); dims.len()])
         }), autocast: Parts, complex: Taken;
-    /// Returns the slopes along dimensions of points so far apart.
+    /// Returns the slopes along dimensions of points this distance apart.
     "gradient.scalararray(Tensor self, *, Scalar spacing, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(2);
             gradient(call, &dims, &vec![Spacing::Even(call.scalar(1).to_f64()); dims.len()])
         }), autocast: Parts, complex: Taken;
-    /// Returns the slopes along dimensions of points one apart.
+    /// Returns the slopes along dimensions of points at distance 1.
     "gradient.array(Tensor self, *, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| {
             let dims = call.ints(1);
             gradient(call, &dims, &vec![Spacing::Even(1.0); dims.len()])
         }), autocast: Parts, complex: Taken;
-    /// Returns the slopes along a dimension, or along each, with a distance of points per dimension.
+    /// Returns the slopes along a dimension, or along each, with a distance between points per dimension.
     "gradient.scalarrayint(Tensor self, *, Scalar[] spacing, int? dim=None, int edge_order=1) -> Tensor[]"
         = Composite(|call| gradient(call, &chosen(call, call.optional_int(2))?, &distances(call))), autocast: Parts, complex: Taken;
-    /// Returns the slopes along dimensions, with a distance of points per dimension.
+    /// Returns the slopes along dimensions, with a distance between points per dimension.
     "gradient.scalarrayarray(Tensor self, *, Scalar[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| gradient(call, &call.ints(2), &distances(call))), autocast: Parts, complex: Taken;
     /// Returns the slopes along a dimension, or along each, with the points' coordinates.
@@ -47,7 +47,7 @@ operators! {
     /// Returns the slopes along dimensions, with the points' coordinates.
     "gradient.tensorarray(Tensor self, *, Tensor[] spacing, int[] dim, int edge_order=1) -> Tensor[]"
         = Composite(|call| gradient(call, &call.ints(2), &coordinates(call))), autocast: Parts, complex: Taken;
-    /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
+    /// Returns the integral along a dimension by the trapezoidal rule, of points this distance apart.
     "trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
         fn trapezoid()
         = Composite(|call| integral(&even_areas(call, call.scalar(1).to_f64(), 2, "trapezoid")?, call.int(2))), autocast: Parts;
@@ -55,19 +55,19 @@ operators! {
     "trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
         fn trapezoid_x(x: tensor)
         = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
-    /// Returns the integral along a dimension by the trapezoidal rule, of points so far apart.
+    /// Returns the integral along a dimension by the trapezoidal rule, of points this distance apart.
     "trapz.dx(Tensor y, *, float dx=1, int dim=-1) -> Tensor"
         = Composite(|call| integral(&even_areas(call, call.float(1), 2, "trapezoid")?, call.int(2))), autocast: Parts;
     /// Returns the integral along a dimension by the trapezoidal rule, of points with coordinates.
     "trapz.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
         = Composite(|call| integral(&areas(call, "trapezoid")?, call.int(2))), autocast: Parts;
-    /// Returns the integrals up to each point behind the first along a dimension, of points so far apart.
+    /// Returns the integrals up to each point after the first along a dimension, of points this distance apart.
     "cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor"
         fn cumulative_trapezoid()
         = Composite(|call| {
         even_areas(call, call.scalar(1).to_f64(), 2, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)
     }), autocast: Parts;
-    /// Returns the integrals up to each point behind the first along a dimension, of points with coordinates.
+    /// Returns the integrals up to each point after the first along a dimension, of points with coordinates.
     "cumulative_trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
         fn cumulative_trapezoid_x(x: tensor)
         = Composite(|call| areas(call, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)), autocast: Parts;
@@ -110,7 +110,7 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
     }
     let parts: Vec<Tensor> = [ends[0], Some(x), ends[1]].into_iter().flatten().cloned().collect();
     let mut result = if parts.len() > 1 { Tensor::cat(&parts, dim)? } else { x.clone() };
-    // After as many steps as there are places nothing is left.
+    // After as many steps as there are elements nothing is left.
     for _ in 0..n.min(result.size(dim)? as i64) {
         let [before, behind] = neighbours(&result, dim)?;
         result = if x.dtype() == DType::Bool { behind.logical_xor(&before)? } else { behind.sub(&before)? };
@@ -121,9 +121,9 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
 /// The spacing of the points along a dimension.
 #[derive(Clone)]
 enum Spacing {
-    /// By one distance.
+    /// One distance between all points.
     Even(f64),
-    /// By the distances between coordinates.
+    /// The coordinates of the points.
     At(Tensor),
 }
 
@@ -202,13 +202,13 @@ fn slope_dtype(x: &Tensor) -> DType {
     if x.dtype().is_floating_point() || x.dtype().is_complex() { x.dtype() } else { default_dtype() }
 }
 
-/// Returns the slopes along a dimension of points that are so far apart.
+/// Returns the slopes along a dimension of points this distance apart.
 fn even_slopes(x: &Tensor, dim: usize, distance: f64, is_second_order: bool) -> Result<Tensor> {
     let (at, extent, dtype) = (dim as i64, x.shape()[dim], slope_dtype(x));
     let x = if dtype.is_complex() { x.clone() } else { x.to_dtype(dtype.compute())? };
     let part = |start: usize, count: usize| x.narrow(at, start, count);
     let slope = |high: &Tensor, low: &Tensor, gaps: f64| high.sub(low)?.div_scalar(gaps * distance);
-    // By the three points next to an end, of which the first is the end.
+    // Uses the end and the two points next to it.
     let curved = |place: usize, next: usize, last: usize, sign: f64| {
         let sum =
             part(next, 1)?.mul_scalar(4.0)?.sub(&part(place, 1)?.mul_scalar(3.0)?)?.sub(&part(last, 1)?)?;
@@ -229,7 +229,7 @@ fn even_slopes(x: &Tensor, dim: usize, distance: f64, is_second_order: bool) -> 
 /// three neighbours.
 fn slopes(x: &Tensor, dim: usize, distances: &Tensor, is_second_order: bool) -> Result<Tensor> {
     let at = dim as i64;
-    // Coordinates of more digits make slopes of as many.
+    // Coordinates of a wider dtype make slopes of that dtype.
     let dtype = match (slope_dtype(x), distances.dtype()) {
         (DType::C64, DType::F64) => DType::C128,
         (dtype @ (DType::C64 | DType::C128), _) => dtype,
@@ -255,7 +255,7 @@ fn slopes(x: &Tensor, dim: usize, distances: &Tensor, is_second_order: bool) -> 
     let end = |near: usize, far: usize| {
         let (near_slope, far_slope) = (part(&gaps, near, 1)?, part(&gaps, far, 1)?);
         let (near, far) = (part(&h, near, 1)?, part(&h, far, 1)?);
-        // The slope of the middle, taken on by half of the curvature.
+        // The slope of the middle, extrapolated by half of the curvature.
         near_slope.add(&near_slope.sub(&far_slope)?.mul(&near)?.div(&near.add(&far)?)?)
     };
     parts.push(if is_second_order { end(0, 1)? } else { part(&gaps, 0, 1)? });
@@ -272,7 +272,7 @@ fn integral(areas: &Tensor, dim: i64) -> Result<Tensors> {
     areas.sum(&[dim], false).map(single)
 }
 
-/// Returns the areas between neighbours that are so far apart.
+/// Returns the areas between neighbours this distance apart.
 fn even_areas(call: &Call<'_>, distance: f64, dim: usize, name: &str) -> Result<Tensor> {
     let (y, dim) = (call.tensor(0), call.int(dim));
     check_integrable(y, name)?;
@@ -289,7 +289,7 @@ fn check_integrable(y: &Tensor, name: &str) -> Result<()> {
     check_has_dimensions(y, "the integrand has no dimensions")
 }
 
-/// Returns the areas between neighbours at coordinates: of the dimension, or of all points.
+/// Returns the areas between neighbours at coordinates, which are those of the dimension or of all points.
 fn areas(call: &Call<'_>, name: &str) -> Result<Tensor> {
     let (y, x) = (call.tensor(0), call.tensor(1));
     check_integrable(y, name)?;

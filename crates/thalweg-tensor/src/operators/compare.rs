@@ -1,4 +1,4 @@
-//! Tensors held against each other, and the only element of one as a number.
+//! Comparisons of tensors, and the only element of a tensor as a number.
 
 use thalweg_ir::DType;
 use thalweg_ops::default_dtype;
@@ -10,7 +10,7 @@ use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns whether |self − other| ≤ atol + rtol · |other|; equal infinities are close, and NaNs where `equal_nan` says so.
+    /// Returns whether |self − other| ≤ atol + rtol · |other|; equal infinities are close, and so are NaNs with `equal_nan`.
     "isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor"
         fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool)
         = Composite(|call| isclose(call).map(single)), autocast: Parts, complex: Taken;
@@ -44,7 +44,7 @@ operators! {
             _ => Err(Error::invalid("Boolean value of Tensor with more than one value is ambiguous")),
         }
     }), autocast: Parts;
-    /// Returns that every element is a real number.
+    /// Returns whether each element is a real number.
     "isreal(Tensor self) -> Tensor"
         fn isreal()
         = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single)), autocast: Parts, complex: Parts(|call| call.tensor(0).imag()?.eq_scalar(0.0).map(single));

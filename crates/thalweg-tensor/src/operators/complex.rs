@@ -1,10 +1,11 @@
 //! Complex numbers: their parts as views, and the operators that compute with the parts.
 //!
-//! A loop takes complex numbers where its formula is one of them: arithmetic, comparison for equality, and what only moves elements
-//! (`thalweg_ir::Body::complex_is_defined`). Where an operator's entry says that others over the parts compute complex numbers
-//! ([`Complex`](super::Complex)), they answer under [`DispatchKey::Complex`](crate::dispatch::DispatchKey::Complex), above autograd, so that gradients
-//! flow through them. Every other kernel refuses complex numbers there, by its name and in PyTorch's words; and an operator made of
-//! others does where it would convert them to real ones.
+//! A loop takes complex numbers if its formula is defined for them: arithmetic, comparison for equality, and loops that only move
+//! elements (`thalweg_ir::Body::complex_is_defined`). If an operator's entry states that other operators on the parts compute
+//! complex numbers ([`Complex`](super::Complex)), these run under
+//! [`DispatchKey::Complex`](crate::dispatch::DispatchKey::Complex), above autograd, so that gradients flow through them. Every
+//! other kernel refuses complex numbers there, with its name and PyTorch's message, and a composite operator does so where it
+//! would convert them to real ones.
 //!
 //! Gradients are PyTorch's: with respect to the conjugate, so that a step against a gradient makes a real loss smaller.
 
@@ -24,13 +25,13 @@ use crate::kernels::views::{ViewBackward, record_view};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns complex numbers as a view of real ones, whose last dimension has the real and the imaginary part.
+    /// Returns a view of complex numbers as real ones, whose last dimension has the real and the imaginary part.
     "view_as_real(Tensor(a) self) -> Tensor(a)"
         fn view_as_real() = Composite(|call| view_as_real(call.tensor(0)).map(single));
-    /// Returns real numbers, whose last dimension has a real and an imaginary part next to each other, as a view of complex ones.
+    /// Returns a view of real numbers, whose last dimension has a real and an imaginary part next to each other, as complex ones.
     "view_as_complex(Tensor(a) self) -> Tensor(a)"
         fn view_as_complex() = Composite(|call| view_as_complex(call.tensor(0)).map(single));
-    /// Returns a view of the real parts; real numbers themselves.
+    /// Returns a view of the real parts; the tensor itself if it is real.
     "real(Tensor(a) self) -> Tensor(a)" fn real() = Composite(|call| match call.tensor(0) {
         x if x.dtype().is_complex() => x.view_as_real()?.select(-1, 0).map(single),
         x => Ok(single(x.clone())),
@@ -40,25 +41,25 @@ operators! {
         x if x.dtype().is_complex() => x.view_as_real()?.select(-1, 1).map(single),
         _ => Err(Error::invalid("imag is not implemented for tensors with non-complex dtypes.")),
     }), autocast: Parts;
-    /// Returns the complex conjugates, in memory of their own; real numbers themselves.
+    /// Returns the complex conjugates, in new memory; the tensor itself if it is real.
     "conj(Tensor(a) self) -> Tensor(a)" fn conj() = Composite(|call| conjugate(call).map(single)), autocast: Parts;
-    /// Returns the complex conjugates, in memory of their own; real numbers themselves.
+    /// Returns the complex conjugates, in new memory; the tensor itself if it is real.
     "_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| conjugate(call).map(single));
-    /// Returns the complex conjugates, in memory of their own; real numbers themselves.
+    /// Returns the complex conjugates, in new memory; the tensor itself if it is real.
     "conj_physical(Tensor self) -> Tensor"
         fn conj_physical()
         = Composite(|call| conjugate(call).map(single)), autocast: Parts;
-    /// Returns the tensor: conjugates are always in memory of their own.
+    /// Returns the tensor itself: conjugates are never lazy views.
     "resolve_conj(Tensor(a) self) -> Tensor(a)"
         fn resolve_conj()
         = Composite(|call| Ok(single(call.tensor(0).clone()))), autocast: Parts;
-    /// Returns complex numbers of real and imaginary parts, which are broadcast.
+    /// Returns complex numbers with these real and imaginary parts, which are broadcast.
     "complex(Tensor real, Tensor imag) -> Tensor"
         fn complex(imag: tensor) = Composite(|call| {
             check_parts(call.tensor(0), call.tensor(1))?;
             of_parts(call.tensor(0), call.tensor(1)).map(single)
         }), out: [ComplexOfFirst];
-    /// Returns complex numbers of absolute values and angles in radians, which are broadcast.
+    /// Returns complex numbers with these absolute values and angles in radians, which are broadcast.
     "polar(Tensor abs, Tensor angle) -> Tensor"
         fn polar(angle: tensor) = Composite(|call| {
             let (size, angle) = (call.tensor(0), call.tensor(1));
@@ -84,12 +85,12 @@ operators! {
     /// Returns the sums of complex numbers over dimensions.
     "thalweg::sum_of_complex(Tensor self, int[] dim) -> Tensor"
         = Composite(|call| over_parts_by(built_in!("thalweg::sum")?, call)), complex: Taken;
-    /// Returns the means of complex numbers over dimensions, whose elements the call counts.
+    /// Returns the means of complex numbers over dimensions, with the number of elements passed by the call.
     "thalweg::mean_of_complex(Tensor self, Scalar count, int[] dim) -> Tensor"
         = Composite(|call| over_parts_by(built_in!("thalweg::mean")?, call)), complex: Taken;
 }
 
-/// The gradient of |z| is z / |z|, and 0 where z is.
+/// The gradient of |z| is z / |z|, and 0 where z is 0.
 static ABSOLUTE: Formula = Formula {
     inputs: &[0],
     outputs: &[],
@@ -157,7 +158,7 @@ pub(super) fn parts(z: &Tensor) -> Result<[Tensor; 2]> {
     Ok(both.try_into().expect("a complex number has two parts"))
 }
 
-/// Returns complex numbers of real and imaginary parts, which are broadcast.
+/// Returns complex numbers with these real and imaginary parts, which are broadcast.
 pub(super) fn of_parts(re: &Tensor, im: &Tensor) -> Result<Tensor> {
     let shape = thalweg_ir::broadcast_shapes(re.shape(), im.shape())?;
     Tensor::stack(&[re.expand(&shape)?, im.expand(&shape)?], -1)?.view_as_complex()
@@ -190,7 +191,7 @@ fn conjugate(call: &Call<'_>) -> Result<Tensor> {
     }
 }
 
-/// Returns complex numbers over their absolute values, and 0 where they are 0.
+/// Returns complex numbers divided by their absolute values, and 0 where they are 0.
 pub(super) fn sign(call: &Call<'_>) -> Result<Tensors> {
     let z = call.tensor(0);
     z.div(&one_for_zero(&z.abs()?)?).map(single)
@@ -200,7 +201,7 @@ pub(super) fn sign(call: &Call<'_>) -> Result<Tensors> {
 pub(super) fn power_by_number(call: &Call<'_>) -> Result<Tensors> {
     let (x, exponent) = (call.tensor(0), call.scalar(1));
     match exponent.to_f64() {
-        // Repeated products have no branch, and a gradient at 0.
+        // Repeated products have no branch cut, and they have a gradient at 0.
         1.0 => x.mul_scalar(1).map(single),
         2.0 => x.mul(x).map(single),
         3.0 => x.mul(x)?.mul(x).map(single),
@@ -215,11 +216,11 @@ pub(super) fn power_of_number(call: &Call<'_>) -> Result<Tensors> {
     power(&base, exponent).map(single)
 }
 
-/// Returns base^exponent = exp(exponent · log base); of a base of 0, 0, and 1 where the exponent is 0 too.
+/// Returns base^exponent = exp(exponent · log base); for a base of 0 it is 0, and 1 where the exponent is 0 too.
 pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     let dtype = DType::promote(base.dtype(), exponent.dtype());
     let dtype = dtype.map_err(|error| Error::invalid(error.to_string()))?;
-    // An error of the angle grows with the exponent: f64 keeps it below what f32 rounds.
+    // An error of the angle grows with the exponent: in f64 it stays below the rounding of f32.
     let (base, exponent) = (base.to_dtype(DType::C128)?, exponent.to_dtype(DType::C128)?);
     let one = Tensor::ones(&[], DType::C128, base.device())?;
     let is_zero = base.eq_scalar(0.0)?;
@@ -234,12 +235,13 @@ fn one_for_zero(x: &Tensor) -> Result<Tensor> {
     x.eq_scalar(0.0)?.select_where(&one, x)
 }
 
-/// Returns what the operator of a call gives for the real parts and for the imaginary ones.
+/// Returns the complex numbers whose parts are the operator's results for the real parts and for the imaginary parts.
 pub(super) fn over_parts(call: &Call<'_>) -> Result<Tensors> {
     over_parts_by(call.operator, call)
 }
 
-/// Returns what an operator gives for the arguments of a call, for the real parts and for the imaginary ones.
+/// Returns the complex numbers whose parts are the results of an operator with the arguments of a call, for the real parts and
+/// for the imaginary parts.
 fn over_parts_by(operator: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let (rank, parts) = (call.tensor(0).rank(), call.tensor(0).view_as_real()?);
     let reduced = call
@@ -254,7 +256,7 @@ fn over_parts_by(operator: &'static Operator, call: &Call<'_>) -> Result<Tensors
     with_first(operator, call, &parts)?.swap_remove(0).contiguous()?.view_as_complex().map(single)
 }
 
-/// Returns products over dimensions, by halves.
+/// Returns products over dimensions, computed by repeated halving.
 pub(super) fn products(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     let reduced = call
@@ -267,7 +269,7 @@ pub(super) fn products(call: &Call<'_>) -> Result<Tensors> {
     for dimension in reduced.into_iter().rev() {
         let mut extent = result.size(dimension)?;
         if extent == 0 {
-            // The product of nothing, in whose gradient there is nothing.
+            // The empty product, whose gradient is empty.
             result = result.sum(&[dimension], true)?.add_scalar(1)?;
         }
         while extent > 1 {
@@ -284,12 +286,12 @@ pub(super) fn products(call: &Call<'_>) -> Result<Tensors> {
     if result.shares_storage_with(x) { result.mul_scalar(1).map(single) } else { Ok(single(result)) }
 }
 
-/// Returns what the operator gives for the absolute values.
+/// Returns the operator's result for the absolute values.
 pub(super) fn of_absolute_values(call: &Call<'_>) -> Result<Tensors> {
     with_first(call.operator, call, &call.tensor(0).abs()?)
 }
 
-/// Calls an operator with the arguments of a call, but another first tensor.
+/// Calls an operator with the arguments of a call, but with another first tensor.
 fn with_first(operator: &'static Operator, call: &Call<'_>, first: &Tensor) -> Result<Tensors> {
     let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.into();
     arguments[0] = first.into();
@@ -330,8 +332,8 @@ pub(super) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     written.reshape(&[outer, extent, inner, 2])?.view_as_complex().map(single)
 }
 
-/// Returns the product of complex matrices as one of real ones: each row (re, im, …) of the left meets, for each number of the
-/// right, the rows (re, im) and (−im, re).
+/// Returns the product of complex matrices as one of real ones: each row (re, im, …) of the left is multiplied with the rows (re,
+/// im) and (−im, re) for each number of the right.
 pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     matmul::check(a, b)?;
     let doubled = |matrix: &Tensor, rows: usize, columns: usize| {

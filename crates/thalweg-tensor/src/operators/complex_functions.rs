@@ -12,7 +12,7 @@ use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::Tensor;
 
-/// Calls an entry over the parts of complex numbers, which gives one part of the result.
+/// Calls an entry over the parts of complex numbers that computes one part of the result.
 macro_rules! part {
     ($name:literal, $call:ident, $a:ident, $b:ident) => {
         call_operator(built_in!($name)?, &[(&$a).into(), (&$b).into()], None, $call.label.location)?
@@ -50,7 +50,7 @@ operators! {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::log1p_real", call, a, b), &b.atan2(&a.add_scalar(1.0)?)?).map(single)
     }, &LOG1P), complex: Taken;
-    /// Returns the roots of complex numbers whose real parts are not negative.
+    /// Returns the square roots of complex numbers whose real parts are not negative.
     "thalweg::sqrt_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::sqrt_real", call, a, b), &part!("thalweg::sqrt_imag", call, a, b)).map(single)
@@ -85,38 +85,38 @@ operators! {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::tanh_imag", call, b, a), &part!("thalweg::tanh_real", call, b, a)).map(single)
     }, &TAN), complex: Taken;
-    /// Returns the inverses of the sine.
+    /// Returns the arc sines of complex numbers.
     "thalweg::asin_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::asin_real", call, a, b), &part!("thalweg::asin_imag", call, a, b)).map(single)
     }, &ASIN), complex: Taken;
-    /// Returns the inverses of the cosine.
+    /// Returns the arc cosines of complex numbers.
     "thalweg::acos_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::acos_real", call, a, b), &part!("thalweg::acos_imag", call, a, b)).map(single)
     }, &ACOS), complex: Taken;
-    /// Returns the inverses of the tangent: −i artanh iz.
+    /// Returns the arc tangents of complex numbers: −i artanh iz.
     "thalweg::atan_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::atanh_imag", call, b, a), &part!("thalweg::atanh_real", call, b, a)).map(single)
     }, &ATAN), complex: Taken;
-    /// Returns the inverses of the hyperbolic sine: −i arcsin iz.
+    /// Returns the inverse hyperbolic sines of complex numbers: −i arcsin iz.
     "thalweg::asinh_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::asin_imag", call, b, a), &part!("thalweg::asin_real", call, b, a)).map(single)
     }, &ASINH), complex: Taken;
-    /// Returns the inverses of the hyperbolic cosine, whose real parts are not negative: ±i arccos z.
+    /// Returns the inverse hyperbolic cosines of complex numbers, whose real parts are not negative: ±i arccos z.
     "thalweg::acosh_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         let (re, im) = (part!("thalweg::acos_imag", call, a, b).abs()?, part!("thalweg::acos_real", call, a, b));
         of_parts(&re, &im.copysign(&b)?).map(single)
     }, &ACOSH), complex: Taken;
-    /// Returns the inverses of the hyperbolic tangent.
+    /// Returns the inverse hyperbolic tangents of complex numbers.
     "thalweg::atanh_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         of_parts(&part!("thalweg::atanh_real", call, a, b), &part!("thalweg::atanh_imag", call, a, b)).map(single)
     }, &ATANH), complex: Taken;
-    /// Returns 1 over the roots of complex numbers.
+    /// Returns the reciprocal square roots of complex numbers.
     "thalweg::rsqrt_of_complex(Tensor self) -> Tensor"
         = Composite(|call| call.tensor(0).sqrt()?.reciprocal().map(single)), complex: Taken;
     /// Returns 2 to the power of complex numbers.
@@ -145,7 +145,7 @@ operators! {
         = Composite(|call| logarithm_of_sum(call).map(single)), complex: Taken;
 }
 
-/// Makes formulas of gradients from derivatives, each by the argument or by the result.
+/// Makes formulas of gradients from derivatives, each a function of the argument or of the result.
 macro_rules! derivatives {
     ($($name:ident($of:ident $x:ident): $slope:expr;)*) => {$(
         static $name: Formula = derivatives!(@$of $x, $slope);
@@ -198,12 +198,12 @@ derivatives! {
     ATANH(argument z): z.square()?.neg()?.add_scalar(1.0)?.reciprocal()?;
 }
 
-/// Returns complex numbers times a real one: each part by itself, so that an infinite one leaves a zero beside it.
+/// Returns complex numbers times a real one, each part separately, so that an infinite part leaves a zero in the other unchanged.
 fn scaled(z: &Tensor, factor: f64) -> Result<Tensor> {
     z.view_as_real()?.mul_scalar(factor)?.contiguous()?.view_as_complex()
 }
 
-/// Returns ln (eˣ + eʸ): what has the greater real part, plus a logarithm of 1 and what is small.
+/// Returns ln (eˣ + eʸ): the argument with the greater real part, plus ln (1 + a small number).
 fn logarithm_of_sum(call: &Call<'_>) -> Result<Tensor> {
     let (x, y) = (call.tensor(0), call.tensor(1));
     let (a, b) = (x.real()?, y.real()?);

@@ -1,5 +1,5 @@
-//! Decompositions of complex matrices: reflections and what is made of them, by operators over complex numbers, through which gradients flow; and
-//! what the real matrix of twice the size has, in which (a, −b) over (b, a) is in the place of a + b i.
+//! Decompositions of complex matrices: those built from reflections, by operators on complex numbers, through which gradients
+//! flow; and those of the real matrix of twice the size, in which the block (a, −b) over (b, a) replaces a + b i.
 
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
@@ -40,7 +40,7 @@ impl Stack {
         [shape[0], shape[1], shape[2]]
     }
 
-    /// Returns a result in the batch's shape and the argument's dtype, or that of its parts; integers keep theirs.
+    /// Returns a result in the batch's shape and the argument's dtype, or the dtype of its parts; integers keep their dtype.
     fn give(&self, result: &Tensor) -> Result<Tensor> {
         let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
         let result = result.reshape(&shape)?;
@@ -51,7 +51,7 @@ impl Stack {
         }
     }
 
-    /// Returns Hermitian matrices of which the upper or the lower triangle is given.
+    /// Returns Hermitian matrices from their upper or lower triangle.
     fn hermitian(self, upper: bool) -> Result<Self> {
         let lower = if upper { adjoint(&self.matrices)? } else { self.matrices.clone() };
         let below = lower.tril(-1)?;
@@ -96,7 +96,7 @@ fn squares(x: &Tensor) -> Result<Tensor> {
     re.mul(&re)?.add(&im.mul(&im)?)?.sum(&[1], true)
 }
 
-/// Factors of matrices by reflections, as LAPACK has them.
+/// The factors of matrices by reflections, in LAPACK's form.
 struct Reflections {
     /// The upper factors.
     upper: Tensor,
@@ -224,19 +224,21 @@ pub(super) fn logdet(x: &Tensor) -> Result<Tensor> {
     sign.log()?.add(&log)
 }
 
-/// Returns the lower or upper factors of Hermitian matrices, of which one triangle is read: those of their blocks, whose diagonals are real.
+/// Returns the lower or upper factors of Hermitian matrices, of which one triangle is read, computed from their blocks, whose
+/// diagonals are real.
 pub(super) fn cholesky(x: &Tensor, name: &str, upper: bool) -> Result<Tensors> {
     let a = Stack::square(name, x)?;
     let whole = a.hermitian(upper)?;
     let [factor, info] = whole.blocks()?.linalg_cholesky_ex()?;
-    // Two rows of blocks are one of numbers.
+    // Two rows of the block matrix are one row of complex numbers.
     let info = info.add_scalar(1)?.floor_divide_scalar(2)?;
     let factor = of_blocks(&factor)?;
     let factor = if upper { adjoint(&factor)? } else { factor };
     Ok(Tensors::from_iter([whole.give(&factor)?, whole.give(&info)?]))
 }
 
-/// Returns the eigenvalues of Hermitian matrices, of which one triangle is read, the least first: those of their blocks, of which each is there twice.
+/// Returns the eigenvalues of Hermitian matrices, of which one triangle is read, in ascending order: those of their blocks, where
+/// each occurs twice.
 pub(super) fn eigenvalues(x: &Tensor, upper: bool) -> Result<Tensor> {
     let whole = Stack::square("linalg.eigvalsh", x)?.hermitian(upper)?;
     let [count, rows, _] = whole.sizes();
@@ -244,7 +246,7 @@ pub(super) fn eigenvalues(x: &Tensor, upper: bool) -> Result<Tensor> {
     whole.give(&values.reshape(&[count, rows, 2])?.select(2, 0)?)
 }
 
-/// Returns singular values, the greatest first: those of the blocks, of which each is there twice.
+/// Returns singular values, in descending order: those of the blocks, where each occurs twice.
 pub(super) fn singular_values(x: &Tensor) -> Result<Tensor> {
     let a = Stack::new("linalg.svdvals", x)?;
     let [count, rows, columns] = a.sizes();

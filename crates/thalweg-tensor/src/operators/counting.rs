@@ -1,4 +1,4 @@
-//! Places of values in sorted rows, how often values are there, and which there are.
+//! Positions of values in sorted rows, counts of values, and distinct values.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
@@ -17,12 +17,13 @@ use crate::dtype_name::unaliased_cpp_type as cpp_type;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns where values would stand in sorted rows (rows, length), as (rows, count); one row is that of all values. With `right`, or
-    /// `side='right'`, behind those that are equal. A `sorter` is the order of rows that are not sorted.
+    /// Returns the positions at which values would be inserted into sorted rows (rows, length), as (rows, count); a single row
+    /// serves all values. With `right`, or `side='right'`, positions are after equal elements. A `sorter` is the order of rows
+    /// that are not sorted.
     "searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
         fn searchsorted(input: tensor)
         = Kernel(searchsorted);
-    /// Returns where a number would stand in a sorted vector.
+    /// Returns the position at which a number would be inserted into a sorted vector.
     "searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
         fn searchsorted_scalar(input: scalar)
         = Composite(|call| {
@@ -37,14 +38,14 @@ operators! {
             (arguments[0], arguments[1]) = ((&sequence).into(), (&number).into());
             built_in!("searchsorted.Tensor")?.call(&arguments, None, call.label)
         });
-    /// Returns where a number would stand in a sorted vector of boundaries.
+    /// Returns the position of a number among sorted boundaries.
     "bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
         = Composite(|call| {
             let [boundaries, number] = as_one_dtype(call.tensor(1), call.scalar(0))?;
             let arguments = [(&number).into(), (&boundaries).into(), call.bool(2).into(), call.bool(3).into()];
             built_in!("bucketize.Tensor")?.call(&arguments, None, call.label)
         });
-    /// Returns where values would stand in a sorted vector of boundaries.
+    /// Returns the positions of values among sorted boundaries.
     "bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
         fn bucketize(boundaries: tensor)
         = Kernel(|call| {
@@ -57,16 +58,17 @@ operators! {
             }
             as_int32(&search(call, boundaries, x, call.bool(3))?, call.bool(2)).map(single)
         });
-    /// Returns how often each integer from 0 on is there, or the sum of its weights; at least `minlength` of them. The host reads the
-    /// greatest one.
+    /// Returns how often each integer from 0 on occurs, or the sum of its weights, for at least `minlength` integers. The host
+    /// reads the greatest one.
     "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"
         fn bincount(weights: optional_tensor, minlength: int)
         = Kernel(|call| bincount(call).map(single));
-    /// Returns how many elements are in each of so many equal bins between two bounds: those of the elements where both are equal.
+    /// Returns how many elements are in each of `bins` equal bins between two bounds, which are the least and the greatest
+    /// element if both are equal.
     "histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"
         fn histc(bins: int, min: scalar, max: scalar)
         = Kernel(|call| histc(call).map(single));
-    /// Returns how many elements are in each of so many equal bins, or the sum of their weights, and the bins' edges.
+    /// Returns how many elements are in each of `bin_ct` equal bins, or the sum of their weights, and the bins' edges.
     "histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
         fn histogram(bins: int) -> 2
         = Kernel(|call| {
@@ -84,12 +86,13 @@ operators! {
     "histogram.bins_tensor(Tensor self, Tensor bins, *, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
         fn histogram_bins(bins: tensor) -> 2
         = Kernel(|call| histogram(call, call.tensor(1), call.optional_tensor(2), call.bool(3))), out: [EachOfFirst];
-    /// Returns the places of a dimension, each as often as a tensor says; of all elements in a row where there is no dimension. The host
-    /// reads how many they are, unless it is given.
+    /// Returns the indices of a dimension, or all elements if there is no dimension, each repeated as often as a tensor
+    /// specifies. The host reads the length of the result, unless it is passed.
     "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
         fn repeat_interleave_tensor(repeats: tensor, dim: optional_int)
         = Composite(|call| repeat_interleave(call).map(single)), autocast: Parts;
-    /// Returns the different elements, sorted; where each element stands among them, and how often each is there, where it is asked for.
+    /// Returns the distinct elements, sorted, and, if requested, the position of each element among them and how often each
+    /// occurs.
     "_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
         fn unique(sorted: bool, return_inverse: bool, return_counts: bool) -> 3
         = Kernel(|call| {
@@ -101,11 +104,11 @@ operators! {
             let inverse = if call.bool(2) { inverse.reshape(x.shape())? } else { inverse };
             Ok(Tensors::from_iter([values.reshape(&[values.elements()])?, inverse, counts]))
         });
-    /// Returns the different places of a dimension, sorted, with where each place stands among them and how often each is there.
+    /// Returns the distinct slices of a dimension, sorted, with the position of each slice among them and how often each occurs.
     "unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
         fn unique_dim(dim: int, sorted: bool, return_inverse: bool, return_counts: bool) -> 3
         = Kernel(|call| unique_dim(call, call.int(1), true, [call.bool(3), call.bool(4)]));
-    /// Returns the elements, or places of a dimension, without those that repeat the one before.
+    /// Returns the elements, or slices of a dimension, without those that equal the previous one.
     "unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)"
         fn unique_consecutive(return_inverse: bool, return_counts: bool, dim: optional_int) -> 3
         = Kernel(|call| {
@@ -118,8 +121,8 @@ operators! {
             };
             unique_dim(call, dim, false, wanted)
         });
-    /// Returns the coordinates of the first so many elements that are not 0, and rows of `fill_value` where there are fewer. The host
-    /// reads nothing.
+    /// Returns the coordinates of the first `size` elements that are not 0, followed by rows of `fill_value` if there are fewer.
+    /// The host reads nothing.
     "nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"
         fn nonzero_static(size: int)
         = Kernel(|call| nonzero_static(call).map(single)), complex: Taken;
@@ -135,13 +138,13 @@ operators! {
     /// Returns numbers from a start to an end as powers of a base; the host reads the start.
     "logspace.Tensor_Scalar(Tensor start, Scalar end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| with_bounds(call, built_in!("logspace")?));
-    /// Returns so many numbers from a start to an end, both included; the host reads them.
+    /// Returns `steps` equidistant numbers from a start to an end, both included; the host reads them.
     "linspace.Tensor_Tensor(Tensor start, Tensor end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| with_bounds(call, built_in!("linspace")?));
-    /// Returns so many numbers from a start to an end, both included; the host reads the end.
+    /// Returns `steps` equidistant numbers from a start to an end, both included; the host reads the end.
     "linspace.Scalar_Tensor(Scalar start, Tensor end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| with_bounds(call, built_in!("linspace")?));
-    /// Returns so many numbers from a start to an end, both included; the host reads the start.
+    /// Returns `steps` equidistant numbers from a start to an end, both included; the host reads the start.
     "linspace.Tensor_Scalar(Tensor start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| with_bounds(call, built_in!("linspace")?));
 }
@@ -150,7 +153,7 @@ fn as_int32(places: &Tensor, wanted: bool) -> Result<Tensor> {
     if wanted { places.to_dtype(DType::I32) } else { Ok(places.clone()) }
 }
 
-/// Searches sorted rows, or one row, for values of their own shape.
+/// Searches sorted rows, or one row, for values of the values' own shape.
 fn search(call: &Call<'_>, sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
     let dtype = sorted.dtype().promote(values.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
     let dtype = if dtype.is_floating_point() { dtype } else { DType::I64 };
@@ -254,8 +257,8 @@ fn bin_count(bins: i64) -> Result<usize> {
         .ok_or_else(|| Error::invalid(format!("bins must be > 0, but got {bins}")))
 }
 
-/// Returns the bounds of bins, which errors call by a name: those given, or the least and greatest of the elements; moved apart by a margin where
-/// they are one.
+/// Returns the bounds of bins: the given ones, or the least and greatest element, moved apart by a margin if they are equal.
+/// Errors call them by `name`.
 fn bounds(x: &Tensor, given: [f64; 2], margin: f64, name: &str) -> Result<[f64; 2]> {
     let [mut low, mut high] = given;
     if low == high && x.elements() > 0 {
@@ -312,7 +315,7 @@ fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> R
         Some([low, high]) if low > high => {
             return Err(Error::invalid("torch.histogramdd: min should not exceed max"));
         }
-        // A range that is given holds, whatever the elements are.
+        // A given range applies regardless of the elements.
         Some([low, high]) if low == high && low.is_finite() => [low - 0.5, high + 0.5],
         None if x.elements() == 0 => [0.0, 1.0],
         range => bounds(x, range.unwrap_or([0.0; 2]), 0.5, "torch.histogram(): range")?,
@@ -370,7 +373,7 @@ fn histogram(call: &Call<'_>, edges: &Tensor, weight: Option<&Tensor>, density: 
         return Ok(Tensors::from_iter([none, edges.detach().copied(call.label.location)?]));
     }
     let (first, last) = (edges.narrow(0, 0, 1)?, edges.narrow(0, bins, 1)?);
-    // The last bin has both of its edges.
+    // The last bin includes both of its edges.
     let counted = flat.ge(&first)?.logical_and(&flat.le(&last)?)?;
     let place = search(call, edges, &flat, true)?.sub_scalar(1)?.clamp(0, bins as i64 - 1)?;
     let zero = Tensor::zeros(&[], x.dtype(), x.device())?;
@@ -425,7 +428,7 @@ fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
     rows.index_select(dim, &index)
 }
 
-/// Returns of rows those that begin a run of equal ones; of each row, in its former order, the run; and the runs' lengths.
+/// Returns the rows that begin a run of equal ones, the run of each row in the former order, and the runs' lengths.
 fn runs(call: &Call<'_>, rows: &Tensor, order: Option<&Tensor>, wanted: [bool; 2]) -> Result<[Tensor; 3]> {
     let (count, device) = (rows.shape()[0], call.device);
     let nothing = Tensor::empty(&[0], DType::I64, device)?;
@@ -473,7 +476,7 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
     let mut rows = turned.reshape(&[count, width])?;
     let mut order = None;
     if sorts {
-        // By the last column first: later sorts keep the order of equals.
+        // Sorts by the last column first: later sorts keep the order of equal elements.
         let mut places = Tensor::arange(count, 0, 1, DType::I64, x.device())?;
         for column in (0..width).rev() {
             let keys = rows.select(1, column)?.index_select(0, &places)?;
@@ -503,7 +506,7 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
         return Tensor::empty(&[size, x.rank()], DType::I64, device);
     }
     let is_there = x.reshape(&[count])?.to_dtype(DType::Bool)?;
-    // Each goes to its rank; all that find no room to one place behind.
+    // Each is written to its rank; those beyond the size to one extra position at the end.
     let ranks = is_there.to_dtype(DType::I64)?.cumsum(0)?;
     let behind = Tensor::full(&[], size as i64, DType::I64, device)?;
     let target = is_there.select_where(&ranks.sub_scalar(1)?.clamp(0, size as i64)?, &behind)?;
@@ -551,7 +554,8 @@ fn logspace(call: &Call<'_>) -> Result<Tensor> {
     if dtype.is_floating_point() {
         return powers.to_dtype(dtype);
     }
-    // A GPU's power may be the next number below a whole one; PyTorch computes powers of integers in float32, which is whole then.
+    // A GPU's power may be the next number below an integer; PyTorch computes powers of integers in float32, which then rounds to
+    // the integer.
     powers.to_dtype(DType::F32)?.to_dtype(dtype)
 }
 

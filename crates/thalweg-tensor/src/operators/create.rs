@@ -20,28 +20,28 @@ use crate::memory_format::format_order;
 use crate::tensor::{Tensor, Tensors, uninitialized};
 
 operators! {
-    /// Returns a tensor with one value, which the dtype must hold; the dtype is the value's where none is given.
+    /// Returns a tensor with one value, which the dtype must be able to represent; the dtype is the value's if none is given.
     "full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| {
             let value = call.scalar(1);
             filled(call, &call.ints(0), value, 2, || dtype_of(value))
         }), complex: EachPart;
-    /// Returns a tensor of a tensor's shape with one value.
+    /// Returns a tensor with one value and the shape of another.
     "full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn full_like(fill_value: scalar) = Composite(|call| filled_like(call, call.scalar(1), 2)), complex: EachPart;
     /// Returns zeros.
     "zeros(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| filled(call, &call.ints(0), Scalar::I64(0), 1, default_dtype));
-    /// Returns zeros of a tensor's shape.
+    /// Returns zeros with the shape of a tensor.
     "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn zeros_like() = Composite(|call| filled_like(call, Scalar::I64(0), 1));
     /// Returns ones.
     "ones(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| filled(call, &call.ints(0), Scalar::I64(1), 1, default_dtype));
-    /// Returns ones of a tensor's shape.
+    /// Returns ones with the shape of a tensor.
     "ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn ones_like() = Composite(|call| filled_like(call, Scalar::I64(1), 1));
-    /// Returns a tensor whose elements are anything.
+    /// Returns an uninitialized tensor.
     "empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let shape = extents(&call.ints(0))?;
@@ -54,31 +54,31 @@ operators! {
                 }
             }
         }), out_form: "empty.out";
-    /// Returns a tensor of a tensor's shape whose elements are anything.
+    /// Returns an uninitialized tensor with the shape of another.
     "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn empty_like() = Composite(|call| {
             made_like(call, 5, |shape| empty(call, shape, 1, call.tensor(0).dtype())).map(single)
         });
-    /// Returns a tensor of a shape with these strides, whose elements are anything.
+    /// Returns an uninitialized tensor with this shape and these strides.
     "empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| empty_strided(call, &call.ints(0), &call.ints(1), 2, default_dtype()).map(single));
-    /// Returns zeros of a shape, of a tensor's dtype and device.
+    /// Returns zeros with this shape and a tensor's dtype and device.
     "new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_zeros(size: sizes)
         = Composite(|call| filled(call, &call.ints(1), Scalar::I64(0), 2, || call.tensor(0).dtype()));
-    /// Returns ones of a shape, of a tensor's dtype and device.
+    /// Returns ones with this shape and a tensor's dtype and device.
     "new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_ones(size: sizes)
         = Composite(|call| filled(call, &call.ints(1), Scalar::I64(1), 2, || call.tensor(0).dtype()));
-    /// Returns a tensor of a shape with one value, of a tensor's dtype and device.
+    /// Returns a tensor with this shape and one value, with a tensor's dtype and device.
     "new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_full(size: sizes, fill_value: scalar)
         = Composite(|call| filled(call, &call.ints(1), call.scalar(2), 3, || call.tensor(0).dtype())), complex: EachPart;
-    /// Returns a tensor of a shape whose elements are anything, of a tensor's dtype and device.
+    /// Returns an uninitialized tensor with this shape and a tensor's dtype and device.
     "new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_empty(size: sizes)
         = Composite(|call| empty(call, &extents(&call.ints(1))?, 2, call.tensor(0).dtype()).map(single));
-    /// Returns a tensor of a shape with these strides whose elements are anything, of a tensor's dtype and device.
+    /// Returns an uninitialized tensor with this shape, these strides, and a tensor's dtype and device.
     "new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         fn new_empty_strided(size: sizes, stride: sizes)
         = Composite(|call| {
@@ -93,16 +93,16 @@ operators! {
     /// Returns start, start + 1, … below an end.
     "arange.start(Scalar start, Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), Scalar::I64(1)], 2).map(single)), out: [KeepsShape];
-    /// Returns start, start + step, … on this side of an end.
+    /// Returns start, start + step, … before an end, which is excluded.
     "arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), call.scalar(2)], 3).map(single)), out_form: "arange.start_out", out: [KeepsShape];
-    /// Returns so many numbers from a start to an end, both included.
+    /// Returns `steps` equidistant numbers from a start to an end, both included.
     "linspace(Scalar start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| linspace(call).map(single)), out: [KeepsShape];
     /// Returns the identity matrix.
     "eye(SymInt n, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| eye(call, [call.int(0); 2], 1).map(single));
-    /// Returns the matrix of n rows and m columns with ones in its main diagonal.
+    /// Returns the matrix of n rows and m columns with ones on its main diagonal.
     "eye.m(SymInt n, SymInt m, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| eye(call, [call.int(0), call.int(1)], 2).map(single));
     /// Returns matrices with zeros above a diagonal.
@@ -111,7 +111,7 @@ operators! {
     /// Returns matrices with zeros below a diagonal.
     "triu(Tensor self, SymInt diagonal=0) -> Tensor"
         fn triu(diagonal: int) = Composite(|call| triangle(call, false).map(single)), first: Consumed;
-    /// Returns a tensor of a tensor's shape and dtype with one value.
+    /// Returns a tensor with one value and the shape and dtype of another.
     "fill.Scalar(Tensor self, Scalar value) -> Tensor"
         fn fill(value: scalar) = Differentiable(
             |call| {
@@ -120,7 +120,7 @@ operators! {
             },
             &FILL,
         ), first: Filled, complex: Taken;
-    /// Returns a tensor of a tensor's shape and dtype with the only element of another.
+    /// Returns a tensor with the shape and dtype of the first tensor, filled with the only element of the second.
     "fill.Tensor(Tensor self, Tensor value) -> Tensor"
         fn fill_tensor(value: tensor)
         = Differentiable(|call| {
@@ -133,7 +133,7 @@ operators! {
         }
         value.detach().to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
     }, &FILL), first: Filled, complex: Taken;
-    /// Returns the elements of the second tensor, broadcast and converted to what the first is.
+    /// Returns the elements of the second tensor, broadcast to the shape of the first and converted to its dtype and device.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));
         check_conversion(source.dtype(), x.dtype())?;
@@ -148,19 +148,19 @@ operators! {
             let x = &on_device(call, 3)?;
             converted(call, x, call.optional_dtype(1).unwrap_or(x.dtype()), (true, call.optional_int(6))).map(single)
         }), complex: Taken;
-    /// Returns the elements in another dtype; the tensor itself where it has that dtype and no copy is asked for.
+    /// Returns the elements in another dtype; the tensor itself if it has that dtype and no copy is requested.
     "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             converted(call, call.tensor(0), call.dtype(1), (call.bool(3), call.optional_int(4))).map(single)
         }), autocast: Parts, complex: Taken;
-    /// Returns the elements in the dtype of another tensor; the tensor itself where it has that dtype and no copy is asked for.
+    /// Returns the elements in the dtype of another tensor; the tensor itself if it has that dtype and no copy is requested.
     "to.other(Tensor(a) self, Tensor other, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             let dtype = call.tensor(1).dtype();
             converted(call, call.tensor(0), dtype, (call.bool(3), call.optional_int(4))).map(single)
         }), autocast: Parts, complex: Taken;
-    /// Returns the tensor with a number of elements of one value before and behind each of the last dimensions, the last one first;
-    /// negative numbers cut off.
+    /// Returns the tensor with a number of elements of one value before and after each of the last dimensions, the last one
+    /// first; negative numbers remove elements.
     "constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"
         fn constant_pad_nd(pad: ints, value: scalar) = Differentiable(constant_pad, &CONSTANT_PAD), complex: Taken;
     /// Returns the tensor with its last dimension mirrored at both ends.
@@ -181,7 +181,7 @@ operators! {
     /// Returns the tensor with the ends of its last three dimensions repeated.
     "replication_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
         fn replication_pad3d(padding: ints) = Composite(|call| border(call, 3, false).map(single));
-    /// Returns the tensor so many times along each dimension; more numbers than dimensions make new first ones.
+    /// Returns the tensor repeated along each dimension; more numbers than dimensions add leading dimensions.
     "repeat(Tensor self, SymInt[] repeats) -> Tensor"
         fn repeat(repeats: sizes) = Composite(|call| {
             let repeats = call.ints(1);
@@ -192,7 +192,7 @@ operators! {
             }
             repeat(call.tensor(0), &repeats).map(single)
         });
-    /// Returns the tensor so many times along each dimension; fewer numbers than dimensions are those of the last ones.
+    /// Returns the tensor repeated along each dimension; fewer numbers than dimensions apply to the last ones.
     "tile(Tensor self, SymInt[] dims) -> Tensor"
         fn tile(dims: sizes) = Composite(|call| {
             let (x, dims) = (call.tensor(0), call.ints(1));
@@ -200,7 +200,7 @@ operators! {
             let repeats: SmallVec<[i64; 6]> = std::iter::repeat_n(1, missing).chain(dims).collect();
             repeat(x, &repeats).map(single)
         }), autocast: Parts;
-    /// Returns each place of a dimension so many times in a row; without a dimension each element.
+    /// Returns each slice of a dimension, or each element without a dimension, repeated consecutively.
     "repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
         fn repeat_interleave(repeats: int, dim: optional_int) = Composite(|call| repeat_interleave(call).map(single)), autocast: Parts;
     /// Returns dimensions in reverse order.
@@ -212,14 +212,14 @@ operators! {
     /// Returns a tensor with its first dimension in reverse order.
     "flipud(Tensor self) -> Tensor"
         fn flipud() = Composite(|call| flip_matrix(call, 0, "Input must be >= 1-d.").map(single)), autocast: Parts;
-    /// Returns dimensions moved on by so many places, what falls off at the end coming first; without a dimension all elements in a
-    /// row.
+    /// Returns the elements shifted along dimensions, with those beyond the end reinserted at the beginning; without a dimension
+    /// all elements are shifted as one row.
     "roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"
         fn roll(shifts: ints, dims: ints) = Composite(|call| roll(call).map(single));
-    /// Returns the tensor with the frequency 0 of dimensions, or of all, moved from the first place to the middle.
+    /// Returns the tensor with the frequency 0 of dimensions, or of all, moved from the beginning to the middle.
     "fft_fftshift(Tensor self, int[1]? dim=None) -> Tensor"
         fn fft_fftshift(dim: optional_ints) = Composite(|call| centered(call, 0).map(single)), autocast: Parts;
-    /// Returns the tensor with the frequency 0 of dimensions, or of all, moved back from the middle to the first place.
+    /// Returns the tensor with the frequency 0 of dimensions, or of all, moved back from the middle to the beginning.
     "fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor"
         fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single)), autocast: Parts;
     /// Returns tensors of at most one dimension as the coordinates of a grid, the first one's dimension first.
@@ -233,7 +233,7 @@ operators! {
         = Composite(|call| meshgrid(call.tensor_list(0), call.str(1))), autocast: Parts;
 }
 
-/// Nothing is left of what was there; the gradient of a value is the sum.
+/// The gradient of `fill`: zero for the overwritten elements, the sum for the value.
 static FILL: Formula = Formula {
     inputs: &[],
     outputs: &[],
@@ -245,7 +245,7 @@ static FILL: Formula = Formula {
     },
 };
 
-/// The gradient of the elements that were there.
+/// The gradient of `constant_pad_nd`: that of the original elements.
 static CONSTANT_PAD: Formula = Formula {
     inputs: &[],
     outputs: &[],
@@ -257,14 +257,14 @@ static CONSTANT_PAD: Formula = Formula {
     },
 };
 
-/// The gradient in reverse order.
+/// The gradient of `flip`: the same dimensions in reverse order.
 static FLIP: Formula = Formula {
     inputs: &[],
     outputs: &[],
     backward: |call| call.one(0, || call.gradient()?.flip(&call.ints(1))),
 };
 
-/// Returns what `constant_pad_nd` gives; the tensor itself where nothing is added or cut off.
+/// Returns the result of `constant_pad_nd`; the tensor itself if nothing is added or removed.
 pub(super) fn pad(x: &Tensor, padding: &[i64], value: Scalar) -> Result<Tensor> {
     if padding.iter().all(|&count| count == 0) {
         return Ok(x.clone());
@@ -273,7 +273,7 @@ pub(super) fn pad(x: &Tensor, padding: &[i64], value: Scalar) -> Result<Tensor> 
     super::call(built_in!("constant_pad_nd")?, &arguments, None, std::panic::Location::caller())
 }
 
-/// Reads the options of a new tensor, whose first is at a place of the schema: dtype, layout, device, pinned memory.
+/// Reads the options of a new tensor, from a position in the schema on: dtype, layout, device, pinned memory.
 pub(super) fn options(call: &Call<'_>, at: usize) -> Result<Option<DType>> {
     check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
     match call.argument(at + 2) {
@@ -345,7 +345,7 @@ fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype
     Ok(memory.with_layout(Layout::new(&shape, &strides, 0)?))
 }
 
-/// Returns start, start + step, … on this side of an end.
+/// Returns start, start + step, … before an end, which is excluded.
 fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result<Tensor> {
     let whole = [start, end, step].iter().all(|number| !number.is_floating_point());
     let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { default_dtype() });
@@ -394,7 +394,7 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
     });
     let last = steps.saturating_sub(1);
     let step = (end - start) / last.max(1) as f64;
-    // One alone is the start.
+    // A single number is the start.
     let half = if steps == 1 { 1 } else { steps / 2 };
     let counts = [half, last].map(|count| Argument::Scalar(Scalar::I64(count as i64)));
     let numbers = [start, end, step].map(|number| Argument::Scalar(Scalar::F64(number)));
@@ -404,7 +404,7 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
     super::call(built_in!("thalweg::linspace")?, &arguments, Some(call.device), call.label.location)
 }
 
-/// Returns where a matrix's column is at most `diagonal` to the right of its row.
+/// Returns a mask of where a matrix's column is at most `diagonal` to the right of its row.
 fn lower([rows, columns]: [usize; 2], diagonal: i64, device: &Device) -> Result<Tensor> {
     // Beyond the corners all diagonals are the same.
     let diagonal =
@@ -452,7 +452,7 @@ fn converted(
         return Ok(converted);
     }
     match format {
-        // As it is where it lies so.
+        // Returned unchanged if it already has the layout.
         Some(format @ (0 | 2 | 3)) if !copies => in_format(&converted, format),
         _ => copied_in_format(call, &converted, format),
     }
@@ -566,7 +566,7 @@ fn bordered(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor
     if result.shares_storage_with(x) { result.copied(call.label.location) } else { Ok(result) }
 }
 
-/// Returns the tensor so many times along each dimension, of which there are at least as many as the tensor has.
+/// Returns the tensor repeated along each dimension; there are at least as many numbers as the tensor has dimensions.
 fn repeat(x: &Tensor, repeats: &[i64]) -> Result<Tensor> {
     let added = repeats.len() - x.rank();
     let counts = extents(repeats)?;

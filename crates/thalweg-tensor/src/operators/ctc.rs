@@ -1,5 +1,5 @@
-//! Connectionist temporal classification (A. Graves et al., *Connectionist Temporal Classification*, 2006): the probability of a sequence of
-//! labels, summed over all ways in which it may be spread over time.
+//! Connectionist temporal classification (A. Graves et al., *Connectionist Temporal Classification*, 2006): the probability of a
+//! sequence of labels, summed over all its alignments with time.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
@@ -10,12 +10,13 @@ use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns −ln of the probability of each sequence of labels, from the logarithms of the labels' probabilities (time, batch, labels).
-    /// Targets are (batch, places), or one after another. The gradient is that of probabilities whose sum is 1, as in PyTorch.
+    /// Returns −ln of the probability of each sequence of labels, from the logarithms of the labels' probabilities (time, batch,
+    /// labels). Targets are (batch, length), or concatenated. The gradient is that of probabilities whose sum is 1, as in
+    /// PyTorch.
     "ctc_loss.IntList(Tensor log_probs, Tensor targets, int[] input_lengths, int[] target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
         fn ctc_loss(targets: tensor, input_lengths: ints, target_lengths: ints, blank: int, reduction: int, zero_infinity: bool)
         = Composite(|call| ctc(call, &call.ints(2), &call.ints(3))), autocast: Parts;
-    /// Returns −ln of the probability of each sequence of labels, with the lengths in tensors, which the host reads: blocks.
+    /// Returns −ln of the probability of each sequence of labels, with the lengths in tensors, which the host reads. Blocks.
     "ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
         fn ctc_loss_tensor(targets: tensor, input_lengths: tensor, target_lengths: tensor, blank: int, reduction: int, zero_infinity: bool)
         = Composite(|call| {
@@ -27,7 +28,7 @@ operators! {
         }), autocast: Parts;
 }
 
-/// The logarithm of what is impossible; sums of it stay finite, so that gradients do.
+/// The logarithm of a probability of 0; its sums stay finite, so that gradients do, too.
 const IMPOSSIBLE: f64 = -1e30;
 
 fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
@@ -76,7 +77,7 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
     let of_label = counts_column.gt_scalar(0)?.select_where(&sums.gather(1, &before)?, &nowhere)?;
     let ends = Tensor::cat(&[sums.gather(1, &last)?, of_label], 1)?;
     let loss = ends.logsumexp(&[1], false)?.neg()?;
-    // What is only a constant adds the gradient of the probabilities' sum.
+    // Adds the gradient of the probabilities' sum, which is a constant.
     let inside = Tensor::arange(time, 0, 1, DType::I64, device)?
         .unsqueeze(1)?
         .lt(&times_column.reshape(&[1, batch])?)?;
@@ -160,14 +161,14 @@ fn states(
             .index_select(0, &Tensor::from_slice(&places, &[batch * longest], device)?)?
             .reshape(&[batch, longest])?
     };
-    // Behind a target's end there may be anything.
+    // The elements past a target's end are arbitrary.
     let rows = rows.clamp(0, labels as i64 - 1)?;
     let pairs =
         Tensor::stack(&[blank.narrow(1, 0, longest)?, rows.clone()], 2)?.reshape(&[batch, 2 * longest])?;
     let names = Tensor::cat(&[pairs, blank.narrow(1, 0, 1)?], 1)?;
     let differs = rows.narrow(1, 1, longest - 1)?.ne(&rows.narrow(1, 0, longest - 1)?)?;
     let no = |columns: usize| Tensor::zeros(&[batch, columns], DType::Bool, device);
-    // Labels stand at odd places; the first has none before it.
+    // Labels are at odd positions; the first has none before it.
     let skips = Tensor::stack(&[no(longest - 1)?, differs], 2)?.reshape(&[batch, 2 * longest - 2])?;
     Ok((names, Tensor::cat(&[no(2)?, skips, no(1)?], 1)?))
 }

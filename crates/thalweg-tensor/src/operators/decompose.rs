@@ -1,4 +1,5 @@
-//! Decompositions of batches (batch, rows, columns) of f64 matrices, with their gradients: what [`solve`](super::solve) is made of.
+//! Decompositions of batches (batch, rows, columns) of f64 matrices, with their gradients, from which [`solve`](super::solve) is
+//! built.
 //!
 //! The gradients are those of PyTorch's `FunctionsManual.cpp`, derived in M. B. Giles, *An extended collection of matrix derivative
 //! results* (2008), and S. F. Walter, L. Lehmann, *Algorithmic differentiation of linear algebra functions* (2010).
@@ -16,25 +17,25 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the lower factors of symmetric matrices, of which only the lower triangle is read, and 0 or the order of the leading
-    /// minor that is not positive definite, of int32.
+    /// Returns the lower factors of symmetric matrices, of which only the lower triangle is read, and, as int32, 0 or the order
+    /// of the leading minor that is not positive definite.
     "thalweg::cholesky(Tensor self) -> (Tensor L, Tensor info)" = Differentiable(cholesky, &CHOLESKY);
-    /// Returns the solutions X of A X = B, or Aᵀ X = B, with triangular matrices A, whose diagonal may be taken as ones.
+    /// Returns the solutions X of A X = B, or Aᵀ X = B, with triangular matrices A, whose diagonal may be assumed to be ones.
     "thalweg::triangular(Tensor A, Tensor B, bool upper, bool transpose, bool unitriangular) -> Tensor"
         = Differentiable(triangular, &TRIANGULAR);
-    /// Returns both factors of matrices in one, the rows that were swapped, from 1 on, and 0 or the first pivot that is 0.
+    /// Returns both factors of matrices in one tensor, the swapped rows, counted from 1, and 0 or the first pivot that is 0.
     "thalweg::lu(Tensor self, bool pivot) -> (Tensor LU, Tensor pivots, Tensor info)" = Differentiable(lu, &LU);
-    /// Returns the rows in their order after swaps, of int64 (batch, rows).
+    /// Returns the order of the rows after swaps, as int64 (batch, rows).
     "thalweg::permutation(Tensor pivots, int rows) -> Tensor" = Kernel(|call| permutation(call).map(single));
     /// Returns upper factors with the vectors of reflectors below them, and the factors of the reflectors.
     "thalweg::geqrf(Tensor self) -> (Tensor a, Tensor tau)"
         = Kernel(|call| geqrf(call.tensor(0), call.label).map(Tensors::from_iter));
-    /// Returns orthogonal matrices, whole or only as many columns as there are in the product, and upper factors.
+    /// Returns orthogonal matrices, complete or reduced, and upper factors.
     "thalweg::qr(Tensor self, bool complete) -> (Tensor Q, Tensor R)" = Differentiable(qr, &QR);
-    /// Returns the eigenvalues of symmetric matrices, the least first, and the eigenvectors as columns. One triangle is read.
+    /// Returns the eigenvalues of symmetric matrices, in ascending order, and the eigenvectors as columns. One triangle is read.
     "thalweg::eigh(Tensor self, bool upper) -> (Tensor values, Tensor vectors)" = Differentiable(eigen, &EIGEN);
-    /// Returns left singular vectors, singular values, the greatest first, and right singular vectors of matrices with at least as
-    /// many rows as columns; the vectors are columns.
+    /// Returns left singular vectors, singular values in descending order, and right singular vectors of matrices with at least
+    /// as many rows as columns; the vectors are columns.
     "thalweg::svd(Tensor self) -> (Tensor U, Tensor S, Tensor V)" = Differentiable(singular, &SINGULAR);
     /// Returns the determinants of square matrices.
     "thalweg::det(Tensor self) -> Tensor" = Differentiable(|call| det(call.tensor(0)).map(single), &DET);
@@ -75,7 +76,7 @@ pub(super) fn turned(x: &Tensor) -> Result<Tensor> {
     x.transpose(-2, -1)
 }
 
-/// Returns a copy of the elements, row-major, that a kernel may overwrite.
+/// Returns a row-major copy of the elements that a kernel may overwrite.
 pub(super) fn room(x: &Tensor, label: Label) -> Result<Tensor> {
     x.detach().copied(label.location)
 }
@@ -108,7 +109,7 @@ fn cholesky(call: &Call<'_>) -> Result<Tensors> {
     Ok(Tensors::from_iter([factor, info]))
 }
 
-/// Solves by triangles.
+/// Solves equations with triangular matrices.
 pub(super) fn solve_triangular(
     a: &Tensor,
     b: &Tensor,
@@ -167,7 +168,8 @@ static TRIANGULAR: Formula = Formula {
     },
 };
 
-/// The gradient of the factor is of all its elements, those beside the triangle included, as in PyTorch.
+/// The gradient of `cholesky_solve`. The factor's gradient covers all its elements, including those outside the triangle, as in
+/// PyTorch.
 static CHOLESKY_SOLVE: Formula = Formula {
     inputs: &[1],
     outputs: &[0],
@@ -185,7 +187,7 @@ static CHOLESKY_SOLVE: Formula = Formula {
     },
 };
 
-/// Solves by the factor of a symmetric matrix.
+/// Solves equations with the factor of a symmetric matrix.
 pub(super) fn solve_cholesky(b: &Tensor, factor: &Tensor, upper: bool) -> Result<Tensor> {
     let arguments = [b.into(), factor.into(), upper.into()];
     super::call(built_in!("thalweg::cholesky_solve")?, &arguments, None, std::panic::Location::caller())
@@ -215,7 +217,7 @@ fn permutation(call: &Call<'_>) -> Result<Tensor> {
     Ok(order)
 }
 
-/// Returns the rows of matrices in their order after swaps; or, backwards, rows in their order before.
+/// Returns the rows of matrices in their order after swaps, or, if `is_backward`, in their order before.
 pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<Tensor> {
     let [batch, rows, columns] = sizes(x)?;
     let arguments = [pivots.into(), (rows as i64).into()];
@@ -228,7 +230,7 @@ pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<
     x.gather(1, &order.unsqueeze(-1)?.expand(&[batch, rows, columns])?)
 }
 
-/// Returns the factors L (rows, least) and U (least, columns) of both in one.
+/// Returns the factors L (rows, least) and U (least, columns) from a tensor that holds both.
 pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
     let [_, rows, columns] = sizes(factors)?;
     let least = rows.min(columns);
@@ -245,7 +247,8 @@ pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
 static LU: Formula =
     Formula { inputs: &[], outputs: &[0, 1], backward: |call| call.one(0, || lu_backward(call)) };
 
-/// Returns the gradient of P L U: of its square part by both triangles of a product, of what is beside or below it by a solution.
+/// Returns the gradient of P L U: for its square part from both triangles of a product, for the part beside or below it from the
+/// solution of a triangular system.
 fn lu_backward(call: &GradientCall<'_>) -> Result<Tensor> {
     let (factors, pivots, gradient) = (call.result(0)?, call.result(1)?, call.gradient()?);
     let [_, rows, columns] = sizes(&factors)?;
@@ -321,7 +324,7 @@ static QR: Formula = Formula {
             if rows >= columns {
                 return qr_backward(&q, &r, &of_q, &of_r);
             }
-            // What is beside the square part is Q · R there.
+            // The part beside the square one is Q · R there.
             let slope = of_r.narrow(2, rows, columns - rows)?;
             let of_q = of_q.add(&x.narrow(2, rows, columns - rows)?.matmul(&turned(&slope)?)?)?;
             let square = qr_backward(&q, &r.narrow(2, 0, rows)?, &of_q, &of_r.narrow(2, 0, rows)?)?;
@@ -338,7 +341,7 @@ fn qr_backward(q: &Tensor, r: &Tensor, of_q: &Tensor, of_r: &Tensor) -> Result<T
     turned(&solve_triangular(r, &turned(&sum)?, [true, false, false])?)
 }
 
-/// Returns symmetric matrices of which one triangle is given.
+/// Returns symmetric matrices from one triangle.
 pub(super) fn symmetric(x: &Tensor, upper: bool) -> Result<Tensor> {
     match upper {
         true => x.triu(0)?.add(&turned(&x.triu(1)?)?),
@@ -356,7 +359,7 @@ fn eigen(call: &Call<'_>) -> Result<Tensors> {
     Ok(Tensors::from_iter([values, vectors]))
 }
 
-/// Returns the differences b − a of each two numbers of a list, with 1 in the diagonal.
+/// Returns the differences b − a of each pair of numbers in a list, with 1 on the diagonal.
 pub(super) fn differences(numbers: &Tensor) -> Result<Tensor> {
     let n = numbers.shape()[1];
     let ones = Tensor::ones(&[n], numbers.dtype(), numbers.device())?.diag_embed(0, 0, 1)?;
@@ -372,7 +375,7 @@ static EIGEN: Formula = Formula {
             let mut inner = call.gradient_of(0)?.diag_embed(0, -2, -1)?;
             if call.has_gradient(1) {
                 let product = turned(&vectors)?.matmul(&call.gradient_of(1)?)?;
-                // Vectors stay orthogonal: only what is skew counts.
+                // Vectors stay orthogonal: only the skew part matters.
                 let off = product.sub(&turned(&product)?)?.mul_scalar(0.5)?;
                 inner = inner.add(&off.div(&differences(&values)?)?)?;
             }
@@ -411,7 +414,7 @@ static SINGULAR: Formula = Formula {
                 inner = inner.add(&left)?.add(&right)?;
                 let [_, rows, columns] = sizes(&u)?;
                 if rows > columns {
-                    // What of the gradient is outside of U.
+                    // The part of the gradient outside the span of U.
                     let rest = of_u.sub(&u.matmul(&turned(&u)?.matmul(&of_u)?)?)?.div(&s.unsqueeze(1)?)?;
                     outer = Some(rest.matmul(&turned(&v)?)?);
                 }
@@ -422,7 +425,7 @@ static SINGULAR: Formula = Formula {
     },
 };
 
-/// Returns the signs of permutations: 1 where an even number of rows is swapped.
+/// Returns the signs of permutations: 1 for an even number of swaps.
 pub(super) fn signs(pivots: &Tensor) -> Result<Tensor> {
     let count = pivots.shape()[1];
     let places = Tensor::arange(count, 1, 1, DType::I32, pivots.device())?;

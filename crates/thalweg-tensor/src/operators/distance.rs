@@ -21,15 +21,15 @@ operators! {
         = Composite(|call| {
             pairwise(call.tensor(0), call.tensor(1), call.float(2), call.float(3), call.bool(4)).map(single)
         }), autocast: Parts;
-    /// Returns the p-norms of the differences of each row of one matrix and each of another.
+    /// Returns the p-norms of the differences between each row of one matrix and each row of another.
     "cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor"
         fn cdist(x2: tensor, p: float, compute_mode: optional_int)
         = Composite(|call| cdist(call).map(single)), autocast: Full;
-    /// Returns the p-norms of the differences of each row of one matrix and each of another.
+    /// Returns the p-norms of the differences between each row of one matrix and each row of another.
     "_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"
         = Composite(|call| cdist(call).map(single));
-    /// Returns the Euclidean distances of each row of one matrix and each of another by one product of matrices, |x|² − 2x · y + |y|²: for
-    /// many rows faster than `cdist`, and less accurate for rows that lie close together.
+    /// Returns the Euclidean distances between each row of one matrix and each row of another by one matrix product, |x|² − 2x ·
+    /// y + |y|²: faster than `cdist` for many rows, and less accurate for rows that are close together.
     "_euclidean_dist(Tensor x1, Tensor x2) -> Tensor"
         fn euclidean_dist(x2: tensor) = Composite(|call| {
             let (x, y) = (call.tensor(0), call.tensor(1));
@@ -38,9 +38,9 @@ operators! {
             let right = Tensor::cat(&[y.clone(), y_norm.ones_like()?, y_norm], -1)?;
             left.matmul(&right.transpose(-2, -1)?)?.clamp_min(0)?.sqrt().map(single)
         });
-    /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
+    /// Returns the p-norms of the differences of each pair of rows of a matrix, in the order of their indices.
     "_pdist_forward(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
-    /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
+    /// Returns the p-norms of the differences of each pair of rows of a matrix, in the order of their indices.
     "pdist(Tensor self, float p=2) -> Tensor"
         fn pdist(p: float)
         = Composite(|call| pdist(call).map(single)), autocast: Full;
@@ -48,7 +48,7 @@ operators! {
     "cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor"
         fn cosine_similarity(x2: tensor, dim: int, eps: float)
         = Composite(|call| cosine_similarity(call).map(single)), autocast: Full;
-    /// Returns the tensor with each place of a dimension scaled down to a p-norm of at most `maxnorm`.
+    /// Returns the tensor with each slice of a dimension scaled down to a p-norm of at most `maxnorm`.
     "renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor"
         fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single)), autocast: Full;
 }
@@ -140,7 +140,7 @@ fn cosine_similarity(call: &Call<'_>) -> Result<Tensor> {
     let unit = |tensor: &Tensor| {
         let whole = tensor.to_dtype(dtype)?.expand(&shape)?;
         let norm = whole.vector_norm(2.0, &[dim], true)?;
-        // Where it is the bound, the gradient is that of the norm, as in PyTorch.
+        // Where the bound applies, the gradient is that of the norm, as in PyTorch.
         let least = no_grad(|| norm.detach().clamp_min(eps)?.sub(&norm.detach()))?;
         whole.div(&norm.add(&least)?)
     };

@@ -1,4 +1,4 @@
-//! Eigenvalues and eigenvectors of matrices that need not be symmetric: complex numbers.
+//! Eigenvalues and eigenvectors of matrices that need not be symmetric; they are complex.
 
 use thalweg_ir::{DType, Shape};
 use thalweg_kernels::decompose::Method;
@@ -63,7 +63,7 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     if x.elements() > 0 && !x.device().is_meta() && x.detach().isfinite()?.all()?.item::<u8>()? == 0 {
         return Err(Error::invalid(format!("{name}: input tensor should not contain infs or NaNs.")));
     }
-    // By the largest element, so that squares of elements are numbers.
+    // Scaled by the largest element, so that squares of elements do not overflow.
     let scale = match x.elements() {
         0 => Tensor::ones(&[count, 1, 1], DType::F64, x.device())?,
         _ => {
@@ -77,7 +77,7 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let values = results[0].mul(&scale.squeeze(-1)?)?;
     let shape: Shape = batch.iter().copied().chain([rows]).collect();
     let values = values.reshape(&shape)?.to_dtype(narrow)?;
-    // By columns, as LAPACK has them.
+    // Stored by columns, as in LAPACK.
     let vectors = turned(&results[1])?.reshape(x.shape())?.to_dtype(narrow)?.contiguous()?;
     Ok(Tensors::from_iter([values, turned(&vectors)?]))
 }
@@ -98,7 +98,7 @@ static EIGEN: Formula = Formula {
                 let along = adjoint.matmul(&vectors.mul(&lengths.unsqueeze(1)?)?)?;
                 let n = values.shape()[1];
                 let eye = Tensor::ones(&[n], DType::F64, values.device())?.diag_embed(0, 0, 1)?;
-                // Nothing of the diagonal counts.
+                // The diagonal does not contribute.
                 let off = product.sub(&along)?.div(&differences(&values)?.conj()?)?;
                 inner = inner.add(&off.mul(&eye.neg()?.add_scalar(1.0)?)?)?;
             }

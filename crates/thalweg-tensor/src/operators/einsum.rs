@@ -9,13 +9,13 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the sum of products over the labels that the result has not: `ij,jk->ik` is the product of matrices.
+    /// Returns the sum of products over the labels that the result does not have: `ij,jk->ik` is the product of matrices.
     "einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor"
         of fn einsum(equation: str, tensors: tensors)
         = Composite(einsum), autocast: Lower;
 }
 
-/// The label of a dimension: a letter, or the number, from the last, of a dimension that `...` stands for.
+/// The label of a dimension: a letter, or the number, counted from the last, of a dimension covered by `...`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Label {
     Hidden(usize),
@@ -26,7 +26,7 @@ fn fail<T>(why: impl Into<String>) -> Result<T> {
     Err(Error::invalid(format!("einsum(): {}", why.into())))
 }
 
-/// Returns the labels of an operand or of the result; `hidden` is how many dimensions `...` stands for.
+/// Returns the labels of an operand or of the result; `hidden` is the number of dimensions covered by `...`.
 fn labels(text: &str, hidden: usize) -> Result<Vec<Label>> {
     let mut list = Vec::new();
     let mut rest = text;
@@ -85,7 +85,7 @@ fn parse(equation: &str, tensors: &[Tensor]) -> Result<(Vec<Vec<Label>>, Vec<Lab
                 matches!(label, Label::Hidden(_)) || all.iter().filter(|other| *other == label).count() == 1
             };
             let mut list: Vec<Label> = all.iter().copied().filter(once).collect();
-            // Hidden ones first, the first of them in front; then letters in their order.
+            // Hidden dimensions come first, in order, followed by the letters in alphabetical order.
             list.sort_by_key(|label| match label {
                 Label::Hidden(back) => (0, usize::MAX - back),
                 Label::Letter(letter) => (1, *letter as usize),
@@ -150,7 +150,7 @@ fn einsum(call: &Call<'_>) -> Result<Tensors> {
     }
     let shape: Shape = product.shape()[..result.len()].into();
     let product = product.reshape(&shape)?;
-    // What is summed is never a view, however little there was to add.
+    // A sum is never a view, even if there was only one element to add.
     let is_summed = all.len() > result.len();
     match is_summed && tensors.iter().any(|tensor| product.shares_storage_with(tensor)) {
         true => product.copied(call.label.location).map(single),
@@ -201,7 +201,7 @@ fn sum(tensor: &Tensor, dimensions: &[usize]) -> Result<Tensor> {
 /// Returns the product of two operands, summed over dimensions: a product of matrices of a batch.
 fn pair(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let is_one = |tensor: &Tensor, d: usize| tensor.shape()[d] == 1;
-    // What only one of both has is summed before.
+    // Dimensions that only one operand has are summed first.
     let alone = |tensor: &Tensor, other: &Tensor| -> Vec<usize> {
         summed.iter().copied().filter(|&d| !is_one(tensor, d) && is_one(other, d)).collect()
     };

@@ -27,18 +27,18 @@ impl Tensor {
         call(built_in!("randn")?, &arguments, Some(device), Location::caller())
     }
 
-    /// Returns integers from `low` on below `high`, drawn from the device's
-    /// [default generator](crate::random::default_generator) (`torch.randint`). Asynchronous; each replay of a captured call draws anew.
+    /// Returns integers in [low, high), drawn from the device's [default generator](crate::random::default_generator)
+    /// (`torch.randint`). Asynchronous; each replay of a captured call draws anew.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if there is no number from `low` on below `high`.
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if `low` is not below `high`.
     #[track_caller]
     pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let arguments = [low.into(), high.into(), as_ints(shape).into(), dtype.into()];
         call(built_in!("randint.low")?, &arguments, Some(device), Location::caller())
     }
 
-    /// Returns integers from `low` on below `high`, of the tensor's shape, dtype and device (`torch.randint_like`), drawn as
+    /// Returns integers in [low, high), with the tensor's shape, dtype and device (`torch.randint_like`), drawn as
     /// [`randint`](Self::randint) does. Asynchronous.
     #[track_caller]
     pub fn randint_like(&self, low: i64, high: i64) -> Result<Self> {
@@ -54,14 +54,14 @@ impl Tensor {
         call(built_in!("randperm")?, &arguments, Some(device), Location::caller())
     }
 
-    /// Returns the matrix with ones in its main diagonal and zeros elsewhere (`torch.eye`). Asynchronous.
+    /// Returns the matrix with ones on its main diagonal and zeros elsewhere (`torch.eye`). Asynchronous.
     #[track_caller]
     pub fn eye(rows: usize, columns: usize, dtype: DType, device: &Device) -> Result<Self> {
         let arguments = [Argument::Int(rows as i64), Argument::Int(columns as i64), dtype.into()];
         call(built_in!("eye.m")?, &arguments, Some(device), Location::caller())
     }
 
-    /// Returns `count` numbers from `start` to `end`, both included and equally far apart (`torch.linspace`). Asynchronous.
+    /// Returns `count` numbers from `start` to `end`, both included and equidistant (`torch.linspace`). Asynchronous.
     #[track_caller]
     pub fn linspace(
         start: impl Into<Scalar>,
@@ -88,8 +88,8 @@ impl Tensor {
         })
     }
 
-    /// Returns a copy of the elements in memory of its own (`torch.clone`; Rust's `clone` is the tensor itself). The copy keeps
-    /// the strides where the tensor has no gaps, else it is contiguous. Gradients flow through it. Asynchronous.
+    /// Returns a copy of the elements in new memory (`torch.clone`; Rust's `clone` returns the same tensor). The copy keeps the
+    /// strides if the tensor has no gaps, otherwise it is contiguous. Gradients flow through it. Asynchronous.
     #[track_caller]
     pub fn deep_clone(&self) -> Result<Self> {
         call(built_in!("clone")?, &[self.into()], None, Location::caller())

@@ -1,12 +1,12 @@
 //! Discrete Fourier transforms.
 //!
-//! A transform of n numbers is a matrix product where n is at most [`DIRECT`]. A larger n is split as n = a · b, transforms of a and
-//! of b with twiddle factors in between (Cooley and Tukey, Mathematics of Computation 19, 1965); and where it has no factor up to
-//! [`DIRECT`], it is a convolution with a chirp, done by transforms of a power of two (Bluestein, IEEE Transactions on Audio and
-//! Electroacoustics 18, 1970). Twiddle factors are computed in f64 and rounded once.
+//! A transform of n numbers is a matrix product if n is at most [`DIRECT`]. A larger n is split as n = a · b, into transforms of
+//! a and of b numbers with twiddle factors in between (Cooley and Tukey, Mathematics of Computation 19, 1965). If n has no factor
+//! up to [`DIRECT`], the transform is a convolution with a chirp, computed by transforms of a power of two (Bluestein, IEEE
+//! Transactions on Audio and Electroacoustics 18, 1970). Twiddle factors are computed in f64 and rounded once.
 //!
-//! A transform of real numbers is one of complex numbers of which half is kept, and one to real numbers is the real part of one that
-//! counts the kept half twice.
+//! A transform of real numbers is a complex transform of which half is kept; a transform to real numbers is the real part of one
+//! that counts the kept half twice.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, inverse_order};
@@ -23,19 +23,19 @@ use crate::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the discrete Fourier transform of complex numbers over dimensions, one after the other; not `forward`, with the
-    /// conjugate factors. The normalization is 0 for none, 1 for 1/√n, and 2 for 1/n, of the product n of the sizes.
+    /// Returns the discrete Fourier transform of complex numbers over dimensions; if not `forward`, with the conjugate factors.
+    /// The normalization is 0 for none, 1 for 1/√n, and 2 for 1/n, with n the product of the sizes.
     "_fft_c2c(Tensor self, SymInt[] dim, int normalization, bool forward) -> Tensor"
         = Differentiable(|call| {
             let x = call.tensor(0);
             let dims = dimensions(x, &call.ints(1))?;
             let result = many(x, &dims, call.bool(3), call.label)?;
-            // What is transformed over nothing, or over single numbers, is a copy.
+            // A transform over no dimensions, or over single numbers, is a copy.
             let result = if result.shares_storage_with(x) { result.copied(call.label.location)? } else { result };
             normalized(laid_out(&result, &dims)?, sizes_of(x, &dims), call.int(2)).map(single)
         }, &C2C), complex: Taken;
-    /// Returns the discrete Fourier transform of real numbers over dimensions; `onesided` only up to the middle of the last one, which
-    /// says the rest.
+    /// Returns the discrete Fourier transform of real numbers over dimensions; with `onesided` only up to the middle of the last
+    /// one, which determines the rest.
     "_fft_r2c(Tensor self, int[] dim, int normalization, bool onesided) -> Tensor"
         = Differentiable(|call| {
             let x = call.tensor(0);
@@ -51,7 +51,7 @@ operators! {
             let result = laid_out(&many(&z, others, true, call.label)?, &dims)?;
             normalized(result, size, call.int(2)).map(single)
         }, &R2C);
-    /// Returns the real numbers whose transform over dimensions is given up to the middle of the last one, which becomes
+    /// Returns the real numbers with this transform over dimensions, given up to the middle of the last one, which becomes
     /// `last_dim_size` long. The factors are those of an inverse transform.
     "_fft_c2r(Tensor self, int[] dim, int normalization, SymInt last_dim_size) -> Tensor"
         = Differentiable(|call| {
@@ -67,7 +67,7 @@ operators! {
             let count = sizes_of(x, others) * size as f64;
             normalized(result, count, call.int(2)).map(single)
         }, &C2R), complex: Taken;
-    /// Returns the discrete Fourier transform of `n` numbers along a dimension, which is cut off or filled with zeros. The norm
+    /// Returns the discrete Fourier transform of `n` numbers along a dimension, which is truncated or padded with zeros. The norm
     /// `forward` divides by n, `ortho` by √n.
     "fft_fft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
         fn fft_fft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| along(call, true));
@@ -75,13 +75,13 @@ operators! {
     /// √n.
     "fft_ifft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
         fn fft_ifft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| along(call, false));
-    /// Returns the first half of the transform of real numbers along a dimension; the second half has its conjugates.
+    /// Returns the first half of the transform of real numbers along a dimension; the second half are its conjugates.
     "fft_rfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
         fn fft_rfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| from_real(call, true));
-    /// Returns the `n` real numbers whose transform's first half is given: the inverse of `fft_rfft`.
+    /// Returns the `n` real numbers with this first half of a transform: the inverse of `fft_rfft`.
     "fft_irfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
         fn fft_irfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| to_real(call, false));
-    /// Returns the real transform of `n` numbers, of which the second half is the conjugate of the first, which is given.
+    /// Returns the real transform of `n` numbers from their first half, of which the second half is the conjugate.
     "fft_hfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
         fn fft_hfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| to_real(call, true));
     /// Returns the first half of the inverse transform of real numbers: the inverse of `fft_hfft`.
@@ -105,21 +105,21 @@ operators! {
     /// Returns `fft_ihfftn` over two dimensions.
     "fft_ihfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor"
         fn fft_ihfft2() = Composite(|call| over_real(call, false));
-    /// Returns the discrete Fourier transform over dimensions, of sizes to which they are cut off or filled with zeros.
+    /// Returns the discrete Fourier transform over dimensions, which are truncated or padded with zeros to sizes.
     "fft_fftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_fftn(s: optional_ints, dim: optional_ints, norm: optional_str) = Composite(|call| over(call, true));
-    /// Returns the inverse discrete Fourier transform over dimensions, of sizes to which they are cut off or filled with zeros.
+    /// Returns the inverse discrete Fourier transform over dimensions, which are truncated or padded with zeros to sizes.
     "fft_ifftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_ifftn(s: optional_ints, dim: optional_ints, norm: optional_str) = Composite(|call| over(call, false));
     /// Returns the transform of real numbers over dimensions, up to the middle of the last one.
     "fft_rfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_rfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
         = Composite(|call| over_real(call, true));
-    /// Returns the real numbers whose transform over dimensions is given up to the middle of the last one.
+    /// Returns the real numbers with this transform over dimensions, given up to the middle of the last one.
     "fft_irfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_irfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
         = Composite(|call| over_to_real(call, false));
-    /// Returns the real transform of numbers over dimensions that are given up to the middle of the last one.
+    /// Returns the real transform over dimensions of numbers given up to the middle of the last one.
     "fft_hfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_hfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
         = Composite(|call| over_to_real(call, true));
@@ -127,7 +127,7 @@ operators! {
     "fft_ihfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_ihfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
         = Composite(|call| over_real(call, false));
-    /// Returns the frequencies of a transform of n numbers that lie d apart: 0, 1, …, then the negative ones, over n · d.
+    /// Returns the frequencies of a transform of n numbers at distance d: 0, 1, …, then the negative ones, divided by n · d.
     "fft_fftfreq(int n, float d=1.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| {
             let size = points(call)?;
@@ -136,7 +136,7 @@ operators! {
             let wrapped = places.sub_scalar(size as i64)?;
             frequencies(call, &places.lt_scalar(middle)?.select_where(&places, &wrapped)?)
         });
-    /// Returns the frequencies of the first half of a transform of n numbers that lie d apart: 0, 1, … over n · d.
+    /// Returns the frequencies of the first half of a transform of n numbers at distance d: 0, 1, … divided by n · d.
     "fft_rfftfreq(int n, float d=1.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| {
             let places = Tensor::arange(points(call)? / 2 + 1, 0, 1, DType::I64, call.device)?;
@@ -154,7 +154,8 @@ static C2C: Formula = Formula {
     backward: |call| call.one(0, || c2c(&call.gradient()?, &call.ints(1), call.int(2), !call.bool(3))),
 };
 
-/// The gradient of the half that is kept is the real part of its transform with the conjugate factors, the other half being 0.
+/// The gradient of a transform of which half is kept is the real part of the gradient's transform with the conjugate factors, the
+/// other half being 0.
 static R2C: Formula = Formula {
     inputs: &[],
     outputs: &[],
@@ -170,7 +171,7 @@ static R2C: Formula = Formula {
     },
 };
 
-/// The gradient of the given half is the first half of the transform, twice where a number counted twice.
+/// The gradient of the given half is the first half of the transform, doubled where a number counted twice.
 static C2R: Formula = Formula {
     inputs: &[],
     outputs: &[],
@@ -198,7 +199,7 @@ fn too_few(size: i64) -> Error {
     Error::invalid(format!("Invalid number of data points ({size}) specified"))
 }
 
-/// Returns dimensions, each once.
+/// Returns the dimensions, and refuses repeated ones.
 fn dimensions(x: &Tensor, dims: &[i64]) -> Result<Shape> {
     let mut wrapped = Shape::new();
     for &dim in dims {
@@ -214,7 +215,7 @@ fn dimensions(x: &Tensor, dims: &[i64]) -> Result<Shape> {
     Ok(wrapped)
 }
 
-/// Returns PyTorch's number of a normalization: that of a direction which divides by n.
+/// Returns PyTorch's number of a normalization: a direction's name means that this direction divides by n.
 fn normalization(norm: Option<&str>, forward: bool) -> Result<i64> {
     match (norm, forward) {
         (None | Some("backward"), true) | (Some("forward"), false) => Ok(0),
@@ -224,7 +225,7 @@ fn normalization(norm: Option<&str>, forward: bool) -> Result<i64> {
     }
 }
 
-/// Returns numbers as floats, or as complex numbers where those are asked for.
+/// Returns numbers as floats, or as complex numbers if those are requested.
 fn promoted(x: &Tensor, is_complex: bool) -> Result<Tensor> {
     let dtype = match x.dtype() {
         DType::F16 | DType::Bf16 | DType::F8E4m3 | DType::F8E5m2 => {
@@ -243,7 +244,7 @@ fn check_real(x: &Tensor, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the dimension of a call along one, and how many numbers of it are transformed, where the call says so.
+/// Returns the dimension of a one-dimensional transform, and the number of transformed elements if the call specifies it.
 fn line(call: &Call<'_>) -> Result<(usize, Option<usize>)> {
     let dim = dimensions(call.tensor(0), &[call.int(2)])?[0];
     let size = match call.optional_int(1) {
@@ -307,11 +308,11 @@ fn to_real(call: &Call<'_>, forward: bool) -> Result<Tensors> {
     c2r(&x, &[dim as i64], normalization, whole).map(single)
 }
 
-/// The dimensions of a call over several, and the sizes to which they are brought.
+/// The dimensions of a transform over several, and the sizes to which they are truncated or padded.
 struct Region {
     dims: Shape,
     sizes: Shape,
-    /// The last size of the result, of a transform to real numbers.
+    /// The last size of the result, for a transform to real numbers.
     last: usize,
 }
 
@@ -442,7 +443,7 @@ fn of_real(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(x.dtype().complex())
 }
 
-/// Returns a dimension cut off or filled with zeros.
+/// Returns the tensor with a dimension truncated or padded with zeros.
 fn resized(x: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
     let extent = x.shape()[dim];
     if size <= extent {
@@ -454,8 +455,8 @@ fn resized(x: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
     Tensor::cat(&[x.clone(), zeros], dim as i64)
 }
 
-/// Returns the first half of a transform of so many real numbers, twice where the other half has the conjugate: everywhere but at the
-/// first place, and at the middle of an even number.
+/// Returns the first half of a transform of this many real numbers, doubled where the other half has the conjugate: everywhere
+/// except at the first element, and at the middle of an even number.
 fn doubled(half: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
     let last = size.div_ceil(2) as i64;
     let places = Tensor::arange(half.shape()[dim], 0, 1, DType::I64, half.device())?;
@@ -481,7 +482,7 @@ fn normalized(x: Tensor, count: f64, normalization: i64) -> Result<Tensor> {
     }
 }
 
-/// Transforms along dimensions, one after the other.
+/// Transforms along several dimensions in turn.
 fn many(x: &Tensor, dims: &[usize], forward: bool, label: Label) -> Result<Tensor> {
     if !x.dtype().is_complex() {
         return Err(Error::invalid(format!("a transform of complex numbers cannot be of {}", x.dtype())));
@@ -504,13 +505,13 @@ fn one(x: &Tensor, dim: usize, forward: bool, label: Label) -> Result<Tensor> {
     transform.lines(&lines)?.reshape(&shape)?.permute(&inverse_order(&order))
 }
 
-/// Returns the order of dimensions in which some are behind the others.
+/// Returns the order of dimensions in which the given ones come last.
 fn innermost(rank: usize, dims: &[usize]) -> Shape {
     let (inner, outer): (Shape, Shape) = (0..rank).partition(|dim| dims.contains(dim));
     outer.into_iter().chain(inner).collect()
 }
 
-/// Returns the result of a transform without gaps, the dimensions that were transformed innermost in memory, as PyTorch has them.
+/// Returns the result of a transform without gaps, with the transformed dimensions innermost in memory, as in PyTorch.
 fn laid_out(result: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let order = innermost(result.rank(), dims);
     result.permute(&order)?.contiguous()?.permute(&inverse_order(&order))
@@ -535,7 +536,7 @@ impl Transform<'_> {
         let Some(first) = (2..=DIRECT).rev().find(|factor| size.is_multiple_of(*factor)) else {
             return self.by_chirp(x);
         };
-        // Place second · i + j, frequency k + first · l.
+        // Element second · i + j, frequency k + first · l.
         let second = size / first;
         let columns = x.reshape(&[count, first, second])?.transpose(1, 2)?.contiguous()?;
         let inner = self.direct(&columns.reshape(&[count * second, first])?)?;
@@ -546,7 +547,7 @@ impl Transform<'_> {
         outer.transpose(1, 2)?.contiguous()?.reshape(&[count, size])
     }
 
-    /// Transforms each line by one product with real numbers: (re, im) of each place with (cos, sin) and (−sin, cos) of each
+    /// Transforms each line by one product with real numbers: (re, im) of each element with (cos, sin) and (−sin, cos) of each
     /// frequency.
     fn direct(&self, x: &Tensor) -> Result<Tensor> {
         let &[count, size] = x.shape() else { unreachable!("lines are the rows of a matrix") };
@@ -560,7 +561,7 @@ impl Transform<'_> {
         let size = x.shape()[1];
         let padded = (2 * size - 1).next_power_of_two();
         let chirp = self.chirp(size, size)?;
-        // The conjugate of the chirp at distances −size + 1 to size − 1, of which negative ones lie at the end.
+        // The conjugate of the chirp at distances −size + 1 to size − 1, with the negative ones at the end.
         let filter = self.chirp(padded, size)?.conj()?;
         let forward = Transform { sign: -1.0, ..*self };
         let inverse = Transform { sign: 1.0, ..*self };
@@ -570,7 +571,7 @@ impl Transform<'_> {
         convolved.mul(&chirp)?.mul_scalar(1.0 / padded as f64)
     }
 
-    /// Returns exp(± i π t² / size) of the distance t from 0 around a circle of so many places.
+    /// Returns exp(± i π t² / size) of the distance t from 0 around a circle of `places` elements.
     fn chirp(&self, places: usize, size: usize) -> Result<Tensor> {
         let at = Tensor::arange(places, 0, 1, DType::I64, self.device)?;
         let distance = if places == size { at } else { at.minimum(&at.neg()?.add_scalar(places as i64)?)? };

@@ -9,8 +9,8 @@ use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns images or volumes at the points of a grid, whose coordinates are −1 to 1 over each axis: interpolated linearly (0), the
-    /// nearest (1), or cubically (2); outside they are 0 (0), the border (1), or mirrored (2).
+    /// Returns images or volumes at the points of a grid, whose coordinates are −1 to 1 along each axis: interpolated linearly
+    /// (0), by the nearest element (1), or cubically (2); outside they are 0 (0), the border (1), or mirrored (2).
     "grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
         fn grid_sampler(grid: tensor, interpolation_mode: int, padding_mode: int, align_corners: bool)
         = Composite(|call| grid_sampler(call, call.tensor(0).rank().saturating_sub(2))), autocast: Widest;
@@ -32,7 +32,7 @@ struct Axis {
     align_corners: bool,
 }
 
-/// Returns places moved between 0 and the last one. At both of them the gradient is 0, as outside.
+/// Returns positions clamped between 0 and the last one. The gradient is 0 at both bounds and outside.
 fn clipped(place: &Tensor, last: f64) -> Result<Tensor> {
     let bounded = place.clamp(0.0, last)?;
     let known = place.detach();
@@ -41,7 +41,7 @@ fn clipped(place: &Tensor, last: f64) -> Result<Tensor> {
 }
 
 impl Axis {
-    /// Returns the places of coordinates between −1 and 1.
+    /// Returns the positions of coordinates between −1 and 1.
     fn unnormalized(self, coordinate: &Tensor) -> Result<Tensor> {
         let extent = self.extent as f64;
         let from_zero = coordinate.add_scalar(1.0)?;
@@ -51,7 +51,7 @@ impl Axis {
         }
     }
 
-    /// Returns places moved inside of the image, as the padding says.
+    /// Returns positions moved inside the image, according to the padding.
     fn padded(self, place: &Tensor) -> Result<Tensor> {
         let last = self.extent as f64 - 1.0;
         match self.padding {
@@ -71,15 +71,15 @@ impl Axis {
         }
     }
 
-    /// Returns the four weights of cubic convolution (Keys 1981, A = −3/4) at a distance behind the second of four points.
+    /// Returns the four weights of cubic convolution (Keys 1981, A = −3/4) at a distance after the second of four points.
     fn cubic(distance: &Tensor) -> Result<[Tensor; 4]> {
         super::resample::cubic_weights(distance)
     }
 
-    /// Returns the points of the axis that count at places, with their weights.
+    /// Returns the points of the axis that contribute at positions, with their weights.
     fn taps(self, place: &Tensor, interpolation: i64) -> Result<Vec<(Tensor, Option<Tensor>)>> {
         match interpolation {
-            // A weight of 1 in any case, by which the place is in the graph: with a gradient of 0.
+            // The weight is always 1, but it connects the position to the graph, with a gradient of 0.
             1 => {
                 let weight = match place.requires_grad() {
                     true => {
@@ -175,7 +175,7 @@ fn grid_sampler(call: &Call<'_>, axes: usize) -> Result<Tensors> {
     let shape: Shape = grid.shape()[1..=axes].into();
     let count: usize = shape.iter().product();
     let points = grid.reshape(&[batch, 1, count, axes])?;
-    // The grid's coordinates are those of the last axis first.
+    // The grid's coordinates start with the last axis.
     let taps: Vec<_> = (0..axes)
         .map(|axis| {
             let own = Axis { extent: extents[axis], padding: call.int(3), align_corners: call.bool(4) };

@@ -1,4 +1,4 @@
-//! The methods of [`Tensor`] that write in place: each calls the form in place of an operator.
+//! The methods of [`Tensor`] that write in place: each calls the in-place form of an operator.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use thalweg_runtime::Result;
 use crate::dispatch::{built_in, in_place};
 use crate::tensor::Tensor;
 
-/// Methods in place, of one call each.
+/// In-place methods that each make one call.
 macro_rules! in_place {
     ($($(#[doc = $doc:literal])+ $schema:literal fn $name:ident($($parameter:ident: $kind:ident),*);)*) => {
         impl Tensor {$(
@@ -52,19 +52,19 @@ in_place! {
     "div_.Scalar" fn div_scalar_(other: scalar);
     /// Raises to the power of a number.
     "pow_.Tensor_Scalar" fn pow_scalar_(exponent: scalar);
-    /// Takes every element between two numbers.
+    /// Clamps every element between two numbers.
     "clamp_" fn clamp_(min: scalar, max: scalar);
     /// Replaces negative elements by 0.
     "relu_" fn relu_();
-    /// Negates.
+    /// Negates every element.
     "neg_" fn neg_();
-    /// Takes the exponential.
+    /// Computes the exponential.
     "exp_" fn exp_();
-    /// Takes the square root.
+    /// Computes the square root.
     "sqrt_" fn sqrt_();
-    /// Takes the sigmoid.
+    /// Computes the sigmoid.
     "sigmoid_" fn sigmoid_();
-    /// Takes the hyperbolic tangent.
+    /// Computes the hyperbolic tangent.
     "tanh_" fn tanh_();
     /// Moves towards end by weight times the distance.
     "lerp_.Scalar" fn lerp_(end: tensor, weight: scalar);
@@ -74,9 +74,9 @@ in_place! {
     "addcdiv_" fn addcdiv_(tensor1: tensor, tensor2: tensor, value: scalar);
     /// Writes a number where a mask is true.
     "masked_fill_.Scalar" fn masked_fill_(mask: tensor, value: scalar);
-    /// Writes a number at the places of a dimension that a list of indices names.
+    /// Writes a number at a list of indices of a dimension.
     "index_fill_.int_Scalar" fn index_fill_(dim: int, index: tensor, value: scalar);
-    /// Adds the places of a source to those that a list of indices names.
+    /// Adds the slices of a source to those at a list of indices of a dimension.
     "index_add_" fn index_add_(dim: int, index: tensor, source: tensor);
     /// Writes the elements of a source at indices of a dimension.
     "scatter_.src" fn scatter_(dim: int, index: tensor, src: tensor);
@@ -84,7 +84,7 @@ in_place! {
     "scatter_add_" fn scatter_add_(dim: int, index: tensor, src: tensor);
     /// Adds the product of two matrices.
     "addmm_" fn addmm_(mat1: tensor, mat2: tensor);
-    /// Takes the running sum of a dimension.
+    /// Computes the cumulative sum along a dimension.
     "cumsum_" fn cumsum_(dim: int);
     /// Draws numbers in [from, to) from the default generator.
     "uniform_" fn uniform_(from: float, to: float);
@@ -94,7 +94,7 @@ in_place! {
     "bernoulli_.float" fn bernoulli_(p: float);
     /// Draws numbers of an exponential distribution from the default generator.
     "exponential_" fn exponential_(lambd: float);
-    /// Draws integers from a start on below an end from the default generator.
+    /// Draws integers in [from, to) from the default generator.
     "random_.from" fn random_(from: int, to: int);
 }
 
@@ -102,7 +102,8 @@ impl Tensor {
     /// Sets every element to a number, in place. Asynchronous.
     ///
     /// # Errors
-    /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype does not hold the number.
+    /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype
+    /// cannot represent the number.
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value: Scalar = value.into();

@@ -14,16 +14,17 @@ use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns L and D of symmetric matrices L D Lᵀ, of which the lower triangle is read, in one: D has blocks of one or two rows in the
-    /// diagonal, and L ones; and the swapped rows, from 1 on, negative for both rows of a block of two. Blocks.
+    /// Returns L and D of symmetric matrices L D Lᵀ, of which the lower triangle is read, in one tensor, and the swapped rows,
+    /// counted from 1 and negative for both rows of a block of two. D has blocks of one or two rows on the diagonal, L has ones.
+    /// Blocks.
     "linalg_ldl_factor(Tensor self, *, bool hermitian=False) -> (Tensor LD, Tensor pivots)"
         fn linalg_ldl_factor() -> 2
         = Composite(|call| Ok(factors(call, "torch.linalg.ldl_factor", true)?.into_iter().take(2).collect())), autocast: Parts;
-    /// Returns L and D of symmetric matrices in one, the swapped rows, and 0 or the first block of D that is 0.
+    /// Returns L and D of symmetric matrices in one tensor, the swapped rows, and 0 or the first block of D that is 0.
     "linalg_ldl_factor_ex(Tensor self, *, bool hermitian=False, bool check_errors=False) -> (Tensor LD, Tensor pivots, Tensor info)"
         fn linalg_ldl_factor_ex() -> 3
         = Composite(|call| factors(call, "torch.linalg.ldl_factor_ex", call.bool(2)));
-    /// Returns the solutions of equations with symmetric matrices whose L, D and swapped rows are given.
+    /// Returns the solutions of equations with symmetric matrices from their L, D and swapped rows.
     "linalg_ldl_solve(Tensor LD, Tensor pivots, Tensor B, *, bool hermitian=False) -> Tensor"
         fn linalg_ldl_solve(pivots: tensor, b: tensor) = Composite(|call| solve(call).map(single));
     /// Returns L and D of float64 matrices (batch, rows, rows), the swapped rows, and 0 or the first block of D that is 0.
@@ -35,7 +36,7 @@ operators! {
         launch(Method::Indefinite, [batch, n, n], [0, 0], &[&factors, &pivots, &info], call.label)?;
         Ok(Tensors::from_iter([factors, pivots, info]))
     });
-    /// Returns the solutions of equations with float64 matrices whose L, D and swapped rows of int32 are given.
+    /// Returns the solutions of equations with float64 matrices from their L, D and int32 swapped rows.
     "thalweg::ldl_solve(Tensor LD, Tensor pivots, Tensor B) -> Tensor" = Kernel(|call| {
         let (a, pivots, b) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?, call.tensor(2));
         let [batch, n, columns] = super::decompose::sizes(b)?;

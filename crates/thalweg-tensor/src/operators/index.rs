@@ -1,8 +1,8 @@
 //! Reading and writing at indices of one dimension: gathering, scattering, selecting.
 //!
-//! All of it is brought into one form: a tensor (outer, extent, inner), and indices (outer, count, inner) of its middle dimension.
-//! The host never reads an index. **One that is out of range** reads NaN, or 0 of integers, and writes nothing; the kernel tells of
-//! it, and the next wait for the device is an error.
+//! Every operator is reduced to one form: a tensor (outer, extent, inner), and indices (outer, count, inner) of its middle
+//! dimension. The host never reads an index. **An index that is out of range** reads NaN, or 0 for integers, and writes nothing;
+//! the kernel reports it, and the next wait for the device returns an error.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
@@ -33,7 +33,7 @@ operators! {
             Combine::Product => PRODUCT.record(call),
             Combine::Max | Combine::Min => EXTREMUM.record(call),
         }), complex: Parts(complex::scatter);
-    /// Returns what `thalweg::scatter` gives for `amax` and `amin`, of the source alone where indices name a place.
+    /// Returns the result of `thalweg::scatter` for `amax` and `amin`, computed from the source only at the indices.
     "thalweg::scatter_anew(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
         = Differentiable(|call| {
             let (x, index, source) = (call.tensor(0).detach(), call.tensor(1), call.tensor(2).detach());
@@ -44,7 +44,7 @@ operators! {
     /// Returns the elements at indices of a dimension, which have the result's shape.
     "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
         fn gather(dim: int, index: tensor) = Composite(gather), out: [DTypeOfFirst, Apart];
-    /// Returns the places of a dimension that a list of indices names.
+    /// Returns the slices at a list of indices of a dimension.
     "index_select(Tensor self, int dim, Tensor index) -> Tensor"
         fn index_select(dim: int, index: tensor) = Composite(|call| {
             index_select(call.tensor(0), call.int(1), call.tensor(2)).map(single)
@@ -58,13 +58,13 @@ operators! {
     "scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn scatter_value(dim: int, index: tensor, value: scalar)
         = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single)), first: Consumed;
-    /// Returns the tensor with the elements of a source added to, or multiplied with, those at indices of a dimension.
+    /// Returns the tensor with the elements of a source added to, or multiplied by, those at indices of a dimension.
     "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"
         fn scatter_with(dim: int, index: tensor, src: tensor, reduce: str)
         = Composite(|call| {
         Along::of(call, "scatter").scatter(call.tensor(3), former_reduction(call.str(4))?).map(single)
     }), first: Consumed;
-    /// Returns the tensor with a number added to, or multiplied with, the elements at indices of a dimension.
+    /// Returns the tensor with a number added to, or multiplied by, the elements at indices of a dimension.
     "scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor"
         fn scatter_value_with(dim: int, index: tensor, value: scalar, reduce: str)
         = Composite(|call| {
@@ -76,27 +76,27 @@ operators! {
             Along::of(call, "scatter").scatter(call.tensor(3), Combine::Sum).map(single)
         }), first: Consumed, autocast: Widest;
     /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`,
-    /// `amax` or `amin`; without `include_self` only those of the source.
+    /// `amax` or `amin`; without `include_self` from the source only.
     "scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"
         fn scatter_reduce(dim: int, index: tensor, src: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let along = Along::of(call, "scatter_reduce");
             along.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
         }), first: Consumed;
-    /// Returns the tensor with the places of a source, times alpha, added to those that a list of indices names.
+    /// Returns the tensor with the slices of a source, times alpha, added to those at a list of indices.
     "index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"
         fn index_add(dim: int, index: tensor, source: tensor) = Composite(index_add), first: Consumed;
-    /// Returns the tensor with the places of a source written at those that a list of indices names.
+    /// Returns the tensor with the slices of a source written at a list of indices.
     "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"
         fn index_copy(dim: int, index: tensor, source: tensor) = Composite(|call| {
             Places::of(call, "index_copy_", call.tensor(3))?.scatter(call.tensor(3), Combine::Replace).map(single)
         }), first: Consumed;
-    /// Returns the tensor with a number written at the places that a list of indices names; negative ones are counted from the end.
+    /// Returns the tensor with a number written at a list of indices; negative indices are counted from the end.
     "index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn index_fill(dim: int, index: tensor, value: scalar) = Composite(|call| {
             let value = Tensor::full(&[], call.scalar(3), call.tensor(0).dtype(), call.device)?;
             index_fill(call, &value)
         }), first: Consumed;
-    /// Returns the tensor with the only element of another written at the places that a list of indices names.
+    /// Returns the tensor with the only element of another written at a list of indices.
     "index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor"
         fn index_fill_tensor(dim: int, index: tensor, value: tensor)
         = Composite(|call| {
@@ -109,19 +109,18 @@ operators! {
         }
         index_fill(call, &value.to_dtype(call.tensor(0).dtype())?)
     }), first: Consumed;
-    /// Returns the tensor with the places of a source combined with those that a list of indices names: `prod`, `mean`, `amax` or
-    /// `amin`.
+    /// Returns the tensor with the slices of a source combined with those at a list of indices: `prod`, `mean`, `amax` or `amin`.
     "index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"
         fn index_reduce(dim: int, index: tensor, source: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let slices = Places::of(call, "index_reduce_", call.tensor(3))?;
             slices.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
         }), first: Consumed;
-    /// Returns the tensor with one place of a dimension replaced.
+    /// Returns the tensor with one slice of a dimension replaced.
     "select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"
         fn select_scatter(src: tensor, dim: int, index: int) = Composite(|call| {
             with_part(call, |x| select(x, call.int(2), call.int(3)))
         });
-    /// Returns the tensor with every `step`th place of a dimension replaced.
+    /// Returns the tensor with every `step`th slice of a dimension replaced.
     "slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"
         fn slice_scatter(src: tensor, dim: int, start: optional_int, end: optional_int, step: int) = Composite(|call| {
             with_part(call, |x| slice(x, call.int(2), (call.optional_int(3), call.optional_int(4)), call.int(5)))
@@ -131,15 +130,15 @@ operators! {
         fn diagonal_scatter(src: tensor, offset: int, dim1: int, dim2: int) = Composite(|call| {
             with_part(call, |x| diagonal(x, call.int(2), call.int(3), call.int(4)))
         });
-    /// Returns the elements of a dimension at indices, which are broadcast against the others; without one, of all elements in a
-    /// row.
+    /// Returns the elements of a dimension at indices, which are broadcast against the other dimensions; without a dimension, of
+    /// all elements as one row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
         fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), autocast: Parts, complex: Taken;
-    /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` gets no gradient; with
+    /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` has no gradient; with
     /// `scale_grad_by_freq` a row's gradient is divided by how often it was read.
     "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
         = Differentiable(embedding, &EMBEDDING);
-    /// Returns the gradient of a table of embeddings from that of the places that read it.
+    /// Returns the gradient of a table of embeddings from the gradient of the rows that were read.
     "embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"
         = Differentiable(|call| {
             let (gradient, indices) = (call.tensor(0), long(call.tensor(1), "embedding_dense_backward")?);
@@ -148,7 +147,7 @@ operators! {
         }, &EMBEDDING_BACKWARD);
 }
 
-/// The gradient of what was read goes where it was read.
+/// The gradient of `gather`: added at the indices that were read.
 static GATHER: Formula = Formula {
     inputs: &[1],
     outputs: &[],
@@ -161,14 +160,14 @@ static GATHER: Formula = Formula {
     },
 };
 
-/// The gradient of each that was added is that of its place.
+/// The gradient of `gather_backward`: the gradient at the index of each added element.
 static GATHER_BACKWARD: Formula = Formula {
     inputs: &[1],
     outputs: &[],
     backward: |call| call.one(0, || gathered(&call.gradient()?, &call.saved(1)?)),
 };
 
-/// The gradient of a write to places: the target's where it was not written, the source's at its places.
+/// The gradient of a write at indices: the target's where it was not written, the source's at its indices.
 static LINEAR: Formula = Formula {
     inputs: &[1],
     outputs: &[],
@@ -186,7 +185,7 @@ static LINEAR: Formula = Formula {
     },
 };
 
-/// The gradient is shared evenly among those that are the greatest, or smallest.
+/// The gradient of a maximum or minimum, divided evenly among the elements that equal it.
 static EXTREMUM: Formula = Formula {
     inputs: &[0, 1, 2],
     outputs: &[0],
@@ -204,8 +203,8 @@ static EXTREMUM: Formula = Formula {
     },
 };
 
-/// As [`EXTREMUM`]: an element of the target shares the gradient with those of the source that equal it, as in PyTorch, although it
-/// was not looked at; it gets nothing.
+/// Like [`EXTREMUM`]: an element of the target that equals the result counts in the division, as in PyTorch, although it did not
+/// contribute and has no gradient itself.
 static ANEW: Formula = Formula {
     inputs: &[0, 1, 2],
     outputs: &[0],
@@ -220,7 +219,7 @@ static ANEW: Formula = Formula {
     },
 };
 
-/// The product of all other factors, times the gradient.
+/// The gradient of a product: the product of all other factors, times the gradient.
 static PRODUCT: Formula = Formula { inputs: &[0, 1, 2], outputs: &[0], backward: product_gradient };
 
 fn product_gradient(call: &GradientCall<'_>) -> Result<Gradients> {
@@ -266,7 +265,7 @@ static EMBEDDING: Formula = Formula {
     },
 };
 
-/// The gradient of the embedding's gradient: each gradient that was added to a row has that row's.
+/// The gradient of the embedding's gradient: each gradient that was added to a row has that row's gradient.
 static EMBEDDING_BACKWARD: Formula = Formula {
     inputs: &[1],
     outputs: &[],
@@ -287,7 +286,7 @@ static EMBEDDING_BACKWARD: Formula = Formula {
     },
 };
 
-/// Returns what `thalweg::gather` gives.
+/// Calls `thalweg::gather`.
 #[track_caller]
 pub(super) fn gathered(x: &Tensor, index: &Tensor) -> Result<Tensor> {
     super::call(
@@ -318,8 +317,8 @@ fn name_of(call: &Call<'_>) -> &'static str {
     call.label.operator.trim_end_matches('_')
 }
 
-/// Returns indices from the lowest on, 0 or the extent's opposite, and below the extent, counted from 0; −1 where one is out of range,
-/// which the operator's kernel tells.
+/// Returns indices counted from 0, from indices between the lowest, 0 or minus the extent, and the extent; −1 where one is out of
+/// range, which the operator's kernel reports.
 pub(super) fn checked(
     index: &Tensor,
     (lowest, extent): (i64, usize),
@@ -337,7 +336,7 @@ pub(super) fn around(x: &Tensor, dim: usize) -> Result<Tensor> {
     x.reshape(&[outer.iter().product(), rest[0], rest[1..].iter().product()])
 }
 
-/// Returns a tensor that has a dimension.
+/// Returns a tensor with at least one dimension.
 fn at_least_1d(x: &Tensor) -> Result<Tensor> {
     if x.rank() == 0 { x.reshape(&[1]) } else { Ok(x.clone()) }
 }
@@ -354,7 +353,7 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
     let (x, index) = (call.tensor(0), call.tensor(2));
     let dim = wrap(call.int(1), x.rank())?;
     if index.elements() == 0 {
-        // As in PyTorch, whatever the dtype of no indices.
+        // As in PyTorch, an empty list of indices may have any dtype.
         let none = x.reshape(&[x.elements()])?.narrow(0, 0, 0)?;
         return none.copied(call.label.location)?.reshape(index.shape()).map(single);
     }
@@ -400,10 +399,10 @@ pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tenso
     result.reshape(if x.rank() == 0 { &[] } else { shape.as_slice() })
 }
 
-/// A write at indices of a dimension that have the source's shape.
+/// A write at indices of a dimension with the source's shape.
 struct Along<'a> {
     operator: &'static str,
-    /// The operator's own name, under which the device tells of indices out of range.
+    /// The operator's own name, under which the device reports indices out of range.
     told: &'static str,
     x: &'a Tensor,
     dim: i64,
@@ -455,7 +454,7 @@ impl<'a> Along<'a> {
             source = source.narrow(at as i64, 0, count)?;
             padding.extend([0, if at == dim { 0 } else { (whole - count) as i64 }]);
         }
-        // Where the target has more elements than there are indices, an index that is out of range writes nothing.
+        // If the target has more elements than there are indices, the padding is an index out of range, which writes nothing.
         let index = pad(&index, &padding, Scalar::I64(-1))?;
         let source = pad(&source, &padding, Scalar::I64(0))?;
         let parts = Some([around(&index, dim)?, around(&source, dim)?]);
@@ -481,17 +480,18 @@ struct Write {
     x: Tensor,
     dim: usize,
     source: Tensor,
-    /// The indices and the source in the form of the target; `None` where nothing is written.
+    /// The indices and the source in the form of the target; `None` if nothing is written.
     parts: Option<[Tensor; 2]>,
 }
 
 impl Write {
-    /// Returns a copy of the target where nothing is written. A source that requires a gradient is recorded all the same: its gradient is zero.
+    /// Returns a copy of the target, for a write of nothing. A source that requires a gradient is still recorded: its gradient is
+    /// zero.
     fn unchanged(&self) -> Result<Tensor> {
         if !(is_grad_enabled() && self.source.requires_grad()) {
             return self.x.copied(std::panic::Location::caller());
         }
-        // What is taken off is the sum of no elements. Adding 0 would make 0 of -0.
+        // Subtracts an empty sum. Adding 0 would turn -0 into 0.
         self.x.sub(&at_least_1d(&self.source)?.narrow(0, 0, 0)?.sum(&[], false)?)
     }
 
@@ -531,7 +531,7 @@ impl Write {
         result.reshape(self.x.shape())
     }
 
-    /// Divides sums by how many elements there are in each; integers are rounded down.
+    /// Divides sums by the number of their elements; integers are rounded down.
     fn divided(&self, sums: &Tensor, index: &Tensor, include_self: bool) -> Result<Tensor> {
         let dtype = if sums.dtype().is_floating_point() { sums.dtype() } else { DType::F64 };
         let count_dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -549,7 +549,7 @@ impl Write {
     }
 }
 
-/// Returns the number that combining with leaves everything as it is.
+/// Returns the neutral element of a way to combine.
 fn neutral(combine: Combine, dtype: DType) -> Scalar {
     let (lowest, highest) = match dtype {
         dtype if dtype.is_floating_point() => (Scalar::F64(f64::NEG_INFINITY), Scalar::F64(f64::INFINITY)),
@@ -570,7 +570,7 @@ fn neutral(combine: Combine, dtype: DType) -> Scalar {
     }
 }
 
-/// Places of a dimension that a list of indices names.
+/// A write of slices at a list of indices of a dimension.
 struct Places {
     x: Tensor,
     dim: usize,
@@ -578,7 +578,7 @@ struct Places {
 }
 
 impl Places {
-    /// Checks the arguments of a write of whole places of a dimension.
+    /// Checks the arguments of a write of slices of a dimension.
     fn of(call: &Call<'_>, operator: &'static str, source: &Tensor) -> Result<Places> {
         let (x, index) = (call.tensor(0), call.tensor(2));
         let dim = wrap(call.int(1), x.rank())?;
@@ -670,14 +670,14 @@ fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
         let source = value.expand(&shape)?;
         return Places { x: x.clone(), dim, index }.scatter(&source, Combine::Replace).map(single);
     }
-    // A place that is named twice is filled once: the value's gradient is the sum over places.
+    // An index that occurs twice is filled once: the value's gradient is the sum over the filled slices.
     let none = Tensor::zeros(x.shape(), DType::Bool, call.device)?;
     let all = Tensor::ones(&shape, DType::Bool, call.device)?;
     let is_filled = Places { x: none, dim, index }.scatter(&all, Combine::Replace)?;
     is_filled.select_where(value, x).map(single)
 }
 
-/// Returns a copy of the first tensor with the second in place of a part.
+/// Returns a copy of the first tensor in which the second replaces a part.
 pub(super) fn with_part(call: &Call<'_>, part: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let (x, source) = (call.tensor(0), call.tensor(1));
     let whole = x.copied(call.label.location)?;
@@ -701,7 +701,7 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
             indices.dtype()
         )));
     }
-    // Negative ones are counted from the end.
+    // Negative indices are counted from the end.
     let wrapped = |extent: usize, indexed: RangeOf| {
         checked(indices, (-(extent as i64), extent), ("take_along_dim", indexed))
     };
@@ -747,8 +747,8 @@ fn embedding(call: &Call<'_>) -> Result<Tensors> {
     super::call(built_in!("thalweg::embedding")?, &arguments, None, call.label.location).map(single)
 }
 
-/// Returns the gradient of a table of so many rows; `padding` is the row that gets none, and `scales` whether a row's gradient is
-/// divided by how often it was read.
+/// Returns the gradient of a table of this many rows; `padding` is the row that has none, and `scales` is whether a row's
+/// gradient is divided by how often it was read.
 fn embedding_dense_backward(
     call: &Call<'_>,
     gradient: &Tensor,

@@ -1,4 +1,4 @@
-//! Operators that put tensors together.
+//! Operators that join tensors.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
@@ -15,16 +15,16 @@ use crate::operators::call as call_operator;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Puts tensors one after another along a dimension: they agree in all others, or are empty with one dimension.
+    /// Concatenates tensors along a dimension; they agree in all others, or are empty with one dimension.
     "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Apart], complex: Taken;
-    /// Puts tensors of one shape side by side along a new dimension.
+    /// Stacks tensors of one shape along a new dimension.
     "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack);
-    /// Cuts a dimension of each tensor into so many chunks, the last filled up with zeros, and puts the chunks of all tensors, as
-    /// rows, side by side.
+    /// Splits a dimension of each tensor into `num_chunks` chunks, the last padded with zeros, and joins the chunks of all
+    /// tensors, as rows.
     "_chunk_cat(Tensor[] tensors, int dim, int num_chunks) -> Tensor" = Composite(chunk_cat);
 }
 
-/// The parts of the result's gradient, each where its tensor was.
+/// The gradient of `cat`: the parts of the result's gradient at the tensors' positions.
 static CAT: Formula = Formula {
     inputs: &[],
     outputs: &[],
@@ -53,7 +53,7 @@ static CAT: Formula = Formula {
     },
 };
 
-/// Returns whether `cat` passes over a tensor of this shape, whatever those of the others are.
+/// Returns whether `cat` ignores a tensor of this shape, regardless of the other shapes.
 fn is_skipped(shape: &[usize]) -> bool {
     shape == [0]
 }
@@ -105,7 +105,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
     Ok(single(result))
 }
 
-/// Returns the memory format that all tensors lie in; the order of the shape where they lie in several.
+/// Returns the memory format of all tensors; the order of the shape if they have different ones.
 fn common_format(list: &[Tensor]) -> i64 {
     let mut formats = list.iter().filter(|tensor| !is_skipped(tensor.shape())).map(format_of);
     let first = formats.next().unwrap_or(0);
@@ -183,8 +183,8 @@ fn stack(call: &Call<'_>) -> Result<Tensors> {
 }
 
 impl Tensor {
-    /// Puts tensors one after another along a dimension (`torch.cat`): they agree in all others, or are empty with one dimension.
-    /// The dtypes are promoted. Asynchronous.
+    /// Concatenates tensors along a dimension (`torch.cat`): they agree in all others, or are empty with one dimension. The
+    /// dtypes are promoted. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the list is empty, the shapes do not fit, or the dimension is out of range.
@@ -194,7 +194,7 @@ impl Tensor {
         call_operator(built_in!("cat")?, &[tensors.into(), dim.into()], None, location)
     }
 
-    /// Puts tensors of one shape side by side along a new dimension (`torch.stack`). Asynchronous.
+    /// Stacks tensors of one shape along a new dimension (`torch.stack`). Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the list is empty, the shapes differ, or the dimension is out of range.

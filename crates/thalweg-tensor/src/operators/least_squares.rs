@@ -10,16 +10,16 @@ use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the X for which ‖A X − B‖ is least, and the least X where there are several; the squares of the columns' residuals, where
-    /// there are more rows than columns; the ranks, and the singular values, of which those that are not above `rcond` times the greatest
-    /// count as 0. The drivers are computed alike, by singular values, and say what of this is given: `gels`, which is the default, neither
-    /// ranks nor singular values, `gelsy` no residuals and no singular values, `gelsd` and `gelss` all, where each matrix has its full
-    /// rank, and otherwise no residuals: for that the host reads the ranks.
+    /// Returns the X that minimizes ‖A X − B‖, the smallest one if there are several; the squares of the columns' residuals, if
+    /// there are more rows than columns; the ranks; and the singular values, of which those not above `rcond` times the greatest
+    /// count as 0. All drivers use singular values and differ in the results that they return: `gels`, the default, neither ranks
+    /// nor singular values; `gelsy` neither residuals nor singular values; `gelsd` and `gelss` everything, but residuals only if
+    /// each matrix has full rank, for which the host reads the ranks.
     "linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)"
         fn linalg_lstsq(b: tensor, rcond: optional_float) -> 4
         = Composite(least_squares);
-    /// Returns the exponentials of square matrices, by a Taylor polynomial of a part A / 2ˢ of each, which is squared s times. The host
-    /// reads the norm, from which s follows.
+    /// Returns the exponentials of square matrices, by a Taylor polynomial of A / 2ˢ that is squared s times; the host reads the
+    /// norm, which determines s.
     "matrix_exp(Tensor self) -> Tensor"
         fn matrix_exp() = Composite(|call| exponential(call.tensor(0)).map(single)), autocast: Parts;
     /// Returns the exponentials of square matrices. The host reads their greatest norm.
@@ -28,12 +28,12 @@ operators! {
         = Composite(|call| exponential(call.tensor(0)).map(single));
 }
 
-/// A driver of LAPACK's: what of the solution is given.
+/// A driver of LAPACK, which determines the parts of the solution that are returned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Driver {
     /// Neither ranks nor singular values.
     Gels,
-    /// Ranks, and no residuals.
+    /// Ranks, but no residuals.
     Gelsy,
     /// Ranks and singular values.
     Gelsd,
@@ -78,7 +78,7 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     let least = rows.min(width);
     let cutoff = match least {
         0 => Tensor::zeros(&[a.count()], DType::F64, call.device)?,
-        // A driver that gives no ranks takes them for full.
+        // A driver that returns no ranks assumes that they are full.
         _ if driver == Driver::Gels => singular.select(-1, 0)?.mul_scalar(f64::EPSILON)?,
         _ => singular.select(-1, 0)?.mul_scalar(share)?,
     };
@@ -102,7 +102,7 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
             let off = a.matrices.matmul(&solution)?.sub(&right.matrices)?;
             a.give(&off.square()?.sum(&[-2], false)?)?
         }
-        // Nothing is still a part of the same result, and has its gradient.
+        // An empty tensor is a part of the same result, and has its gradient.
         false => solution.flatten_from(0)?.narrow(0, 0, 0)?.to_dtype(x.dtype())?,
     };
     let solution = a.give(&solution)?;
@@ -113,7 +113,7 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     Ok(Tensors::from_iter([solution, residuals, ranks, singular]))
 }
 
-/// The degree of the polynomial: of a matrix with a norm of 1 what is left out is below 1 / 19!, which is less than an ulp of f64.
+/// The degree of the polynomial: for a matrix with a norm of 1 the remainder is below 1 / 19!, which is less than an ulp of f64.
 const DEGREE: usize = 18;
 
 fn exponential(x: &Tensor) -> Result<Tensor> {
@@ -141,7 +141,7 @@ fn exponential(x: &Tensor) -> Result<Tensor> {
         true => 0.0,
         false => a.detach().abs()?.sum(&[-2], false)?.amax(&[], false)?.item::<f64>()?,
     };
-    // What is not finite has no exponential, however often it is halved.
+    // A matrix that is not finite has no exponential, however often it is halved.
     let halvings = if norm.is_finite() { norm.log2().ceil().max(0.0) as i32 } else { 0 };
     let a = a.mul_scalar(0.5_f64.powi(halvings))?;
     let one = Tensor::ones(&[rows], DType::F64, x.device())?.diag_embed(0, 0, 1)?.to_dtype(wide)?;

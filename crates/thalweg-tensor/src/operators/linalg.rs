@@ -14,7 +14,7 @@ operators! {
     /// on the right.
     "matmul(Tensor self, Tensor other) -> Tensor"
         fn matmul(other: tensor) = Composite(|call| matmul(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
-    /// Returns the product of two matrices, or of each matrix of a batch with the other batch's.
+    /// Returns the product of two matrices, or of the corresponding matrices of two batches.
     "thalweg::matmul(Tensor self, Tensor other) -> Tensor"
         = Pair(matmul_kernel::backend, matmul_kernel::autograd),
         autocast: Lower,
@@ -22,19 +22,20 @@ operators! {
     /// Returns the product of two matrices.
     "mm(Tensor self, Tensor mat2) -> Tensor"
         fn mm(mat2: tensor) = Composite(|call| mm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
-    /// Returns the product of two matrices in a dtype: theirs, or float32 of 16 bits.
+    /// Returns the product of two matrices in a dtype: theirs, or float32 for 16-bit matrices.
     "mm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor"
         = Composite(|call| in_dtype(call, 2, built_in!("mm")?)), autocast: Lower;
-    /// Returns the product of each matrix of a batch with the other batch's, in a dtype: theirs, or float32 of 16 bits.
+    /// Returns the products of the corresponding matrices of two batches, in a dtype: theirs, or float32 for 16-bit matrices.
     "bmm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor"
         = Composite(|call| in_dtype(call, 2, built_in!("bmm")?)), autocast: Lower;
-    /// Returns beta · self + alpha · the product of two matrices, in a dtype: theirs, or float32 of 16 bits.
+    /// Returns beta · self + alpha · the product of two matrices, in a dtype: theirs, or float32 for 16-bit matrices.
     "addmm.dtype(Tensor self, Tensor mat1, Tensor mat2, ScalarType out_dtype, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         = Composite(|call| in_dtype(call, 3, built_in!("addmm")?)), autocast: Lower;
-    /// Returns beta · self + alpha · the product of each matrix of two batches, in a dtype: theirs, or float32 of 16 bits.
+    /// Returns beta · self + alpha · the products of the corresponding matrices of two batches, in a dtype: theirs, or float32
+    /// for 16-bit matrices.
     "baddbmm.dtype(Tensor self, Tensor batch1, Tensor batch2, ScalarType out_dtype, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         = Composite(|call| in_dtype(call, 3, built_in!("baddbmm")?)), autocast: Lower;
-    /// Returns the product of each matrix of a batch with the other batch's.
+    /// Returns the products of the corresponding matrices of two batches.
     "bmm(Tensor self, Tensor mat2) -> Tensor"
         fn bmm(mat2: tensor) = Composite(|call| bmm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
     /// Returns the product of a matrix and a vector.
@@ -52,13 +53,13 @@ operators! {
     /// Returns the sums of products over the last dimensions of both.
     "inner(Tensor self, Tensor other) -> Tensor"
         fn inner(other: tensor) = Composite(inner), autocast: Widest;
-    /// Returns beta · self + alpha · mat1 · mat2, where self is broadcast; with a beta of 0 self does not count.
+    /// Returns beta · self + alpha · mat1 · mat2, where self is broadcast; with a beta of 0 self is ignored.
     "addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addmm(mat1: tensor, mat2: tensor) = Composite(|call| {
             check_matrices(call.tensor(1), call.tensor(2))?;
             add_product(call, call.tensor(1), call.tensor(2)).map(single)
         }), first: Consumed, autocast: Lower, complex: Sum("mm");
-    /// Returns beta · self + alpha · batch1 · batch2, each matrix of a batch; self is broadcast.
+    /// Returns beta · self + alpha · batch1 · batch2 for each matrix of a batch; self is broadcast.
     "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn baddbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
             check_batches(call.tensor(1), call.tensor(2))?;
@@ -122,7 +123,8 @@ fn mm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     product(a, b)
 }
 
-/// Calls an operator of `count` tensors with these in the dtype of the argument after them; what follows that are numbers of it.
+/// Calls an operator of `count` tensors with these converted to the dtype of the argument after them; the following arguments are
+/// the operator's numbers.
 fn in_dtype(call: &Call<'_>, count: usize, operator: &'static Operator) -> Result<Tensors> {
     let (own, wanted) = (call.tensor(count - 1).dtype(), call.dtype(count));
     let is_wider = wanted == DType::F32 && matches!(own, DType::F16 | DType::Bf16);
@@ -284,8 +286,8 @@ fn add_product(call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Returns matrices whose product is the sum of the products of two batches: those of the first side by side, those of the second one
-/// below the other.
+/// Returns matrices whose product is the sum of the products of two batches: those of the first placed horizontally, those of the
+/// second vertically.
 fn side_by_side(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
     let [batch, rows, inner] = [0, 1, 2].map(|dim| a.shape()[dim]);
     let columns = b.shape()[2];
@@ -319,7 +321,7 @@ fn check_added(input: &Tensor, dtype: DType) -> Result<()> {
 fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
     let (input, beta, alpha) = (call.tensor(0), call.scalar(3), call.scalar(4));
     check_added(input, product.dtype())?;
-    // As PyTorch does: a factor of integers is one.
+    // As in PyTorch, a factor of integer matrices is converted to an integer.
     let whole = |number: Scalar| match input.dtype() {
         dtype if dtype.is_differentiable() => number,
         DType::Bool => Scalar::Bool(number.to_f64() != 0.0),
@@ -355,7 +357,7 @@ fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         _ => {}
     }
     check_dtypes(a, b)?;
-    // A vector's dimension of extent 1 is taken away behind.
+    // The dimension of extent 1 added to a vector is removed afterwards.
     let left = if a.rank() == 1 { a.unsqueeze(0)? } else { a.clone() };
     let right = if b.rank() == 1 { b.unsqueeze(1)? } else { b.clone() };
     let [m, k] = [2, 1].map(|back| left.shape()[left.rank() - back]);
@@ -370,7 +372,7 @@ fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (left_batch, right_batch) = (&left.shape()[..left.rank() - 2], &right.shape()[..right.rank() - 2]);
     let batch = broadcast_shapes(left_batch, right_batch)?;
     let result = if right.rank() == 2 {
-        // The rows of all matrices on the left are those of one.
+        // The rows of all matrices on the left form one matrix.
         mm(&left.reshape(&[left_batch.iter().product::<usize>() * m, k])?, &right)?
     } else {
         product(&batched(&left, &batch)?, &batched(&right, &batch)?)?
@@ -381,7 +383,7 @@ fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     result.reshape(&shape)
 }
 
-/// Returns matrices with one dimension for the batch: of extent 1 where all are the same.
+/// Returns matrices with one dimension for the batch: of extent 1 if all are the same.
 fn batched(matrices: &Tensor, batch: &[usize]) -> Result<Tensor> {
     let [rows, columns] = [2, 1].map(|back| matrices.shape()[matrices.rank() - back]);
     let own = &matrices.shape()[..matrices.rank() - 2];

@@ -12,7 +12,7 @@ use crate::dtype_name::named;
 use crate::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns the loops of a loss: of the sum over dimensions, and of every element.
+/// Returns the loops of a loss: one for the sum over dimensions, and one for every element.
 macro_rules! loss {
     ($name:literal) => {
         [built_in!(concat!("thalweg::", $name))?, built_in!(concat!("thalweg::", $name, "_elements"))?]
@@ -20,7 +20,7 @@ macro_rules! loss {
 }
 
 operators! {
-    /// Returns (self − target)², reduced: 0 not at all, 1 to the mean, 2 to the sum.
+    /// Returns (self − target)², reduced: 0 for none, 1 for the mean, 2 for the sum.
     "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
         fn mse_loss(target: tensor) = Composite(|call| of_pair(call, loss!("mse_loss"), call.int(2), &[])), autocast: Full;
     /// Returns |self − target|, reduced.
@@ -52,13 +52,13 @@ operators! {
             let loss = a.sub(b)?.mul(&target.neg()?)?.add_scalar(call.float(3))?.clamp_min_zero()?;
             reduced(&loss, call.int(4), loss.dtype())
         }), autocast: Full;
-    /// Returns −self at each row's class, times the class's weight, reduced; a class that is `ignore_index` counts for nothing.
+    /// Returns −self at each row's class, times the class's weight, reduced; rows whose class is `ignore_index` are ignored.
     "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
         = Composite(nll), autocast: Full;
     /// Returns −self at each row's class, for images of classes.
     "nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
         = Composite(nll), autocast: Full;
-    /// Returns −self at each row's class, of any number of dimensions.
+    /// Returns −self at each row's class, for any number of dimensions.
     "nll_loss_nd(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
         = Composite(nll), autocast: Full;
     /// Returns −self at each row's class, reduced, and the sum of the classes' weights.
@@ -67,7 +67,7 @@ operators! {
     /// Returns −self at each row's class, reduced, and the sum of the classes' weights, for images of classes.
     "nll_loss2d_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor total_weight)"
         = Composite(nll_forward);
-    /// Returns −ln softmax(self) at each row's class, or against probabilities of self's shape, reduced.
+    /// Returns −ln softmax(self) at each row's class, or weighted by probabilities of self's shape, reduced.
     "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"
         = Composite(cross_entropy), autocast: Parts;
 }
@@ -80,12 +80,12 @@ impl Tensor {
     }
 }
 
-/// Returns the dtype that a loss is computed in.
+/// Returns the tensor in the dtype in which a loss is computed.
 pub(super) fn wide(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(tensor.dtype().compute())
 }
 
-/// Refuses weights of classes that do not have the input's dtype, in PyTorch's words.
+/// Refuses weights of classes that do not have the input's dtype, with PyTorch's message.
 pub(super) fn check_weights(weight: Option<&Tensor>, x: &Tensor) -> Result<()> {
     let expected = dtype_in_full(x);
     match weight.map(dtype_in_full).filter(|&found| found != expected) {
@@ -119,7 +119,7 @@ fn dtype_of(call: &Call<'_>) -> Result<DType> {
     Err(Error::not_implemented(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
 }
 
-/// Returns a loss of the first two tensors' elements, which are broadcast: one loop computes and reduces it.
+/// Returns a loss of the elements of the first two tensors, which are broadcast: one loop computes and reduces it.
 fn of_pair(
     call: &Call<'_>,
     [sum, elements]: [&'static Operator; 2],
@@ -135,7 +135,7 @@ fn of_pair(
     }
     let mut shape = broadcast_shapes(x.shape(), target.shape())?;
     if shape.is_empty() {
-        // What has no dimensions has nothing to reduce over: it gets one.
+        // A tensor without dimensions has none to reduce over, so one is added.
         shape.push(1);
     }
     let count = shape.iter().map(|&extent| extent as f64).product();
@@ -145,7 +145,7 @@ fn of_pair(
         other => return Err(Error::value(format!("{other} is not a valid value for reduction"))),
     }));
     arguments.points = Points::Reduced((0..shape.len()).collect());
-    // What is broadcast is widened first, since its gradient is a sum.
+    // A broadcast tensor is widened first, since its gradient is a sum.
     let expanded = |x: &Tensor| match x.shape() == shape.as_slice() {
         true => Ok(x.clone()),
         false => wide(x)?.expand(&shape),
@@ -154,7 +154,7 @@ fn of_pair(
     results.iter().map(|result| result.to_dtype(x.dtype())).collect()
 }
 
-/// Returns a loss of the first two tensors' elements, in the dtype that it is computed in.
+/// Returns a loss of the first two tensors' elements, in its compute dtype.
 fn elements_of_pair(call: &Call<'_>, [_, elements]: [&'static Operator; 2]) -> Result<Tensor> {
     let x = call.tensor(0).to_dtype(dtype_of(call)?.compute())?;
     let arguments = LoopArguments::default();
@@ -251,7 +251,7 @@ fn kl_div(call: &Call<'_>) -> Result<Tensors> {
     of_pair(call, loops, call.int(2), &[])
 }
 
-/// Refuses classes of another shape than the rows, or of a dtype that is none of classes, in PyTorch's words.
+/// Refuses classes of another shape than the rows, or of a dtype that classes cannot have, with PyTorch's message.
 fn check_target(x: &Tensor, target: &Tensor, rows: &[usize]) -> Result<()> {
     let (shape, found) = (x.shape(), target.shape());
     let batch = found.first().copied().unwrap_or(0);
@@ -286,7 +286,7 @@ fn check_target(x: &Tensor, target: &Tensor, rows: &[usize]) -> Result<()> {
     }
 }
 
-/// The classes of a loss: the place where they are, how many, and those of the rows, of int64.
+/// The classes of a loss: their dimension, their number, and the rows' classes as int64.
 struct Classes {
     dimension: usize,
     count: usize,
@@ -314,8 +314,8 @@ impl Classes {
         Ok(Self { dimension, count, target: target.to_dtype(DType::I64)? })
     }
 
-    /// Returns −x at each row's class times the weight of the class, and that weight, in the dtype that x is computed in: 0 where the
-    /// row is ignored, NaN where there is no such class.
+    /// Returns −x at each row's class times the weight of the class, and that weight, in the compute dtype of x: 0 where the row
+    /// is ignored, NaN where the class does not exist.
     fn pick(&self, label: Label, x: &Tensor, weight: Option<&Tensor>, ignored: i64) -> Result<[Tensor; 2]> {
         let weight = weight.map(|weight| weight.detach().to_dtype(x.dtype())).transpose()?;
         let dimension = self.dimension as i64;
@@ -325,7 +325,8 @@ impl Classes {
         Ok([results[0].clone(), results[1].detach()])
     }
 
-    /// Returns the mean of losses: over the weights' sum, or over the rows that are not ignored, where a class out of range counts.
+    /// Returns the mean of losses: divided by the weights' sum, or by the number of rows that are not ignored, in which a class
+    /// out of range counts.
     fn mean(&self, losses: &Tensor, weights: Option<&Tensor>, ignored: i64) -> Result<Tensor> {
         if let Some(weights) = weights {
             return losses.sum(&[], false)?.div(&weights.sum(&[], false)?);
@@ -404,7 +405,7 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
     loss.to_dtype(dtype_in_full(x)).map(single)
 }
 
-/// Returns −ln softmax(x) at each row's class, or against targets of which a part is spread over all classes, in the dtype that x is computed in.
+/// Returns −ln softmax(x) at each row's class, or against targets smoothed over all classes, in the compute dtype of x.
 fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) -> Result<Tensor> {
     let mut arguments = LoopArguments {
         scalars: [classes.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
@@ -422,7 +423,7 @@ fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) 
     Ok(operator.call_loop(&tensors, &arguments, None, call.label)?.swap_remove(0))
 }
 
-/// Returns the losses against targets of which a part is spread over all classes by their weights, and the weights of the rows' classes.
+/// Returns the losses against targets smoothed over all classes by their weights, and the weights of the rows' classes.
 fn smoothed(
     call: &Call<'_>,
     classes: &Classes,

@@ -29,8 +29,8 @@ operators! {
             let loss = apart.add(&near)?;
             reduced(&loss, call.int(3), loss.dtype())
         }), autocast: Full;
-    /// Returns max(0, |anchor − positive| − |anchor − negative| + margin), reduced; with `swap` the negative's distance is the lesser of
-    /// those to anchor and positive.
+    /// Returns max(0, |anchor − positive| − |anchor − negative| + margin), reduced; with `swap` the negative's distance is the
+    /// smaller of those to anchor and positive.
     "triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor"
         fn triplet_margin_loss(positive: tensor, negative: tensor, margin: float, p: float, eps: float, swap: bool, reduction: int)
         = Composite(triplet_margin_loss), autocast: Full;
@@ -42,8 +42,8 @@ operators! {
     "multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=Mean) -> Tensor"
         fn multi_margin_loss(target: tensor, p: scalar, margin: scalar, weight: optional_tensor, reduction: int)
         = Composite(multi_margin_loss), autocast: Full;
-    /// Returns the sum over targets and other classes of max(0, 1 − self at the target + self), over the classes, reduced. A row's targets
-    /// end at the first that is −1.
+    /// Returns the sum over targets and other classes of max(0, 1 − self at the target + self), divided by the number of classes,
+    /// reduced. A row's targets end at the first that is −1.
     "multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
         fn multilabel_margin_loss(target: tensor, reduction: int)
         = Composite(multilabel_margin_loss), autocast: Full;
@@ -171,7 +171,7 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
         costs =
             costs.mul(&weight.reshape(&[classes])?.gather(0, &target.reshape(&[count])?)?.unsqueeze(1)?)?;
     }
-    // The target itself would count as the margin.
+    // The target itself would contribute the margin.
     let own = Tensor::arange(classes, 0, 1, DType::I64, x.device())?.eq(&index)?;
     let zero = Tensor::zeros(&[], costs.dtype(), x.device())?;
     let loss = own.select_where(&zero, &costs)?.sum(&[1], false)?.div_scalar(classes as f64)?;
@@ -195,14 +195,14 @@ fn multilabel_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     check_classes(target)?;
     let [count, classes] = [rows.shape()[0], rows.shape()[1]];
     let target = target.reshape(&[count, classes])?;
-    // Targets behind the first −1 do not count.
+    // Targets after the first −1 are ignored.
     let counts = target.lt_scalar(0)?.to_dtype(DType::I64)?.cumsum(1)?.eq_scalar(0)?;
     let index = target.clamp(0, classes as i64 - 1)?;
     let zero = Tensor::zeros(&[], rows.dtype(), x.device())?;
     let is_target = Tensor::zeros(&[count, classes], DType::I64, x.device())?
         .scatter_add(1, &index, &counts.to_dtype(DType::I64)?)?
         .gt_scalar(0)?;
-    // Rows, targets, classes.
+    // The dimensions are rows, targets, classes.
     let of_targets = rows.gather(1, &index)?.unsqueeze(2)?;
     let distance = rows.unsqueeze(1)?.sub(&of_targets)?.add_scalar(1.0)?.clamp_min(0.0)?;
     let pairs = counts.unsqueeze(2)?.logical_and(&is_target.logical_not()?.unsqueeze(1)?)?;

@@ -1,4 +1,4 @@
-//! Matrices made of vectors, their diagonals, and products of several.
+//! Matrices built from vectors, their diagonals, and products of several.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape, broadcast_shapes};
@@ -12,7 +12,7 @@ use crate::host_room::host_room;
 use crate::tensor::Tensor;
 
 operators! {
-    /// Returns the matrix with a vector as its diagonal, or a matrix's diagonal; `diagonal` is how far above the main one.
+    /// Returns the matrix with a vector as its diagonal, or a matrix's diagonal; `diagonal` is its distance above the main one.
     "diag(Tensor self, int diagonal=0) -> Tensor"
         fn diag(diagonal: int) = Composite(|call| match call.tensor(0).rank() {
             1 => diag_embed(call.tensor(0), call.int(1), 0, 1).map(single),
@@ -23,7 +23,7 @@ operators! {
     "diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor"
         fn diag_embed(offset: int, dim1: int, dim2: int)
         = Composite(|call| diag_embed(call.tensor(0), call.int(1), call.int(2), call.int(3)).map(single));
-    /// Returns the matrix with all elements in its diagonal.
+    /// Returns the matrix with all elements on its diagonal.
     "diagflat(Tensor self, int offset=0) -> Tensor"
         fn diagflat(offset: int) = Composite(|call| {
             let x = call.tensor(0);
@@ -41,10 +41,10 @@ operators! {
             _ => Err(Error::invalid("trace: expected a matrix")),
         }
     });
-    /// Returns the rows and columns of the places of a matrix up to a diagonal.
+    /// Returns the rows and columns of the elements of a matrix up to a diagonal.
     "tril_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| triangle_indices(call, true).map(single));
-    /// Returns the rows and columns of the places of a matrix from a diagonal on.
+    /// Returns the rows and columns of the elements of a matrix from a diagonal on.
     "triu_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| triangle_indices(call, false).map(single));
     /// Returns the products of all elements of one tensor with the other: blocks of the second, a block per element of the first.
@@ -56,7 +56,7 @@ operators! {
     "linalg_multi_dot(Tensor[] tensors) -> Tensor"
         of fn linalg_multi_dot(tensors: tensors)
         = Composite(|call| multi_dot(call).map(single)), autocast: Lower;
-    /// Returns the matrix of powers, from 0 on, of a vector's elements: a row each.
+    /// Returns the matrix whose rows are the powers, from 0 on, of a vector's elements.
     "linalg_vander(Tensor x, *, SymInt? N=None) -> Tensor"
         fn linalg_vander()
         = Composite(|call| vander(call).map(single)), autocast: Parts;
@@ -74,7 +74,7 @@ operators! {
     "linalg_cross(Tensor self, Tensor other, *, int dim=-1) -> Tensor"
         fn linalg_cross(other: tensor)
         = Composite(|call| cross(call.tensor(0), call.tensor(1), call.int(2)).map(single));
-    /// Returns the cross products of vectors of three elements along a dimension: the first of extent 3 where none is given.
+    /// Returns the cross products of vectors of three elements along a dimension: by default the first of extent 3.
     "cross(Tensor self, Tensor other, int? dim=None) -> Tensor"
         fn cross(other: tensor, dim: optional_int) = Composite(|call| {
             let (x, y) = (call.tensor(0), call.tensor(1));
@@ -137,7 +137,7 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
             return Err(Error::invalid(format!("{name} must be non-negative, got{extent}")));
         }
     }
-    // In each row the columns of a range.
+    // The columns of a range in each row.
     let range = |row: i64| {
         let middle = row.saturating_add(offset);
         if is_lower {
@@ -156,7 +156,7 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
         };
     }
     if call.device.is_meta() {
-        // Columns of the first rows, which have none, of those that have some, and of those that have all.
+        // The columns of the first rows, which have none, of rows with some columns, and of rows with all.
         let lower = |offset: i64| {
             let [first, whole] =
                 [offset.saturating_neg(), (columns - 1).saturating_sub(offset)].map(|row| row.clamp(0, rows));
@@ -176,7 +176,7 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
     Tensor::from_slice(&list, &[2, count as usize], call.device)?.to_dtype(index_dtype(call)?)
 }
 
-/// Returns the dtype of indices: integers that hold places.
+/// Returns the dtype of indices, which is an integer dtype.
 fn index_dtype(call: &Call<'_>) -> Result<DType> {
     match call.optional_dtype(3).unwrap_or(DType::I64) {
         DType::Bool => Err(Error::not_implemented("\"tril_indices\" not implemented for 'Bool'")),
@@ -212,7 +212,7 @@ fn tensordot(call: &Call<'_>) -> Result<Tensor> {
     for (&dx, &dy) in dims_x.iter().zip(&dims_y) {
         match (left.shape().get(dx).copied().unwrap_or(1), right.shape().get(dy).copied().unwrap_or(1)) {
             (a, b) if a == b => {}
-            // A dimension of extent 1 is broadcast: the other's sum is all that counts.
+            // A dimension of extent 1 is broadcast, so only the sum of the other one matters.
             (1, _) => right = right.sum(&[dy as i64], true)?.to_dtype(y.dtype())?,
             (_, 1) => left = left.sum(&[dx as i64], true)?.to_dtype(x.dtype())?,
             (a, b) => {
@@ -292,7 +292,7 @@ fn multi_dot(call: &Call<'_>) -> Result<Tensor> {
     chain(&matrices, &cheapest_cuts(&matrices), 0, last)?.reshape(&shape)
 }
 
-/// Returns behind which matrix each range of a chain is cut, so that the fewest multiplications are needed (Cormen et al.,
+/// Returns after which matrix each range of a chain is split, so that the fewest multiplications are needed (Cormen et al.,
 /// *Introduction to Algorithms*, 15.2).
 fn cheapest_cuts(matrices: &[Tensor]) -> Vec<Vec<usize>> {
     let count = matrices.len();
@@ -355,7 +355,7 @@ fn cross(x: &Tensor, y: &Tensor, dim: i64) -> Result<Tensor> {
     }
     let shape = broadcast_shapes(x.shape(), y.shape())?;
     let [x, y] = [x.expand(&shape)?, y.expand(&shape)?];
-    // The place one, and two, further on.
+    // The elements shifted by one and by two.
     let turned = |tensor: &Tensor, by: usize| {
         let parts: SmallVec<[Tensor; 3]> =
             (0..3).map(|place| tensor.narrow(at as i64, (place + by) % 3, 1)).collect::<Result<_>>()?;
@@ -364,7 +364,7 @@ fn cross(x: &Tensor, y: &Tensor, dim: i64) -> Result<Tensor> {
     turned(&x, 1)?.mul(&turned(&y, 2)?)?.sub(&turned(&x, 2)?.mul(&turned(&y, 1)?)?)
 }
 
-/// Returns matrices to the power of an integer, by squaring; of the inverses where it is negative.
+/// Returns matrices to the power of an integer, by squaring; for a negative exponent those of the inverses.
 pub(super) fn matrix_power(x: &Tensor, exponent: i64) -> Result<Tensor> {
     let &[.., rows, columns] = x.shape() else {
         return Err(Error::invalid(
@@ -398,7 +398,7 @@ pub(super) fn matrix_power(x: &Tensor, exponent: i64) -> Result<Tensor> {
         None => {
             let places = Tensor::arange(rows, 0, 1, DType::I64, x.device())?;
             let identity = places.unsqueeze(1)?.eq(&places)?.to_dtype(x.dtype())?;
-            // The gradient is 0, but there is one.
+            // The gradient is 0, but it exists.
             let result = x.copied(std::panic::Location::caller())?;
             result.copy_(&identity)?;
             Ok(result)

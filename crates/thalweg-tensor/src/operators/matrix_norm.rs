@@ -13,7 +13,7 @@ use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::Tensor;
 
 operators! {
-    /// Returns a norm of vectors, or of matrices where two dimensions are named: of all elements where there is no order.
+    /// Returns a norm of vectors, or of matrices if two dimensions are given; without an order, the norm of all elements.
     "linalg_norm(Tensor self, Scalar? ord=None, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_norm() = Composite(|call| {
             let ord = call.optional_scalar(1).map(Ord::Number);
@@ -23,8 +23,8 @@ operators! {
     "linalg_norm.ord_str(Tensor self, str ord, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_norm_ord_str(order: str, dim: optional_ints, keepdim: bool)
         = Composite(|call| norm(call, Some(Ord::of(call.str(1))?)).map(single)), autocast: Parts;
-    /// Returns a norm of matrices: 1 and ∞ are the greatest sums of sizes of columns and rows, 2 is the greatest singular value, and
-    /// negative ones are the least.
+    /// Returns a norm of matrices: 1 and ∞ are the greatest sums of absolute values of columns and rows, 2 is the greatest
+    /// singular value, and negative orders are the least ones.
     "linalg_matrix_norm(Tensor self, Scalar ord, int[] dim=[-2,-1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn linalg_matrix_norm(order: scalar, dim: ints, keepdim: bool)
         = Composite(|call| {
@@ -36,15 +36,15 @@ operators! {
         = Composite(|call| {
             matrix_norm(call.tensor(0), Ord::of(call.str(1))?, &call.ints(2), call.bool(3), call.optional_dtype(4)).map(single)
         }), autocast: Full;
-    /// Returns how much a matrix may enlarge errors, in a norm: the greatest singular value over the least where there is none.
+    /// Returns the condition number of matrices in a norm; without a norm, the greatest singular value divided by the least.
     "linalg_cond(Tensor self, Scalar? p=None) -> Tensor"
         fn linalg_cond(p: optional_scalar)
         = Composite(|call| cond(call.tensor(0), call.optional_scalar(1).map(Ord::Number)).map(single)), autocast: Parts;
-    /// Returns how much a matrix may enlarge errors, in the norm `fro` or `nuc`.
+    /// Returns the condition number of matrices, in the norm `fro` or `nuc`.
     "linalg_cond.p_str(Tensor self, str p) -> Tensor"
         fn linalg_cond_p_str(p: str)
         = Composite(|call| cond(call.tensor(0), Some(Ord::of(call.str(1))?)).map(single)), autocast: Parts;
-    /// Returns matrices to the power of an integer; a negative one is that of the inverses.
+    /// Returns matrices to the power of an integer; for a negative exponent those of the inverses.
     "linalg_matrix_power(Tensor self, int n) -> Tensor"
         fn matrix_power(n: int) = Composite(|call| matrix_power(call.tensor(0), call.int(1)).map(single)), autocast: Parts;
     /// Returns how many singular values are above a bound.
@@ -67,7 +67,7 @@ operators! {
     /// Returns the pseudoinverses of matrices; singular values that are not above bounds count as 0.
     "linalg_pinv.atol_rtol_tensor(Tensor self, *, Tensor? atol=None, Tensor? rtol=None, bool hermitian=False) -> Tensor"
         = Composite(|call| pseudoinverse(call.tensor(0), &Bounds::of_tensors(call), call.bool(3)).map(single));
-    /// Returns the pseudoinverses of matrices; singular values that are not above this share of the greatest count as 0.
+    /// Returns the pseudoinverses of matrices; singular values that are not above this fraction of the greatest count as 0.
     "pinverse(Tensor self, float rcond=1e-15) -> Tensor"
         fn pinverse(rcond: float) = Composite(|call| {
             let share = Tensor::full(&[], call.float(1), DType::F64, call.device)?;
@@ -93,7 +93,7 @@ operators! {
             let shape: Shape = of_columns.iter().chain(of_rows).copied().collect();
             x.reshape(&[height, width])?.linalg_inv()?.reshape(&shape).map(single)
         }), autocast: Parts;
-    /// Returns the tensor X whose product with a tensor A is B; dimensions of A may be moved behind the others first.
+    /// Returns the tensor X whose product with a tensor A is B; dimensions of A may first be moved after the others.
     "linalg_tensorsolve(Tensor self, Tensor other, int[]? dims=None) -> Tensor"
         fn linalg_tensorsolve(other: tensor, dims: optional_ints)
         = Composite(|call| {
@@ -143,7 +143,7 @@ fn norm(call: &Call<'_>, ord: Option<Ord>) -> Result<Tensor> {
         super::call(built_in!("linalg_vector_norm")?, &arguments, None, call.label.location)
     };
     let Some(ord) = ord else {
-        // Of all elements, whatever the dimensions are.
+        // The norm of all elements, regardless of the dimensions.
         let all: Vec<i64> = dim.map_or_else(|| (0..x.rank() as i64).collect(), |dim| dim.to_vec());
         return vector(Scalar::F64(2.0), x, &all);
     };
@@ -240,7 +240,7 @@ fn cond(x: &Tensor, ord: Option<Ord>) -> Result<Tensor> {
     of(x)?.mul(&of(&x.linalg_inv()?)?)
 }
 
-/// Below which singular values count as 0: a number, or a share of the greatest.
+/// The bounds below which singular values count as 0: a number, or a fraction of the greatest.
 struct Bounds {
     absolute: Option<Tensor>,
     relative: Option<Tensor>,
@@ -275,7 +275,7 @@ impl Bounds {
         let (absolute, relative) = match (&self.absolute, &self.relative) {
             (None, None) => (zero, share),
             (None, Some(relative)) => (zero, wide(relative)?),
-            // The share that is used by itself is not, where the number is above 0.
+            // The default fraction is not used if the number is above 0.
             (Some(absolute), None) => {
                 let absolute = wide(absolute)?;
                 let relative = absolute.gt_scalar(0.0)?.select_where(&zero, &share)?;

@@ -1,6 +1,6 @@
 //! The operators as methods of [`Tensor`].
 //!
-//! The elementwise methods are made from the table's entries; nothing is listed here a second time.
+//! The elementwise methods are generated from the table's entries and not listed again here.
 
 use std::panic::Location;
 
@@ -44,7 +44,7 @@ macro_rules! methods {
 thalweg_ops::elementwise_operators!(methods);
 
 impl Tensor {
-    /// Returns the Gaussian error linear unit by the tanh form of Φ: `gelu` with `approximate='tanh'`. Asynchronous.
+    /// Returns the Gaussian error linear unit with the tanh approximation of Φ: `gelu` with `approximate='tanh'`. Asynchronous.
     #[track_caller]
     pub fn gelu_tanh(&self) -> Result<Self> {
         call(built_in!("gelu")?, &[self.into(), "tanh".into()], None, Location::caller())
@@ -52,10 +52,10 @@ impl Tensor {
 
     // ---- Creation and conversion ----------------------------------------------------------------------------------
 
-    /// Returns a tensor with one value everywhere (`torch.full`). Of `Bool` it is whether the value is not 0.
+    /// Returns a tensor with one value everywhere (`torch.full`). For `Bool`, the elements are true if the value is not 0.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the value is beyond what the dtype holds.
+    /// [`Error::is_invalid_argument`] if the value is beyond the range of the dtype.
     #[track_caller]
     pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType, device: &Device) -> Result<Self> {
         let arguments = [Argument::Scalar(value.into()), as_ints(shape).into(), dtype.into()];
@@ -74,7 +74,7 @@ impl Tensor {
         Self::full(shape, 1.0, dtype, device)
     }
 
-    /// Returns `count` numbers from `start` on, `step` apart.
+    /// Returns `count` numbers from `start` on, at distance `step`.
     #[track_caller]
     pub fn arange(
         count: usize,
@@ -89,7 +89,7 @@ impl Tensor {
         call(built_in!("thalweg::arange")?, &arguments, Some(device), Location::caller())
     }
 
-    /// Returns the elements in another dtype; the tensor itself where it has that dtype.
+    /// Returns the elements in another dtype; the tensor itself if it has that dtype.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
         if dtype == self.dtype() {
@@ -101,7 +101,7 @@ impl Tensor {
         })
     }
 
-    /// Returns the elements row-major with no gaps; the tensor itself where they lie so.
+    /// Returns the elements row-major without gaps; the tensor itself if they already are.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Self> {
         if self.is_contiguous() {
@@ -110,14 +110,14 @@ impl Tensor {
         self.copied(Location::caller())
     }
 
-    /// Returns the elements in memory of their own.
+    /// Returns a copy of the elements in new memory.
     pub(crate) fn copied(&self, location: &'static Location<'static>) -> Result<Self> {
         call(built_in!("thalweg::copy")?, &[self.into(), self.dtype().into()], None, location)
     }
 
-    /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted, and moved from another device as
-    /// [`to_device`](Self::to_device) does. Recorded by autograd:
-    /// gradients flow to the source, and to what is left of this tensor, or of that which it is a view of. Asynchronous.
+    /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted, and moved from another
+    /// device as [`to_device`](Self::to_device) does. Recorded by autograd: gradients flow to the source, and to the elements of
+    /// this tensor, or of its base, that are not overwritten. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] outside `no_grad` if this is a leaf that requires a gradient, or a view of one; if several
@@ -131,7 +131,7 @@ impl Tensor {
             let write = Write::Copy { shape: source.shape().into(), dtype: source.dtype() };
             let arguments = LoopArguments { dtype: Some(self.dtype()), ..LoopArguments::default() };
             let label = label_at("copy_", Location::caller());
-            // A source that overlaps the target in another layout is read whole before the first write.
+            // A source that overlaps the target in another layout is read completely before the first write.
             let aside;
             let source = if source.shares_storage_with(self) && source.layout() != self.layout() {
                 aside = source.detach().copied(Location::caller())?;
@@ -148,9 +148,10 @@ impl Tensor {
     }
 
     /// Writes slices of a source, in place, at indices of a dimension (`torch.Tensor.index_copy_`): `index`, of i64 with one
-    /// dimension or none, lies in device memory and is never read by the host, so this can be captured, and a replay writes
-    /// where the index then says. An index out of range writes nothing; of equal indices it is not said which one wins. Recorded
-    /// by autograd as [`Tensor::copy_`] is; the gradient of a slice whose index is out of range is NaN. Asynchronous.
+    /// dimension or none, is in device memory and never read by the host, so this can be captured, and a replay writes at the
+    /// indices of that time. An index out of range writes nothing; if indices are equal, it is unspecified which slice is
+    /// written. Recorded by autograd like [`Tensor::copy_`]; the gradient of a slice whose index is out of range is NaN.
+    /// Asynchronous.
     #[track_caller]
     pub fn index_copy_(&self, dimension: i64, index: &Self, source: &Self) -> Result<()> {
         in_call("index_copy_", &[self, index, source], Location::caller(), || {
@@ -199,7 +200,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Returns the sum over whatever dimensions broadcasting added or repeated: the gradient of `expand`.
+    /// Returns the sum over the dimensions that broadcasting added or repeated: the gradient of `expand`.
     #[track_caller]
     pub fn sum_to_shape(&self, shape: &[usize]) -> Result<Self> {
         in_call("sum_to_shape", &[self], Location::caller(), || {

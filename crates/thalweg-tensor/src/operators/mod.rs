@@ -1,6 +1,7 @@
 //! The operators: **one entry is one operator**, in the file of its family.
 //!
-//! An entry names its schema as PyTorch's `native_functions.yaml` writes it, the method of [`Tensor`] that it gives, and its body:
+//! An entry states its schema in the notation of PyTorch's `native_functions.yaml`, the method of [`Tensor`] that it defines, and
+//! its body:
 //!
 //! ```text
 //! /// What it computes: this becomes the method's documentation.
@@ -9,13 +10,14 @@
 //! ```
 //!
 //! The method takes the parameters that the entry lists, which are the first ones of the schema after `self`; the others have
-//! their defaults. Where the first is not a tensor it is a function of the type: `of fn einsum(equation: str, tensors: tensors)`. Behind the body may stand, in this order, the names of the forms that PyTorch names by no rule:
-//! `in_place: "pow_.Scalar"`, `out_form: "max.unary_out"`; what it asks of the tensors of the `out=` form: `out: [Apart]`
-//! ([`OutRule`]); how it treats the first tensor of its form in place: `first: Consumed` ([`First`](crate::destination::First));
-//! whether the operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives
-//! the tensors: `autocast: Full`, and `autocast: Parts` for an operator that PyTorch makes of others in every case ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken`
-//! ([`Complex`]).
-//! The union of the families is in `table.rs`. Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
+//! their defaults. If the first is not a tensor, the method is an associated function: `of fn einsum(equation: str, tensors:
+//! tensors)`. The body may be followed, in this order, by the names of forms for which PyTorch follows no rule: `in_place:
+//! "pow_.Scalar"`, `out_form: "max.unary_out"`; the conditions on the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]);
+//! how it treats the first tensor of its in-place form: `first: Consumed` ([`First`](crate::destination::First)); whether the
+//! operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives the tensors: `autocast:
+//! Full`, and `autocast: Parts` for an operator that PyTorch always composes from others ([`Autocast`](thalweg_ops::Autocast));
+//! and how complex numbers are computed: `complex: Taken` ([`Complex`]). The union of the families is in `table.rs`. Elementwise
+//! operators are entries of [`thalweg_ops::elementwise_operators`] instead, if a formula is sufficient.
 
 mod advanced_index;
 mod alias;
@@ -114,8 +116,8 @@ macro_rules! argument {
     };
 }
 
-/// The method of an entry, if it has one: of one result, of several, of a list, or of a truth value that the host reads. One whose first
-/// parameter is not a tensor is a function of the type.
+/// The method of an entry, if it has one, with one result, several, a list, or a truth value that the host reads. A method whose
+/// first parameter is not a tensor is an associated function.
 macro_rules! method {
     ([$($doc:literal)+] $schema:literal) => {};
     ([$($doc:literal)+] $schema:literal of $name:ident($($parameter:ident: $kind:ident),*) $($results:tt)*) => {

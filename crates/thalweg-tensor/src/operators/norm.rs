@@ -12,7 +12,7 @@ use crate::loops::{LoopArguments, Points};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns rows of the last dimensions with mean 0 and variance 1, times weight plus bias; and each row's mean and inverse
+    /// Returns rows of the last dimensions with mean 0 and variance 1, times weight plus bias, and each row's mean and inverse
     /// deviation.
     "native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)"
         = Composite(layer_norm), autocast: Full;
@@ -20,11 +20,13 @@ operators! {
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"
         fn layer_norm(normalized_shape: ints, weight: optional_tensor, bias: optional_tensor, eps: float)
         = Composite(|call| first(layer_norm(call)?)), autocast: Full;
-    /// Returns the last dimensions over the root of their mean square, times weight; without an eps it is that of the dtype in which is computed, f32 for 16-bit floats.
+    /// Returns the last dimensions divided by the root of their mean square, times weight; without an eps it is the machine
+    /// epsilon of the compute dtype, f32 for 16-bit floats.
     "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"
         fn rms_norm(normalized_shape: ints, weight: optional_tensor, eps: optional_float)
         = Composite(rms_norm);
-    /// Returns groups of channels with mean 0 and variance 1, times weight plus bias; and each group's mean and inverse deviation.
+    /// Returns groups of channels with mean 0 and variance 1, times weight plus bias, and each group's mean and inverse
+    /// deviation.
     "native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"
         = Composite(native_group_norm);
     /// Returns groups of channels with mean 0 and variance 1, times weight plus bias.
@@ -34,8 +36,8 @@ operators! {
             let parameters = [call.optional_tensor(2), call.optional_tensor(3)];
             first(group_norm(call, call.int(1), parameters, call.float(4))?)
         }), autocast: Full;
-    /// Returns channels with mean 0 and variance 1, times weight plus bias. In training the batch's statistics are taken, and the
-    /// running ones move towards them; else the running ones are.
+    /// Returns channels with mean 0 and variance 1, times weight plus bias. In training the batch's statistics are used, and the
+    /// running ones move towards them; otherwise the running ones are used.
     "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"
         fn batch_norm(weight: optional_tensor, bias: optional_tensor, running_mean: optional_tensor, running_var: optional_tensor, training: bool, momentum: float, eps: float, cudnn_enabled: bool)
         = Composite(|call| match call.tensor(0).elements() {
@@ -51,7 +53,7 @@ operators! {
     /// Returns channels with mean 0 and variance 1, times weight plus bias, and the batch's mean and inverse deviation.
     "_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
         = Composite(|call| batch_norm(call, [None, None], true, call.float(4), call.float(5))), out_form: "_native_batch_norm_legit.no_stats_out(out, save_mean, save_invstd)";
-    /// Returns channels less the running mean, over the running deviation, times weight plus bias.
+    /// Returns channels minus the running mean, divided by the running deviation, times weight plus bias.
     "_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
         = Composite(|call| {
             let running = [Some(call.tensor(3)), Some(call.tensor(4))];
@@ -77,7 +79,7 @@ fn first(results: Tensors) -> Result<Tensors> {
     Ok(results.into_iter().take(1).collect())
 }
 
-/// Returns the result of layer normalization with mean and inverse deviation, which keep the dimensions.
+/// Returns the result of layer normalization with mean and inverse deviation, which keep the reduced dimensions.
 fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight, bias) = (call.tensor(0), call.optional_tensor(2), call.optional_tensor(3));
     let shape = normalized_shape(x, &call.ints(1), &[("weight", weight), ("bias", bias)])?;
@@ -103,7 +105,7 @@ fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
     Ok(results)
 }
 
-/// Returns the smallest number that 1 differs from by adding it.
+/// Returns the machine epsilon of a dtype.
 fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,
@@ -128,14 +130,14 @@ fn check_floats(name: &str, x: &Tensor) -> Result<()> {
     }
 }
 
-/// Returns a tensor of one value per channel, so that it is broadcast over a tensor (batch, channels, …) of this rank.
+/// Returns one value per channel as a view that is broadcast over a tensor (batch, channels, …) of this rank.
 fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
     let mut shape: Shape = Shape::from_elem(1, rank);
     shape[1] = values.elements();
     values.reshape(&shape)
 }
 
-/// Returns weight and bias per channel of x: 1 and 0 where there is none.
+/// Returns weight and bias per channel of x: 1 and 0 if there is none.
 fn weight_and_bias(x: &Tensor, [weight, bias]: [Option<&Tensor>; 2]) -> Result<[Tensor; 2]> {
     let of = |parameter: Option<&Tensor>, value: f64| match parameter {
         Some(parameter) => Ok(parameter.clone()),
@@ -144,8 +146,8 @@ fn weight_and_bias(x: &Tensor, [weight, bias]: [Option<&Tensor>; 2]) -> Result<[
     Ok([of(weight, 1.0)?, of(bias, 0.0)?])
 }
 
-/// Returns the first tensor of a call with channels normalized by statistics of so many groups of each instance, or with 0 those of the
-/// batch, times weight plus bias; and mean, inverse deviation and variance.
+/// Returns the first tensor of a call with channels normalized by statistics of this number of groups per instance, or, with 0,
+/// of the batch, times weight plus bias; and mean, inverse deviation and variance.
 fn channel_norm(
     call: &Call<'_>,
     parameters: [Option<&Tensor>; 2],
@@ -249,7 +251,7 @@ fn running(call: &Call<'_>) -> Result<Tensors> {
     batch_norm(call, statistics, call.bool(5), call.float(6), call.float(7))
 }
 
-/// Returns the result, and of the batch the mean and inverse deviation; empty ones where it was not looked at.
+/// Returns the result, and the batch's mean and inverse deviation, which are empty if they were not computed.
 fn batch_norm(
     call: &Call<'_>,
     running: [Option<&Tensor>; 2],
@@ -298,7 +300,7 @@ fn batch_norm(
     Ok(results)
 }
 
-/// Moves running statistics towards those of a batch, in place: of the variance, towards that without bias.
+/// Moves running statistics towards those of a batch, in place; the running variance moves towards the unbiased one.
 fn move_towards(running: [Option<&Tensor>; 2], batch: [&Tensor; 2], momentum: f64, count: f64) -> Result<()> {
     let unbiased = [1.0, count / (count - 1.0)];
     no_grad(|| {

@@ -13,17 +13,17 @@ use crate::kernels::normalized::{Normalized, normalized_shape};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the gradients of layer normalization for input, weight and bias, as far as the mask asks for them; the others are
+    /// Returns the gradients of layer normalization for input, weight and bias, those that the mask selects; the others are
     /// empty.
     "native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(layer_norm_backward);
-    /// Returns the gradients of group normalization for input, weight and bias, as far as the mask asks for them; the others are
+    /// Returns the gradients of group normalization for input, weight and bias, those that the mask selects; the others are
     /// empty.
     "native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(group_norm_backward);
 }
 
-/// Returns whether each of the three gradients is wanted.
+/// Returns whether each of the three gradients is requested.
 fn mask(call: &Call<'_>, place: usize) -> Result<[bool; 3]> {
     match call.argument(place) {
         Argument::Bools(&[input, weight, bias]) => Ok([input, weight, bias]),
@@ -31,7 +31,7 @@ fn mask(call: &Call<'_>, place: usize) -> Result<[bool; 3]> {
     }
 }
 
-/// Returns the gradients that are wanted, and an empty tensor for each other one.
+/// Returns the requested gradients, and an empty tensor for each other one.
 fn masked(
     x: &Tensor,
     is_wanted: bool,

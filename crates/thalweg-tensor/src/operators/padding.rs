@@ -1,4 +1,4 @@
-//! Padding by reflection, by the edge, and around.
+//! Padding by reflection, by repeating the edge, and circularly.
 
 use thalweg_ir::{DType, Scalar};
 use thalweg_runtime::{Error, Result};
@@ -16,7 +16,7 @@ operators! {
         fn pad(pad: ints, mode: str, value: optional_float) = Composite(|call| pad(call).map(single)), autocast: Parts;
 }
 
-/// The elements that a dimension is padded with.
+/// The elements with which a dimension is padded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Reflect,
@@ -75,7 +75,7 @@ fn pad(call: &Call<'_>) -> Result<Tensor> {
     if padding.iter().all(|&count| count == 0) { result.copied(call.label.location) } else { Ok(result) }
 }
 
-/// Returns a number of a dtype: integers have their own.
+/// Returns a value as a number, an integer for integer dtypes.
 fn number(value: f64, dtype: DType) -> Scalar {
     if dtype.is_floating_point() { Scalar::F64(value) } else { Scalar::I64(value as i64) }
 }
@@ -85,7 +85,7 @@ fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: Mode) -> R
         return Ok(x.clone());
     }
     if mode == Mode::Circular && (before < 0 || behind < 0) {
-        // What is cut off goes round no more.
+        // Removed elements are not reused by the circular padding.
         let kept = x.slice(
             dim as i64,
             Some(before.saturating_neg().max(0)),
@@ -117,7 +117,7 @@ fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: Mode) -> R
     let places = match mode {
         Mode::Replicate => places.clamp(0, extent - 1)?,
         Mode::Circular => places.remainder_scalar(extent)?,
-        // Mirrored at 0, then at the last place.
+        // Mirrored at 0, then at the last index.
         Mode::Reflect => places.abs()?.neg()?.add_scalar(extent - 1)?.abs()?.neg()?.add_scalar(extent - 1)?,
     };
     x.index_select(dim as i64, &places)

@@ -1,4 +1,4 @@
-//! Elementwise operators whose schema says more than one formula takes: they choose a body.
+//! Elementwise operators whose schema needs more than one formula: they choose a body.
 
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::{LoopOp, table};
@@ -13,16 +13,16 @@ use crate::loops::{LoopArguments, LoopCall, signature};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns self + alpha · other; of truth values, whether one of both is true. The shapes are broadcast.
+    /// Returns self + alpha · other; for truth values, whether either is true. The shapes are broadcast.
     "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
         fn add(other: tensor) = Lowered(|call| scaled(call, [&table::add, &table::add_scaled]));
-    /// Returns self + alpha · other. Integers wrap around, and so does a number that their dtype does not hold.
+    /// Returns self + alpha · other. Integers wrap around, and so does a number that their dtype cannot represent.
     "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
         fn add_scalar(other: scalar) = Lowered(|call| shifted(call, 1));
     /// Returns self − alpha · other. The shapes are broadcast.
     "sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
         fn sub(other: tensor) = Lowered(|call| scaled(call, [&table::sub, &table::sub_scaled]));
-    /// Returns self − alpha · other. Integers wrap around, and so does a number that their dtype does not hold.
+    /// Returns self − alpha · other. Integers wrap around, and so does a number that their dtype cannot represent.
     "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
         fn sub_scalar(other: scalar) = Lowered(|call| shifted(call, -1));
     /// Returns self · 2 to the power of each element of other; see `bitwise_left_shift.Tensor`.
@@ -30,21 +30,21 @@ operators! {
         let base = Tensor::full(&[], call.scalar(0), call.tensor(1).dtype(), call.device)?;
         base.bitwise_left_shift(call.tensor(1)).map(single)
     });
-    /// Returns self over 2 to the power of each element of other, rounded down; see `bitwise_right_shift.Tensor`.
+    /// Returns self divided by 2 to the power of each element of other, rounded down; see `bitwise_right_shift.Tensor`.
     "bitwise_right_shift.Scalar_Tensor(Scalar self, Tensor other) -> Tensor" = Composite(|call| {
         let base = Tensor::full(&[], call.scalar(0), call.tensor(1).dtype(), call.device)?;
         base.bitwise_right_shift(call.tensor(1)).map(single)
     });
-    /// Returns self · 2 to the power of other, of integers: Python's `<<`.
+    /// Returns self · 2 to the power of other for integers: Python's `<<`.
     "__lshift__.Tensor(Tensor self, Tensor other) -> Tensor"
         = Composite(|call| call.tensor(0).bitwise_left_shift(call.tensor(1)).map(single));
-    /// Returns self · 2 to the power of other, of integers: Python's `<<`.
+    /// Returns self · 2 to the power of other for integers: Python's `<<`.
     "__lshift__.Scalar(Tensor self, Scalar other) -> Tensor"
         = Composite(|call| call.tensor(0).bitwise_left_shift_scalar(call.scalar(1)).map(single));
-    /// Returns self over 2 to the power of other, rounded down, of integers: Python's `>>`.
+    /// Returns self divided by 2 to the power of other, rounded down, for integers: Python's `>>`.
     "__rshift__.Tensor(Tensor self, Tensor other) -> Tensor"
         = Composite(|call| call.tensor(0).bitwise_right_shift(call.tensor(1)).map(single));
-    /// Returns self over 2 to the power of other, rounded down, of integers: Python's `>>`.
+    /// Returns self divided by 2 to the power of other, rounded down, for integers: Python's `>>`.
     "__rshift__.Scalar(Tensor self, Scalar other) -> Tensor"
         = Composite(|call| call.tensor(0).bitwise_right_shift_scalar(call.scalar(1)).map(single));
     /// Returns fractions between ½ and 1, or −½ and −1, and int32 exponents of 2, whose product is self; 0 has the exponent 0.
@@ -58,23 +58,24 @@ operators! {
             let exponent = part(built_in!("thalweg::exponent_of_power")?)?.detach().to_dtype(DType::I32)?;
             Ok(Tensors::from_iter([part(built_in!("thalweg::fraction_of_power")?)?, exponent]))
         });
-    /// Returns self, but not below min and not above max; max where min is above it, and NaN where a bound is. At the bounds the
-    /// gradient is self's. Bounds that the dtype does not hold are refused.
+    /// Returns self, but not below min and not above max; max if min is above it, and NaN if a bound is NaN. At the bounds the
+    /// gradient is passed on. Bounds that the dtype cannot represent are refused.
     "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"
         fn clamp(min: scalar, max: scalar) = Lowered(clamp);
-    /// Returns self + weight · (end − self), of tensors of one floating-point dtype.
+    /// Returns self + weight · (end − self) for tensors of one floating-point dtype.
     "lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor"
         fn lerp(end: tensor, weight: scalar) = Lowered(|call| {
             check_one_dtype(call)?;
             Ok(with_numbers(call, &table::lerp, [call.scalar(2)]))
         });
-    /// Returns self + weight · (end − self), of tensors of one floating-point dtype; a weight without dimensions may have another.
+    /// Returns self + weight · (end − self) for tensors of one floating-point dtype; a weight without dimensions may have another
+    /// dtype.
     "lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor"
         fn lerp_tensor(end: tensor, weight: tensor) = Lowered(|call| {
             check_one_dtype(call)?;
             Ok(with_numbers(call, &table::lerp_tensor, []))
         });
-    /// Returns self + value · tensor1 · tensor2. Among integers the fraction of value is dropped.
+    /// Returns self + value · tensor1 · tensor2. For integers the fraction of value is dropped.
     "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"
         fn addcmul(tensor1: tensor, tensor2: tensor, value: scalar) = Lowered(|call| {
             let is_of_integers = !call.tensors.iter().any(|tensor| tensor.dtype().is_differentiable());
@@ -92,7 +93,7 @@ operators! {
             }
             Ok(with_numbers(call, &table::addcdiv, [call.scalar(3)]))
         }), first: Consumed, autocast: Widest, complex: Sum("div.Tensor");
-    /// Returns whether the sign of each element is negative, that of −0 too.
+    /// Returns whether the sign of each element is negative, including that of −0.
     "signbit(Tensor self) -> Tensor" fn signbit() = Lowered(|call| Ok(with_numbers(call, &table::signbit, []))), out: [Boolean];
     /// Returns whether each element is +∞.
     "isposinf(Tensor self) -> Tensor" fn isposinf() = Lowered(|call| of_real(call, &table::isposinf)), out: [Boolean];
@@ -106,7 +107,7 @@ operators! {
         fn softplus() = Lowered(|call| {
             Ok(with_numbers(call, &table::softplus_of, [call.scalar(1), call.scalar(2)]))
         }), autocast: Full;
-    /// Returns other − alpha · self: `sub` the other way round.
+    /// Returns other − alpha · self: `sub` with its operands exchanged.
     "rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
         = Lowered(|call| {
             let mut lowered = scaled(call, [&table::sub, &table::sub_scaled])?;
@@ -138,14 +139,14 @@ operators! {
     "floor_divide.Scalar(Tensor self, Scalar other) -> Tensor"
         fn floor_divide_scalar(other: scalar)
         = Lowered(|call| Ok(with_numbers(call, &table::floor_divide_scalar, [call.scalar(1)])));
-    /// Returns self to the power of exponent; of integers an integer. The shapes are broadcast.
+    /// Returns self to the power of exponent; for integers an integer. The shapes are broadcast.
     "pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"
         fn pow(exponent: tensor) = Lowered(|call| {
             let is_floating_point = call.tensors.iter().any(|tensor| tensor.dtype().is_floating_point());
             let body = if is_floating_point { &table::power } else { &table::integer_power };
             Ok(with_numbers(call, body, []))
         }), in_place: "pow_.Tensor", autocast: Full, complex: Parts(|call| complex::power(call.tensor(0), call.tensor(1)).map(single));
-    /// Returns self to the power of exponent; of integers an integer, and a negative exponent is refused.
+    /// Returns self to the power of exponent; for integers an integer, and a negative exponent is refused.
     "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"
         fn pow_scalar(exponent: scalar) = Lowered(|call| {
             let exponent = call.scalar(1);
@@ -162,7 +163,7 @@ operators! {
             }
             Ok(with_numbers(call, &table::integer_power_scalar, [exponent]))
         }), in_place: "pow_.Scalar", autocast: Full, complex: Parts(complex::power_by_number);
-    /// Returns a number to the power of each element of exponent; of integers an integer.
+    /// Returns a number to the power of each element of exponent; for integers an integer.
     "pow.Scalar(Scalar self, Tensor exponent) -> Tensor"
         = Lowered(|call| {
             let base = call.scalar(0);
@@ -170,7 +171,7 @@ operators! {
             let body = if is_floating_point { &table::pow_of_scalar } else { &table::integer_power_of_scalar };
             Ok(with_numbers(call, body, [base]))
         }), autocast: Full, complex: Parts(complex::power_of_number);
-    /// Returns self, but not below min and not above max, which are broadcast; NaN where one is NaN.
+    /// Returns self, but not below min and not above max, which are broadcast; NaN where any of them is NaN.
     "clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"
         fn clamp_tensor(min: optional_tensor, max: optional_tensor) = Lowered(|call| {
             let body = match (call.optional_tensor(1), call.optional_tensor(2)) {
@@ -183,10 +184,10 @@ operators! {
             };
             Ok(with_numbers(call, body, []))
         });
-    /// Returns self, but not below min; NaN where min is.
+    /// Returns self, but not below min; NaN if min is NaN.
     "clamp_min(Tensor self, Scalar min) -> Tensor"
         fn clamp_min(min: scalar) = Lowered(|call| Ok(with_numbers(call, &table::clamp_min, [call.scalar(1)])));
-    /// Returns self, but not above max; NaN where max is.
+    /// Returns self, but not above max; NaN if max is NaN.
     "clamp_max(Tensor self, Scalar max) -> Tensor"
         fn clamp_max(max: scalar) = Lowered(|call| Ok(with_numbers(call, &table::clamp_max, [call.scalar(1)])));
     /// Returns self, but not below min, which is broadcast.
@@ -203,7 +204,7 @@ operators! {
     /// Returns |self| with the sign of other.
     "copysign.Scalar(Tensor self, Scalar other) -> Tensor"
         = Lowered(|call| Ok(with_numbers(call, &table::copysign_scalar, [call.scalar(1)])));
-    /// Returns ln (self / (1 − self)), of self between eps and 1 − eps where eps is given.
+    /// Returns ln (self / (1 − self)), with self clamped between eps and 1 − eps if eps is given.
     "logit(Tensor self, float? eps=None) -> Tensor"
         fn logit(eps: optional_float) = Composite(|call| {
             let x = call.tensor(0);
@@ -222,7 +223,7 @@ operators! {
     "square(Tensor self) -> Tensor"
         fn square() = Composite(|call| {
             let x = call.tensor(0);
-            // Truth values are counted.
+            // Truth values are squared as int64.
             let x = if x.dtype() == DType::Bool { x.to_dtype(DType::I64)? } else { x.clone() };
             built_in!("thalweg::square_of")?.call(&[(&x).into()], None, call.label)
         }), first: Consumed, autocast: Full;
@@ -255,7 +256,7 @@ operators! {
                 }
             })
         });
-    /// Returns self drawn towards 0 by lambd, and 0 where |self| is at most that.
+    /// Returns self moved towards 0 by lambd, and 0 where |self| is at most lambd.
     "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"
         fn softshrink(lambd: scalar) = Lowered(|call| {
             let lambd = call.scalar(1);
@@ -282,7 +283,7 @@ operators! {
             }
             x.narrow(dim, 0, size / 2)?.mul(&x.narrow(dim, size / 2, size / 2)?.sigmoid()?).map(single)
         });
-    /// Returns self rounded to so many decimals, ties to even.
+    /// Returns self rounded to `decimals` decimals, ties to even.
     "round.decimals(Tensor self, *, int decimals) -> Tensor"
         fn round_decimals(decimals: int) = Composite(|call| {
             let (x, decimals) = (call.tensor(0), call.int(1));
@@ -297,7 +298,7 @@ operators! {
         });
 }
 
-/// Returns the body for exponents that need neither logarithm nor exponential: those of PyTorch.
+/// Returns the body for exponents that need neither logarithm nor exponential: the same ones as in PyTorch.
 fn power_without_logarithm(exponent: Scalar) -> Option<&'static LoopOp> {
     Some(match exponent.to_f64() {
         2.0 => &table::power_2,
@@ -321,13 +322,14 @@ fn with_numbers<'a>(
     LoopCall::new(body, call, call.tensors, arguments)
 }
 
-/// PyTorch's words about a quotient of integers.
+/// PyTorch's message about a quotient of integers.
 const INTEGER_DIVISION: &str = "Integer division with addcdiv is no longer supported, and in a future  release addcdiv will perform a true \
     division of tensor1 and tensor2. The historic addcdiv behavior can be implemented as (input + value * torch.trunc(tensor1 / \
     tensor2)).to(input.dtype) for integer inputs and as (input + value * tensor1 / tensor2) for float inputs. The future addcdiv \
     behavior is just the latter implementation: (input + value * tensor1 / tensor2), for all dtypes.";
 
-/// Refuses tensors that are not of the first one's floating-point dtype, in PyTorch's words; a weight without dimensions may have another.
+/// Refuses tensors that are not of the first one's floating-point dtype, with PyTorch's message; a weight without dimensions may
+/// have another.
 fn check_one_dtype(call: &Call<'_>) -> Result<()> {
     let dtype = call.tensor(0).dtype();
     if !dtype.is_differentiable() {
@@ -347,7 +349,7 @@ fn check_one_dtype(call: &Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the call of a loop that PyTorch has for real numbers alone.
+/// Returns the call of a loop that PyTorch has for real numbers only.
 fn of_real<'a>(call: &'a Call<'a>, body: &'static LoopOp) -> Result<LoopCall<'a>> {
     match call.tensor(0).dtype().is_complex() {
         true => {
@@ -357,7 +359,7 @@ fn of_real<'a>(call: &'a Call<'a>, body: &'static LoopOp) -> Result<LoopCall<'a>
     }
 }
 
-/// Returns whether a number is 1, whatever its kind.
+/// Returns whether a number of any kind is 1.
 fn is_one(number: Scalar) -> bool {
     number.to_f64() == 1.0
 }
@@ -381,7 +383,7 @@ fn check_alpha(alpha: Scalar, tensors: &[&Tensor]) -> Result<()> {
 fn scaled<'a>(call: &'a Call<'a>, [plain, with_alpha]: [&'static LoopOp; 2]) -> Result<LoopCall<'a>> {
     let alpha = call.scalar(2);
     check_alpha(alpha, call.tensors)?;
-    // The factor is converted to the tensors' dtype: of truth values it is one itself.
+    // The factor is converted to the tensors' dtype: for truth values it is a truth value itself.
     let is_bool = call.tensors.iter().all(|tensor| tensor.dtype() == DType::Bool);
     let alpha = if is_bool { Scalar::Bool(alpha.to_f64() != 0.0) } else { alpha };
     Ok(match is_one(alpha) {
@@ -404,7 +406,7 @@ fn shifted<'a>(call: &'a Call<'a>, sign: i64) -> Result<LoopCall<'a>> {
     Ok(with_numbers(call, &table::add_scalar, [added]))
 }
 
-/// Returns the loop of a clamp with one bound or both, which the dtype that is computed in must hold.
+/// Returns the loop of a clamp with one bound or both, which the compute dtype must be able to represent.
 fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
     let lowered = match (call.optional_scalar(1), call.optional_scalar(2)) {
         (Some(min), Some(max)) => with_numbers(call, &table::clamp, [min, max]),

@@ -1,6 +1,6 @@
 //! Pools: the mean or the greatest element of each window over images of one, two or three axes.
 //!
-//! A pool of one axis is that of images of one row.
+//! A pool of one axis is computed as one of images of one row.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
@@ -39,13 +39,13 @@ operators! {
     "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
         fn avg_pool3d(kernel_size: ints, stride: ints, padding: ints, ceil_mode: bool, count_include_pad: bool, divisor_override: optional_int)
         = means::<3, false>();
-    /// Returns the gradient of a mean over each window of images from that of the means.
+    /// Returns the gradient of a mean over each window of images from the gradient of the means.
     "avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
         = means_backward::<2, false>(), out_form: "avg_pool2d_backward.grad_input(grad_input)";
-    /// Returns the gradient of a mean over each window of volumes from that of the means.
+    /// Returns the gradient of a mean over each window of volumes from the gradient of the means.
     "avg_pool3d_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
         = means_backward::<3, false>();
-    /// Returns the greatest element of each window of planes of one axis, and its place.
+    /// Returns the greatest element of each window of planes of one axis, and its index.
     "max_pool1d_with_indices(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
         fn max_pool1d_with_indices(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool) -> 2
         = Composite(|call| {
@@ -59,17 +59,17 @@ operators! {
             arguments.push(Argument::Bool(call.bool(5)));
             without_rows(call, built_in!("max_pool2d_with_indices")?, &arguments)
         }), autocast: Parts;
-    /// Returns the greatest element of each window of images, and its place in the plane.
+    /// Returns the greatest element of each window of images, and its index in the plane.
     "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
         fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = extrema::<2, false>(), out_form: "max_pool2d_with_indices.out(out, indices)";
-    /// Returns the greatest element of each window of volumes, and its place in the volume.
+    /// Returns the greatest element of each window of volumes, and its index in the volume.
     "max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
         fn max_pool3d_with_indices(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool) -> 2
         = extrema::<3, false>(), out_form: "max_pool3d_with_indices.out(out, indices)";
-    /// Returns the gradient of the greatest elements of windows of images from theirs.
+    /// Returns the gradient of the greatest elements of windows of images from that of the results.
     "max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"
         = extrema_backward::<2, false>(), out_form: "max_pool2d_with_indices_backward.grad_input(grad_input)";
-    /// Returns the gradient of the greatest elements of windows of volumes from theirs.
+    /// Returns the gradient of the greatest elements of windows of volumes from that of the results.
     "max_pool3d_with_indices_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, int[3] dilation, bool ceil_mode, Tensor indices) -> Tensor"
         = extrema_backward::<3, false>();
     /// Returns the greatest element of each window of planes of one axis.
@@ -84,57 +84,57 @@ operators! {
     "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"
         fn max_pool3d(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool)
         = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?)), autocast: Parts;
-    /// Returns the mean over each of so many windows that cover an axis.
+    /// Returns the mean over each of `output_size` windows that cover an axis.
     "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"
         fn adaptive_avg_pool1d(output_size: ints)
         = Composite(|call| adaptive_of_rows(call, false, built_in!("_adaptive_avg_pool2d")?)), autocast: Parts;
-    /// Returns the mean over each of so many windows that cover an image.
+    /// Returns the mean over each of `output_size` windows that cover an image.
     "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
         fn adaptive_avg_pool2d(output_size: ints) = means::<2, true>();
-    /// Returns the mean over each of so many windows that cover an image.
+    /// Returns the mean over each of `output_size` windows that cover an image.
     "_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
         = means::<2, true>();
-    /// Returns the mean over each of so many windows that cover a volume.
+    /// Returns the mean over each of `output_size` windows that cover a volume.
     "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
         fn adaptive_avg_pool3d(output_size: ints)
         = means::<3, true>();
-    /// Returns the mean over each of so many windows that cover a volume.
+    /// Returns the mean over each of `output_size` windows that cover a volume.
     "_adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
         = means::<3, true>();
-    /// Returns the gradient of means over windows that cover an image from that of the means.
+    /// Returns the gradient of means over windows that cover an image from the gradient of the means.
     "_adaptive_avg_pool2d_backward(Tensor grad_output, Tensor self) -> Tensor"
         = means_backward::<2, true>();
-    /// Returns the gradient of means over windows that cover a volume from that of the means.
+    /// Returns the gradient of means over windows that cover a volume from the gradient of the means.
     "_adaptive_avg_pool3d_backward(Tensor grad_output, Tensor self) -> Tensor"
         = means_backward::<3, true>();
-    /// Returns the greatest element of each of so many windows that cover an axis, and its place.
+    /// Returns the greatest element of each of `output_size` windows that cover an axis, and its index.
     "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"
         fn adaptive_max_pool1d(output_size: ints) -> 2
         = Composite(|call| adaptive_of_rows(call, true, built_in!("adaptive_max_pool2d")?)), autocast: Parts;
-    /// Returns the greatest element of each of so many windows that cover an image, and its place.
+    /// Returns the greatest element of each of `output_size` windows that cover an image, and its index.
     "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"
         fn adaptive_max_pool2d(output_size: ints) -> 2
         = extrema::<2, true>();
-    /// Returns the greatest element of each of so many windows that cover a volume, and its place.
+    /// Returns the greatest element of each of `output_size` windows that cover a volume, and its index.
     "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"
         fn adaptive_max_pool3d(output_size: ints) -> 2
         = extrema::<3, true>();
-    /// Returns the gradient of the greatest elements of windows that cover an image from theirs.
+    /// Returns the gradient of the greatest elements of windows that cover an image from that of the results.
     "adaptive_max_pool2d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"
         = extrema_backward::<2, true>();
-    /// Returns the gradient of the greatest elements of windows that cover a volume from theirs.
+    /// Returns the gradient of the greatest elements of windows that cover a volume from that of the results.
     "adaptive_max_pool3d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"
         = extrema_backward::<3, true>();
 }
 
-/// The windows of a pool, and what it takes of each.
+/// The kind of a pool: its windows, and the value that it computes of each.
 #[derive(Clone, Copy)]
 struct Kind {
     /// The number of axes that the windows have.
     axes: usize,
-    /// Whether the windows cover the input, so many along each axis, or are of one size and stride.
+    /// Whether a given number of windows covers each axis, or the windows have one size and stride.
     is_adaptive: bool,
-    /// Whether the greatest element is taken, or the mean.
+    /// Whether the pool computes the greatest element instead of the mean.
     is_max: bool,
 }
 
@@ -146,7 +146,8 @@ const fn means<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
     )
 }
 
-/// Returns the body of the gradient of a mean over windows. It is linear in that of the means: its own is their mean.
+/// Returns the body of the gradient of a mean over windows. It is linear in the gradient of the means: its own gradient is a mean
+/// over windows.
 const fn means_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
     Differentiable(
         |call| average_backward(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: false }),
@@ -162,8 +163,8 @@ const fn extrema<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
     )
 }
 
-/// Returns the body of the gradient of the greatest elements of windows. That of an element went to the place that won: its own comes
-/// from there.
+/// Returns the body of the gradient of the greatest elements of windows. The gradient of a result flowed to the index of its
+/// greatest element: its own gradient comes from there.
 const fn extrema_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
     Differentiable(
         |call| greatest_backward(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: true }),
@@ -171,7 +172,7 @@ const fn extrema_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body 
     )
 }
 
-/// Returns a pool's numbers of one axis as those of rows of images; an empty list stays empty.
+/// Returns the numbers of a pool of one axis as those for images of one row; an empty list stays empty.
 fn of_rows(call: &Call<'_>, place: usize, rest: i64) -> Ints {
     call.ints(place).last().map_or_else(Ints::new, |&number| Ints::from_slice(&[rest, number]))
 }
@@ -190,7 +191,7 @@ fn adaptive_of_rows(call: &Call<'_>, is_max: bool, operator: &'static Operator) 
     without_rows(call, operator, &[Argument::Tensor(&rows), Argument::Ints(&of_rows(call, 1, 1))])
 }
 
-/// Planes and their windows, of a pool.
+/// The planes and windows of a pool.
 struct Pool {
     geometry: Geometry,
     planes: usize,
@@ -198,7 +199,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Returns the pool of a call over an input of this shape; the place of the first argument behind the input.
+    /// Returns the pool of a call over an input of this shape; `first` is the position of the first argument after the input.
     fn of(call: &impl Arguments, kind: Kind, shape: &[usize], first: usize) -> Result<Self> {
         if kind.is_adaptive {
             let windows = Self::adaptive_windows(call, kind, first)?;
@@ -211,7 +212,7 @@ impl Pool {
         Ok(Self::over(shape, Self::strided(call, kind, shape, numbers, first)?, kind))
     }
 
-    /// Returns how many windows there are along each axis, in PyTorch's words where they cannot be so many.
+    /// Returns the number of windows along each axis, or PyTorch's message if it is not possible.
     fn adaptive_windows(call: &impl Arguments, kind: Kind, place: usize) -> Result<PerAxis> {
         let (Kind { axes, is_max, .. }, name, sizes) = (kind, &call.schema().name, call.ints(place));
         let fail = |why: String| Err(Error::invalid(why));
@@ -341,7 +342,7 @@ impl Pool {
 }
 
 impl Kind {
-    /// Refuses dtypes that PyTorch has no such pool for: of truth values none, of integers only those at a stride.
+    /// Refuses dtypes for which PyTorch has no such pool: there is none for truth values, and for integers only strided ones.
     fn check_dtype(self, call: &Call<'_>) -> Result<()> {
         let (dtype, name) = (call.tensor(0).dtype(), call.operator.base_name());
         let is_known = match (self.is_adaptive, self.is_max) {
@@ -355,7 +356,7 @@ impl Kind {
         }
     }
 
-    /// Refuses an input of another rank, or without elements that windows could have.
+    /// Refuses an input of another rank, or without elements that windows could contain.
     fn check_shape(self, call: &impl Arguments, shape: &[usize]) -> Result<()> {
         let (Self { axes, is_adaptive, is_max }, name) = (self, &call.schema().name);
         let is_batch = shape.len() == axes + 2;
@@ -383,7 +384,8 @@ impl Kind {
         }))
     }
 
-    /// Refuses an input of an adaptive pool of another rank, or without elements: of the greatest elements any dimension but the first.
+    /// Refuses an input of an adaptive pool that has another rank or an empty dimension; for greatest elements, any empty
+    /// dimension but the first.
     fn check_adaptive(self, name: &str, shape: &[usize]) -> Result<()> {
         let Self { axes, is_max, .. } = self;
         let refused = |why: String| Err(Error::invalid(format!("{name}(): {why}")));
@@ -412,7 +414,7 @@ fn average(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     in_format(&means, format_of(call.tensor(0))).map(single)
 }
 
-/// Returns the dimensions of planes where each is the only window of an adaptive pool.
+/// Returns the dimensions of planes if each plane is the only window of an adaptive pool.
 fn whole_planes(kind: Kind, pool: &Pool) -> Option<Ints> {
     let is_whole = pool.geometry.placing == Placing::Adaptive
         && pool.geometry.windows == [1; 3]
@@ -420,7 +422,7 @@ fn whole_planes(kind: Kind, pool: &Pool) -> Option<Ints> {
     is_whole.then(|| (1..=kind.axes as i64).map(|back| -back).collect())
 }
 
-/// Refuses a gradient of integers.
+/// Refuses an integer gradient.
 fn check_gradient(call: &Call<'_>) -> Result<()> {
     let gradient = call.tensor(0);
     if gradient.dtype().is_floating_point() && gradient.dtype() == call.tensor(1).dtype() {
@@ -447,12 +449,12 @@ fn average_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     in_format(&spread, format_of(call.tensor(1))).map(single)
 }
 
-/// Returns a tensor of which only the shape is used: its elements are never read.
+/// Returns a tensor with the shape of a tensor of the call, whose elements are never read.
 fn shape_of(call: &GradientCall<'_>, tensor: usize) -> Result<Tensor> {
     Tensor::empty(&[], call.dtype_of(tensor), call.device())?.expand(call.shape(tensor))
 }
 
-/// Lists of numbers and flags of a call, from one place to another, for another operator.
+/// Returns the lists of numbers and flags in a range of a call's arguments, for another operator.
 fn arguments_of<'a>(call: &'a GradientCall<'_>, places: std::ops::Range<usize>) -> Vec<Argument<'a>> {
     places.map(|place| call.argument(place)).collect()
 }

@@ -14,16 +14,19 @@ use crate::dispatch::{Arguments, Call};
 use crate::tensor::Tensor;
 
 operators! {
-    /// Returns self (m, k) times the transpose of `mat2` (n, k) of int8, each column times its scale (n), of self's dtype: float32, float16
-    /// or bfloat16. Up to 16 rows are multiplied by the integers as they are read; for more the weight is converted first.
+    /// Returns self (m, k) times the transpose of `mat2` (n, k) of int8, each column times its scale (n), of self's dtype:
+    /// float32, float16 or bfloat16. Up to 16 rows are multiplied directly by the integers as they are read; for more rows the
+    /// weight is converted first.
     "_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"
         fn weight_int8pack_mm(mat2: tensor, scales: tensor) = Kernel(|call| int8(call).map(single));
-    /// Returns self (m, k) times the transpose of a weight (n, k) of 4-bit integers that `_convert_weight_to_int4pack` has packed: each q
-    /// stands for (q − 8) · scale + zero, with scales and zeros (k / qGroupSize, n, 2), of self's dtype. As `_weight_int8pack_mm`.
+    /// Returns self (m, k) times the transpose of a weight (n, k) of 4-bit integers that `_convert_weight_to_int4pack` has
+    /// packed: each q represents (q − 8) · scale + zero, with scales and zeros (k / qGroupSize, n, 2), of self's dtype. Rows are
+    /// handled as in `_weight_int8pack_mm`.
     "_weight_int4pack_mm(Tensor self, Tensor mat2, int qGroupSize, Tensor qScaleAndZeros) -> Tensor"
         fn weight_int4pack_mm(mat2: tensor, group: int, scales_and_zeros: tensor) = Kernel(|call| int4(call).map(single));
-    /// Packs a weight (n, k / 2) of bytes, each of which has two 4-bit integers, the first in its upper half, for `_weight_int4pack_mm`:
-    /// (n / 8, k / (16 · innerKTiles), 32, innerKTiles / 2) of int32. What stands where in it is this library's own.
+    /// Packs a weight (n, k / 2) of bytes, each of which has two 4-bit integers, the first in its upper half, for
+    /// `_weight_int4pack_mm`: (n / 8, k / (16 · innerKTiles), 32, innerKTiles / 2) of int32. The packed layout is specific to
+    /// this library.
     "_convert_weight_to_int4pack(Tensor self, int innerKTiles) -> Tensor"
         fn convert_weight_to_int4pack(inner_k_tiles: int) = Kernel(|call| packed(call).map(single));
 }
@@ -115,14 +118,14 @@ fn int4(call: &Call<'_>) -> Result<Tensor> {
     let halves = [bytes.bitwise_right_shift_scalar(4)?, bytes.bitwise_and_scalar(15)?];
     let numbers =
         Tensor::cat(&halves, 2)?.to_dtype(DType::F32)?.sub_scalar(8.0)?.reshape(&[n, k / group, group])?;
-    // (n, groups, 2), and each of both over the terms of its group.
+    // (n, groups, 2), with scale and zero each repeated over the terms of its group.
     let of_groups = scales.transpose(0, 1)?.to_dtype(DType::F32)?;
     let part = |which| of_groups.narrow(2, which, 1);
     let weight = numbers.mul(&part(0)?)?.add(&part(1)?)?.reshape(&[n, k])?;
     x.matmul(&weight.to_dtype(x.dtype())?.transpose(0, 1)?)
 }
 
-/// Returns the product by the kernel that reads integers, where it takes it.
+/// Returns the product by the kernel that reads integers, if it supports the call.
 fn of_few_rows(call: &Call<'_>, kernel: QuantizedMatmul, operands: [&Tensor; 3]) -> Result<Option<Tensor>> {
     let [m, n, k] = kernel.sizes;
     let runs = !needs_tensor_cores(kernel.dtype) || call.device.has_tensor_cores();

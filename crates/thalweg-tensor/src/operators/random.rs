@@ -1,4 +1,4 @@
-//! Random numbers, drawn from the device's default generator: from distributions, and which elements are dropped.
+//! Random numbers, drawn from the device's default generator: distributions and dropout.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
@@ -20,7 +20,7 @@ operators! {
     /// Returns numbers in [0, 1).
     "rand(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 1, default_dtype(), |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
-    /// Returns numbers in [0, 1), of a tensor's shape.
+    /// Returns numbers in [0, 1), with a tensor's shape.
     "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn rand_like() = Composite(|call| {
             let x = call.tensor(0);
@@ -29,13 +29,13 @@ operators! {
     /// Returns numbers with mean 0 and variance 1.
     "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 1, default_dtype(), |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
-    /// Returns numbers with mean 0 and variance 1, of a tensor's shape.
+    /// Returns numbers with mean 0 and variance 1, with a tensor's shape.
     "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn randn_like() = Composite(|call| {
             let x = call.tensor(0);
             new(call, 1, x.dtype(), |dtype| made_like(call, 5, |shape| normal(call, shape, [0.0, 1.0], dtype)))
         }), generator: true;
-    /// Returns the numbers 0 to n − 1 in random order: that of keys of 48 random bits.
+    /// Returns the numbers 0 to n − 1 in random order, by sorting keys of 48 random bits.
     "randperm(SymInt n, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 1, DType::I64, |dtype| {
             let shape = extents(&[call.int(0)])?;
@@ -43,34 +43,34 @@ operators! {
             let keys = half()?.mul_scalar(f64::from(1 << 24))?.add(&half()?)?;
             keys.argsort(0, false)?.to_dtype(dtype)
         })), generator: true;
-    /// Returns integers from 0 on below a bound.
+    /// Returns integers in [0, high).
     "randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 2, DType::I64, |dtype| {
             integers(call, &extents(&call.ints(1))?, [0, call.int(0)], dtype)
         })), generator: true;
-    /// Returns integers from one bound on below another.
+    /// Returns integers in [low, high).
     "randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 3, DType::I64, |dtype| {
             integers(call, &extents(&call.ints(2))?, [call.int(0), call.int(1)], dtype)
         })), generator: true;
-    /// Returns integers from 0 on below a bound, of a tensor's shape.
+    /// Returns integers in [0, high), with a tensor's shape.
     "randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
             let bounds = [0, call.int(1)];
             new(call, 2, x.dtype(), |dtype| made_like(call, 6, |shape| integers(call, shape, bounds, dtype)))
         }), generator: true;
-    /// Returns integers from one bound on below another, of a tensor's shape.
+    /// Returns integers in [low, high), with a tensor's shape.
     "randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
             let bounds = [call.int(1), call.int(2)];
             new(call, 3, x.dtype(), |dtype| made_like(call, 7, |shape| integers(call, shape, bounds, dtype)))
         }), generator: true;
-    /// Returns 1 with the probability that each element is, else 0. The gradient is 0.
+    /// Returns 1 with the probability given by each element, else 0. The gradient is 0.
     "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"
         fn bernoulli() = Differentiable(|call| bernoulli(call, call.tensor(0)).map(single), &NOTHING), in_place: "", out: [AnyDType];
-    /// Returns 1 with a probability, else 0, of a tensor's shape. The gradient is 0.
+    /// Returns 1 with a probability, else 0, with a tensor's shape. The gradient is 0.
     "bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"
         fn bernoulli_p(p: float)
         = Differentiable(|call| {
@@ -80,18 +80,18 @@ operators! {
     /// Sets every element to 1 with a probability, else 0.
     "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| trials(call, x.shape(), call.float(1), x.dtype())));
-    /// Sets every element to 1 with the probability that another tensor has, else 0.
+    /// Sets every element to 1 with the probability given by another tensor, else 0.
     "bernoulli_.Tensor(Tensor(a!) self, Tensor p, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| {
             bernoulli(call, &call.tensor(1).expand(x.shape())?)?.to_dtype(x.dtype())
         }));
-    /// Sets every element to an integer from 0 on: all that the dtype holds exactly may come.
+    /// Sets every element to an integer from 0 on, out of all that the dtype represents exactly.
     "random_(Tensor(a!) self, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| integers(call, x.shape(), [0, end_of(x.dtype())], x.dtype())));
-    /// Sets every element to an integer from 0 on below an end.
+    /// Sets every element to an integer in [0, to).
     "random_.to(Tensor(a!) self, int to, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| integers(call, x.shape(), [0, call.int(1)], x.dtype())));
-    /// Sets every element to an integer from a start on below an end, or up to the last that the dtype holds exactly.
+    /// Sets every element to an integer in [from, to), or from `from` up to the last that the dtype represents exactly.
     "random_.from(Tensor(a!) self, int from, int? to, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| {
             let end = call.optional_int(2).unwrap_or_else(|| end_of(x.dtype()));
@@ -137,7 +137,7 @@ operators! {
     /// Sets every element to a number of a normal distribution.
     "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| normal(call, x.shape(), [call.float(1), call.float(2)], x.dtype())));
-    /// Sets every element to e to the power of a number of a normal distribution.
+    /// Sets every element to eˣ with x from a normal distribution.
     "log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write(call, |x| {
             check_positive("log_normal_", "std", call.float(2))?;
@@ -166,8 +166,8 @@ operators! {
             }
             drawn(call, x, built_in!("thalweg::geometric")?, &[1.0 / (-p).ln_1p()])
         }));
-    /// Returns the places that were drawn from each row, with probabilities that its elements are in proportion to: no place twice
-    /// unless `replacement` says so.
+    /// Returns indices that are drawn from each row with probabilities in proportion to its elements, without repetition unless
+    /// `replacement` is set.
     "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor"
         fn multinomial(num_samples: int, replacement: bool) = Composite(|call| no_grad(|| multinomial(call)).map(single)), out: [Int64];
     /// Returns the tensor with each element set to 0 with probability p, and the others divided by 1 − p, in training.
@@ -176,15 +176,16 @@ operators! {
     "feature_dropout(Tensor input, float p, bool train) -> Tensor"
         fn feature_dropout(p: float, train: bool)
         = Composite(|call| drop(call, true, false).map(single)), autocast: Parts;
-    /// Returns the tensor with elements dropped to the least value of `selu`, and scaled so that mean and variance stay.
+    /// Returns the tensor with elements dropped to the least value of `selu`, and scaled so that mean and variance are kept.
     "alpha_dropout(Tensor input, float p, bool train) -> Tensor"
         fn alpha_dropout(p: float, train: bool)
         = Composite(|call| drop(call, false, true).map(single)), autocast: Parts;
-    /// Returns the tensor with channels dropped to the least value of `selu`, and scaled so that mean and variance stay.
+    /// Returns the tensor with channels dropped to the least value of `selu`, and scaled so that mean and variance are kept.
     "feature_alpha_dropout(Tensor input, float p, bool train) -> Tensor"
         fn feature_alpha_dropout(p: float, train: bool)
         = Composite(|call| drop(call, true, true).map(single)), autocast: Parts;
-    /// Returns the tensor with each element set to 0 with probability p and the others divided by 1 − p, and which were kept.
+    /// Returns the tensor with each element set to 0 with probability p and the others divided by 1 − p, and the mask of the kept
+    /// elements.
     "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)" = Composite(|call| {
         let (x, p) = (call.tensor(0), call.float(1));
         check_probability(p)?;
@@ -204,8 +205,8 @@ operators! {
         let gradient = call.tensor(0);
         gradient.mul(&call.tensor(1).to_dtype(gradient.dtype())?)?.mul_scalar(call.float(2)).map(single)
     });
-    /// Returns self where it is positive, else self times a number that is drawn between two bounds in training, and their mean
-    /// otherwise.
+    /// Returns self where it is positive, else self times a factor, which in training is drawn between two bounds and otherwise
+    /// is their mean.
     "rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor"
         fn rrelu(lower: scalar, upper: scalar, training: bool)
         = Composite(|call| rrelu(call).map(single)), autocast: Parts;
@@ -220,7 +221,7 @@ static NOTHING: Formula = Formula {
     },
 };
 
-/// Makes a new tensor of the dtype that the options from a place on ask for.
+/// Makes a new tensor with the options of a call from a position on.
 fn new(
     call: &Call<'_>,
     at: usize,
@@ -231,7 +232,7 @@ fn new(
     draw(call.optional_dtype(at).unwrap_or(dtype)).map(single)
 }
 
-/// Writes what is drawn into the first tensor, of floats.
+/// Writes drawn numbers into the first tensor, which must have floats.
 fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let dtype = call.tensor(0).dtype();
     if !dtype.is_floating_point() {
@@ -241,7 +242,7 @@ fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Resul
     write_any(call, draw)
 }
 
-/// Writes what is drawn into the first tensor.
+/// Writes drawn numbers into the first tensor.
 fn write_any(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let x = call.tensor(0);
     in_place::write(x, offer_to_function(x), || no_grad(|| draw(x)))?;
@@ -285,14 +286,14 @@ fn normal(call: &Call<'_>, shape: &[usize], [mean, deviation]: [f64; 2], dtype: 
     default_generator(call.device)?.normal(shape, mean, deviation, dtype)
 }
 
-/// Draws numbers of a tensor's shape and dtype by an operator that takes these.
+/// Draws numbers of a tensor's shape and dtype by an operator that takes `numbers`.
 fn drawn(call: &Call<'_>, x: &Tensor, operator: &'static Operator, numbers: &[f64]) -> Result<Tensor> {
     let numbers: SmallVec<[Scalar; 2]> = numbers.iter().copied().map(Scalar::F64).collect();
     default_generator(call.device)?.draw(operator, x.shape(), Numbers::of(&numbers), x.dtype())
 }
 
-/// Draws integers: 63 random bits, of which the remainder is taken. Of a range of more numbers each half of int64's is drawn from, as often as it
-/// has numbers in the range.
+/// Draws integers: as the remainder of 63 random bits. For a larger range, one half of int64's range is chosen in proportion to
+/// its share of the range.
 fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DType) -> Result<Tensor> {
     if low >= high {
         return Err(Error::invalid(format!(
@@ -304,7 +305,7 @@ fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DTyp
     if let Some(range) = high.checked_sub(low) {
         return generator.integers(shape, range, low, dtype);
     }
-    // Such a range has numbers on both sides of 0.
+    // Such a large range has numbers on both sides of 0.
     let share = -(low as f64) / (high as f64 - low as f64);
     let is_negative = generator.bernoulli(shape, share, DType::F64)?.to_dtype(DType::Bool)?;
     let below = generator.integers(shape, low.saturating_neg(), 0, DType::I64)?.bitwise_not()?;
@@ -312,7 +313,7 @@ fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DTyp
     is_negative.select_where(&below, &above)?.to_dtype(dtype)
 }
 
-/// Refuses integers to draw that a dtype does not hold, and warns of those that a float does not hold exactly.
+/// Refuses bounds that a dtype cannot represent, and warns of those that a float cannot represent exactly.
 fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<()> {
     for (bound, name) in bounds.into_iter().zip(["from", "to - 1"]) {
         let end = i128::from(end_of(dtype));
@@ -339,7 +340,8 @@ fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// Returns the end of the integers from 0 on that a dtype holds exactly. One beyond int64 cannot be said; the last number is then not drawn.
+/// Returns the end of the integers from 0 on that a dtype represents exactly. An end beyond int64 cannot be expressed; the last
+/// number is then not drawn.
 fn end_of(dtype: DType) -> i64 {
     match dtype {
         DType::Bool => 2,
@@ -362,7 +364,7 @@ fn trials(call: &Call<'_>, shape: &[usize], probability: f64, dtype: DType) -> R
     default_generator(call.device)?.bernoulli(shape, probability, dtype)
 }
 
-/// Draws 1 with the probability that each element is, else 0.
+/// Draws 1 with the probability given by each element, else 0.
 fn bernoulli(call: &Call<'_>, probabilities: &Tensor) -> Result<Tensor> {
     let x = probabilities.detach();
     check_floats(x.dtype(), "bernoulli")?;
@@ -404,13 +406,14 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
              probabilities <= 0)",
         ));
     }
-    // The first of exponentially distributed waiting times is each place's with its probability; the next, among the rest.
+    // The first of exponentially distributed waiting times is that of an element with the element's probability; the next one is
+    // drawn likewise from the rest.
     if !replacement || count == 1 {
         let scores = weights.div(&waiting_times(call, weights.shape())?.to_dtype(weights.dtype())?)?;
         let [_, places] = scores.sort(-1, true)?;
         return places.narrow(-1, 0, count)?.contiguous();
     }
-    // A number below the sum of the weights is in the part of one place: that of the first partial sum above the number.
+    // A number below the sum of the weights belongs to one element: that of the first partial sum above the number.
     let sums = weights.to_dtype(DType::F64)?.cumsum(-1)?;
     let mut shape: Shape = weights.shape().into();
     *shape.last_mut().expect("rank 1 or 2") = count;
@@ -425,12 +428,12 @@ fn waiting_times(call: &Call<'_>, shape: &[usize]) -> Result<Tensor> {
     uniform(call, shape, [0.0, 1.0], DType::F32)?.neg()?.log1p()?.neg()
 }
 
-/// Returns whether there is a kernel that draws which elements of a tensor are kept, and scales them: of real numbers that lie in order.
+/// Returns whether a single kernel can draw which elements of a tensor are kept, and scale them: for contiguous real numbers.
 fn is_one_launch(x: &Tensor) -> bool {
     x.dtype().is_floating_point() && !x.dtype().is_float8() && x.is_contiguous()
 }
 
-/// Drops elements, or whole channels, to 0 or to what `selu` has far below 0.
+/// Drops elements or channels, to 0 or to the least value of `selu`.
 fn drop(call: &Call<'_>, by_channel: bool, is_alpha: bool) -> Result<Tensor> {
     let (x, p, train) = (call.tensor(0), call.float(1), call.bool(2));
     check_probability(p)?;

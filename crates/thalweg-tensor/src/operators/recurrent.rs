@@ -1,4 +1,4 @@
-//! Steps of recurrent networks: one kernel behind the products of the input and of the hidden state, and one for its gradient.
+//! Steps of recurrent networks: one kernel after the products of the input and of the hidden state, and one for its gradient.
 
 use smallvec::SmallVec;
 use thalweg_ops::LoopOp;
@@ -14,15 +14,15 @@ use crate::loops::{LoopArguments, run_into, signature};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the hidden state and the cell of long short-term memory after a step, from what the input and the hidden state add to the gates
-    /// i, f, g, o, which lie one behind the other, and the cell; and the gates behind their functions.
+    /// Returns the hidden state and the cell of long short-term memory after a step, from the contributions of the input and of
+    /// the hidden state to the consecutive gates i, f, g, o, and the cell; and the gates after their functions.
     "thalweg::lstm_step(Tensor of_input, Tensor of_hidden, Tensor cell) -> (Tensor, Tensor, Tensor)"
         = Differentiable(|call| {
             let ([hidden, next], gates) = step(call, &LSTM_STEP, 4)?;
             Ok(Tensors::from_iter([hidden, next, gates]))
         }, &LSTM), autocast: Lower;
-    /// Returns the hidden state of a gated recurrent unit after a step, from what the input and the hidden state add to the gates r, z, n, which
-    /// lie one behind the other, and the hidden state; and the gates behind their functions.
+    /// Returns the hidden state of a gated recurrent unit after a step, from the contributions of the input and of the hidden
+    /// state to the consecutive gates r, z, n, and the hidden state; and the gates after their functions.
     "thalweg::gru_step(Tensor of_input, Tensor of_hidden, Tensor hidden) -> (Tensor, Tensor)"
         = Differentiable(|call| {
             let ([hidden], gates) = step(call, &GRU_STEP, 3)?;
@@ -30,10 +30,10 @@ operators! {
         }, &GRU), autocast: Lower;
 }
 
-/// A list of tensors of a launch.
+/// The tensors of a launch.
 type Operands = SmallVec<[Tensor; 9]>;
 
-/// Returns the gates that lie one behind the other in the last dimension.
+/// Returns the gates that are consecutive in the last dimension.
 fn gates(packed: &Tensor, count: usize) -> Result<Operands> {
     let packed = packed.detach();
     let (last, layout) = (packed.rank() - 1, packed.layout());
@@ -50,7 +50,7 @@ fn launch(operator: &'static LoopOp, inputs: &[Tensor], outputs: &[Tensor], labe
     run_into(operator, &inputs, &LoopArguments::default(), outputs, label)
 }
 
-/// Computes a step: the states, and the gates behind their functions.
+/// Computes a step: the states, and the gates after their functions.
 fn step<const STATES: usize>(
     call: &Call<'_>,
     operator: &'static LoopOp,
@@ -89,7 +89,7 @@ fn cast(call: &GradientCall<'_>, gradients: [&Tensor; 3]) -> Result<Gradients> {
     call.each(|place| gradients[place].to_dtype(call.dtype_of(place)).map(Some))
 }
 
-/// The gradient of a step of long short-term memory: one kernel, or operators where it shall have a gradient itself.
+/// The gradient of a step of long short-term memory: one kernel, or operators if it must be differentiable itself.
 static LSTM: Formula = Formula {
     inputs: &[0, 1, 2],
     outputs: &[1, 2],
@@ -127,7 +127,7 @@ fn lstm_by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
     cast(call, [&of_gates, &of_gates, &of_cell.mul(&f)?])
 }
 
-/// The gradient of a step of a gated recurrent unit: one kernel, or operators where it shall have a gradient itself.
+/// The gradient of a step of a gated recurrent unit: one kernel, or operators if it must be differentiable itself.
 static GRU: Formula = Formula {
     inputs: &[0, 1, 2],
     outputs: &[1],
@@ -164,12 +164,12 @@ fn gru_by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
     cast(call, [&by_input, &by_hidden, &gradient.mul(&z)?])
 }
 
-/// Returns the gradient before a sigmoid from that behind it.
+/// Returns the gradient of a sigmoid's argument from that of its result.
 fn before_sigmoid(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
     gradient.mul(y)?.mul(&y.neg()?.add_scalar(1.0)?)
 }
 
-/// Returns the gradient before a hyperbolic tangent from that behind it.
+/// Returns the gradient of a hyperbolic tangent's argument from that of its result.
 fn before_tanh(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
     gradient.mul(&y.square()?.neg()?.add_scalar(1.0)?)
 }

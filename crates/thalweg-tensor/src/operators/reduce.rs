@@ -1,4 +1,4 @@
-//! Reductions over dimensions, and what divides by one: sums, means, extrema, softmax.
+//! Reductions over dimensions, and operators that divide by one: sums, means, extrema, softmax.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
@@ -22,7 +22,7 @@ use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 
 operators! {
-    /// Returns the sum over dimensions, all of them where the list is empty. Integers and truth values are summed in i64.
+    /// Returns the sum over dimensions, all of them if the list is empty. Integers and truth values are summed in i64.
     "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn sum(dim: ints, keepdim: bool) = Composite(|call| {
             sum(call, &dims(call, 1), call.bool(2), call.optional_dtype(3))
@@ -30,39 +30,39 @@ operators! {
     /// Returns the sum of all elements.
     "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
         = Composite(|call| sum(call, &[], false, call.optional_dtype(1))), autocast: Full;
-    /// Returns the mean over dimensions, all of them where the list is empty, of floats.
+    /// Returns the mean of floats over dimensions, all of them if the list is empty.
     "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn mean(dim: ints, keepdim: bool) = Composite(|call| {
             mean(call, &dims(call, 1), call.bool(2), call.optional_dtype(3))
         }), out_form: "mean.out";
-    /// Returns the mean of all elements, of floats.
+    /// Returns the mean of all elements, which must be floats.
     "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"
         = Composite(|call| mean(call, &[], false, call.optional_dtype(1))), out_form: "mean.dtype_out";
-    /// Returns the greatest element over dimensions, all of them where the list is empty; NaN where there is one.
+    /// Returns the greatest element over dimensions, all of them if the list is empty; NaN if any is NaN.
     "amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
         fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMAX)), out: [SameDType];
-    /// Returns the smallest element over dimensions, all of them where the list is empty; NaN where there is one.
+    /// Returns the smallest element over dimensions, all of them if the list is empty; NaN if any is NaN.
     "amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
         fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMIN)), out: [SameDType];
-    /// Returns the place of the greatest element along a dimension, as i64: the first of equals, or of NaNs.
+    /// Returns the index of the greatest element along a dimension, as i64: the first of equal elements, or of NaNs.
     "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
         fn argmax(dim: int) = Composite(|call| position(call, false));
-    /// Returns the place of the smallest element along a dimension, as i64: the first of equals, or of NaNs.
+    /// Returns the index of the smallest element along a dimension, as i64: the first of equal elements, or of NaNs.
     "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
         fn argmin(dim: int) = Composite(|call| position(call, true));
-    /// Returns the greatest element along a dimension, and its place; a gradient goes to that place.
+    /// Returns the greatest element along a dimension, and its index; the gradient flows to that element.
     "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MAX_AND_PLACE), &CHOSEN), out_form: "max.dim_max(max, max_values)";
-    /// Returns the smallest element along a dimension, and its place; a gradient goes to that place.
+    /// Returns the smallest element along a dimension, and its index; the gradient flows to that element.
     "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MIN_AND_PLACE), &CHOSEN), out_form: "min.dim_min(min, min_indices)";
-    /// Returns the greatest of all elements; NaN where there is one.
+    /// Returns the greatest of all elements; NaN if any is NaN.
     "max(Tensor self) -> Tensor"
         fn max() = Composite(|call| value_among(call, || extremum_of(call, &AMAX, &[], false))), out_form: "max.unary_out";
-    /// Returns the smallest of all elements; NaN where there is one.
+    /// Returns the smallest of all elements; NaN if any is NaN.
     "min(Tensor self) -> Tensor"
         fn min() = Composite(|call| value_among(call, || extremum_of(call, &AMIN, &[], false))), out_form: "min.unary_out";
-    /// Returns the smallest and the greatest element, along a dimension or of all.
+    /// Returns the smallest and the greatest element, along a dimension or of all elements.
     "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
         fn aminmax() -> 2
         = Composite(|call| {
@@ -82,7 +82,8 @@ operators! {
         fn prod_dim(dim: int, keepdim: bool) = Composite(|call| {
             prod(call, &[call.int(1)], call.bool(2), call.optional_dtype(3))
         }), out_form: "prod.int_out", autocast: Full;
-    /// Returns the second tensor, a value of some elements of the first, which share its gradient evenly; NaN is a value as others are.
+    /// Returns the second tensor, a value of some elements of the first, which share its gradient evenly; NaN counts as equal to
+    /// NaN.
     "thalweg::value_among(Tensor self, Tensor value) -> Tensor"
         = Differentiable(|call| {
             let (x, value) = (call.tensor(0), call.tensor(1));
@@ -116,45 +117,46 @@ operators! {
     "all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
         fn all_dims(dim: optional_ints, keepdim: bool)
         = Composite(|call| truth(call, &ALL, call.optional_ints(1).as_deref(), call.bool(2)));
-    /// Returns how many elements along a dimension are not 0, of all where there is none.
+    /// Returns how many elements along a dimension are not 0, or of all without a dimension.
     "count_nonzero(Tensor self, int? dim=None) -> Tensor"
         = Composite(|call| reduce(call, &COUNT_NONZERO, &Ints::from_iter(call.optional_int(1)), false, None));
-    /// Returns how many elements over dimensions are not 0, of all where the list is empty.
+    /// Returns how many elements over dimensions are not 0, or of all if the list is empty.
     "count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor"
         fn count_nonzero(dim: ints) = Composite(|call| reduce(call, &COUNT_NONZERO, &call.ints(1), false, None));
-    /// Returns the sum over dimensions of what is not NaN, of all where the list is empty.
+    /// Returns the sum of the elements that are not NaN over dimensions, all of them if the list is empty.
     "nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn nansum(dim: ints, keepdim: bool) = Composite(|call| {
             reduce(call, &NANSUM, &dims(call, 1), call.bool(2), call.optional_dtype(3))
         });
-    /// Returns the mean over dimensions of what is not NaN, of all where the list is empty.
+    /// Returns the mean of the elements that are not NaN over dimensions, all of them if the list is empty.
     "nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn nanmean(dim: ints, keepdim: bool) = Composite(nanmean), autocast: Parts;
-    /// Returns the variance of all elements, of floats: divided by one less than there are, unless it says otherwise.
+    /// Returns the variance of all elements, which must be floats, divided by their number minus 1, or by their number if not
+    /// `unbiased`.
     "var(Tensor self, bool unbiased=True) -> Tensor"
         = Composite(|call| deviation(call, Spread::Variance, &[], bessel(call.bool(1)), false)), autocast: Parts;
-    /// Returns the variance over dimensions, of floats.
+    /// Returns the variance of floats over dimensions.
     "var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
         = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "var.out", autocast: Parts;
-    /// Returns the variance over dimensions, of floats: the squares' sum is divided by their number less the correction.
+    /// Returns the variance of floats over dimensions: the sum of squares is divided by their number minus the correction.
     "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn var(dim: ints, correction: scalar, keepdim: bool)
         = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), correction(call), call.bool(3)));
-    /// Returns the standard deviation of all elements, of floats.
+    /// Returns the standard deviation of all elements, which must be floats.
     "std(Tensor self, bool unbiased=True) -> Tensor"
         = Composite(|call| deviation(call, Spread::StandardDeviation, &[], bessel(call.bool(1)), false)), autocast: Parts;
-    /// Returns the standard deviation over dimensions, of floats.
+    /// Returns the standard deviation of floats over dimensions.
     "std.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
         = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), bessel(call.bool(2)), call.bool(3))), out_form: "std.out", autocast: Parts;
-    /// Returns the standard deviation over dimensions, of floats: the root of `var`, with a gradient of 0 where it is 0.
+    /// Returns the standard deviation of floats over dimensions: the root of `var`, with a gradient of 0 where it is 0.
     "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn std(dim: ints, correction: scalar, keepdim: bool)
         = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), correction(call), call.bool(3)));
-    /// Returns the variance and the mean over dimensions, of floats.
+    /// Returns the variance and the mean of floats over dimensions.
     "var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
         fn var_mean(dim: ints, correction: scalar, keepdim: bool) -> 2
         = Composite(|call| deviation(call, Spread::VarianceAndMean, &dims(call, 1), correction(call), call.bool(3)));
-    /// Returns the standard deviation and the mean over dimensions, of floats.
+    /// Returns the standard deviation and the mean of floats over dimensions.
     "std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
         fn std_mean(dim: optional_ints) -> 2
         = Composite(|call| {
@@ -162,18 +164,19 @@ operators! {
             both.extend(mean(call, &dims(call, 1), call.bool(3), None)?);
             Ok(both)
         });
-    /// Returns (Σ |self|^ord)^(1/ord) over dimensions, of floats; for ord 0 how many are not 0, for ±∞ the extremum of |self|.
+    /// Returns (Σ |self|^ord)^(1/ord) of floats over dimensions; for ord 0 the number of elements that are not 0, for ±∞ the
+    /// extremum of |self|.
     "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn vector_norm(ord: scalar, dim: ints, keepdim: bool) = Composite(|call| {
             norm(call, call.scalar(1).to_f64(), &dims(call, 2), call.bool(3), call.optional_dtype(4))
         }), autocast: Full, complex: Parts(complex::of_absolute_values);
-    /// Returns the p-norm over dimensions, of floats: p is 2 where there is none.
+    /// Returns the p-norm of floats over dimensions; the default of p is 2.
     "norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"
         = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), None)), autocast: Full, complex: Parts(complex::of_absolute_values);
     /// Returns the p-norm over dimensions, in a dtype.
     "norm.ScalarOpt_dim_dtype(Tensor self, Scalar? p, int[1] dim, bool keepdim, *, ScalarType dtype) -> Tensor"
         = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), Some(call.dtype(4)))), autocast: Full;
-    /// Returns the p-norm of all elements, of floats.
+    /// Returns the p-norm of all elements, which must be floats.
     "norm.Scalar(Tensor self, Scalar p=2) -> Tensor"
         fn norm(p: scalar) = Composite(|call| norm(call, exponent(call), &[], false, None)), autocast: Full, complex: Parts(complex::of_absolute_values);
     /// Returns ln Σ eˣ over dimensions, without overflow.
@@ -183,16 +186,16 @@ operators! {
             let dtype = (!x.dtype().is_floating_point()).then(default_dtype);
             reduce(call, &LOGSUMEXP, &call.ints(1), call.bool(2), dtype)
         }), autocast: Full;
-    /// Returns eˣ over its sum along a dimension; of 16-bit floats in f32, where it says so.
+    /// Returns eˣ divided by its sum along a dimension; with `half_to_float` in f32 for 16-bit floats.
     "_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
         = Composite(|call| along(call, &SOFTMAX, half_to_float(call)?));
-    /// Returns the logarithm of softmax along a dimension; of 16-bit floats in f32, where it says so.
+    /// Returns the logarithm of softmax along a dimension; with `half_to_float` in f32 for 16-bit floats.
     "_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
         = Composite(|call| along(call, &LOG_SOFTMAX, half_to_float(call)?));
-    /// Returns eˣ over its sum along a dimension, of floats.
+    /// Returns eˣ divided by its sum along a dimension, for floats.
     "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
         fn softmax(dim: int) = Composite(|call| along(call, &SOFTMAX, call.optional_dtype(2))), autocast: Full;
-    /// Returns the logarithm of softmax along a dimension, of floats.
+    /// Returns the logarithm of softmax along a dimension, for floats.
     "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
         fn log_softmax(dim: int) = Composite(|call| along(call, &LOG_SOFTMAX, call.optional_dtype(2))), autocast: Full;
 }
@@ -222,7 +225,7 @@ static NORM_P: BuiltIn = BuiltIn::new("thalweg::norm_p");
 static SOFTMAX: BuiltIn = BuiltIn::new("thalweg::softmax");
 static LOG_SOFTMAX: BuiltIn = BuiltIn::new("thalweg::log_softmax");
 
-/// The number of dimensions that a tensor may have that is reduced, as in PyTorch.
+/// The maximum number of dimensions of a tensor that is reduced, as in PyTorch.
 const MOST_DIMENSIONS: usize = 64;
 
 fn check_rank(x: &Tensor) -> Result<()> {
@@ -239,7 +242,7 @@ pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
     if list.is_empty() {
         (0..x.rank()).for_each(|dimension| sorted.push(dimension));
     } else if !(x.rank() == 0 && matches!(list, [0 | -1])) {
-        // As in PyTorch, a tensor without dimensions may be asked for the first and the last.
+        // As in PyTorch, the first and the last dimension are valid for a tensor without dimensions.
         for &dim in list {
             sorted.push(wrap(dim, x.rank())?);
         }
@@ -270,13 +273,13 @@ fn reduce(
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
     let mut results = reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])?;
     if let Some(dtype) = dtype {
-        // Integers are computed in i64; the result is of the dtype that is asked for.
+        // Integers are computed in i64; the result has the requested dtype.
         results[0] = results[0].to_dtype(dtype)?;
     }
     Ok(results)
 }
 
-/// Returns the sum, of a dtype that is asked for: floats are not rounded to 16 bits where that is the dtype in which they are summed.
+/// Returns the sum, in a requested dtype: floats are not rounded to 16 bits if that is the dtype in which they are summed.
 fn sum(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     let x = call.tensor(0);
     let is_widened = matches!(x.dtype(), DType::F16 | DType::Bf16) && dtype == Some(x.dtype().compute());
@@ -286,7 +289,7 @@ fn sum(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Res
     }
 }
 
-/// Returns the mean of floats or complex numbers, of a dtype that is asked for.
+/// Returns the mean of floats or complex numbers, in a requested dtype.
 fn mean(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     let x = call.tensor(0);
     if !dtype.unwrap_or(x.dtype()).is_differentiable() {
@@ -301,7 +304,7 @@ fn mean(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Re
     reduce_tensor(call, &MEAN, converted.as_ref().unwrap_or(x), dim, keepdim, &[count])
 }
 
-/// Returns the product, of a dtype that is asked for.
+/// Returns the product, in a requested dtype.
 fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     reduce(call, &PROD, dim, keepdim, dtype)
 }
@@ -317,7 +320,7 @@ fn reduce_tensor(
 ) -> Result<Tensors> {
     let reduced = dimensions(x, dim)?;
     if reduced.is_empty() {
-        // A scalar has nothing to reduce over: it gets one dimension.
+        // A scalar has no dimension to reduce over, so one is added.
         return run(call, operator, &x.unsqueeze(0)?, &SmallVec::from_slice(&[0]), numbers);
     }
     let results = run(call, operator, x, &reduced, numbers)?;
@@ -338,12 +341,12 @@ fn run(call: &Call<'_>, operator: &BuiltIn, x: &Tensor, reduced: &Shape, numbers
     operator.get()?.call_loop(&[x], &arguments, None, call.label)
 }
 
-/// Returns how many elements are reduced to one.
+/// Returns the number of elements that are reduced to one.
 fn count_of(x: &Tensor, reduced: &Shape) -> f64 {
     reduced.iter().map(|&dimension| x.shape()[dimension] as f64).product()
 }
 
-/// Refuses a reduction that has nothing to choose from.
+/// Refuses a reduction that has no elements to choose from.
 fn check_not_empty(call: &Call<'_>, x: &Tensor, dim: &[i64]) -> Result<()> {
     let (name, reduced) = (call.operator.base_name(), dimensions(x, dim)?);
     if dim.is_empty() && x.elements() == 0 {
@@ -369,7 +372,7 @@ fn extremum(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
     extremum_of(call, operator, &call.ints(1), call.bool(2)).map(single)
 }
 
-/// Returns the greatest or smallest element over dimensions, of truth values too.
+/// Returns the greatest or smallest element over dimensions, also for truth values.
 fn extremum_of(call: &Call<'_>, operator: &BuiltIn, dim: &[i64], keepdim: bool) -> Result<Tensor> {
     let x = call.tensor(0);
     check_rank(x)?;
@@ -383,7 +386,7 @@ fn extremum_of(call: &Call<'_>, operator: &BuiltIn, dim: &[i64], keepdim: bool) 
     if is_bool { result.to_dtype(DType::Bool) } else { Ok(result) }
 }
 
-/// Returns the place of the smallest or greatest element, of all or along a dimension.
+/// Returns the index of the smallest or greatest element, of all or along a dimension.
 fn position(call: &Call<'_>, smallest: bool) -> Result<Tensors> {
     let (x, operator) = (call.tensor(0), if smallest { &ARGMIN } else { &ARGMAX });
     if x.dtype() == DType::Bool {
@@ -416,8 +419,8 @@ fn position(call: &Call<'_>, smallest: bool) -> Result<Tensors> {
     reduce(call, operator, &[dim], call.bool(2), None)
 }
 
-/// Returns the places of the extrema along a dimension that others follow, without that dimension, where columns are long, many and without
-/// gaps.
+/// Returns the indices of the extrema along a dimension other than the last, without that dimension, if columns are long, many
+/// and without gaps.
 fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -> Result<Option<Tensor>> {
     let extent = |dimensions: &[usize]| dimensions.iter().map(|&extent| extent as u64).product::<u64>();
     let (before, behind) = (&x.shape()[..along], &x.shape()[along + 1..]);
@@ -435,7 +438,7 @@ fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -
     Ok(Some(places))
 }
 
-/// Returns the place of the extremum along the last dimension, one number per row, where rows are few, long and without gaps.
+/// Returns the index of the extremum along the last dimension, one number per row, if rows are few, long and without gaps.
 fn place_in_few_rows(call: &Call<'_>, smallest: bool, x: &Tensor) -> Result<Option<Tensor>> {
     let length = x.shape().last().map_or(0, |&length| length as u64);
     let rows = x.elements() as u64 / length.max(1);
@@ -449,7 +452,7 @@ fn place_in_few_rows(call: &Call<'_>, smallest: bool, x: &Tensor) -> Result<Opti
     Ok(Some(places))
 }
 
-/// Returns the extremum along a dimension and its place.
+/// Returns the extremum along a dimension and its index.
 fn chosen(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
     let (x, dim) = (call.tensor(0), [call.int(1)]);
     check_rank(x)?;
@@ -462,7 +465,7 @@ fn chosen(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
     Ok(both)
 }
 
-/// The gradient goes to the place that was chosen.
+/// The gradient of `value_among`, divided among the elements that equal the value.
 static VALUE_AMONG: Formula = Formula {
     inputs: &[0],
     outputs: &[0],
@@ -477,7 +480,7 @@ static VALUE_AMONG: Formula = Formula {
     },
 };
 
-/// Returns a value of some elements of the first tensor, which share its gradient evenly.
+/// Returns a value that some elements of the first tensor have; they share its gradient evenly.
 pub(super) fn value_among(call: &Call<'_>, value: impl FnOnce() -> Result<Tensor>) -> Result<Tensors> {
     let x = call.tensor(0);
     if !is_grad_enabled() || !x.requires_grad() {
@@ -498,7 +501,7 @@ static CHOSEN: Formula = Formula {
     },
 };
 
-/// Returns a tensor of this shape that is a gradient at one place along a dimension, and 0 elsewhere.
+/// Returns a tensor of this shape that is a gradient at one index along a dimension, and 0 elsewhere.
 pub(super) fn at_place(
     gradient: &Tensor,
     place: &Tensor,
@@ -519,7 +522,8 @@ pub(super) fn at_place(
     places.eq(&kept(place)?)?.select_where(&kept(gradient)?, &zero)
 }
 
-/// Returns whether any element is not 0, or all. Of bytes the result is a byte, as in PyTorch; an empty list reduces nothing.
+/// Returns whether any element is not 0, or whether all are not. For bytes the result is a byte, as in PyTorch; an empty list
+/// reduces nothing.
 fn truth(call: &Call<'_>, operator: &BuiltIn, dim: Option<&[i64]>, keepdim: bool) -> Result<Tensors> {
     let x = call.tensor(0);
     let result = match dim {
@@ -530,7 +534,7 @@ fn truth(call: &Call<'_>, operator: &BuiltIn, dim: Option<&[i64]>, keepdim: bool
     if x.dtype() == DType::U8 { result.to_dtype(DType::U8).map(single) } else { Ok(single(result)) }
 }
 
-/// Returns Bessel's correction: 1 is subtracted from the number of elements that an unbiased variance divides by.
+/// Returns Bessel's correction: 1 for an unbiased variance, which divides by the number of elements minus 1.
 fn bessel(is_unbiased: bool) -> f64 {
     if is_unbiased { 1.0 } else { 0.0 }
 }
@@ -578,7 +582,7 @@ fn deviation(
         };
         return reduce_tensor(call, operator, x, dim, keepdim, &numbers);
     }
-    // The variance of complex numbers is that of their real parts and that of their imaginary parts.
+    // The variance of complex numbers is the sum of those of their real parts and their imaginary parts.
     let whole = if x.rank() == 0 { x.unsqueeze(0)? } else { x.clone() };
     let reduced: Ints = dimensions(&whole, dim)?.iter().map(|&dimension| dimension as i64).collect();
     let parts = whole.view_as_real()?;
@@ -588,7 +592,7 @@ fn deviation(
         Spread::Variance => Ok(single(variance)),
         Spread::VarianceAndMean => Ok(Tensors::from_iter([variance, x.mean(dim, keepdim)?])),
         Spread::StandardDeviation => {
-            // The gradient of equal numbers is 0, not that of the root at 0.
+            // The gradient for equal numbers is 0, not that of the root at 0.
             let is_zero = variance.detach().eq_scalar(0)?;
             let positive = is_zero.select_where(&variance.ones_like()?, &variance)?.sqrt()?;
             is_zero.select_where(&variance.zeros_like()?, &positive).map(single)
@@ -608,7 +612,7 @@ fn nanmean(call: &Call<'_>) -> Result<Tensors> {
     sum.div(&count.to_dtype(sum.dtype())?).map(single)
 }
 
-/// Returns the exponent of a norm; 2 where there is none.
+/// Returns the exponent of a norm; 2 by default.
 fn exponent(call: &Call<'_>) -> f64 {
     call.optional_scalar(1).map_or(2.0, |number| number.to_f64())
 }
@@ -640,7 +644,7 @@ fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Optio
         f64::NEG_INFINITY => reduced(&AMIN, &converted.abs()?, &[]),
         0.0 => {
             let count = reduced(&COUNT_NONZERO, &converted, &[])?.swap_remove(0);
-            // A constant, but one that a gradient of 0 flows through.
+            // A constant through which a gradient of 0 flows.
             let zero = reduced(&SUM, &converted.mul_scalar(0.0)?, &[])?.swap_remove(0);
             let count = count.to_dtype(wanted)?;
             if x.requires_grad() { count.add(&zero).map(single) } else { Ok(single(count)) }
@@ -651,7 +655,7 @@ fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Optio
     }
 }
 
-/// Returns the dtype of a softmax whose `half_to_float` asks for f32 from 16-bit floats.
+/// Returns the dtype of a softmax whose `half_to_float` requests f32 from 16-bit floats.
 fn half_to_float(call: &Call<'_>) -> Result<Option<DType>> {
     match (call.bool(2), call.tensor(0).dtype()) {
         (false, _) => Ok(None),

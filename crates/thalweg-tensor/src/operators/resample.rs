@@ -1,4 +1,4 @@
-//! Images of another size, and channels that become places.
+//! Resized images, and rearrangements between channels and pixels.
 
 use std::panic::Location;
 
@@ -13,15 +13,15 @@ use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns sequences of another length by the nearest element in front.
+    /// Returns sequences of another length by the nearest preceding element.
     "upsample_nearest1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
         fn upsample_nearest1d(output_size: optional_ints, scale_factors: optional_floats)
         = Composite(|call| nearest(call, 1, 0.0)), autocast: Full;
-    /// Returns images of another size by the nearest element in front.
+    /// Returns images of another size by the nearest preceding element.
     "upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
         fn upsample_nearest2d(output_size: optional_ints, scale_factors: optional_floats)
         = Composite(|call| nearest(call, 2, 0.0)), autocast: Full;
-    /// Returns volumes of another size by the nearest element in front.
+    /// Returns volumes of another size by the nearest preceding element.
     "upsample_nearest3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
         fn upsample_nearest3d(output_size: optional_ints, scale_factors: optional_floats)
         = Composite(|call| nearest(call, 3, 0.0)), autocast: Full;
@@ -50,16 +50,16 @@ operators! {
     "upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
         fn upsample_bicubic2d(output_size: optional_ints, align_corners: bool, scale_factors: optional_floats)
         = Composite(cubic), autocast: Full;
-    /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
+    /// Returns images of another size, by a triangular filter along both axes, which is widened when the size shrinks.
     "_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
         = Composite(|call| smoothed(call, triangle, 1.0)), autocast: Full;
-    /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
+    /// Returns images of another size, by a triangular filter along both axes, which is widened when the size shrinks.
     "_upsample_bilinear2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
         = Composite(|call| smoothed(call, triangle, 1.0)), autocast: Full;
-    /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
+    /// Returns images of another size, by cubic convolution along both axes, which is widened when the size shrinks.
     "_upsample_bicubic2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
         = Composite(|call| smoothed(call, cubic_filter, 2.0)), autocast: Full;
-    /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
+    /// Returns images of another size, by cubic convolution along both axes, which is widened when the size shrinks.
     "_upsample_bicubic2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
         = Composite(|call| smoothed(call, cubic_filter, 2.0)), autocast: Full;
     /// Returns images (…, channels · r², height, width) as (…, channels, height · r, width · r).
@@ -70,13 +70,13 @@ operators! {
     "pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor"
         fn pixel_unshuffle(downscale_factor: int)
         = Composite(|call| as_input(call, pixel_unshuffle(call)?));
-    /// Returns images whose channels, in so many groups, are dealt out one of each group after another.
+    /// Returns images whose channels are interleaved from `groups` groups, one channel of each group in turn.
     "channel_shuffle(Tensor self, SymInt groups) -> Tensor"
         fn channel_shuffle(groups: int)
         = Composite(|call| channel_shuffle(call).map(single));
 }
 
-/// An axis: its extent, the new one, and how far apart the new points are.
+/// An axis: its extent, the new extent, and the distance between new points.
 struct Axis {
     dimension: i64,
     extent: usize,
@@ -112,7 +112,7 @@ fn places(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> 
     let extents = &x.shape()[2..];
     let are_apart = call.operator.schema().parameters.len() == factors + 2;
     let scales: Option<Vec<f64>> = match call.argument(factors) {
-        // Sizes stand beside such scales, which say how far apart the points are alone.
+        // If sizes are also given, such scales only determine the distance between points.
         _ if are_apart => None,
         Argument::None => None,
         Argument::Floats(list) => Some(list.to_vec()),
@@ -159,15 +159,15 @@ fn places(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> 
 }
 
 impl Axis {
-    /// Returns the new points 0, 1, 2, …, in the dtype that places are computed in.
+    /// Returns the new points 0, 1, 2, …, in the dtype in which positions are computed.
     fn points(&self, x: &Tensor) -> Result<Tensor> {
         let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         Tensor::arange(self.size, 0, 1, dtype, x.device())
     }
 
-    /// Clamps places to indices inside of the axis.
+    /// Clamps positions to indices inside the axis.
     fn inside(&self, places: &Tensor) -> Result<Tensor> {
-        // Floats of few digits may not hold the last place.
+        // Narrow floats may not represent the last index.
         places.floor()?.to_dtype(DType::I64)?.clamp(0, self.extent as i64 - 1)
     }
 
@@ -185,7 +185,7 @@ impl Axis {
     }
 }
 
-/// Returns images in the memory format of the call's.
+/// Returns images in the memory format of the call's input.
 fn as_input(call: &Call<'_>, images: Tensor) -> Result<Tensors> {
     in_format(&images, format_of(call.tensor(0))).map(single)
 }
@@ -234,11 +234,11 @@ fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {
     as_input(call, x.to_dtype(dtype)?)
 }
 
-/// Returns the weights of four points at a distance behind the second: cubic convolution (R. Keys, *Cubic convolution interpolation
-/// for digital image processing*, 1981) with A = −3/4.
+/// Returns the weights of four points at a distance after the second: cubic convolution (R. Keys, *Cubic convolution
+/// interpolation for digital image processing*, 1981) with A = −3/4.
 pub(super) fn cubic_weights(distance: &Tensor) -> Result<[Tensor; 4]> {
     let a = -0.75;
-    // Up to 1 away, and from there up to 2.
+    // For distances up to 1, and from 1 to 2.
     let near = |t: &Tensor| t.mul_scalar(a + 2.0)?.sub_scalar(a + 3.0)?.mul(t)?.mul(t)?.add_scalar(1.0);
     let far = |t: &Tensor| {
         let t = t.add_scalar(1.0)?;
@@ -288,8 +288,8 @@ fn cubic_filter(t: &Tensor) -> Result<Tensor> {
     t.lt_scalar(1.0)?.select_where(&near, &t.lt_scalar(2.0)?.select_where(&far, &none)?)
 }
 
-/// Interpolates by a filter that reaches so many points to both sides, and farther where points become fewer: each axis is a product with
-/// the matrix of all weights.
+/// Interpolates by a filter that reaches this many points to both sides, and farther if the size shrinks: each axis is a product
+/// with the matrix of all weights.
 fn smoothed(call: &Call<'_>, filter: fn(&Tensor) -> Result<Tensor>, reach: f64) -> Result<Tensors> {
     let (dtype, align_corners) = (call.tensor(0).dtype(), call.bool(2));
     let mut x = call.tensor(0).to_dtype(dtype.compute())?;
@@ -308,7 +308,7 @@ fn smoothed(call: &Call<'_>, filter: fn(&Tensor) -> Result<Tensor>, reach: f64) 
     as_input(call, x.to_dtype(dtype)?)
 }
 
-/// Returns the dimensions of images in front of channels, and channels, height and width.
+/// Returns the dimensions of images before the channels, and channels, height and width.
 fn image(x: &Tensor, name: &str) -> Result<(Shape, [usize; 3])> {
     let Some(front) = x.rank().checked_sub(3) else {
         return Err(Error::invalid(format!(
@@ -321,14 +321,14 @@ fn image(x: &Tensor, name: &str) -> Result<(Shape, [usize; 3])> {
 }
 
 fn factor(number: i64, name: &str) -> Result<usize> {
-    // Its square is counted.
+    // Its square must be representable, too.
     usize::try_from(number)
         .ok()
         .filter(|&factor| factor > 0 && factor < 1 << 31)
         .ok_or_else(|| Error::invalid(format!("{name} expects a positive factor, but got {number}")))
 }
 
-/// Permutes the dimensions behind the front ones.
+/// Permutes the dimensions after the leading ones.
 fn permuted(x: &Tensor, front: usize, order: &[usize]) -> Result<Tensor> {
     let order: Shape = (0..front).chain(order.iter().map(|place| front + place)).collect();
     x.permute(&order)

@@ -1,4 +1,4 @@
-//! Running sums, products and extrema along a dimension.
+//! Cumulative sums, products and extrema along a dimension.
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
@@ -24,16 +24,16 @@ operators! {
     /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
     "logcumsumexp(Tensor self, int dim) -> Tensor"
         fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP), out: [FirstOfFirst], first: Consumed, complex: Parts(|call| logarithms_of_complex(call.tensor(0), call.int(1)).map(single));
-    /// Returns the greatest element up to each along a dimension, and its place: the last of equals.
+    /// Returns the greatest element up to each along a dimension, and its index: the last of equal elements.
     "cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"
         fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM), out: [FirstOfFirst];
-    /// Returns the smallest element up to each along a dimension, and its place: the last of equals.
+    /// Returns the smallest element up to each along a dimension, and its index: the last of equal elements.
     "cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"
         fn cummin(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Min), &EXTREMUM), out: [FirstOfFirst];
-    /// Returns the running sum of a dtype that a kernel takes.
+    /// Returns the cumulative sum in a dtype that a kernel supports.
     "thalweg::cumsum(Tensor self, int dim, bool reversed=False) -> Tensor"
         = Differentiable(|call| running(call, ScanOp::Sum), &CUMSUM), autocast: Full, complex: Parts(cumulative_sum);
-    /// Returns the running product of a dtype that a kernel takes.
+    /// Returns the cumulative product in a dtype that a kernel supports.
     "thalweg::cumprod(Tensor self, int dim) -> Tensor" = Differentiable(|call| running(call, ScanOp::Product), &CUMPROD), autocast: Full, complex: Parts(cumulative_product);
     /// Returns yᵢ = xᵢ + factorᵢ · yᵢ₋₁ along a dimension, with 0 before the first; reversed, yᵢ = xᵢ + factorᵢ · yᵢ₊₁ from the end on. The
     /// factors have the shape and dtype of the points, which are floats.
@@ -59,7 +59,7 @@ fn scan(
 ) -> Result<Tensor> {
     let dimension = dimensions(x, &[dim])?.first().copied();
     let shape = x.shape();
-    // What has no dimensions is one row of one point.
+    // A tensor without dimensions is one row of one point.
     let [outer, length, inner] = match dimension {
         Some(dimension) => [
             shape[..dimension].iter().product(),
@@ -83,7 +83,7 @@ fn scan(
     Ok(result)
 }
 
-/// Returns a running sum or product in the dtype that it is asked for, or in i64 of integers.
+/// Returns a cumulative sum or product in the requested dtype, by default i64 for integers.
 fn widened(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Result<Tensors> {
     let x = call.tensor(0);
     let wanted = match call.optional_dtype(2) {
@@ -91,7 +91,7 @@ fn widened(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Res
         None if x.dtype().is_differentiable() => x.dtype(),
         None => DType::I64,
     };
-    // Integers that are narrower wrap around in the end.
+    // Narrower integers wrap around at the end.
     let converted = x.to_dtype(wanted)?;
     let wide = if wanted.is_differentiable() { converted } else { converted.to_dtype(DType::I64)? };
     let arguments = [Argument::Tensor(&wide), Argument::Int(call.int(1))];
@@ -116,7 +116,7 @@ fn running(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
     scan(&x, None, call.int(1), op, reversed, call.label).map(single)
 }
 
-/// Returns ln of running sums of eˣ of complex numbers: each pass adds what is twice as far before.
+/// Returns ln of cumulative sums of eˣ of complex numbers: each pass adds elements at twice the distance of the previous pass.
 fn logarithms_of_complex(x: &Tensor, dim: i64) -> Result<Tensor> {
     if x.rank() == 0 {
         return x.copied(std::panic::Location::caller());
@@ -150,7 +150,7 @@ fn extremum(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
     Ok(SmallVec::from_iter([values.to_dtype(dtype)?, places]))
 }
 
-/// The sum of the gradients from each element on.
+/// The gradient of a cumulative sum: the sum of the gradients from each element on.
 static CUMSUM: Formula = Formula {
     inputs: &[],
     outputs: &[],
@@ -163,23 +163,23 @@ static CUMSUM: Formula = Formula {
     },
 };
 
-/// Returns the dimension of a gradient's call; `None` of a tensor without any.
+/// Returns the dimension of a gradient's call; `None` for a tensor without dimensions.
 fn dimension_of(call: &GradientCall<'_>) -> Option<i64> {
     let rank = call.shape(0).len() as i64;
     let dim = call.int(1);
     (rank > 0).then_some(if dim < 0 { dim + rank } else { dim })
 }
 
-/// Solves y[i] = gradient[i] + factor[i] · y[i + 1] from the last place to the first, or y[i] = gradient[i] + factor[i] · y[i − 1] from the
-/// first on.
+/// Solves y[i] = gradient[i] + factor[i] · y[i + 1] from the last element to the first, or y[i] = gradient[i] + factor[i] · y[i −
+/// 1] from the first on.
 fn recurrence(gradient: &Tensor, factor: &Tensor, dim: i64, reversed: bool, label: Label) -> Result<Tensor> {
     let arguments =
         [Argument::Tensor(gradient), Argument::Tensor(factor), Argument::Int(dim), Argument::Bool(reversed)];
     Ok(built_in!("thalweg::linear_recurrence")?.call(&arguments, None, label)?.swap_remove(0))
 }
 
-/// That of the points is the recurrence in the other direction, with the factor of the next place; that of a factor is its point's times the
-/// y that it was multiplied with.
+/// The gradient of a recurrence. The gradient of the points is the recurrence in the other direction, with the factor of the next
+/// element; that of a factor is its point's gradient times the y that it was multiplied with.
 static RECURRENCE: Formula = Formula {
     inputs: &[1],
     outputs: &[0],
@@ -206,13 +206,13 @@ static RECURRENCE: Formula = Formula {
     },
 };
 
-/// Returns the elements one place further to the back along a dimension, and a value before them.
+/// Returns the elements shifted back by one along a dimension, with a value before them.
 fn shifted_back(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
     let length = x.shape()[dim as usize];
     Tensor::cat(&[filled(x, dim, value)?, x.narrow(dim, 0, length - 1)?], dim)
 }
 
-/// Returns the elements one place further to the front along a dimension, and a value behind.
+/// Returns the elements shifted forward by one along a dimension, with a value after them.
 fn shifted_forward(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
     let length = x.shape()[dim as usize];
     Tensor::cat(&[x.narrow(dim, 1, length - 1)?, filled(x, dim, value)?], dim)
@@ -224,8 +224,8 @@ fn filled(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
     Tensor::full(&shape, value, x.dtype(), x.device())
 }
 
-/// Of xᵢ: the product of those before, times Σ over j from i on of gⱼ times the product of those between. No division, so that
-/// zeros do no harm.
+/// The gradient of a cumulative product, for xᵢ: the product of the elements before it, times Σ over j from i on of gⱼ times the
+/// product of those between. No division, so that zeros are handled.
 static CUMPROD: Formula = Formula {
     inputs: &[0],
     outputs: &[0],
@@ -239,7 +239,7 @@ static CUMPROD: Formula = Formula {
     },
 };
 
-/// Of xᵢ: e^(xᵢ − yᵢ) · Σ over j from i on of gⱼ · e^(yᵢ − yⱼ), whose exponents are not above 0.
+/// The gradient of `logcumsumexp`, for xᵢ: e^(xᵢ − yᵢ) · Σ over j from i on of gⱼ · e^(yᵢ − yⱼ), whose exponents are not above 0.
 static LOGCUMSUMEXP: Formula = Formula {
     inputs: &[0],
     outputs: &[0],
@@ -256,7 +256,7 @@ static LOGCUMSUMEXP: Formula = Formula {
     },
 };
 
-/// A place's gradient is the sum over the run of results that are its.
+/// The gradient of a cumulative extremum: for each element the sum over the run of results that are taken from it.
 static EXTREMUM: Formula = Formula {
     inputs: &[],
     outputs: &[1],

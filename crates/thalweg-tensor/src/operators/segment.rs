@@ -11,8 +11,8 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the sums, means, products, greatest or least elements of segments that lie behind each other along `axis`, by their
-    /// `lengths` or their `offsets`, which have the dimensions in front of the axis. Without `unsafe` the host reads the lengths.
+    /// Returns the sums, means, products, greatest or least elements of consecutive segments along `axis`, given by their
+    /// `lengths` or `offsets`, which have the dimensions before the axis. Without `unsafe` the host reads the lengths.
     "segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor"
         fn segment_reduce(reduce: str)
         = Composite(segment_reduce);
@@ -91,7 +91,8 @@ fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
     let inner: usize = x.shape()[axis + 1..].iter().product();
     let extent = x.shape()[axis];
     let (rows, offsets) = (x.reshape(&[outer, extent, inner])?, offsets.reshape(&[outer, segments + 1])?);
-    // An element's segment is that before the first offset beyond it; what is in no segment goes to one more, which is left out.
+    // An element's segment is the one before the first offset beyond it; elements in no segment are assigned to an extra one,
+    // which is left out.
     let places =
         Tensor::arange(extent, 0, 1, DType::I64, x.device())?.expand(&[outer, extent])?.contiguous()?;
     let offsets = offsets.contiguous()?;

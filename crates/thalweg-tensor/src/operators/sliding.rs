@@ -20,15 +20,15 @@ operators! {
         = Composite(col2im);
 }
 
-/// The numbers of sliding blocks over images, of each axis.
+/// The parameters of sliding blocks over images, per axis.
 struct Blocks {
-    /// The numbers as the call has them: kernel, dilation, padding and stride.
+    /// The parameters as passed by the call: kernel, dilation, padding and stride.
     given: [Ints; 4],
     numbers: [PerAxis; 4],
 }
 
 impl Blocks {
-    /// Returns the blocks of a call whose numbers begin at a place.
+    /// Returns the blocks of a call whose parameters begin at a position.
     fn of(call: &Call<'_>, place: usize) -> Result<Self> {
         let given = [0, 1, 2, 3].map(|number| call.ints(place + number));
         let axes = |name: &str, number: usize, rest| per_axis(name, &given[number], 2, rest);
@@ -48,14 +48,14 @@ impl Blocks {
         })
     }
 
-    /// Returns the words for the numbers in a message.
+    /// Returns the parameters as text for a message.
     fn words(&self) -> String {
         let [kernel, stride, padding, dilation] = self.numbers.map(pair);
         format!("kernel_size={kernel}, dilation={dilation}, padding={padding}, stride={stride}")
     }
 }
 
-/// Returns the numbers of both axes of images as messages have them.
+/// Returns the numbers of both axes of images as text for a message.
 fn pair([_, height, width]: PerAxis) -> String {
     format!("({height}, {width})")
 }

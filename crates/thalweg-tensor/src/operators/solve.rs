@@ -1,7 +1,8 @@
 //! Solutions of linear equations, factors, determinants, eigenvalues and singular values of matrices of any batch.
 //!
-//! All is computed in f64, by [`decompose`](super::decompose), and rounded once. What PyTorch checks after a decomposition (a matrix that
-//! has no inverse, one that is not positive definite) is read by the host, as there: those calls block, and their `_ex` forms do not.
+//! Everything is computed in f64, by [`decompose`](super::decompose), and rounded once. As in PyTorch, the host reads the status
+//! of a decomposition (a matrix without an inverse, or one that is not positive definite): those calls block, and their `_ex`
+//! forms do not.
 
 use thalweg_ir::{DType, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
@@ -23,7 +24,7 @@ operators! {
     /// Returns the lower factors of symmetric positive-definite matrices, or the upper ones. Blocks.
     "cholesky(Tensor self, bool upper=False) -> Tensor"
         fn cholesky(upper: bool) = Composite(|call| cholesky(call, "cholesky", call.bool(1), true).map(first)), complex: Parts(|call| cholesky_of_complex(call.tensor(0), "cholesky", call.bool(1), true).map(first));
-    /// Returns the solutions of equations with matrices whose factors are given.
+    /// Returns the solutions of equations with matrices from their Cholesky factors.
     "cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"
         fn cholesky_solve(input2: tensor, upper: bool) = Composite(|call| {
             let (b, factor) = (Stack::new("cholesky_solve", call.tensor(0))?, Stack::square("cholesky_solve", call.tensor(1))?);
@@ -31,7 +32,7 @@ operators! {
             let [factor, b, batch] = Stack::together(&factor, &b, "cholesky_solve")?;
             batch.give(&solve_cholesky(&b.matrices, &factor.matrices, upper)?).map(single)
         });
-    /// Returns the inverses of matrices whose factors are given.
+    /// Returns the inverses of matrices from their Cholesky factors.
     "cholesky_inverse(Tensor self, bool upper=False) -> Tensor"
         fn cholesky_inverse(upper: bool) = Composite(|call| {
             let factor = Stack::square("cholesky_inverse", call.tensor(0))?;
@@ -57,18 +58,18 @@ operators! {
             let solution = solve_triangular(&a.matrices, &b.matrices, [call.bool(2), call.bool(3), call.bool(4)])?;
             Ok(Tensors::from_iter([batch.give(&solution)?, batch.give(&a.matrices)?]))
         });
-    /// Returns both factors of P L U in one, and the swapped rows, from 1 on. Blocks.
+    /// Returns both factors of P L U in one tensor, and the swapped rows, counted from 1. Blocks.
     "linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)"
         fn linalg_lu_factor() -> 2
         = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts;
-    /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
+    /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "linalg_lu_factor_ex(Tensor A, *, bool pivot=True, bool check_errors=False) -> (Tensor LU, Tensor pivots, Tensor info)"
         fn linalg_lu_factor_ex() -> 3
         = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2)));
-    /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
+    /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "_lu_with_info(Tensor self, bool pivot=True, bool check_errors=True) -> (Tensor LU, Tensor pivots, Tensor info)"
         = Composite(|call| factors(call, "torch.lu_factor", call.bool(1), call.bool(2))), autocast: Parts;
-    /// Returns the factors P, L and U of matrices; P is empty where rows are not swapped.
+    /// Returns the factors P, L and U of matrices; P is empty if rows are not swapped.
     "linalg_lu(Tensor A, *, bool pivot=True) -> (Tensor P, Tensor L, Tensor U)"
         fn linalg_lu() -> 3 = Composite(|call| {
             let a = Stack::new("linalg.lu", call.tensor(0))?;
@@ -77,7 +78,7 @@ operators! {
             let order = if call.bool(1) { a.give_rows(&permutation(&packed[1], a.rows())?)? } else { a.nothing()? };
             Ok(Tensors::from_iter([order, a.give_rows(&lower)?, a.give_rows(&upper)?]))
         });
-    /// Returns the factors P, L and U of what `linalg_lu_factor` gave; those that are not asked for are empty.
+    /// Returns the factors P, L and U from the result of `linalg_lu_factor`; those that are not requested are empty.
     "lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"
         fn lu_unpack(lu_pivots: tensor, unpack_data: bool, unpack_pivots: bool) -> 3
         = Composite(|call| {
@@ -94,10 +95,11 @@ operators! {
             };
             Ok(Tensors::from_iter([order, lower, upper]))
         });
-    /// Returns the solutions of equations with matrices whose factors are given.
+    /// Returns the solutions of equations with matrices from their LU factors.
     "lu_solve(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor"
         = Composite(|call| lu_solve(call.tensor(1), call.tensor(2), call.tensor(0), [true, false]).map(single)), autocast: Parts;
-    /// Returns the solutions of equations with matrices whose factors are given, or their transposes, on the left or the right.
+    /// Returns the solutions of equations with matrices from their LU factors, or with their transposes, on the left or the
+    /// right.
     "linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool adjoint=False) -> Tensor"
         fn linalg_lu_solve(pivots: tensor, b: tensor)
         = Composite(|call| {
@@ -122,19 +124,19 @@ operators! {
     "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::det(call.tensor(0)).map(single));
     /// Returns the determinants of matrices.
     "det(Tensor self) -> Tensor" fn det() = Composite(|call| det(call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::det(call.tensor(0)).map(single));
-    /// Returns the signs of determinants and the logarithms of their sizes.
+    /// Returns the signs of determinants and the logarithms of their absolute values.
     "linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)"
         fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts, complex: Parts(|call| complex_matrices::sign_and_log(call.tensor(0)));
-    /// Returns the signs of determinants and the logarithms of their sizes.
+    /// Returns the signs of determinants and the logarithms of their absolute values.
     "slogdet(Tensor self) -> (Tensor sign, Tensor logabsdet)"
         fn slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0))), autocast: Parts, complex: Parts(|call| complex_matrices::sign_and_log(call.tensor(0)));
-    /// Returns the logarithms of determinants; NaN of negative ones.
+    /// Returns the logarithms of determinants; NaN for negative ones.
     "logdet(Tensor self) -> Tensor" fn logdet() = Composite(|call| {
         let [sign, log] = <[Tensor; 2]>::try_from(sign_and_log(call.tensor(0))?.into_vec()).expect("there are two");
         let nan = Tensor::full(&[], f64::NAN, log.dtype(), call.device)?;
         sign.eq_scalar(-1.0)?.select_where(&nan, &log).map(single)
     }), autocast: Parts, complex: Parts(|call| complex_matrices::logdet(call.tensor(0)).map(single));
-    /// Returns orthogonal matrices Q and upper factors R; of the mode `complete` Q is square, of `r` it is empty.
+    /// Returns orthogonal matrices Q and upper factors R; in the mode `complete` Q is square, in `r` it is empty.
     "linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)"
         fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1))), complex: Parts(|call| qr_of_complex(call.tensor(0), call.str(1)));
     /// Returns orthogonal matrices Q and upper factors R, in the mode `reduced` or `complete`.
@@ -147,7 +149,7 @@ operators! {
         let a = Stack::new("torch.geqrf", call.tensor(0))?;
         a.call(built_in!("thalweg::geqrf")?, &[])?.iter().map(|result| a.give(result)).collect()
     }), complex: Parts(complex_matrices::geqrf);
-    /// Returns the first columns of products of reflectors, whose vectors stand below a diagonal.
+    /// Returns the first columns of products of reflectors, whose vectors are below a diagonal.
     "linalg_householder_product(Tensor input, Tensor tau) -> Tensor"
         fn linalg_householder_product(tau: tensor)
         = Composite(|call| {
@@ -173,22 +175,22 @@ operators! {
             let product = reflected(&a, call.tensor(1), &other.matrices, left != transpose)?;
             other.give(&if left { product } else { turned(&product)? }).map(single)
         });
-    /// Returns the eigenvalues of symmetric matrices, the least first, and the eigenvectors as columns. One triangle is read.
+    /// Returns the eigenvalues of symmetric matrices, in ascending order, and the eigenvectors as columns. One triangle is read.
     "linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)"
         fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), autocast: Parts;
-    /// Returns the eigenvalues of symmetric matrices, the least first. One triangle is read.
+    /// Returns the eigenvalues of symmetric matrices, in ascending order. One triangle is read.
     "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor"
         fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts, complex: Parts(|call| complex_matrices::eigenvalues(call.tensor(0), check_triangle(call.str(1))?).map(single));
-    /// Returns left singular vectors as columns, singular values, the greatest first, and right singular vectors as rows.
+    /// Returns left singular vectors as columns, singular values in descending order, and right singular vectors as rows.
     "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"
         fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
             let [u, s, v] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
             Ok(Tensors::from_iter([u, s, turned(&v)?]))
         }), autocast: Parts;
-    /// Returns singular values, the greatest first.
+    /// Returns singular values in descending order.
     "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor"
         fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::singular_values(call.tensor(0)).map(single));
-    /// Returns left singular vectors, singular values, the greatest first, and right singular vectors; the vectors are columns.
+    /// Returns left singular vectors, singular values in descending order, and right singular vectors; the vectors are columns.
     "svd(Tensor self, bool some=True, bool compute_uv=True) -> (Tensor U, Tensor S, Tensor V)"
         fn svd(some: bool) -> 3 = Composite(|call| {
             let [u, s, v] = singular("linalg.svd", call.tensor(0), !call.bool(1))?;
@@ -214,7 +216,7 @@ pub(super) struct Stack {
     dtype: DType,
 }
 
-/// Refuses reflectors whose shapes do not fit the other matrices, whatever their dtypes.
+/// Refuses reflectors whose shapes do not fit the other matrices, for any dtypes.
 fn check_reflectors(a: &Tensor, tau: &Tensor, other: &Tensor, left: bool) -> Result<()> {
     let refused = |why: &str| Err(Error::invalid(format!("torch.ormqr: {why}")));
     let (&[.., columns], &[.., rows, other_columns]) = (a.shape(), other.shape()) else {
@@ -286,7 +288,8 @@ impl Stack {
         call_all(operator, &arguments, None, std::panic::Location::caller())
     }
 
-    /// Returns a result in the batch's shape and the argument's dtype, matrices by columns, as LAPACK has them; integers keep theirs.
+    /// Returns a result in the batch's shape and the argument's dtype, matrices stored by columns, as in LAPACK; integers keep
+    /// their dtype.
     pub(super) fn give(&self, result: &Tensor) -> Result<Tensor> {
         match result.rank() {
             3 => turned(&self.give_rows(&turned(result)?)?),
@@ -294,7 +297,7 @@ impl Stack {
         }
     }
 
-    /// Returns a result as [`give`](Self::give) does, but matrices by rows.
+    /// Returns a result as [`give`](Self::give) does, but matrices stored by rows.
     pub(super) fn give_rows(&self, result: &Tensor) -> Result<Tensor> {
         let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
         let result = result.reshape(&shape)?;
@@ -314,7 +317,7 @@ impl Stack {
         Tensor::empty(&[0], self.dtype, self.matrices.device())
     }
 
-    /// Broadcasts the batches of square matrices and of right sides; and gives the shape of both.
+    /// Broadcasts the batches of square matrices and of right sides, and returns these with the batch shape.
     pub(super) fn together(a: &Self, b: &Self, name: &str) -> Result<[Self; 3]> {
         if a.dtype != b.dtype {
             return Err(Error::invalid(format!(
@@ -347,7 +350,7 @@ fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
     Tensor::ones(&[n], DType::F64, like.device())?.diag_embed(0, 0, 1)
 }
 
-/// Reads what a decomposition said of the matrices; the first that it could not decompose is named.
+/// Reads the status of a decomposition, and names the first matrix that it could not decompose.
 pub(super) fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String) -> Result<()> {
     if info.device().is_meta() {
         return Ok(());
@@ -375,7 +378,7 @@ fn check_finite(name: &str, matrices: &Tensor) -> Result<()> {
     }
 }
 
-/// Returns which matrix of a batch an error speaks of, as text.
+/// Returns the text that names a matrix of a batch in an error.
 pub(super) fn of_batch(matrix: Option<usize>) -> String {
     matrix.map_or_else(String::new, |matrix| format!("(Batch element {matrix}): "))
 }
@@ -423,7 +426,7 @@ fn pivots_of(a: &Stack, pivots: &Tensor) -> Result<Tensor> {
     pivots.reshape(&[a.count(), count])
 }
 
-/// Returns the matrices P whose product with rows puts them in the order before the swaps.
+/// Returns the matrices P whose product with the rows restores the order before the swaps.
 fn permutation(pivots: &Tensor, rows: usize) -> Result<Tensor> {
     let batch = pivots.shape()[0];
     let eye = Tensor::ones(&[rows], DType::F64, pivots.device())?.diag_embed(0, 0, 1)?;
@@ -445,7 +448,7 @@ fn factors(call: &Call<'_>, name: &str, pivot: bool, checks: bool) -> Result<Ten
     results.iter().map(|result| a.give(result)).collect()
 }
 
-/// Solves with both factors in one: P L U X = B, or its transpose.
+/// Solves with both factors in one tensor: P L U X = B, or its transpose.
 fn solved(factors: &Tensor, pivots: &Tensor, b: &Tensor, transpose: bool) -> Result<Tensor> {
     if transpose {
         let first = solve_triangular(factors, b, [true, true, false])?;
@@ -553,7 +556,7 @@ fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
     Ok(Tensors::from_iter([q, a.give(&results[1])?]))
 }
 
-/// Applies reflectors I − τ v vᵀ to matrices, the last first, or the first first.
+/// Applies reflectors I − τ v vᵀ to matrices, from the last to the first, or from the first to the last.
 fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Result<Tensor> {
     let count = tau.shape().last().copied().unwrap_or(0);
     if tau.elements() != a.count() * count || tau.rank() == 0 || count > a.columns() || count > a.rows() {
@@ -567,7 +570,7 @@ fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Resul
     let vectors = a.matrices.narrow(2, 0, count)?.tril(-1)?;
     let ones = identity(&a.matrices, a.rows())?.narrow(1, 0, count)?;
     let vectors = vectors.add(&ones)?;
-    // Without reflectors the result is still one of theirs, whose gradient is 0.
+    // Without reflectors the result still depends on them, with a gradient of 0.
     let mut result = start.add(&a.matrices.narrow(2, 0, 0)?.sum(&[2], true)?)?;
     for step in 0..count {
         let place = if last_first { count - 1 - step } else { step };
@@ -594,7 +597,8 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     results.iter().map(|result| a.give(result)).collect()
 }
 
-/// Returns left singular vectors, singular values and right singular vectors of f64 matrices, and what fills the wider ones up.
+/// Returns left singular vectors, singular values and right singular vectors of f64 matrices, and the columns that complete the
+/// wider ones.
 fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     let a = Stack::new(name, x)?;
     let is_wide = a.rows() < a.columns();
@@ -604,7 +608,7 @@ fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     let mut left = results[0].clone();
     let [rows, columns] = [tall.rows(), tall.columns()];
     if is_full && rows > columns {
-        // The reflectors of orthogonal columns have the others behind them.
+        // The product of the reflectors of orthogonal columns has the completing columns after them.
         let columns_alone = left.detach();
         let arguments = [(&columns_alone).into(), true.into()];
         let whole = call_all(built_in!("thalweg::qr")?, &arguments, None, std::panic::Location::caller())?;
@@ -615,7 +619,7 @@ fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     Ok([tall.give(&left)?, values, tall.give_rows(&right)?])
 }
 
-/// Returns singular values, the greatest first.
+/// Returns singular values in descending order.
 pub(super) fn values(name: &str, x: &Tensor) -> Result<Tensor> {
     let a = Stack::new(name, x)?;
     let tall = if a.rows() < a.columns() { a.turned()? } else { a };

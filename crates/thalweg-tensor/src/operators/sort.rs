@@ -1,4 +1,4 @@
-//! Sorting along a dimension, and what is read off the sorted rows.
+//! Sorting along a dimension, and operators that read sorted rows.
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
@@ -15,20 +15,20 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the elements in order along a dimension, and the places where they were. Equals keep their order; NaN is above every
-    /// number.
+    /// Returns the elements in order along a dimension, and their former indices. Equal elements keep their order; NaN is above
+    /// every number.
     "sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
         fn sort(dim: int, descending: bool) -> 2
         = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call));
-    /// Returns the elements in order along a dimension, and the places where they were. Equals keep their order.
+    /// Returns the elements in order along a dimension, and their former indices. Equal elements keep their order.
     "sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
         fn sort_stable(stable: optional_bool) -> 2
         = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call)), out_form: "sort.values_stable(values, indices)";
-    /// Returns the places of the elements in order along a dimension.
+    /// Returns the indices of the elements in order along a dimension.
     "argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"
         fn argsort(dim: int, descending: bool)
         = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call).map(second)), autocast: Parts;
-    /// Returns the places of the elements in order along a dimension. Equals keep their order.
+    /// Returns the indices of the elements in order along a dimension. Equal elements keep their order.
     "argsort.stable(Tensor self, *, bool stable, int dim=-1, bool descending=False) -> Tensor"
         fn argsort_stable(stable: bool)
         = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call).map(second)), autocast: Parts;
@@ -39,19 +39,19 @@ operators! {
         let x = call.tensor(0);
         sorted(x, 0, false, call).map(|mut results| single(results.swap_remove(0)))
     }), autocast: Parts;
-    /// Returns the k greatest elements along a dimension in order, or the smallest, and their places.
+    /// Returns the k greatest elements along a dimension in order, or the smallest, and their indices.
     "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"
         fn topk(k: int, dim: int, largest: bool, sorted: bool) -> 2
         = Composite(topk);
-    /// Returns the kth smallest element along a dimension, counted from 1, and its place.
+    /// Returns the kth smallest element along a dimension, counted from 1, and its index.
     "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn kthvalue(k: int, dim: int, keepdim: bool) -> 2
         = Composite(kthvalue), out: [Apart];
-    /// Returns the median along a dimension, the lower of two, and its place; NaN where there is one.
+    /// Returns the median along a dimension, the lower of two, and its index; NaN if any element is NaN.
     "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn median_dim(dim: int, keepdim: bool) -> 2
         = Composite(|call| median(call.tensor(0), call.int(1), call.bool(2), call));
-    /// Returns the median of all elements, the lower of two; NaN where there is one.
+    /// Returns the median of all elements, the lower of two; NaN if any is NaN.
     "median(Tensor self) -> Tensor"
         fn median()
         = Composite(|call| {
@@ -66,10 +66,11 @@ operators! {
         let flat = x.reshape(&[x.elements()])?;
         value_among(call, || median(&flat, 0, false, call).map(|mut results| results.swap_remove(0)))
     });
-    /// Returns the elements of a dtype that a kernel takes in order along a dimension, and the places where they were.
+    /// Returns the elements in order along a dimension, for dtypes that a kernel supports, and their former indices.
     "thalweg::sort(Tensor self, int dim, bool descending) -> (Tensor values, Tensor indices)"
         = Differentiable(|call| sort(call.tensor(0), call.int(1), call.bool(2), call.label), &SORT);
-    /// Returns the first elements along a dimension in order, and their places, of what a kernel selects without sorting the rest.
+    /// Returns the first k elements in order along a dimension and their indices, if a kernel can select them without sorting the
+    /// rest.
     "thalweg::select(Tensor self, int k, int dim, bool descending) -> (Tensor values, Tensor indices)"
         = Differentiable(select, &SELECT);
 }
@@ -78,7 +79,7 @@ fn second(mut results: Tensors) -> Tensors {
     results.drain(1..).collect()
 }
 
-/// The gradients go back to the places.
+/// The gradient of sorting: the gradients flow back to the former indices.
 static SORT: Formula = Formula {
     inputs: &[],
     outputs: &[1],
@@ -88,14 +89,14 @@ static SORT: Formula = Formula {
             if call.shape(0).is_empty() {
                 return Ok(gradient);
             }
-            // The places are a permutation; sorting them gives its inverse.
+            // The indices are a permutation; sorting them returns its inverse.
             let inverse = sort(&places, call.int(1), false, call.label())?.swap_remove(1);
             at_places(&gradient, &inverse, call.int(1), call.label())
         })
     },
 };
 
-/// Returns the elements of a tensor at places along a dimension; there are as many.
+/// Returns the elements of a tensor at indices along a dimension; there are as many indices as elements.
 fn at_places(x: &Tensor, places: &Tensor, dim: i64, label: Label) -> Result<Tensor> {
     if x.elements() == 0 {
         return Ok(x.clone());
@@ -106,7 +107,7 @@ fn at_places(x: &Tensor, places: &Tensor, dim: i64, label: Label) -> Result<Tens
     let count = |extent: usize, step: usize, shape: &[usize; 3]| {
         Tensor::arange(extent, 0, step as i64, DType::I64, x.device())?.reshape(shape)
     };
-    // The place in memory of each element.
+    // The position in memory of each element.
     let index = (places.reshape(&[outer, length, inner])?.mul_scalar(inner as i64)?)
         .add(&count(outer, length * inner, &[outer, 1, 1])?)?
         .add(&count(inner, 1, &[1, 1, inner])?)?;
@@ -115,7 +116,7 @@ fn at_places(x: &Tensor, places: &Tensor, dim: i64, label: Label) -> Result<Tens
     call_operator(built_in!("thalweg::embedding")?, &arguments, None, label.location)?.reshape(x.shape())
 }
 
-/// The gradients go back to the places; nothing goes elsewhere.
+/// The gradient of selection: the gradients flow back to the indices, and the rest is 0.
 static SELECT: Formula = Formula {
     inputs: &[],
     outputs: &[1],
@@ -218,7 +219,7 @@ fn topk(call: &Call<'_>) -> Result<Tensors> {
     }
 }
 
-/// Selects one place of sorted rows, and keeps their dimension or not.
+/// Selects one index of sorted rows, and keeps their dimension if `keepdim` is set.
 fn at_place(results: &Tensors, dim: i64, place: usize, keepdim: bool) -> Result<Tensors> {
     (results.iter())
         .map(|result| {
@@ -255,7 +256,7 @@ fn median(x: &Tensor, dim: i64, keepdim: bool, call: &Call<'_>) -> Result<Tensor
     if !x.dtype().is_floating_point() {
         return Ok(middle);
     }
-    // NaNs are behind all numbers: where the last is one, it is the median.
+    // NaNs are sorted after all numbers: if the last element is NaN, so is the median.
     let last = at_place(&results, dim, length - 1, keepdim)?;
     let is_number = last[0].eq(&last[0])?;
     let value = is_number.select_where(&middle[0], &last[0])?;

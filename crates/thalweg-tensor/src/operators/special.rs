@@ -24,7 +24,7 @@ operators! {
         let divisor = divisor.eq_scalar(0)?.select_where(&one, &divisor)?;
         x.floor_divide(&divisor)?.mul(&y)?.abs().map(single)
     });
-    /// Returns the next number from each towards the other, in the dtype.
+    /// Returns the next representable number from each element towards that of the other tensor.
     "nextafter(Tensor self, Tensor other) -> Tensor"
         fn nextafter(other: tensor) = Kernel(|call| {
             if call.tensor(0).dtype().promote(call.tensor(1).dtype()).is_ok_and(|dtype| !dtype.is_floating_point()) {
@@ -32,13 +32,13 @@ operators! {
             }
             function(call, Function::NextAfter)
         });
-    /// Returns Σ (other + k)⁻ˢ over k from 0 on, with s self: the Hurwitz zeta function.
+    /// Returns Σ (other + k)⁻ˢ over k from 0 on, where s is self: the Hurwitz zeta function.
     "special_zeta(Tensor self, Tensor other) -> Tensor"
         fn zeta(other: tensor) = Differentiable(|call| function(call, Function::Zeta), &ZETA);
-    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from 0 to x over Γ(a), with a self and x other.
+    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from 0 to x divided by Γ(a), where a is self and x is other.
     "igamma(Tensor self, Tensor other) -> Tensor"
         fn igamma(other: tensor) = Differentiable(|call| function(call, Function::LowerGamma), &LOWER_GAMMA);
-    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from x on over Γ(a), with a self and x other.
+    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from x on divided by Γ(a), where a is self and x is other.
     "igammac(Tensor self, Tensor other) -> Tensor"
         fn igammac(other: tensor) = Differentiable(|call| function(call, Function::UpperGamma), &UPPER_GAMMA);
     /// Returns the (n + 1)-th derivative of ln Γ(self).
@@ -113,7 +113,7 @@ fn launch(call: &Call<'_>, function: Function, x: &Tensor, y: &Tensor, dtype: DT
     Ok(result)
 }
 
-/// Returns the dtype that both tensors are promoted to; one without dimensions gives way to the other's of its category.
+/// Returns the dtype that both tensors are promoted to; one without dimensions takes the other's dtype within a category.
 fn common(x: &Tensor, y: &Tensor) -> Result<DType> {
     let gives_way = |one: &Tensor, other: &Tensor| {
         one.rank() == 0 && other.rank() > 0 && one.dtype().category() <= other.dtype().category()
@@ -144,7 +144,7 @@ fn function(call: &Call<'_>, function: Function) -> Result<Tensors> {
 
 fn shifted(call: &Call<'_>, function: Function) -> Result<Tensors> {
     let dtype = floats(call)?;
-    // Not rounded to 16 bits in between.
+    // The intermediate result is not rounded to 16 bits.
     let x = call.tensor(0).detach().to_dtype(dtype.compute())?.mul_scalar(2.0)?.sub_scalar(1.0)?;
     launch(call, function, &x, call.tensor(1), dtype.compute())?.to_dtype(dtype).map(single)
 }
@@ -160,7 +160,7 @@ fn divisor(call: &Call<'_>) -> Result<Tensor> {
     launch(call, Function::Gcd, call.tensor(0), call.tensor(1), DType::I64)?.to_dtype(dtype)
 }
 
-/// Returns the gradient of the second tensor. That of the first is an error, as in PyTorch.
+/// Returns the gradient of the second tensor. The gradient of the first is an error, as in PyTorch.
 fn of_second(
     call: &GradientCall<'_>,
     slope: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,

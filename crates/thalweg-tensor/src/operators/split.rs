@@ -1,4 +1,4 @@
-//! Parts of a dimension by their number, by the places between them, and the windows of one.
+//! Parts of a dimension by their number or by the indices between them, and windows of a dimension.
 
 use thalweg_ir::{DType, Layout, Shape};
 use thalweg_runtime::{Error, Result};
@@ -11,51 +11,52 @@ use crate::host_room::host_room;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns so many parts of a dimension, the first ones a place longer where it does not divide.
+    /// Returns `sections` parts of a dimension, the first ones longer by one if it is not a multiple.
     "tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]"
         fn tensor_split(sections: int, dim: int) -> list
         = Composite(|call| into_sections(call.tensor(0), call.int(1), call.int(2))), autocast: Parts;
-    /// Returns the parts of a dimension that these places divide it into.
+    /// Returns the parts into which these indices divide a dimension.
     "tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]"
         fn tensor_split_indices(indices: ints, dim: int) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), call.int(2))), autocast: Parts;
-    /// Returns the parts of a dimension that a tensor without dimensions counts, or whose ends a vector holds; the host reads it.
+    /// Returns the parts of a dimension, whose number is in a tensor without dimensions or whose ends are in a vector; the host
+    /// reads it.
     "tensor_split.tensor_indices_or_sections(Tensor(a -> *) self, Tensor tensor_indices_or_sections, int dim=0) -> Tensor(a)[]"
         = Composite(by_tensor), autocast: Parts;
-    /// Returns so many equal parts of the second dimension; of a vector, of its only one.
+    /// Returns `sections` equal parts of the second dimension; for a vector, of its only one.
     "hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
         fn hsplit(sections: int) -> list
         = Composite(|call| equal_sections(call, SECOND)), autocast: Parts;
-    /// Returns the parts that these places divide the second dimension into; of a vector, its only one.
+    /// Returns the parts into which these indices divide the second dimension; for a vector, its only one.
     "hsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
         fn hsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), SECOND.of(call)?)), autocast: Parts;
-    /// Returns so many equal parts of the first dimension.
+    /// Returns `sections` equal parts of the first dimension.
     "vsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
         fn vsplit(sections: int) -> list
         = Composite(|call| equal_sections(call, FIRST)), autocast: Parts;
-    /// Returns the parts that these places divide the first dimension into.
+    /// Returns the parts into which these indices divide the first dimension.
     "vsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
         fn vsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), FIRST.of(call)?)), autocast: Parts;
-    /// Returns so many equal parts of the third dimension.
+    /// Returns `sections` equal parts of the third dimension.
     "dsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
         fn dsplit(sections: int) -> list
         = Composite(|call| equal_sections(call, THIRD)), autocast: Parts;
-    /// Returns the parts that these places divide the third dimension into.
+    /// Returns the parts into which these indices divide the third dimension.
     "dsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
         fn dsplit_array(indices: ints) -> list
         = Composite(|call| at_indices(call.tensor(0), &call.ints(1), THIRD.of(call)?)), autocast: Parts;
-    /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
+    /// Returns the parts of a dimension, each of `split_size` elements, the last of the remainder.
     "unsafe_split.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]" = Composite(split);
-    /// Returns at most so many parts of a dimension, all but the last of one size.
+    /// Returns at most `chunks` parts of a dimension, all but the last of one size.
     "unsafe_chunk(Tensor self, int chunks, int dim=0) -> Tensor[]" = Composite(chunk), autocast: Parts;
-    /// Returns all windows of a dimension, `step` apart, each of `size` places, which are a new last dimension.
+    /// Returns all windows of a dimension, at distance `step`, each of `size` elements, which become a new last dimension.
     "unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"
         fn unfold(dimension: int, size: int, step: int) = Composite(|call| unfold(call).map(single));
 }
 
-/// The greatest number of sections, most of which are empty: each is a tensor of its own on the host.
+/// The maximum number of sections, since each, even if empty, is a separate tensor on the host.
 const MOST_SECTIONS: usize = 1 << 20;
 
 fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
@@ -84,7 +85,7 @@ fn check_divisible(x: &Tensor) -> Result<()> {
     }
 }
 
-/// Returns the parts between places, which may overlap or be empty, as slices in Python.
+/// Returns the parts between indices, which may overlap or be empty, like slices in Python.
 fn at_indices(x: &Tensor, indices: &[i64], dim: i64) -> Result<Tensors> {
     check_divisible(x)?;
     let dim = wrap(dim, x.rank())?;
@@ -118,7 +119,7 @@ fn by_tensor(call: &Call<'_>) -> Result<Tensors> {
     }
 }
 
-/// A dimension that an operator takes apart by itself, of tensors that have so many at least.
+/// The dimension that an operator divides, and the minimum number of dimensions of its tensor.
 #[derive(Clone, Copy)]
 struct Divided {
     dim: i64,
@@ -126,7 +127,7 @@ struct Divided {
 }
 
 const FIRST: Divided = Divided { dim: 0, least: 2 };
-/// The second dimension; of a vector, its only one.
+/// The second dimension; for a vector, its only one.
 const SECOND: Divided = Divided { dim: 1, least: 1 };
 const THIRD: Divided = Divided { dim: 2, least: 3 };
 

@@ -1,4 +1,4 @@
-//! Means with their spread, covariance, quantiles, and how often values are there.
+//! Means with variances or deviations, covariance, quantiles, and modes.
 
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::default_dtype;
@@ -30,8 +30,8 @@ operators! {
         = Composite(|call| {
             spread(call, built_in!("std_mean.correction")?, call.argument(1), call.bool(2), call.bool(3))
         }), autocast: Parts;
-    /// Returns the covariance of the rows' variables over the columns' observations, each as often as `fweights` and as heavy as
-    /// `aweights` say.
+    /// Returns the covariance of the rows' variables over the columns' observations, with the repetitions `fweights` and the
+    /// weights `aweights`.
     "cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) -> Tensor"
         fn cov()
         = Composite(|call| {
@@ -40,19 +40,19 @@ operators! {
         }), autocast: Parts;
     /// Returns Pearson's correlation of the rows' variables.
     "corrcoef(Tensor self) -> Tensor" fn corrcoef() = Composite(|call| corrcoef(call.tensor(0)).map(single)), autocast: Parts;
-    /// Returns the quantiles along a dimension, or of all elements; NaN where there is one.
+    /// Returns the quantiles along a dimension, or of all elements; NaN if any is NaN.
     "quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn quantile(q: tensor, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, call.tensor(1), false).map(single)), autocast: Parts;
-    /// Returns a quantile along a dimension, or of all elements; NaN where there is one.
+    /// Returns a quantile along a dimension, or of all elements; NaN if any is NaN.
     "quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn quantile_scalar(q: float, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, &fraction(call)?, false).map(single)), autocast: Parts;
-    /// Returns the quantiles along a dimension, or of all elements, of what is not NaN.
+    /// Returns the quantiles of the elements that are not NaN, along a dimension or of all.
     "nanquantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn nanquantile(q: tensor, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, call.tensor(1), true).map(single)), autocast: Parts;
-    /// Returns a quantile along a dimension, or of all elements, of what is not NaN.
+    /// Returns a quantile of the elements that are not NaN, along a dimension or of all.
     "nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
         fn nanquantile_scalar(q: float, dim: optional_int, keepdim: bool)
         = Composite(|call| quantile(call, &fraction(call)?, true).map(single)), autocast: Parts;
@@ -66,16 +66,16 @@ operators! {
         }
         value_among(call, || nanmedian(&flat, 0, false).map(|mut results| results.swap_remove(0)))
     });
-    /// Returns the median along a dimension of what is not NaN, and its place.
+    /// Returns the median of the elements that are not NaN along a dimension, and its index.
     "nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn nanmedian_dim(dim: int, keepdim: bool) -> 2
         = Composite(|call| nanmedian(call.tensor(0), call.int(1), call.bool(2)));
-    /// Returns the value that is there most often along a dimension, the least of several, and a place of it.
+    /// Returns the most frequent value along a dimension, the least of several, and an index of it.
     "mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn mode(dim: int, keepdim: bool) -> 2 = Composite(mode);
 }
 
-/// Calls an operator that takes a correction for one that asks whether the variance is unbiased.
+/// Calls an operator that takes a correction, for one that takes `unbiased`.
 fn spread(
     call: &Call<'_>,
     operator: &'static crate::dispatch::Operator,
@@ -134,7 +134,7 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     let rows = if x.rank() < 2 { x.reshape(&[1, x.elements()])? } else { x.clone() };
     let count = rows.shape()[1];
     check_weights(count, [frequencies, weights])?;
-    // Sums of 16-bit floats are kept in f32, and the result alone is rounded.
+    // Sums of 16-bit floats are kept in f32, and only the result is rounded.
     let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let dtype = narrow.compute();
     let result = match weights {
@@ -210,7 +210,7 @@ fn fraction(call: &Call<'_>) -> Result<Tensor> {
     Tensor::full(&[], q, dtype, call.device)
 }
 
-/// The value of a quantile that lies between two elements.
+/// The value of a quantile between two elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Interpolation {
     Linear,
@@ -261,7 +261,7 @@ fn quantile(call: &Call<'_>, q: &Tensor, skips_nan: bool) -> Result<Tensor> {
     let name = if skips_nan { "nanquantile()" } else { "quantile()" };
     check_quantile(x, q, name)?;
     let interpolation = Interpolation::of(call.str(4), name)?;
-    // The dimension becomes the last, and the quantiles stand in its place.
+    // The dimension becomes the last and is replaced by the quantiles.
     let kept: Shape = match dim {
         Some(dim) => {
             let dim = wrap(dim, x.rank())?;
@@ -311,11 +311,11 @@ fn quantile(call: &Call<'_>, q: &Tensor, skips_nan: bool) -> Result<Tensor> {
     } else {
         shape.extend_from_slice(&result.shape()[1..]);
     }
-    // With `keepdim` the rows' dimension stands where it was.
+    // With `keepdim` the rows' dimension keeps its position.
     result.reshape(&shape)
 }
 
-/// Returns what stands at places along a dimension, and the places: gradients flow to them.
+/// Returns the elements at indices along a dimension, to which gradients flow, and the indices.
 fn at_places(x: &Tensor, places: &Tensor, dim: i64, keepdim: bool) -> Result<Tensors> {
     if x.rank() == 0 {
         let value = x.copied(std::panic::Location::caller())?;
@@ -343,7 +343,7 @@ fn nanmedian(x: &Tensor, dim: i64, keepdim: bool) -> Result<Tensors> {
     if x.rank() == 0 {
         return at_places(x, &Tensor::zeros(&[], DType::I64, x.device())?, dim, keepdim);
     }
-    // NaNs are behind all numbers.
+    // NaNs are sorted after all numbers.
     let [sorted, order] = x.detach().sort(dim, false)?;
     let counts = sorted.eq(&sorted)?.sum(&[dim], true)?;
     let middle = counts.sub_scalar(1)?.clamp_min(0)?.floor_divide_scalar(2)?;
@@ -370,7 +370,7 @@ fn mode(call: &Call<'_>) -> Result<Tensors> {
         call.label.location,
     )?;
     let (order, values) = (sorted.swap_remove(1), sorted.swap_remove(0));
-    // How many equal ones stand in front of each, by the place at which its run began.
+    // The number of equal elements before each, from the index at which its run began.
     let at = wrap(dim, x.rank())?;
     let length = x.shape()[at];
     let mut shape = vec![1; x.rank()];

@@ -1,4 +1,4 @@
-//! Short-time Fourier transforms: transforms of overlapping frames of a signal, and signals of such transforms.
+//! Short-time Fourier transforms: transforms of overlapping frames of a signal, and their inverses.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
@@ -9,12 +9,12 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the discrete Fourier transforms of frames of `n_fft` points of signals (…, length), as (…, frequencies, frames). Frames
-    /// begin `hop_length` points after each other, a quarter of `n_fft` if that is not given, and are multiplied by a window.
+    /// Returns the discrete Fourier transforms of frames of `n_fft` points of signals (…, length), as (…, frequencies, frames).
+    /// Frames begin at a distance of `hop_length` points, a quarter of `n_fft` by default, and are multiplied by a window.
     "stft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor"
         fn stft(n_fft: int, hop_length: optional_int, win_length: optional_int, window: optional_tensor, normalized: bool, onesided: optional_bool, return_complex: optional_bool, align_to_window: optional_bool)
         = Composite(|call| frames(call, call.tensor(0), 5));
-    /// Returns the discrete Fourier transforms of frames of signals, where frames are centred: signals are padded at both ends.
+    /// Returns the discrete Fourier transforms of centred frames of signals, which are padded at both ends.
     "stft.center(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, str pad_mode=\"reflect\", bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
@@ -30,8 +30,9 @@ operators! {
             let padded = rank_three.pad(&[half, half], call.str(6), None)?.squeeze(0)?;
             frames(call, &if x.rank() == 1 { padded.squeeze(0)? } else { padded }, 7)
         });
-    /// Returns the signals whose frames have the discrete Fourier transforms (…, frequencies, frames): the sums of all frames, each
-    /// multiplied by its window, over the sums of the windows' squares. Blocks, because windows must overlap everywhere.
+    /// Returns the signals whose frames have the discrete Fourier transforms (…, frequencies, frames): the sums of all frames,
+    /// each multiplied by its window, divided by the sums of the windows' squares. Blocks, because windows must overlap
+    /// everywhere.
     "istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor"
         fn istft(n_fft: int, hop_length: optional_int, win_length: optional_int, window: optional_tensor, center: bool, normalized: bool, onesided: optional_bool, length: optional_int, return_complex: bool)
         = Composite(|call| signal(call).map(single));
@@ -39,11 +40,11 @@ operators! {
 
 /// The sizes of frames.
 struct Frames {
-    /// The points of a frame.
+    /// The number of points of a frame.
     points: usize,
-    /// The points between the beginnings of two frames.
+    /// The distance between the beginnings of two frames, in points.
     hop: usize,
-    /// The points of the window, which stands in the middle of a frame.
+    /// The number of points of the window, which is centred in a frame.
     width: usize,
 }
 
@@ -79,7 +80,7 @@ impl Frames {
         Ok(Self { points: points as usize, hop: hop as usize, width: width as usize })
     }
 
-    /// Returns the window of a call in the middle of a frame, with zeros around it; nothing where all weights are 1.
+    /// Returns the window of a call, centred in a frame and padded with zeros; `None` if all weights are 1.
     fn window(&self, call: &Call<'_>) -> Result<Option<Tensor>> {
         let window = match call.optional_tensor(4) {
             Some(window) if *window.shape() != [self.width] => {
@@ -99,7 +100,7 @@ impl Frames {
         window.constant_pad_nd(&[left as i64, right as i64], 0).map(Some)
     }
 
-    /// Returns frames (batch, frames, points) added up where they overlap, as (batch, length).
+    /// Returns the sum of overlapping frames (batch, frames, points) as (batch, length).
     fn overlapped(&self, frames: &Tensor) -> Result<Tensor> {
         let &[batch, count, points] = frames.shape() else { unreachable!("frames have three dimensions") };
         let starts = Tensor::arange(count, 0, self.hop as i64, DType::I64, frames.device())?;
@@ -111,8 +112,8 @@ impl Frames {
     }
 }
 
-/// Returns the transforms of the frames of signals, for a call whose options begin at a place: whether they are normalized, have half of
-/// the frequencies, are complex, and whether frames are counted by their windows.
+/// Returns the transforms of the frames of signals, for a call whose options begin at a position: whether they are normalized,
+/// have half of the frequencies, are complex, and whether frames are counted by their windows.
 fn frames(call: &Call<'_>, x: &Tensor, options: usize) -> Result<Tensors> {
     check_signal(x)?;
     let sizes = Frames::of(call)?;
@@ -213,7 +214,7 @@ fn signal(call: &Call<'_>) -> Result<Tensor> {
     if z.rank() == 2 { result.squeeze(0) } else { Ok(result) }
 }
 
-/// Returns the frames whose transforms are given along the last dimension, as (batch, frames, points).
+/// Returns the frames of transforms along the last dimension, as (batch, frames, points).
 fn real_frames(call: &Call<'_>, z: &Tensor, half: bool, points: usize) -> Result<Tensor> {
     let normalization = Argument::Int(if call.bool(6) { 1 } else { 2 });
     let dims = Argument::Ints(&[2]);
@@ -237,7 +238,7 @@ fn check_overlap(envelope: &Tensor) -> Result<()> {
         return Ok(());
     }
     let least = envelope.detach().abs()?.amin(&[], false)?.to_dtype(DType::F64)?.item::<f64>()?;
-    // NaN is not a weight either.
+    // NaN is refused, too.
     match least > 1e-11 {
         true => Ok(()),
         false => Err(Error::invalid(format!(

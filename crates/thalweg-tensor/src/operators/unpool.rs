@@ -1,4 +1,4 @@
-//! Pools taken back, pools at random places, and bags of embeddings.
+//! Inverses of pools, pools with random windows, and bags of embeddings.
 
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
@@ -11,11 +11,11 @@ use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns images of this size with the elements at the places that a maximum pool gave, and zeros elsewhere.
+    /// Returns images of this size with the elements at the indices that a maximum pool returned, and zeros elsewhere.
     "max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor"
         fn max_unpool2d(indices: tensor, output_size: ints)
         = Composite(|call| in_format(&unpool(call, 2)?, format_of(call.tensor(0))).map(single));
-    /// Returns volumes of this size with the elements at the places that a maximum pool gave, and zeros elsewhere.
+    /// Returns volumes of this size with the elements at the indices that a maximum pool returned, and zeros elsewhere.
     "max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor"
         fn max_unpool3d(indices: tensor, output_size: ints, stride: ints, padding: ints)
         = Composite(|call| {
@@ -24,23 +24,25 @@ operators! {
             }
             unpool(call, 3).map(single)
         });
-    /// Returns the greatest element of each of so many windows, which random numbers place, and its place (B. Graham, *Fractional
-    /// Max-Pooling*, 2014).
+    /// Returns the greatest element of each of `output_size` windows, which random numbers place, and its index (B. Graham,
+    /// *Fractional Max-Pooling*, 2014).
     "fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)"
         fn fractional_max_pool2d(kernel_size: ints, output_size: ints, random_samples: tensor) -> 2
         = Composite(|call| fractional(call, 2));
-    /// Returns the greatest element of each of so many windows of volumes, which random numbers place, and its place.
+    /// Returns the greatest element of each of `output_size` windows of volumes, which random numbers place, and its index.
     "fractional_max_pool3d(Tensor self, int[3] kernel_size, int[3] output_size, Tensor random_samples) -> (Tensor, Tensor)"
         fn fractional_max_pool3d(kernel_size: ints, output_size: ints, random_samples: tensor) -> 2
         = Composite(|call| fractional(call, 3));
-    /// Returns the sum (0), mean (1) or maximum (2) of the rows of each bag: of the indices from its offset on to the next one's; the bag
-    /// of each index; how many count in each bag; and, of a maximum, the row that gave it.
+    /// Returns the sum (0), mean (1) or maximum (2) of the rows of each bag, which are at the indices from its offset to the next
+    /// one's; the bag of each index; the number of rows that count in each bag; and, for a maximum, its row.
     "embedding_bag.padding_idx(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, bool include_last_offset, int? padding_idx) -> (Tensor, Tensor, Tensor, Tensor)"
         = Composite(|call| embedding_bag(call, call.optional_int(8))), autocast: Parts;
-    /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, how many count in each, and the maximum's row.
+    /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, the number of rows that count in each,
+    /// and the maximum's row.
     "_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"
         = Composite(|call| embedding_bag(call, Some(call.int(8)).filter(|&padding| padding >= 0)));
-    /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, how many there are in each, and the maximum's row.
+    /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, the number of rows in each, and the
+    /// maximum's row.
     "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)"
         fn embedding_bag(indices: tensor, offsets: tensor, scale_grad_by_freq: bool, mode: int, sparse: bool, per_sample_weights: optional_tensor, include_last_offset: bool) -> 4
         = Composite(|call| embedding_bag(call, None)), autocast: Parts;
@@ -90,7 +92,7 @@ fn unpool(call: &Call<'_>, axes: usize) -> Result<Tensor> {
     zeros.scatter(1, &rows(indices)?, &rows(x)?)?.reshape(&shape)
 }
 
-/// Returns where the windows of an axis begin (planes, windows), by a random number per plane.
+/// Returns the first indices of the windows of an axis (planes, windows), from a random number per plane.
 fn starts(sample: &Tensor, extent: usize, kernel: usize, windows: usize) -> Result<Tensor> {
     let device = sample.device();
     let last = (extent - kernel) as i64;
@@ -126,7 +128,7 @@ fn fractional(call: &Call<'_>, axes: usize) -> Result<Tensors> {
     }
     let front = x.rank() - axes;
     let planes: usize = x.shape()[..front].iter().product();
-    // Samples may be those of a greater batch, of which the first are taken.
+    // Samples may be those of a larger batch, of which the first are used.
     let (batch, channels) = (planes.checked_div(x.shape()[front - 1]).unwrap_or(0), x.shape()[front - 1]);
     let found = samples.shape();
     if found.len() != 3 || found[0] < batch || found[1] != channels || found[2] != axes {
@@ -146,11 +148,11 @@ fn fractional(call: &Call<'_>, axes: usize) -> Result<Tensors> {
             ));
         }
     }
-    // The places of all windows' elements: (planes, windows, places in a window), an axis after the other.
+    // The positions of all windows' elements: (planes, windows, elements of a window), added axis by axis.
     let list = samples.detach().reshape(&[planes, axes])?;
     let mut index = Tensor::zeros(&[planes, 1, 1], DType::I64, x.device())?;
     for axis in 0..axes {
-        // PyTorch's numbers are those of the last axis first.
+        // PyTorch's numbers start with the last axis.
         let sample = list.select(1, axes - 1 - axis)?.contiguous()?;
         let (count, windows) = (kernel[axis] as usize, size[axis] as usize);
         let inside = Tensor::arange(count, 0, 1, DType::I64, x.device())?;

@@ -1,4 +1,4 @@
-//! Views: other layouts over the memory of a tensor. They copy nothing, except where their documentation says so.
+//! Views: other layouts over the memory of a tensor. Views copy nothing, unless their documentation states it.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape, inverse_order};
@@ -18,25 +18,25 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns a view of all elements.
     "alias(Tensor(a) self) -> Tensor(a)" = Composite(|call| alias(call.tensor(0)).map(single));
-    /// Returns a view of the memory with these extents and strides. The memory is not left.
+    /// Returns a view of the memory with these extents and strides. The view must be inside the memory.
     "as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
         fn as_strided(size: sizes, stride: sizes, storage_offset: optional_int) = Composite(|call| {
             as_strided(call.tensor(0), &call.ints(1), &call.ints(2), call.optional_int(3)).map(single)
         }), in_place: "as_strided_";
-    /// Gives the tensor another size, in which it is contiguous or of a memory format, and its storage more memory where that does not suffice;
-    /// further elements are anything. Returns the tensor.
+    /// Gives the tensor another size, in which it is contiguous or of a memory format, and its storage more memory if it has not
+    /// enough; additional elements are uninitialized. Returns the tensor.
     "resize_(Tensor(a!) self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
         fn resize_(size: sizes) = Kernel(|call| resize(call, &extents(&call.ints(1))?)), complex: Taken;
     /// Gives the tensor another's size, as `resize_` does.
     "resize_as_(Tensor(a!) self, Tensor the_template, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
         fn resize_as_(the_template: tensor)
         = Kernel(|call| resize(call, call.tensor(1).shape())), complex: Taken;
-    /// Returns the diagonals of two dimensions as a new last one; `offset` is how far above the main one.
+    /// Returns the diagonals of two dimensions as a new last one; `offset` is their distance above the main one.
     "diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"
         fn diagonal(offset: int, dim1: int, dim2: int) = Composite(|call| {
             diagonal(call.tensor(0), call.int(1), call.int(2), call.int(3)).map(single)
         });
-    /// Returns the tensor broadcast to a shape, in which −1 is what the extent is.
+    /// Returns the tensor broadcast to a shape, in which −1 keeps an extent.
     "expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"
         = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single));
     /// Returns the tensor broadcast to the shape of another.
@@ -45,38 +45,38 @@ operators! {
             let size: SmallVec<[i64; 6]> = call.tensor(1).shape().iter().map(|&extent| extent as i64).collect();
             expand(call.tensor(0), &size).map(single)
         }), autocast: Parts;
-    /// Returns the dimensions in another order.
+    /// Returns the tensor with its dimensions in another order.
     "permute(Tensor(a) self, int[] dims) -> Tensor(a)" = Composite(|call| permute(call).map(single));
-    /// Returns two dimensions swapped.
+    /// Returns the tensor with two dimensions swapped.
     "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"
         = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "transpose_";
-    /// Returns two dimensions swapped.
+    /// Returns the tensor with two dimensions swapped.
     "swapaxes(Tensor(a) self, int axis0, int axis1) -> Tensor(a)"
         fn swapaxes(axis0: int, axis1: int)
         = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapaxes_", autocast: Parts;
-    /// Returns two dimensions swapped.
+    /// Returns the tensor with two dimensions swapped.
     "swapdims(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"
         fn swapdims(dim0: int, dim1: int)
         = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single)), in_place: "swapdims_", autocast: Parts;
-    /// Returns a matrix with its two dimensions swapped; what has fewer dimensions is returned as it is.
+    /// Returns a matrix with its two dimensions swapped; a tensor with fewer dimensions is returned unchanged.
     "t(Tensor(a) self) -> Tensor(a)"
         fn t() = Composite(|call| match call.tensor(0).rank() {
             0 | 1 => alias(call.tensor(0)).map(single),
             2 => transpose(call.tensor(0), 0, 1).map(single),
             rank => Err(Error::invalid(format!("t() expects a tensor with <= 2 dimensions, but self is {rank}D"))),
         }), in_place: "t_";
-    /// Returns one place of a dimension, without that dimension.
+    /// Returns one slice of a dimension, without that dimension.
     "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"
         = Composite(|call| select(call.tensor(0), call.int(1), call.int(2)).map(single));
-    /// Returns every `step`th place of a dimension, from `start` on and below `end`; negative ones are counted from the end.
+    /// Returns every `step`th index of a dimension, from `start` on and below `end`; negative bounds are counted from the end.
     "slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"
         fn slice(dim: int, start: optional_int, end: optional_int, step: int) = Composite(|call| {
             let bounds = (call.optional_int(2), call.optional_int(3));
             slice(call.tensor(0), call.int(1), bounds, call.int(4)).map(single)
         });
-    /// Returns `length` places of a dimension, from `start` on.
+    /// Returns `length` indices of a dimension, from `start` on.
     "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)" = Composite(|call| narrow(call).map(single)), autocast: Parts;
-    /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
+    /// Returns the parts of a dimension, each of `split_size` elements, the last of the remainder.
     "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"
         fn split(split_size: int, dim: int) -> list = Composite(split);
     /// Returns the parts of a dimension, of these sizes.
@@ -84,10 +84,10 @@ operators! {
         fn split_with_sizes(split_sizes: sizes, dim: int) -> list = Composite(split_with_sizes);
     /// Returns the parts of a dimension, of these sizes.
     "split.sizes(Tensor(a -> *) self, SymInt[] split_size, int dim=0) -> Tensor(a)[]" = Composite(split_with_sizes), autocast: Parts;
-    /// Returns at most so many parts of a dimension, all but the last of one size.
+    /// Returns at most `chunks` parts of a dimension, all but the last of one size.
     "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"
         fn chunk(chunks: int, dim: int) -> list = Composite(chunk), autocast: Parts;
-    /// Returns every place of a dimension, without that dimension.
+    /// Returns every slice of a dimension, without that dimension.
     "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]" = Composite(|call| {
         let x = call.tensor(0);
         let dim = wrap(call.int(1), x.rank())?;
@@ -110,31 +110,31 @@ operators! {
         let x = call.tensor(0);
         x.unsqueeze(wrap(call.int(1), x.rank() + 1)? as i64).map(single)
     }), in_place: "unsqueeze_";
-    /// Returns the elements, row-major, in another shape, in which one extent may be −1; refused where that needs a copy.
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1; refused if that needs a copy.
     "view(Tensor(a) self, SymInt[] size) -> Tensor(a)" = Composite(|call| {
         let x = call.tensor(0);
         view(x, &inferred(&call.ints(1), x.elements())?).map(single)
     });
-    /// Returns a view of the memory as elements of another dtype, outside the autograd graph. Where that is of another size, the last dimension becomes
-    /// longer or shorter, and its elements must lie beside each other.
+    /// Returns a view of the memory as elements of another dtype, outside the autograd graph. If that dtype has another size, the
+    /// last dimension becomes longer or shorter, and its elements must be contiguous.
     "view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"
         fn view_dtype(dtype: dtype) = Composite(|call| view_dtype(call.tensor(0), call.dtype(1)).map(single));
-    /// Returns the elements, row-major, in the shape of another tensor; refused where that needs a copy.
+    /// Returns the elements, row-major, in the shape of another tensor; refused if that needs a copy.
     "view_as(Tensor(a) self, Tensor other) -> Tensor(a)"
         fn view_as(other: tensor) = Composite(|call| view(call.tensor(0), call.tensor(1).shape()).map(single)), autocast: Parts;
-    /// Returns the elements, row-major, in another shape, in which one extent may be −1: a view where the strides allow it, else a
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1: a view if the strides allow it, else a
     /// copy.
     "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)" = Composite(|call| {
         let x = call.tensor(0);
         x.reshaped(&inferred(&call.ints(1), x.elements())?).map(single)
     }), autocast: Parts;
-    /// Returns the elements, row-major, in the shape of another tensor: a view where the strides allow it, else a copy.
+    /// Returns the elements, row-major, in the shape of another tensor: a view if the strides allow it, else a copy.
     "reshape_as(Tensor(a) self, Tensor other) -> Tensor(a)"
         fn reshape_as(other: tensor) = Composite(|call| {
             check_count(call.tensor(1).shape(), call.tensor(0).elements())?;
             call.tensor(0).reshape(call.tensor(1).shape()).map(single)
         }), autocast: Parts;
-    /// Returns a range of dimensions as one: a view where the strides allow it, else a copy.
+    /// Returns a range of dimensions as one: a view if the strides allow it, else a copy.
     "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"
         fn flatten(start_dim: int, end_dim: int) = Composite(|call| flatten(call).map(single)), autocast: Parts;
     /// Returns all dimensions as one: a view of a contiguous tensor, else a copy.
@@ -143,19 +143,19 @@ operators! {
             let x = call.tensor(0).contiguous()?;
             x.reshape(&[x.elements()]).map(single)
         }), autocast: Parts;
-    /// Returns a dimension taken apart into several, one of whose sizes may be −1.
+    /// Returns the tensor with a dimension split into several, one of whose sizes may be −1.
     "unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"
         fn unflatten(dim: int, sizes: sizes) = Composite(|call| unflatten(call).map(single)), autocast: Parts;
-    /// Returns dimensions moved to other places; the others keep their order.
+    /// Returns the tensor with dimensions moved to other positions; the others keep their order.
     "movedim.intlist(Tensor(a) self, int[] source, int[] destination) -> Tensor(a)"
         fn movedim(source: ints, destination: ints)
         = Composite(|call| movedim(call.tensor(0), &call.ints(1), &call.ints(2)).map(single)), autocast: Parts;
-    /// Returns a dimension moved to another place; the others keep their order.
+    /// Returns the tensor with a dimension moved to another position; the others keep their order.
     "movedim.int(Tensor(a) self, int source, int destination) -> Tensor(a)"
         = Composite(|call| movedim(call.tensor(0), &[call.int(1)], &[call.int(2)]).map(single)), autocast: Parts;
     /// Returns the same memory outside the autograd graph.
     "detach(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).detach())));
-    /// Returns the elements with no gaps in the order of a memory format; the tensor itself where they lie so.
+    /// Returns the elements without gaps in the order of a memory format; the tensor itself if they already are.
     "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"
         = Composite(|call| in_format(call.tensor(0), call.int(1)).map(single)), autocast: Parts;
     /// Returns a copy of the elements.
@@ -163,7 +163,7 @@ operators! {
         = Composite(|call| copied_in_format(call, call.tensor(0), call.optional_int(1)).map(single));
 }
 
-/// Returns a dimension counted from the end where it is negative. A tensor without dimensions is asked as if it had one.
+/// Returns a dimension counted from the end if it is negative. A tensor without dimensions is treated as if it had one.
 pub(super) fn wrap(dim: i64, rank: usize) -> Result<usize> {
     let count = rank.max(1) as i64;
     if (-count..count).contains(&dim) {
@@ -189,7 +189,7 @@ pub(super) fn wrap_all(dims: &[i64], rank: usize) -> Result<Shape> {
     Ok(wrapped)
 }
 
-/// Refuses a tensor without dimensions, of which none can be named.
+/// Refuses a tensor without dimensions, in which no index exists.
 fn check_has_places(x: &Tensor, refusal: &str) -> Result<()> {
     if x.rank() == 0 { Err(Error::index(refusal.to_owned())) } else { Ok(()) }
 }
@@ -207,7 +207,7 @@ pub(super) fn extents(size: &[i64]) -> Result<Shape> {
     })
 }
 
-/// Returns a view of some of the elements, each once: `place` gives their layout from that of all.
+/// Returns a view of a subset of the elements, each once: `place` computes their layout from that of all.
 fn part(x: &Tensor, name: &'static str, place: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
     let layout = place(x.layout())?;
     Ok(record_view(x, x.viewed(layout), || {
@@ -254,7 +254,7 @@ pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option
     Ok(strided(x, layout))
 }
 
-/// Returns a view of any layout inside of the memory.
+/// Returns a view of any layout inside the memory.
 pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
     let view = x.viewed(layout.clone());
     let base = x.layout().clone();
@@ -396,7 +396,7 @@ pub(super) fn parts(x: &Tensor, dim: usize, lengths: Vec<usize>) -> Result<Tenso
     Ok(record_split(x, list, dim, lengths).into())
 }
 
-/// Returns the lengths of parts of one size, the last of what is left.
+/// Returns the lengths of parts of one size, the last of the remainder.
 fn even(extent: usize, size: usize) -> Result<Vec<usize>> {
     let mut lengths = host_room(extent.div_ceil(size.max(1)).max(1))?;
     let mut left = extent;
@@ -458,7 +458,7 @@ pub(super) fn chunk(call: &Call<'_>) -> Result<Tensors> {
     let dim = wrap(call.int(2), x.rank())?;
     let extent = x.shape()[dim];
     if extent == 0 {
-        // As many as were asked for, so that their number does not depend on the extent.
+        // The requested number of parts, so that their number does not depend on the extent.
         let mut lengths = host_room(chunks as usize)?;
         lengths.resize(chunks as usize, 0);
         return parts(x, dim, lengths);
@@ -482,7 +482,7 @@ fn view_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
         true => x.layout().clone(),
         false => layout_of_dtype(x, dtype)?,
     };
-    // PyTorch's tensors lie so; memory of another library need not.
+    // Tensors of PyTorch are always aligned; memory of another library may not be.
     let address = x.pointer().address();
     if x.elements() > 0 && !address.is_multiple_of(to as u64) && to > from {
         return Err(Error::invalid(format!(
@@ -596,7 +596,8 @@ pub(super) fn movedim(x: &Tensor, source: &[i64], destination: &[i64]) -> Result
     x.permute(&order)
 }
 
-/// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.
+/// Returns PyTorch's number of the memory format of images or volumes (`suggest_memory_format`): channels last, or the order of
+/// the shape.
 pub(super) fn format_of(x: &Tensor) -> i64 {
     match x.rank() {
         rank @ (4 | 5) if x.layout().is_like_channels_last() => rank as i64 - 2,
@@ -619,8 +620,8 @@ pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
     }
 }
 
-/// Returns the order of dimensions, outermost first, of a tensor like another in a memory format; `None` where it is that of the shape. Without a
-/// format, or to preserve it, that is the other's own order, if it has no gaps.
+/// Returns the order of dimensions, outermost first, of a tensor like another in a memory format; `None` if it is the order of
+/// the shape. Without a format, or to preserve it, this is the other's own order, if it has no gaps.
 fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
     let (None | Some(1)) = format else { return format_order(x.rank(), format.unwrap_or(0)) };
     if x.is_contiguous() {
@@ -639,8 +640,8 @@ pub(super) fn copied_in_format(call: &Call<'_>, x: &Tensor, format: Option<i64>)
     }
 }
 
-/// Makes a tensor of the shape of the call's first in the memory format of an argument, as [`copied_in_format`] does: `make` gives a contiguous one of
-/// the shape that it learns.
+/// Makes a tensor of the shape of the call's first in the memory format of an argument, as [`copied_in_format`] does: `make`
+/// returns a contiguous one of the shape that it is passed.
 pub(super) fn made_like(
     call: &Call<'_>,
     format: usize,
@@ -656,7 +657,7 @@ pub(super) fn made_like(
     }
 }
 
-/// Refuses options of a new tensor that no tensor here has: a layout that is not strided, and pinned memory.
+/// Refuses options of a new tensor that this library does not support: a layout that is not strided, and pinned memory.
 pub(super) fn check_options(layout: Option<i64>, pin_memory: Option<bool>) -> Result<()> {
     match (layout, pin_memory) {
         (None | Some(0), None | Some(false)) => Ok(()),
@@ -665,7 +666,7 @@ pub(super) fn check_options(layout: Option<i64>, pin_memory: Option<bool>) -> Re
     }
 }
 
-/// Returns the dtype of a number that a tensor is made of.
+/// Returns the dtype of a tensor made from a number.
 pub(super) fn dtype_of(number: thalweg_ir::Scalar) -> DType {
     match number {
         thalweg_ir::Scalar::Bool(_) => DType::Bool,

@@ -1,4 +1,4 @@
-//! Copies of views: each is the view of its name, in memory of its own.
+//! Copies of views: each is the view of its name, in new memory.
 
 use super::Body::Composite;
 use super::index::with_part;
@@ -22,7 +22,7 @@ operators! {
     /// Returns the tensor broadcast to a shape, with memory for each element.
     "expand_copy(Tensor self, SymInt[] size, *, bool implicit=False) -> Tensor"
         = Composite(|call| copied(call, built_in!("expand")?));
-    /// Returns a copy of `length` places of a dimension, from `start` on.
+    /// Returns a copy of `length` indices of a dimension, from `start` on.
     "narrow_copy(Tensor self, int dim, SymInt start, SymInt length) -> Tensor"
         = Composite(|call| {
             check_part(call)?;
@@ -30,13 +30,13 @@ operators! {
         });
     /// Returns a copy with the dimensions in another order.
     "permute_copy(Tensor self, int[] dims) -> Tensor" = Composite(|call| copied(call, built_in!("permute")?));
-    /// Returns a copy of one place of a dimension, without that dimension.
+    /// Returns a copy of one slice of a dimension, without that dimension.
     "select_copy.int(Tensor self, int dim, SymInt index) -> Tensor"
         = Composite(|call| copied(call, built_in!("select.int")?));
-    /// Returns a copy of every `step`th place of a dimension.
+    /// Returns a copy of every `step`th index of a dimension.
     "slice_copy.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"
         = Composite(|call| copied(call, built_in!("slice.Tensor")?));
-    /// Returns copies of the parts of a dimension, each of `split_size` places, the last of what is left.
+    /// Returns copies of the parts of a dimension, each of `split_size` elements, the last of the remainder.
     "split_copy.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]"
         = Composite(|call| copied(call, built_in!("split.Tensor")?));
     /// Returns copies of the parts of a dimension, of these sizes.
@@ -54,7 +54,7 @@ operators! {
     /// Returns a copy with two dimensions swapped.
     "transpose_copy.int(Tensor self, int dim0, int dim1) -> Tensor"
         = Composite(|call| copied(call, built_in!("transpose.int")?));
-    /// Returns copies of every place of a dimension, without that dimension.
+    /// Returns copies of every slice of a dimension, without that dimension.
     "unbind_copy.int(Tensor self, int dim=0) -> Tensor[]" = Composite(|call| copied(call, built_in!("unbind.int")?));
     /// Returns copies of all windows of a dimension, which is their last.
     "unfold_copy(Tensor self, int dimension, int size, int step) -> Tensor"
@@ -73,7 +73,7 @@ operators! {
         });
 }
 
-/// Refuses a part that `narrow_copy` refuses in words of its own.
+/// Refuses a part that `narrow_copy` refuses with a message of its own.
 fn check_part(call: &Call<'_>) -> Result<()> {
     let (shape, dim, start, length) = (call.tensor(0).shape(), call.int(1), call.int(2), call.int(3));
     if dim >= shape.len() as i64 && !shape.is_empty() {

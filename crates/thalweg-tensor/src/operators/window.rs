@@ -13,7 +13,7 @@ use crate::kernels::geometry::{Geometry, PerAxis, Placing};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the windows of images (batch, channels, …) as columns (batch, channels · places in a window, windows).
+    /// Returns the windows of images (batch, channels, …) as columns (batch, channels · elements of a window, windows).
     "thalweg::unfold(Tensor self, int[] kernel_size, int[] dilation, int[] padding, int[] stride) -> Tensor"
         = Differentiable(unfold, &UNFOLD);
     /// Returns the sum of all window entries at each point of images: the transpose of unfolding.
@@ -26,11 +26,11 @@ operators! {
             let output_padding = call.bool(6).then(|| call.ints(7));
             Convolution { stride, padding, dilation, output_padding, groups: call.int(8) }.run(call)
         }), autocast: Lower;
-    /// Returns the gradients of a convolution for input, weight and bias, as far as the mask asks for them; the others are empty.
+    /// Returns the gradients of a convolution for input, weight and bias, those that the mask selects; the others are empty.
     "convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(convolution_backward);
-    /// Returns the convolution of images or volumes with a weight, plus bias, with what is below 0 set to 0: one call of cuDNN where it takes that and
-    /// no gradient is recorded.
+    /// Returns the convolution of images or volumes with a weight, plus bias, with negative elements set to 0: one call of cuDNN
+    /// if it supports that and no gradient is recorded.
     "cudnn_convolution_relu(Tensor self, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
         = Composite(convolution_relu), autocast: Lower;
     /// Returns the convolution of sequences (batch, channels, length) with a weight (out, in / groups, length), plus bias.
@@ -54,7 +54,7 @@ operators! {
         = Composite(|call| Convolution::transposed(call).run(call)), autocast: Lower;
 }
 
-/// Numbers of axes, in the last places of three; the others are `rest`. One number is that of every axis.
+/// Returns numbers per axis as the last of three; the others are `rest`. A single number applies to every axis.
 pub(super) fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Result<PerAxis> {
     if list.len() != axes && list.len() != 1 {
         return Err(Error::invalid(format!(
@@ -64,7 +64,7 @@ pub(super) fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Re
     let mut numbers = [rest; 3];
     for axis in 0..axes {
         let number = list[if list.len() == 1 { 0 } else { axis }];
-        // Half of the range, so that sums of a few stay inside of it.
+        // Half of the range, so that sums of a few stay inside it.
         numbers[3 - axes + axis] =
             usize::try_from(number).ok().filter(|&number| number <= isize::MAX as usize / 4).ok_or_else(
                 || Error::invalid(format!("{name} must be at least 0 and below 2⁶¹, not {number}")),
@@ -80,7 +80,7 @@ pub(super) fn extents_of(shape: &[usize], axes: usize) -> PerAxis {
     extents
 }
 
-/// Refuses windows without places, or that do not move.
+/// Refuses empty windows, and a stride of 0.
 pub(super) fn check_positive(numbers: [PerAxis; 3]) -> Result<()> {
     match ["kernel size", "stride", "dilation"].iter().zip(numbers).find(|(_, list)| list.contains(&0)) {
         Some((name, _)) => Err(Error::invalid(format!("{name} must be greater than zero, but got 0"))),
@@ -88,7 +88,7 @@ pub(super) fn check_positive(numbers: [PerAxis; 3]) -> Result<()> {
     }
 }
 
-/// Returns the extents of dilated windows over the last axes, and how many fit.
+/// Returns the extents of dilated windows over the last axes, and the number that fits.
 pub(super) fn strided(
     extents: PerAxis,
     [kernel, stride, padding, dilation]: [PerAxis; 4],
@@ -111,7 +111,7 @@ pub(super) fn strided(
             )));
         };
         let rounded = if ceil_mode { room.div_ceil(stride[axis]) } else { room / stride[axis] };
-        // The last window begins inside of the image or of the padding in front.
+        // The last window begins inside the image or the padding before it.
         let begins_behind =
             ceil_mode && rounded.saturating_mul(stride[axis]) >= extents[axis] + padding[axis];
         windows[axis] = rounded + 1 - usize::from(begins_behind && rounded > 0);
@@ -231,7 +231,7 @@ static FOLD: Formula = Formula {
             if columns.shape() == call.shape(0) {
                 return Ok(columns);
             }
-            // There were fewer windows than fit.
+            // There were fewer windows than would fit.
             let (folded, shape) = Columns::folded(call, call.shape(0))?;
             let axes = shape.len() - 2;
             let rows = call.shape(0)[1];
@@ -247,7 +247,7 @@ static FOLD: Formula = Formula {
     },
 };
 
-/// Returns how many windows fit along each axis.
+/// Returns the number of windows that fit along each axis.
 fn strided_of(geometry: &Geometry) -> Result<PerAxis> {
     let Placing::Strided { kernel, stride, padding, dilation, .. } = geometry.placing else {
         return Ok(geometry.windows);
@@ -269,7 +269,7 @@ pub(super) fn folded(x: &Tensor, lists: [&Ints; 6]) -> Result<Tensor> {
     call_operator(built_in!("thalweg::fold")?, &arguments, None, std::panic::Location::caller())
 }
 
-/// Returns a batch around an image without one, and whether it was made.
+/// Returns an image without a batch dimension as a batch of one, and whether the dimension was added.
 pub(super) fn in_batch(x: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
     match rank.checked_sub(x.rank()) {
         Some(0) => Ok((x.clone(), false)),
@@ -282,19 +282,19 @@ pub(super) fn in_batch(x: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
     }
 }
 
-/// Returns a result without the batch that was put around the input.
+/// Returns a result without the batch dimension that was added to the input.
 pub(super) fn out_of_batch(result: Tensor, was_made: bool) -> Result<Tensors> {
     if was_made { result.squeeze(0).map(single) } else { Ok(single(result)) }
 }
 
-/// Returns a value per channel, so that it is broadcast over images of this rank.
+/// Returns one value per channel as a view that is broadcast over images of this rank.
 fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
     let mut shape = Shape::from_elem(1, rank);
     shape[1] = values.elements();
     values.reshape(&shape)
 }
 
-/// Returns a tensor of 16-bit floats in the dtype that sums of them are computed in, and others as they are.
+/// Returns a tensor of 16-bit floats in the dtype in which their sums are computed, and other tensors unchanged.
 fn widened(tensor: &Tensor) -> Result<Tensor> {
     match tensor.dtype() {
         DType::F16 | DType::Bf16 => tensor.to_dtype(DType::F32),
@@ -335,7 +335,7 @@ impl Convolution {
         Self { stride, padding, dilation, output_padding: Some(output_padding), groups: call.int(6) }
     }
 
-    /// Returns a batch around an input without one, and whether it was made.
+    /// Returns an input without a batch dimension as a batch of one, and whether the dimension was added.
     fn in_batch(&self, input: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
         in_batch(input, rank).map_err(|_| {
             let name = if self.output_padding.is_some() { "conv_transpose" } else { "conv" };
@@ -366,7 +366,8 @@ impl Convolution {
         {
             return out_of_batch(result, made);
         }
-        // Where it is not part of the library's call: the bias is added to a result that is not rounded yet, except on a GPU, where PyTorch adds it to a rounded one.
+        // A bias that is not part of the library's call is added to the result before rounding, except on a GPU, where PyTorch
+        // adds it to a rounded one.
         let dtype = input.dtype();
         let is_wide = bias.is_some() && (input.device().is_simulated() || self.output_padding.is_some());
         let wide = |tensor: &Tensor| match is_wide {
@@ -389,7 +390,8 @@ impl Convolution {
         out_of_batch(result, made)
     }
 
-    /// Returns the convolution of the first two tensors of a call, plus the third, rectified, in one call of cuDNN; `None` where it does not take that.
+    /// Returns the convolution of the first two tensors of a call, plus the third, rectified, in one call of cuDNN; `None` if it
+    /// does not support that.
     fn rectified(&self, call: &Call<'_>) -> Result<Option<Tensors>> {
         let (input, weight, Some(bias)) = (call.tensor(0), call.tensor(1), call.optional_tensor(2)) else {
             return Ok(None);
@@ -404,8 +406,8 @@ impl Convolution {
         result.map(|result| out_of_batch(result, made)).transpose()
     }
 
-    /// Returns the convolution by cuDNN, of one that is not transposed with its bias and the rectified linear unit; `None` where it does not take
-    /// it.
+    /// Returns the convolution by cuDNN, with its bias and the rectified linear unit if it is not transposed; `None` if cuDNN
+    /// does not support it.
     fn by_library(
         &self,
         input: &Tensor,
@@ -428,7 +430,7 @@ impl Convolution {
             Some(padding) => {
                 let extra = per_axis("output_padding", padding, axes, 0)?;
                 if (3 - axes..3).any(|axis| extra[axis] >= numbers[1][axis]) {
-                    // The windows over so long a result are more than the input has.
+                    // There are more windows over a result of this length than the input has elements.
                     return Ok(None);
                 }
                 let extents =
@@ -449,7 +451,7 @@ impl Convolution {
         }
     }
 
-    /// Refuses numbers that are negative, or 0 where that means nothing, in PyTorch's words.
+    /// Refuses numbers that are negative, or 0 where that is not valid, with PyTorch's message.
     fn check_signs(&self) -> Result<()> {
         let rules = [
             (&self.padding, 0, "negative padding is not supported"),
@@ -462,7 +464,7 @@ impl Convolution {
         }
     }
 
-    /// Returns how many groups there are, if shapes and dtypes fit.
+    /// Returns the number of groups, if shapes and dtypes fit.
     fn check(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<usize> {
         let fail = |why: String| Err(Error::invalid(why));
         let Some(groups) = usize::try_from(self.groups).ok().filter(|&groups| groups > 0) else {
@@ -543,7 +545,7 @@ impl Convolution {
             [batch, out].into_iter().chain(geometry.windows[3 - axes..].iter().copied()).collect();
         let location = std::panic::Location::caller();
         let result = match bias {
-            // Rounded once.
+            // The sum is rounded once.
             Some(bias) if input.dtype().is_floating_point() => {
                 let one = Argument::Scalar(1.0.into());
                 let arguments = [(&bias).into(), (&weight).into(), (&columns).into(), one, one];
@@ -596,7 +598,7 @@ impl Convolution {
         Ok(output)
     }
 
-    /// Returns weightᵀ · input for each image and group, folded as columns of the result, which are not rounded before.
+    /// Returns weightᵀ · input for each image and group, folded as columns of the result, without rounding in between.
     fn backward(
         &self,
         input: &Tensor,

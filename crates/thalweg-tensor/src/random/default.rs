@@ -1,4 +1,4 @@
-//! Each device's default generator, from which operators draw that are given none.
+//! Each device's default generator, from which operators draw if the call passes no generator.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,19 +8,19 @@ use thalweg_runtime::{Device, Result};
 use super::DeviceGenerator;
 use crate::scoped::{Scoped, scoped};
 
-/// The generators by the number of their device. They live as long as the process, as PyTorch's do.
+/// The generators by the number of their device. They live as long as the process, like PyTorch's.
 static GENERATORS: Mutex<Vec<(u64, Arc<DeviceGenerator>)>> = Mutex::new(Vec::new());
 
-/// The seed of a generator that was not seeded, PyTorch's `default_rng_seed_val`.
+/// The seed of a generator that was not seeded: PyTorch's `default_rng_seed_val`.
 pub(crate) const SEED: u64 = 67_280_421_310_721;
 
 thread_local! {
-    /// The generators that stand in for default ones on this thread, the innermost last.
+    /// The generators that replace the default ones on this thread, the innermost last.
     static INSTEAD: Scoped<SmallVec<[Arc<DeviceGenerator>; 2]>> = const { scoped(SmallVec::new_const()) };
 }
 
-/// Runs a function whose operators draw from a generator where they would draw from the default one of its device (the argument
-/// `generator` of PyTorch's functions).
+/// Runs a function whose operators draw from a generator instead of the default one of its device (the argument `generator` of
+/// PyTorch's functions).
 pub fn with_generator<T>(generator: &Arc<DeviceGenerator>, function: impl FnOnce() -> T) -> T {
     struct End;
     impl Drop for End {
@@ -46,7 +46,7 @@ pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
     }
     let generator = Arc::new(DeviceGenerator::new(SEED, device)?);
     let mut list = GENERATORS.lock().unwrap_or_else(PoisonError::into_inner);
-    // Another thread may have been faster.
+    // Another thread may have inserted one first.
     if let Some(generator) = find(&list, device) {
         return Ok(generator);
     }
@@ -54,7 +54,7 @@ pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
     Ok(generator)
 }
 
-/// Returns the generator of [`default_generator`], if it was asked for before.
+/// Returns the generator of [`default_generator`], if it was requested before.
 pub(crate) fn made_generator(device: &Device) -> Option<Arc<DeviceGenerator>> {
     find(&GENERATORS.lock().unwrap_or_else(PoisonError::into_inner), device)
 }

@@ -1,12 +1,12 @@
-//! [`DeviceGenerator`]: random numbers whose state lies on the device.
+//! [`DeviceGenerator`]: random numbers whose state is in device memory.
 //!
-//! The state is PyTorch's: a seed and an offset (of how many words each thread has drawn). It lies in device memory, kernels read
-//! it there, and a kernel behind each draw moves the offset on, in stream order. So nothing on the host says which numbers a
-//! replay gets: a captured graph draws fresh ones each time, without a copy before it, and the same seed gives the same run,
-//! captured or not.
+//! The state is PyTorch's: a seed and an offset (the number of words that each thread has drawn). It is in device memory, where
+//! kernels read it, and a kernel after each draw advances the offset, in stream order. The numbers of a replay therefore do not
+//! depend on the host: a captured graph draws fresh ones each time, without a copy before it, and the same seed results in the
+//! same run, captured or not.
 //!
-//! The price is a small kernel behind each draw. PyTorch instead counts on the host, adds up what a whole graph draws, and fills
-//! in the state before every replay.
+//! The cost is a small kernel after each draw. PyTorch instead counts on the host, adds up what a whole graph draws, and fills in
+//! the state before every replay.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,13 +24,13 @@ use crate::loops::run_into;
 use crate::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
-/// Threads of a block, as PyTorch draws.
+/// Threads per block in PyTorch's drawing kernels.
 const BLOCK: usize = 256;
 
 /// Words that a thread draws at a time.
 const WORDS: usize = 4;
 
-/// Returns the largest number of a floating-point dtype. Numbers are drawn in f32 whatever the dtype.
+/// Returns the largest number of a floating-point dtype. Numbers are drawn in f32 for every dtype.
 fn largest(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => f64::from(f16::MAX),
@@ -40,12 +40,12 @@ fn largest(dtype: DType) -> f64 {
 }
 
 /// A generator of random numbers on one device (`torch.Generator(device='cuda')`). Numbers of f32 and 16-bit floats are those
-/// that PyTorch's CUDA generator gives for the same seed, device and order of calls, save in [`DeviceGenerator::normal`], where
-/// PyTorch's sine and cosine are rougher, and in [`DeviceGenerator::dropout`], where PyTorch hands four words to
-/// neighbours.
+/// that PyTorch's CUDA generator draws for the same seed, device and order of calls, except in [`DeviceGenerator::normal`], where
+/// PyTorch's sine and cosine are less accurate, and in [`DeviceGenerator::dropout`], where PyTorch assigns four words to
+/// neighbouring elements.
 ///
-/// The generator orders draws on different streams: outside captures, within each capture, and replays of graphs that draw, which keep
-/// its state alive. What the body of a [conditional node](thalweg_runtime::graph::if_) draws, the program orders itself.
+/// The generator orders draws on different streams: outside captures, within each capture, and replays of graphs that draw, which
+/// keep its state alive. The program itself must order draws in the body of a [conditional node](thalweg_runtime::graph::if_).
 #[derive(Debug)]
 pub struct DeviceGenerator(Arc<Shared>);
 
@@ -54,16 +54,16 @@ pub struct DeviceGenerator(Arc<Shared>);
 struct Shared {
     /// The seed and the offset, as two i64 in device memory.
     state: Tensor,
-    /// Locked during a draw, so that no other comes between it and the moving on of the offset.
+    /// The order of draws. Locked during a draw, so that no other draw comes between it and advancing the offset.
     order: Mutex<Order>,
 }
 
-/// The streams that the next draws come after.
+/// The streams after which the next draws are ordered.
 #[derive(Debug)]
 struct Order {
-    /// That of the last draw outside captures, or of the last replay that drew.
+    /// The stream of the last draw outside captures, or of the last replay that drew.
     last: Stream,
-    /// That of the last draw of each capture under way, by the capture's number.
+    /// The stream of the last draw of each active capture, by the capture's number.
     captured: Vec<(u64, Stream)>,
 }
 
@@ -72,10 +72,10 @@ impl Shared {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Orders a stream that captures nothing after the last draw.
+    /// Orders a stream that is not capturing after the last draw.
     fn follow(&self, order: &mut Order, stream: &Stream) -> Result<()> {
         if order.last != *stream {
-            // All that came before a capture of that stream was done when the capture began.
+            // All work before a capture of that stream was done when the capture began.
             if !order.last.is_capturing()? {
                 stream.wait_stream(&order.last)?;
             }
@@ -103,7 +103,7 @@ impl Shared {
 }
 
 impl Order {
-    /// Forgets captures that have ended.
+    /// Removes captures that have ended.
     fn forget_ended(&mut self) {
         self.captured.retain(|(capture, stream)| stream.capture_id().is_ok_and(|now| now == Some(*capture)));
     }
@@ -125,16 +125,16 @@ impl Upkeep for CapturedDraws {
     fn after_replay(&self, _stream: &Stream) {}
 }
 
-/// The numbers that an operator takes that draws.
+/// The numbers that a drawing operator takes.
 #[derive(Clone, Copy)]
 pub(crate) struct Numbers<'a> {
     scalars: &'a [Scalar],
-    /// The draws of each element.
+    /// The number of draws per element.
     draws: usize,
 }
 
 impl<'a> Numbers<'a> {
-    /// Returns the numbers of an operator that draws once.
+    /// Returns the numbers of an operator that draws once per element.
     pub(crate) fn of(scalars: &'a [Scalar]) -> Self {
         Self { scalars, draws: 1 }
     }
@@ -151,10 +151,10 @@ impl DeviceGenerator {
     /// Returns a generator with a seed and the offset 0.
     #[track_caller]
     pub fn new(seed: u64, device: &Device) -> Result<Self> {
-        // What is outside of a capture is not made in it.
+        // The generator exists outside the capture, so it is not made in it.
         let stream = outside_captures(device)?;
         let _current = stream.make_current();
-        // It outlives a region of inference mode, and is written outside.
+        // The state outlives a region of inference mode and is written outside it.
         let state = set_inference_mode(false, || Tensor::from_slice(&[seed as i64, 0], &[2], device))?;
         let order = Mutex::new(Order { last: stream, captured: Vec::new() });
         Ok(Self(Arc::new(Shared { state, order })))
@@ -165,8 +165,8 @@ impl DeviceGenerator {
         self.0.state.device()
     }
 
-    /// Sets the seed, and the offset to 0 (`torch.Generator.manual_seed`). In stream order, like a draw; not in a capture, because
-    /// the seed comes from the host.
+    /// Sets the seed, and the offset to 0 (`torch.Generator.manual_seed`). Happens in stream order, like a draw; not possible in
+    /// a capture, because the seed comes from the host.
     #[track_caller]
     pub fn manual_seed(&self, seed: u64) -> Result<()> {
         self.set_state(seed, 0)
@@ -196,7 +196,7 @@ impl DeviceGenerator {
         self.0.state.copy_(&Tensor::from_slice(&[seed as i64, offset as i64], &[2], device)?)
     }
 
-    /// Returns the present state, in stream order: nothing waits.
+    /// Returns the present state, in stream order, without blocking.
     pub(crate) fn snapshot(&self) -> Result<GeneratorState> {
         let _order = self.ordered()?;
         let state = no_grad(|| self.0.state.copied(Location::caller()))?;
@@ -266,7 +266,7 @@ impl DeviceGenerator {
         })
     }
 
-    /// Draws integers from `low` on, of a range above 0: the remainder of 63 bits is taken.
+    /// Draws integers from `low` on, from a range above 0, as the remainder of 63 random bits.
     pub(crate) fn integers(&self, shape: &[usize], range: i64, low: i64, dtype: DType) -> Result<Tensor> {
         let apart = (self.words(element_count(shape)?)) as i64;
         let numbers = [apart, range, low].map(Scalar::I64);
@@ -291,7 +291,7 @@ impl DeviceGenerator {
         self.draw(operator, shape, Numbers::of(&numbers.map(Scalar::F64)), dtype)
     }
 
-    /// Draws by an operator that takes so many numbers.
+    /// Draws with an operator that takes these numbers.
     pub(crate) fn draw(
         &self,
         operator: &'static Operator,
@@ -307,12 +307,11 @@ impl DeviceGenerator {
         self.call(operator, None, count, numbers, Some(dtype), label)?.swap_remove(0).reshape(shape)
     }
 
-    /// Keeps each element of a floating-point tensor with a probability above 0, divided by it, and sets the others to 0: what
-    /// `torch.nn.functional.dropout` of 1 − probability does. A gradient flows. Asynchronous.
+    /// Keeps each element of a floating-point tensor with a probability above 0, divided by it, and sets the others to 0: as
+    /// `torch.nn.functional.dropout` with 1 − probability does. Gradients flow through it. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the probability is not above 0 and at most 1, or the tensor is not of floating-point
-    /// numbers.
+    /// [`Error::is_invalid_argument`] if the probability is not above 0 and at most 1, or the tensor is not floating-point.
     #[track_caller]
     pub fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
         let is_probability = probability > 0.0 && probability <= 1.0;
@@ -330,8 +329,8 @@ impl DeviceGenerator {
         Ok(result)
     }
 
-    /// Keeps each element of a tensor that is not empty with a probability above 0, as [`dropout`](Self::dropout) does, and returns which
-    /// were kept as well.
+    /// Keeps each element of a tensor that is not empty with a probability above 0, as [`dropout`](Self::dropout) does, and also
+    /// returns which were kept.
     pub(crate) fn dropped(&self, input: &Tensor, probability: f64, label: Label) -> Result<[Tensor; 2]> {
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
         let operator = built_in!("thalweg::dropout")?;
@@ -342,7 +341,7 @@ impl DeviceGenerator {
         Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
 
-    /// Draws for `count` elements, and moves the offset on behind it.
+    /// Draws for `count` elements, and then advances the offset.
     fn call(
         &self,
         operator: &'static Operator,
@@ -382,12 +381,12 @@ impl DeviceGenerator {
         Ok(results)
     }
 
-    /// Returns how many words each thread draws for so many elements.
+    /// Returns the number of words that each thread draws for this many elements.
     fn words(&self, count: usize) -> usize {
         count.div_ceil(self.threads(count).max(1) * WORDS) * WORDS
     }
 
-    /// Returns how many threads PyTorch's kernels have for so many elements.
+    /// Returns the number of threads of PyTorch's kernels for this many elements.
     fn threads(&self, count: usize) -> usize {
         let properties = self.device().properties();
         let resident = properties.max_threads_per_multi_processor as usize / BLOCK;
@@ -395,8 +394,8 @@ impl DeviceGenerator {
         count.div_ceil(BLOCK).min(most) * BLOCK
     }
 
-    /// Orders the current stream after the last draw: of its capture, where it captures. A capture and what is outside of it cannot wait for
-    /// each other; the graph's replays are ordered instead.
+    /// Orders the current stream after the last draw, that of its capture if it is capturing. Streams inside and outside a
+    /// capture cannot wait for each other; the graph's replays are ordered instead.
     fn ordered(&self) -> Result<MutexGuard<'_, Order>> {
         let Self(shared) = self;
         let current = self.device().current_stream();
@@ -415,10 +414,10 @@ impl DeviceGenerator {
     }
 }
 
-/// Returns the current stream, or another where that captures.
+/// Returns the current stream, or another one if that is capturing.
 fn outside_captures(device: &Device) -> Result<Stream> {
     let mut stream = device.current_stream();
-    // The streams of the pool come round again; no program captures all of them at once.
+    // The pool hands out its streams in turn; no program captures all of them at once.
     for _ in 0..=STREAMS_PER_PRIORITY {
         if !stream.is_capturing()? {
             break;

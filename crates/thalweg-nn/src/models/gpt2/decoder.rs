@@ -15,9 +15,10 @@ use crate::module::{Embedding, Forward, IntegerFormat, LayerNorm, Linear, Weight
 pub struct DecodeOptions {
     /// The dtype of weights, caches and scores.
     pub dtype: DType,
-    /// The temperature at which tokens are drawn from the device's generator; `None` takes the likeliest.
+    /// The temperature at which tokens are drawn from the device's generator; `None` chooses the likeliest.
     pub temperature: Option<f64>,
-    /// The integers that the weights of the layers' products become; `None` leaves them as they are. Embeddings and head stay in `dtype`.
+    /// The integer format to which the weights of the layers' products are converted; `None` leaves them unchanged. Embeddings
+    /// and head stay in `dtype`.
     pub integers: Option<IntegerFormat>,
 }
 
@@ -27,7 +28,7 @@ impl Default for DecodeOptions {
     }
 }
 
-/// A layer, with its caches of the keys and values so far: (1, heads, context, features of a head).
+/// A layer, with its caches of the keys and values so far: (1, heads, context, features per head).
 #[derive(Debug)]
 struct Layer {
     norms: [[Tensor; 2]; 2],
@@ -74,7 +75,8 @@ impl Layer {
         })
     }
 
-    /// Returns a row (1, features) and what is to be added to it, operator by operator, with weights of integers. A sum is taken by the norm behind it, in one kernel.
+    /// Returns a row (1, features) and the branch to be added to it, computed operator by operator with integer weights. The
+    /// following norm computes the sum in its own kernel.
     fn by_integers(
         &self,
         (row, branch): (Tensor, Option<Tensor>),
@@ -97,7 +99,7 @@ impl Layer {
     }
 }
 
-/// Returns what a function gives for each of four.
+/// Returns the results of a function for each of four values.
 fn each<'t, T, U>(four: [&'t T; 4], of: impl Fn(&'t T) -> Result<U>) -> Result<[U; 4]> {
     let [a, b, c, d] = four;
     Ok([of(a)?, of(b)?, of(c)?, of(d)?])
@@ -105,9 +107,9 @@ fn each<'t, T, U>(four: [&'t T; 4], of: impl Fn(&'t T) -> Result<U>) -> Result<[
 
 /// A GPT-2 that continues one sequence, token by token ([`GPT2LMHeadModel::decoder`]).
 ///
-/// Everything that differs from step to step lies in device memory: the token, its position, the caches. A step reads the position there, and leaves the
-/// next token and the next position behind. The host decides nothing, so [`step`](Self::step) can be captured and replayed as often as the context is
-/// long. The layers are one kernel where [`functional::decoder_layers`] says so.
+/// Everything that changes from step to step is in device memory: the token, its position, the caches. A step reads the position
+/// there, and writes the next token and the next position. The host decides nothing, so [`step`](Self::step) can be captured and
+/// replayed until the context is full. The layers are one kernel if [`functional::decoder_layers`] supports them.
 #[derive(Debug)]
 pub struct GPT2Decoder {
     tokens: Embedding,
@@ -116,19 +118,19 @@ pub struct GPT2Decoder {
     norm: LayerNorm,
     head: Linear,
     temperature: Option<f64>,
-    /// The place where the layers' kernel hands over results, if there is one.
+    /// The memory through which the blocks of the layers' kernel exchange results, if there is such a kernel.
     exchange: Option<Tensor>,
     /// The token to be read next, and its position.
     token: Tensor,
     position: Tensor,
     /// The tokens so far, each at its position.
     history: Tensor,
-    /// The place where the blocks of the head's kernel meet.
+    /// The memory through which the blocks of the head's kernel synchronise.
     meeting: Tensor,
 }
 
 impl GPT2LMHeadModel {
-    /// Makes a decoder with a copy of the weights. Its context is as long as there are positions.
+    /// Makes a decoder with a copy of the weights. Its context has the length of the model's positions.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for a temperature that is not above 0; those of the allocation.
@@ -181,16 +183,16 @@ impl GPT2LMHeadModel {
 }
 
 impl GPT2Decoder {
-    /// Returns how many tokens the sequence may have.
+    /// Returns the maximum number of tokens of the sequence.
     pub fn context(&self) -> usize {
         self.history.elements()
     }
 
-    /// Begins a sequence with the tokens of a prompt, which are read one by one but for the last, which the next [`step`](Self::step) reads. What caches hold
-    /// behind the position is never seen.
+    /// Begins a sequence with the tokens of a prompt, which are read one by one except for the last, which the next
+    /// [`step`](Self::step) reads. Cache entries past the position are never used.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] for an empty prompt, one that is longer than the context, or a token that there is not.
+    /// [`Error::is_invalid_argument`] for an empty prompt, one that is longer than the context, or a token that does not exist.
     pub fn restart(&self, prompt: &[i64]) -> Result<()> {
         let (context, vocabulary) = (self.context(), self.tokens.weight.shape()[0]);
         if prompt.is_empty() || prompt.len() > context {
@@ -218,8 +220,8 @@ impl GPT2Decoder {
         })
     }
 
-    /// Reads the token at the position, and leaves the next one to be read, as the last of the sequence. Asynchronous. There is no place for a token behind the
-    /// context: then the index is reported at the next synchronization.
+    /// Reads the token at the position, and appends the next one to the sequence, to be read by the next step. Asynchronous. If
+    /// the context is full, the index out of range is reported at the next synchronization.
     ///
     /// # Errors
     /// Those of the device.
@@ -241,7 +243,7 @@ impl GPT2Decoder {
         })
     }
 
-    /// Returns the first `count` tokens of the sequence. *Blocks* until they are there.
+    /// Returns the first `count` tokens of the sequence. *Blocks* until they have arrived.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for more than the context; those of the device.
@@ -249,10 +251,10 @@ impl GPT2Decoder {
         self.history.narrow(0, 0, count)?.to_vec()
     }
 
-    /// Returns the prompt and `count` tokens that continue it. *Blocks* until they are there.
+    /// Returns the prompt and `count` tokens that continue it. *Blocks* until they have arrived.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the context has no place for them, and as [`restart`](Self::restart).
+    /// [`Error::is_invalid_argument`] if they exceed the context; and those of [`restart`](Self::restart).
     pub fn generate(&self, prompt: &[i64], count: usize) -> Result<Vec<i64>> {
         let length = prompt.len().saturating_add(count);
         if length > self.context() {
@@ -267,7 +269,7 @@ impl GPT2Decoder {
         self.sequence(length)
     }
 
-    /// Returns what the layers make of the token at the position, (1, features).
+    /// Returns the result of the layers for the token at the position, (1, features).
     fn read(&self) -> Result<Tensor> {
         let layers: Option<Vec<_>> = self.layers.iter().map(Layer::parts).collect();
         let (eps, position) = (self.norm.eps, &self.position);
@@ -289,7 +291,8 @@ impl GPT2Decoder {
     }
 }
 
-/// Returns a token that is drawn from scores: of exponentially distributed waiting times, each token's by its weight, the first to end.
+/// Returns a token drawn from scores: the one with the shortest of exponentially distributed waiting times, whose rates are the
+/// tokens' weights.
 fn drawn(scores: &Tensor, temperature: f64) -> Result<Tensor> {
     let weights = scores.to_dtype(DType::F32)?.mul_scalar(1.0 / temperature)?.softmax(-1)?;
     let fractions = default_generator(weights.device())?.rand(weights.shape(), DType::F32)?;

@@ -1,8 +1,8 @@
-//! Graphed callables: functions of tensors whose forward and backward passes are a graph each (`make_graphed_callables`).
+//! Graphed callables: functions of tensors whose forward and backward passes are one graph each (`make_graphed_callables`).
 //!
-//! A graphed callable stands in for a function inside a program that is otherwise eager: it takes part in autograd as one
-//! node, whose backward pass replays the captured one. Callables that are made together share a pool, and are captured in the order
-//! in which a step uses them, so that they reuse the pool's memory as that step would:
+//! A graphed callable replaces a function inside a program that is otherwise eager: it takes part in autograd as one node, whose
+//! backward pass replays the captured one. Callables that are made together share a pool, and are captured in the order in which
+//! a step uses them, so that they reuse the pool's memory as that step would:
 //!
 //! ```text
 //! capture   forward 1 … forward N   backward N … backward 1      (one pool; memory that backward i has read is free for the next)
@@ -11,14 +11,15 @@
 //! ```
 //!
 //! # Overwritten memory
-//! A replay writes the memory that its recording wrote, which later recordings may have been given too. So forward `i` overwrites
-//! the results of callables from `i` on, and all gradients; backward `i` overwrites the gradients of callables up to `i`.
-//! The callables have a handle of each result and gradient, which says whether it is still held: a held result is refused or moved
-//! ([`LiveOutputs`]), a held gradient is moved, so that gradients accumulate as usual. The tensors that forward `i` saves for backward
-//! are overwritten by any later forward up to `i` and by a later backward before `i`: backward is an error then, never a wrong number.
+//! A replay writes the memory that its recording wrote, which later recordings may have reused. Forward `i` therefore overwrites
+//! the results of callables from `i` on, and all gradients; backward `i` overwrites the gradients of callables up to `i`. The
+//! callables have a handle of each result and gradient, which reports whether it is still held. If a result is held, the call is
+//! refused or the result is moved ([`LiveOutputs`]); a held gradient is moved, so that gradients accumulate as usual. The tensors
+//! that forward `i` saves for backward are overwritten by any later forward up to `i` and by a later backward before `i`:
+//! backward is an error then, never a wrong number.
 //!
 //! # Limits
-//! Second derivatives are an error. A number that a callable reads on the host keeps its value from the capture.
+//! Second derivatives are an error. A number that a callable reads on the host keeps the value that it had at the capture.
 
 mod record;
 mod replay;
@@ -42,15 +43,16 @@ pub trait Callable: Send + Sync {
     /// Returns the results for some inputs. It must do the same work at each call.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Returns the tensors beside the inputs that gradients flow to.
+    /// Returns the tensors other than the inputs that gradients flow to.
     fn parameters(&self) -> Vec<Tensor>;
 
-    /// Returns the tensors that belong to it and require no gradient.
+    /// Returns the tensors that belong to the callable and require no gradient.
     fn buffers(&self) -> Vec<Tensor> {
         Vec::new()
     }
 
-    /// Returns whether it is in training mode. While this differs from the mode at the capture, calls go to the function itself.
+    /// Returns whether the callable is in training mode. While this differs from the mode at the capture, calls go to the
+    /// function itself.
     fn is_training(&self) -> bool {
         true
     }
@@ -77,7 +79,8 @@ impl<F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync> Callable for Functio
     }
 }
 
-/// Makes a [`Callable`] of a closure. `parameters` are the tensors that it reads beside its inputs and that gradients flow to.
+/// Makes a [`Callable`] from a closure. `parameters` are the tensors other than its inputs that it reads and that gradients flow
+/// to.
 pub fn function(
     name: &str,
     parameters: Vec<Tensor>,
@@ -91,7 +94,7 @@ pub fn function(
 pub struct CallableOptions {
     /// The number of runs of each callable, forward and backward, before the capture. They draw random numbers.
     pub warm_up: usize,
-    /// A flag that permits inputs and parameters that require a gradient and get none.
+    /// A flag that permits inputs and parameters that require a gradient and receive none.
     pub allow_unused_input: bool,
     /// The pool of the graphs; by default a new one. Replay other graphs of a shared pool in the order of their capture.
     pub pool: Option<GraphPool>,
@@ -124,9 +127,9 @@ pub struct GraphedCallable {
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if there are not as many samples as callables, a
-/// sample has two elements in one place, has gaps, or is on another device, a buffer requires a gradient, an input or parameter gets none and
-/// [`CallableOptions::allow_unused_input`] does not say so, or a callable keeps a result for itself;
-/// [`Error::is_capture`](thalweg_runtime::Error::is_capture) if one breaks a rule of capture; and the callables' own.
+/// sample has overlapping elements, has gaps, or is on another device, a buffer requires a gradient, an input or parameter
+/// receives none and [`CallableOptions::allow_unused_input`] is not set, or a callable keeps a result itself;
+/// [`Error::is_capture`](thalweg_runtime::Error::is_capture) if one breaks a rule of capture; and those of the callables.
 #[track_caller]
 pub fn make_graphed_callables(
     device: &Device,
@@ -148,8 +151,8 @@ pub fn make_graphed_callables(
 }
 
 impl GraphedCallable {
-    /// Returns the results for inputs that have the shapes and dtypes of the samples. Asynchronous on the current stream, like any
-    /// operator. The next call of this callable, or of one before it, writes the results' memory again: see [`LiveOutputs`].
+    /// Returns the results for inputs that have the shapes and dtypes of the samples. Asynchronous on the current stream, like
+    /// any operator. The next call of this callable, or of one before it, overwrites the results' memory: see [`LiveOutputs`].
     ///
     /// Inside a capture, or while the callable's training mode differs from that at its capture, calls the function itself.
     ///

@@ -44,7 +44,7 @@ impl CaptureSetup<'_> {
             self.device,
             CaptureOptions { pool, mode: self.mode, stream, ..CaptureOptions::default() },
             || {
-                // The memory of the callables' other graphs: `CallableSet` checks the order of the replays.
+                // This capture may use the memory of the callables' other graphs: `CallableSet` checks the order of the replays.
                 self.pool.vouch(&self.stream);
                 region()
             },
@@ -119,7 +119,7 @@ fn warm_up(setup: &CaptureSetup<'_>, drafts: &[Draft], times: usize) -> Result<(
     caller.wait_stream(&setup.stream)
 }
 
-/// Returns whether a tensor is row-major in some order of its dimensions.
+/// Returns whether a tensor is row-major in some order of its dimensions, so that no two elements overlap.
 fn has_each_element_once(tensor: &Tensor) -> bool {
     let mut order: Vec<usize> = (0..tensor.rank()).collect();
     order.sort_by_key(|&dim| std::cmp::Reverse((tensor.layout().strides()[dim], tensor.shape()[dim])));
@@ -166,7 +166,8 @@ impl Draft {
     /// Returns the gradients of the targets; `None` for an input that is not a target, or that no result depends on.
     fn gradients(&self, results: &[Tensor], from: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
         let targets: Vec<Tensor> = self.targets.iter().flatten().cloned().collect();
-        // Saved tensors are kept until the capture has ended: gradients must not lie where the replay still reads.
+        // Saved tensors are kept until the capture has ended: gradients must not be allocated in memory that the replay still
+        // reads.
         let options = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
         let mut found = gradients_with(results, from, &targets, options)?.into_iter();
         Ok(self.targets.iter().map(|target| target.as_ref().and_then(|_| found.next().flatten())).collect())

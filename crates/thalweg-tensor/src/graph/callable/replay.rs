@@ -1,6 +1,6 @@
 //! Replays of graphed callables, in any order in which a program calls them.
 //!
-//! This module and the one around it use each other: a callable is replayed here.
+//! This module and its parent depend on each other: a callable is replayed here.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,7 +19,7 @@ pub(super) struct CallableSet {
     /// The memory of all results and gradients, which each of them keeps alive.
     pub(super) held: Arc<Vec<HeldMemory>>,
     pub(super) live_outputs: LiveOutputs,
-    /// The stream that was current when they were made, which the memory of the graphs' own inputs belongs to.
+    /// The stream that was current when the callables were made; the memory of the graphs' own inputs belongs to it.
     pub(super) input_stream: Stream,
     pub(super) state: Mutex<ReplayState>,
 }
@@ -39,7 +39,7 @@ pub(super) struct CallableEntry {
 /// The backward pass of a callable.
 pub(super) struct BackwardGraph {
     pub(super) graph: Graph,
-    /// The gradients that the graph reads, of the results that require one.
+    /// The gradients that the graph reads, for the results that require one.
     pub(super) result_gradients: Vec<Option<Tensor>>,
     /// A flag per input and parameter: whether the graph computes its gradient.
     pub(super) is_computed: Vec<bool>,
@@ -64,7 +64,7 @@ impl ReplayState {
         Self { replays: 0, forward_at, backward_at, results: none(), gradients: none(), stream: None }
     }
 
-    /// Orders a stream behind the last replay, since all replays share memory.
+    /// Orders a stream after the last replay, since all replays share memory.
     fn follow(&mut self, stream: &Stream) -> Result<()> {
         if let Some(last) = self.stream.replace(stream.clone())
             && last != *stream
@@ -133,7 +133,7 @@ impl CallableSet {
         let reconstructed = entry.results.reconstruct(&self.pool, &stream, label);
         reconstructed.handles.iter().for_each(|handle| handle.keep(self.held.clone()));
         entry.forward.replay()?;
-        // The handles say which results are held, so the pool need not refuse the next callable's replay.
+        // The handles report which results are held, so the pool need not refuse the next callable's replay.
         entry.forward.release_outputs();
         let mut results = no_grad(|| entry.results.results(&reconstructed, &entry.inputs, |_| false))?;
         state.results[index] = reconstructed.handles;
@@ -231,7 +231,7 @@ impl CallableEntry {
     }
 }
 
-/// Copies a tensor, or zeros where none is given, to a tensor that a graph reads, unless they are the same memory.
+/// Copies a tensor, or zeros if none is given, to a tensor that a graph reads, unless they are the same memory.
 fn fill(own: &Tensor, given: Option<&Tensor>) -> Result<()> {
     match given {
         Some(given)

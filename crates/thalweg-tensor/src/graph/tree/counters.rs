@@ -19,7 +19,7 @@ pub struct GraphTreeCounters {
     pub warm_ups: u64,
     /// Calls that ran eagerly because of a limit, because the function cannot be captured, or because no captured size is large enough.
     pub eager: u64,
-    /// Calls inside a capture of the caller, which became part of that.
+    /// Calls inside a capture of the caller, which became part of that capture.
     pub inlined: u64,
     /// Graphs that were recorded.
     pub recordings: u64,
@@ -27,7 +27,7 @@ pub struct GraphTreeCounters {
     pub replays: u64,
     /// Variants that were recorded because a static input had moved or been freed.
     pub static_inputs_moved: u64,
-    /// Variants that were recorded because a managed input, one that lies in the pool, had moved.
+    /// Variants that were recorded because a managed input, which is in the pool, had moved.
     pub managed_inputs_moved: u64,
     /// Variants that were recorded because an output was alive that the graph would overwrite.
     pub outputs_alive: u64,
@@ -81,7 +81,7 @@ pub struct Decision {
     pub function: String,
     /// The kind of the decision.
     pub kind: DecisionKind,
-    /// The reason for it.
+    /// The reason for the decision.
     pub reason: String,
 }
 

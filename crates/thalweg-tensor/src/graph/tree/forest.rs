@@ -34,7 +34,7 @@ struct PathEntry {
 /// An output of an earlier step.
 struct EarlierOutput {
     handle: OutputHandle,
-    /// The description of a live output for an error; empty of a dropped one.
+    /// The description of a live output for an error; empty for a dropped one.
     description: String,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Lookup {
 
 impl Forest {
     pub(super) fn new(device: &Device) -> Result<Self> {
-        // The invariants of nodes say what a replay may overwrite, so the pool need not.
+        // The invariants of nodes determine what a replay may overwrite, so the pool need not check it.
         let pool = GraphPool::with_policy(device, OverwritePolicy::Unchecked);
         let empty = pool.checkpoint()?;
         Ok(Self {
@@ -88,7 +88,7 @@ impl Forest {
         }
     }
 
-    /// Finds a node that can be replayed behind the path.
+    /// Finds a node that can be replayed at the end of the path.
     pub(super) fn find(&self, key: &CallKey, inputs: &[Tensor]) -> Lookup {
         let is_dead = |depth: usize, memory: usize| self.path[depth].handles[memory].is_dropped();
         let mut latest: Option<(u64, Mismatch)> = None;
@@ -119,7 +119,8 @@ impl Forest {
         })
     }
 
-    /// Inserts a node behind the path. Of too many variants, the least recently used one is removed with its descendants.
+    /// Inserts a node at the end of the path. If there are too many variants, the least recently used one is removed with its
+    /// descendants.
     pub(super) fn insert(&mut self, key: &CallKey, node: Node, variant_limit: usize) -> NodeId {
         let id = self.nodes.len();
         self.nodes.push(Some(node));
@@ -158,7 +159,7 @@ impl Forest {
         }
     }
 
-    /// Returns whether an input is an output of this step that still lies in the pool.
+    /// Returns whether an input is an output of this step that is still in the pool.
     pub(super) fn is_managed(&self, input: &Tensor) -> bool {
         self.handles().any(|handle| handle.is_of(&input.storage().buffer()))
     }
@@ -182,7 +183,7 @@ impl Forest {
         dead
     }
 
-    /// Restores the pool to the checkpoint at the path's end: live outputs have their memory, all else is free.
+    /// Restores the pool to the checkpoint at the path's end: live outputs keep their memory, the rest is free.
     pub(super) fn restore(&mut self) -> Result<()> {
         let state = match self.path.last() {
             None => &self.empty,
@@ -194,7 +195,7 @@ impl Forest {
         Ok(())
     }
 
-    /// Keeps the memory of recorded outputs from being handed out by the pool.
+    /// Keeps the memory of recorded outputs, so that the pool does not allocate it.
     pub(super) fn hold(&mut self, held: Vec<HeldMemory>) {
         self.held.extend(held);
     }
@@ -204,7 +205,7 @@ impl Forest {
         self.held.iter().any(|held| held.address() == address)
     }
 
-    /// Makes the memory ready that the next graph of the path may overwrite on `stream`, and returns how many outputs were moved.
+    /// Prepares the memory that the next graph of the path may overwrite on `stream`, and returns how many outputs were moved.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if outputs of earlier steps are still held under [`LiveOutputs::Refuse`].
@@ -253,7 +254,7 @@ impl Forest {
         }
     }
 
-    /// Returns the functions' names of the path's nodes, if any output is still held.
+    /// Returns the names of the functions of the path's nodes; empty if no output is still held.
     fn names(&self, name_of: impl Fn(&CallKey) -> String) -> FxHashMap<NodeId, String> {
         let mut names = FxHashMap::default();
         if self.live_outputs().next().is_none() {

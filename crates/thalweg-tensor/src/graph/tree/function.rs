@@ -24,12 +24,13 @@ pub struct FunctionOptions {
     pub sizes: Option<CaptureSizes>,
 }
 
-/// The sizes to capture of a dimension that varies: the inputs of a call are padded to the next larger size, and its outputs narrowed.
+/// The sizes at which a varying dimension is captured: the inputs of a call are padded to the next larger size, and its outputs
+/// narrowed.
 #[derive(Clone, Debug)]
 pub struct CaptureSizes {
     /// The sizes, in any order. A call that is larger than all of them runs eagerly, without padding.
     pub sizes: Vec<usize>,
-    /// The inputs that vary, each with its dimension. All have the same size in these dimensions.
+    /// The inputs that vary, each with its dimension. All inputs have the same size in these dimensions.
     pub inputs: Vec<(usize, usize)>,
     /// The outputs to narrow to the size of the call, each with its dimension.
     pub outputs: Vec<(usize, usize)>,
@@ -37,14 +38,14 @@ pub struct CaptureSizes {
     pub padding: Padding,
 }
 
-/// A function that pads a tensor: takes the input, the dimension and the wanted size, and returns a tensor of that size.
+/// A function that pads a tensor: takes the input, the dimension and the requested size, and returns a tensor of that size.
 pub type PaddingFunction = Arc<dyn Fn(&Tensor, usize, usize) -> Result<Tensor> + Send + Sync>;
 
 /// The elements that an input is padded with.
 #[derive(Clone)]
 pub enum Padding {
-    /// One value, behind the input's elements. The results for the input's elements must not depend on what follows them: rows of a
-    /// batch, or tokens behind a causal mask.
+    /// One value, after the input's elements. The results for the input's elements must not depend on elements after them: rows
+    /// of a batch, or tokens with a causal mask.
     Value(f64),
     /// The result of a function.
     By(PaddingFunction),
@@ -62,20 +63,20 @@ impl fmt::Debug for Padding {
 /// The computation of a function.
 pub(super) type FunctionBody = Arc<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// A registered function, and what its calls have shown.
+/// A registered function, and what is known from its calls.
 pub(super) struct Function {
     pub(super) name: String,
     pub(super) options: FunctionOptions,
     pub(super) body: FunctionBody,
     /// The number of eager runs by shapes.
     pub(super) warm: FxHashMap<CallKey, usize>,
-    /// The reason why it runs eagerly for good, if it does.
+    /// The reason why the function always runs eagerly, if it does.
     pub(super) eager: Option<String>,
     /// The number of times that an invariant of its graphs failed.
     pub(super) failed_invariants: usize,
     /// The number of times that each managed input had moved.
     pub(super) moves: FxHashMap<usize, usize>,
-    /// The inputs that are copied even where they lie in the pool.
+    /// The inputs that are copied even if they are in the pool.
     pub(super) demoted: FxHashSet<usize>,
     /// The inputs that a run has written.
     pub(super) written: FxHashSet<usize>,
@@ -100,9 +101,9 @@ impl CallKey {
 /// The inputs of a call, padded to a captured size.
 pub(super) struct CallInputs {
     pub(super) tensors: Vec<Tensor>,
-    /// The inputs that were padded, as they were, with their dimension.
+    /// The padded inputs before padding, with their dimension.
     originals: Vec<Option<(Tensor, usize)>>,
-    /// The size before padding, of a padded call.
+    /// The size before padding, if the call is padded.
     pub(super) unpadded_size: Option<usize>,
 }
 
@@ -127,7 +128,7 @@ impl CallInputs {
         self.originals[index].is_some()
     }
 
-    /// Returns the caller's tensors that the call still holds, each input's in its place.
+    /// Returns the caller's tensors that the call still holds, for padded inputs those before padding.
     pub(super) fn given(&self) -> impl Iterator<Item = &Tensor> {
         self.tensors
             .iter()
@@ -135,7 +136,7 @@ impl CallInputs {
             .map(|(input, original)| original.as_ref().map_or(input, |(original, _)| original))
     }
 
-    /// Drops the caller's tensor of an input, and takes another one in its place.
+    /// Drops the caller's tensor of an input, and replaces it by another one.
     pub(super) fn replace(&mut self, index: usize, by: Tensor) {
         self.tensors[index] = by;
         self.originals[index] = None;
@@ -199,7 +200,7 @@ impl Function {
         Ok(Ok(inputs))
     }
 
-    /// Returns why the inputs must not be copied one by one, if they share memory that the function writes.
+    /// Returns the reason why the inputs must not be copied one by one, if they share memory that the function writes.
     pub(super) fn reason_against_aliases(&self, inputs: &[Tensor]) -> Option<String> {
         if self.written.is_empty() {
             return None;
@@ -246,7 +247,7 @@ impl Function {
         Ok(outputs)
     }
 
-    /// Runs the function without a graph, and notes which inputs it writes.
+    /// Runs the function without a graph, and records which inputs it writes.
     pub(super) fn run_eagerly(&mut self, inputs: &CallInputs) -> Result<Vec<Tensor>> {
         let versions: Vec<u32> = inputs.tensors.iter().map(Tensor::writes).collect();
         let outputs = (self.body)(&inputs.tensors)?;
@@ -259,7 +260,7 @@ impl Function {
         self.narrow_outputs(outputs, inputs.unpadded_size)
     }
 
-    /// Notes which inputs have another version than before a run.
+    /// Records which inputs have another version than before a run.
     pub(super) fn note_writes(&mut self, inputs: &[Tensor], before: &[u32]) {
         let changed =
             inputs.iter().zip(before).enumerate().filter(|(_, (input, before))| input.writes() != **before);

@@ -1,7 +1,8 @@
-//! Graph trees: functions that a program calls in changing order, each call a graph, all graphs of a path in one pool.
+//! Graph trees: functions that a program calls in changing order. Each call is a graph, and all graphs of a path share one pool.
 //!
-//! Functions are registered with a [`GraphTreeManager`]. It runs each eagerly to warm up, then *records* its call as a *node*, a graph
-//! behind the graphs that were replayed before it in this step, and *replays* that node whenever the program takes the same path again:
+//! Functions are registered with a [`GraphTreeManager`]. It runs each eagerly to warm up, then *records* its call as a *node*, a
+//! graph that follows the graphs replayed before it in this step, and *replays* that node whenever the program takes the same
+//! path again:
 //!
 //! ```text
 //! root ─┬─ forward(8×64) ── backward(8×64)          a node: a function, the shapes of its inputs, and the path to it
@@ -10,29 +11,30 @@
 //! ```
 //!
 //! # Memory
-//! The trees whose roots are calls of one function share a pool (a forest). A graph that is recorded behind others may use whatever
-//! memory of the pool they leave free: outputs that are still held keep theirs. To that end each node keeps a checkpoint of the pool,
-//! which is restored before a recording behind it, whatever was recorded meanwhile on other paths.
+//! The trees whose roots are calls of one function share a pool (a forest). A graph that is recorded after others may use all
+//! memory of the pool that they leave free; outputs that are still held keep theirs. For this purpose each node keeps a
+//! checkpoint of the pool, which is restored before a recording that follows the node, regardless of recordings on other paths
+//! meanwhile.
 //!
 //! # Invariants of a node
-//! - *Static inputs* and *managed inputs* (outputs of this step's graphs) have the addresses of the recording. All other inputs are
-//!   copied to the tensors that the graph reads, and copied back if the graph writes them.
-//! - *Liveness*: outputs of the path that were dead at the recording are dead, since the graph may overwrite them.
+//! - *Static inputs* and *managed inputs* (outputs of this step's graphs) have the addresses of the recording. All other inputs
+//!   are copied to the graph's own tensors, and copied back if the graph writes them.
+//! - *Liveness*: outputs of the path that were dead at the recording are dead now, since the graph may overwrite them.
 //!
 //! If an invariant does not hold, a variant is recorded, and the reason is counted and logged. A managed input that keeps moving is
 //! copied from then on. A function whose invariants fail too often runs eagerly from then on.
 //!
 //! # Steps
-//! A step is a path from a root (PyTorch: a generation). It ends at [`GraphTreeManager::begin_step`], or when none of its outputs is
-//! held any more. With [`Steps::Automatic`] it also ends when only the inputs of a call hold outputs, and a root serves that call and
-//! copies them: a loop that feeds its output back does not grow the tree. An output that is held beyond its step is refused or moved
-//! when a call would overwrite it ([`LiveOutputs`]).
+//! A step is a path from a root (PyTorch: a generation). It ends at [`GraphTreeManager::begin_step`], or when none of its outputs
+//! is held any more. With [`Steps::Automatic`] it also ends when only the inputs of a call hold outputs, and a root can run that
+//! call and copies them, so that a loop that feeds its output back does not grow the tree. When a call would overwrite an output
+//! that is held beyond its step, the call is refused or the output is moved ([`LiveOutputs`]).
 //!
 //! # Limits
-//! Functions run under `no_grad`: a backward pass is a function of its own, of what the forward pass returns
-//! ([graphed callables](super::callable) take part in autograd). A function must not keep tensors that it makes, and its host code
-//! runs at warm-ups and recordings only. A manager belongs to one thread at a time (`&mut`) and one device; managers of several
-//! threads run side by side, and a call during another thread's capture runs eagerly.
+//! Functions run under `no_grad`: a backward pass is a separate function that takes the results of the forward pass ([graphed
+//! callables](super::callable) take part in autograd). A function must not keep tensors that it makes, and its host code runs at
+//! warm-ups and recordings only. A manager belongs to one thread at a time (`&mut`) and one device; managers of several threads
+//! run concurrently, and a call during another thread's capture runs eagerly.
 
 mod counters;
 mod forest;
@@ -61,8 +63,8 @@ use node::{Mismatch, NodeId};
 /// The rule for the end of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Steps {
-    /// The step ends when the program says so or holds none of its outputs, and also when the inputs of a call hold all that are left
-    /// and a root serves the call.
+    /// The step ends at [`GraphTreeManager::begin_step`] or when none of its outputs is held, and also when only the inputs of a
+    /// call hold outputs and a root can run the call.
     #[default]
     Automatic,
     /// The step ends at [`GraphTreeManager::begin_step`], or when none of its outputs is held.
@@ -78,15 +80,16 @@ pub struct GraphTreeOptions {
     pub live_outputs: LiveOutputs,
     /// The rule for the end of a step.
     pub steps: Steps,
-    /// The number of times that the invariants of a function's graphs may fail (static inputs apart) before it runs eagerly for good.
+    /// The number of times that the invariants of a function's graphs may fail (apart from those of static inputs) before it
+    /// always runs eagerly.
     pub rerecord_limit: usize,
-    /// The number of times that a managed input may have moved before it is copied for good.
+    /// The number of times that a managed input may have moved before it is always copied.
     pub managed_move_limit: usize,
     /// The number of different shapes that a function is captured for. Calls with others run eagerly.
     pub shape_limit: usize,
-    /// The number of variants of a node. The least recently used one is dropped for a new one.
+    /// The number of variants of a node. A new one replaces the least recently used one.
     pub variant_limit: usize,
-    /// The number of graphs of a step. Further calls run eagerly.
+    /// The number of graphs per step. Further calls run eagerly.
     pub depth_limit: usize,
     /// The number of bytes that all pools together may take from the driver. The least recently used pool is evicted with its graphs.
     pub pool_bytes_limit: Option<u64>,
@@ -95,7 +98,7 @@ pub struct GraphTreeOptions {
 }
 
 impl Default for GraphTreeOptions {
-    /// Returns PyTorch's values where it has them: one warm-up, 128 re-recordings, 5 moves of an input.
+    /// Returns PyTorch's values, where they exist: one warm-up, 128 re-recordings, 5 moves of an input.
     fn default() -> Self {
         Self {
             warm_up: 1,
@@ -126,7 +129,7 @@ pub struct GraphTreeManager {
     capture_stream: Stream,
     /// The stream of the last replay.
     last_stream: Option<Stream>,
-    /// The number of calls, by which uses are ordered.
+    /// The number of calls so far, which orders uses by age.
     clock: u64,
     counters: GraphTreeCounters,
     log: DecisionLog,
@@ -174,12 +177,12 @@ impl GraphTreeManager {
     /// Calls a function, as a graph where that is possible. Asynchronous on the current stream, like any operator; a call that
     /// records waits for the device.
     ///
-    /// The call takes its inputs by value, so that outputs of earlier calls among them count as dropped: clone the tensors that must
-    /// stay. Drop or copy outputs before their step is repeated; see [`LiveOutputs`].
+    /// The call takes its inputs by value, so that outputs of earlier calls among them count as dropped: clone the tensors that
+    /// must be kept. Drop or copy outputs before their step is repeated; see [`LiveOutputs`].
     ///
     /// # Errors
-    /// The function's own; [`Error::is_invalid_argument`] if an input lies on another device, or outputs of an earlier step are
-    /// still held under [`LiveOutputs::Refuse`]. The manager can be used afterwards as before.
+    /// Those of the function; [`Error::is_invalid_argument`] if an input is on another device, or outputs of an earlier step are
+    /// still held under [`LiveOutputs::Refuse`]. The manager remains usable afterwards.
     #[track_caller]
     pub fn call(&mut self, function: FunctionId, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         let label = label_at("graph_tree_call", Location::caller());
@@ -206,7 +209,7 @@ impl GraphTreeManager {
         }
     }
 
-    /// Drops all graphs, and all that was learned of the functions. Outputs that are held stay valid.
+    /// Drops all graphs, and all that is known about the functions. Outputs that are held stay valid.
     pub fn reset(&mut self) {
         self.begin_step();
         self.forests.clear();
@@ -226,7 +229,7 @@ impl GraphTreeManager {
         self.log.iter()
     }
 
-    /// Returns why a function runs eagerly for good, if it does.
+    /// Returns the reason why a function always runs eagerly, if it does.
     pub fn eager_reason(&self, function: FunctionId) -> Option<&str> {
         self.functions.get(function.0)?.eager.as_deref()
     }
@@ -274,7 +277,7 @@ impl GraphTreeManager {
         self.serve(CallSite { function: index, key, stream, label }, inputs)
     }
 
-    /// Returns why a call must run eagerly this time, if it must.
+    /// Returns the reason why a call must run eagerly this time, if it must.
     fn reason_against(&self, index: usize, key: &CallKey, inputs: &CallInputs) -> Option<String> {
         let function = &self.functions[index];
         let limit = self.options.shape_limit;
@@ -290,7 +293,7 @@ impl GraphTreeManager {
         self.functions[index].run_eagerly(inputs)
     }
 
-    /// Serves a call with a graph: one whose invariants hold, or a new one.
+    /// Runs a call as a graph: one whose invariants hold, or a new one.
     fn serve(&mut self, site: CallSite, inputs: CallInputs) -> Result<Vec<Tensor>> {
         if self.current.is_some_and(|current| self.forests[&current].live_outputs().next().is_none()) {
             self.begin_step();
@@ -323,7 +326,7 @@ impl GraphTreeManager {
         self.record(site, inputs, mismatch)
     }
 
-    /// Returns whether a call's inputs are all that holds outputs of the step, and a root serves the call.
+    /// Returns whether only a call's inputs hold outputs of the step, and a root can run the call.
     fn is_fed_back(&self, current: usize, site: &CallSite, inputs: &CallInputs) -> bool {
         if self.options.steps == Steps::Explicit {
             return false;
@@ -341,7 +344,7 @@ impl GraphTreeManager {
             })
     }
 
-    /// Counts a failed invariant of a function's graphs, and draws the consequences at the limits.
+    /// Counts a failed invariant of a function's graphs, and demotes the input or stops graphing the function at the limits.
     fn note_failed_invariant(&mut self, index: usize, mismatch: Mismatch) {
         let function = &mut self.functions[index];
         match mismatch {
@@ -371,7 +374,7 @@ impl GraphTreeManager {
         }
     }
 
-    /// Orders a stream behind the last replay: all replays of a pool share memory.
+    /// Orders a stream after the last replay: all replays of a pool share memory.
     fn follow(&mut self, stream: &Stream) -> Result<()> {
         match self.last_stream.replace(stream.clone()) {
             Some(last) if last != *stream => stream.wait_stream(&last),
@@ -379,7 +382,7 @@ impl GraphTreeManager {
         }
     }
 
-    /// Replays a node behind the current path of the forest of `root`, which becomes the current one.
+    /// Replays a node at the end of the current path of the forest of `root`, which becomes the current one.
     fn replay(
         &mut self,
         root: usize,

@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 /// The identifier of a node: its index in the list of its forest.
 pub(super) type NodeId = usize;
 
-/// A recorded graph behind the graphs that were replayed before it (PyTorch: `CUDAGraphNode`).
+/// A recorded graph that follows the graphs replayed before it (PyTorch: `CUDAGraphNode`).
 pub(super) struct Node {
     pub(super) graph: Graph,
     /// The rule of each input.
@@ -24,16 +24,16 @@ pub(super) struct Node {
     /// The memory of outputs of the path that were dead at the recording, and that the graph may overwrite: by depth of the node and
     /// index of its memory.
     pub(super) expected_dead: Vec<(usize, usize)>,
-    /// The checkpoint of the pool behind the recording, with the node's outputs alive.
+    /// The checkpoint of the pool after the recording, with the node's outputs alive.
     pub(super) state: PoolState,
     /// The stream that the memory of the graph's own inputs belongs to.
     pub(super) input_stream: Stream,
     pub(super) children: FxHashMap<CallKey, Vec<NodeId>>,
-    /// The call that last replayed it.
+    /// The number of the call that last replayed the node.
     pub(super) last_used: u64,
 }
 
-/// The way in which a graph gets an input.
+/// The way in which a graph receives an input.
 pub(super) enum InputRule {
     /// The graph reads and writes the caller's tensor, which must have this address and layout.
     InPlace { base: DevicePointer, layout: Layout, is_managed: bool, is_written: bool },
@@ -42,7 +42,7 @@ pub(super) enum InputRule {
 }
 
 impl InputRule {
-    /// Returns whether the graph reads a tensor of its own.
+    /// Returns whether the graph reads its own copy of the input.
     pub(super) fn is_copied(&self) -> bool {
         matches!(self, Self::Copied { .. })
     }
@@ -58,7 +58,7 @@ impl InputRule {
 pub(super) enum Mismatch {
     /// A static input has another address.
     StaticInput(usize),
-    /// Memory that the graph reads has been freed since the recording, mostly a static input's.
+    /// Memory that the graph reads has been freed since the recording, usually that of a static input.
     DeadInput,
     /// A managed input, an output of an earlier graph, has another address.
     ManagedInput(usize),
@@ -108,7 +108,7 @@ impl Node {
         live.map(|&(depth, _)| Mismatch::LiveOutput { depth: depth + 1 })
     }
 
-    /// Copies inputs to the graph's own tensors, and drops the caller's where they are not written back.
+    /// Copies inputs to the graph's own tensors, and drops the caller's tensors that are not written back.
     pub(super) fn read(
         &self,
         inputs: &mut CallInputs,
@@ -118,7 +118,7 @@ impl Node {
         for (index, rule) in self.rules.iter().enumerate() {
             let InputRule::Copied { own, is_written } = rule else { continue };
             if own.shares_storage_with(&inputs.tensors[index]) {
-                // It was copied for the recording.
+                // The input was copied for the recording.
                 continue;
             }
             counters.copy(own, &inputs.tensors[index])?;
@@ -167,7 +167,7 @@ impl Node {
         Ok((outputs, reconstructed.handles))
     }
 
-    /// Returns a description of the outputs that lie in a memory of the pool.
+    /// Returns a description of the outputs in one memory of the pool.
     pub(super) fn describe_outputs(&self, memory: usize) -> String {
         let list: Vec<String> = self.outputs.results_in(memory).iter().map(ToString::to_string).collect();
         format!("output {}", list.join(", "))

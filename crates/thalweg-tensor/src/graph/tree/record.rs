@@ -15,14 +15,14 @@ use crate::tensor::Tensor;
 enum RecordOutcome {
     /// A new node.
     Node(NodeId),
-    /// No node this time, for this reason.
+    /// No node for this call, for this reason.
     NotNow(String),
-    /// No node at any time, for this reason.
+    /// No node for any later call, for this reason.
     Never(String),
 }
 
 impl GraphTreeManager {
-    /// Records a node behind the path, and replays it. Where that is not possible, runs the function eagerly.
+    /// Records a node at the end of the path, and replays it. If that is not possible, runs the function eagerly.
     pub(super) fn record(
         &mut self,
         site: CallSite,
@@ -69,7 +69,7 @@ impl GraphTreeManager {
         let (mut rules, read) = self.rules(root, site, inputs)?;
         self.follow(&site.stream)?;
         let forest = self.forests.get_mut(&root).expect("made above");
-        // Before the recording, since it may allocate where outputs of earlier steps lie that are moved.
+        // Outputs of earlier steps are moved before the recording, since it may allocate their memory.
         self.counters.moved_outputs += forest.clear(self.options.live_outputs, &site.stream)?;
         match forest.restore() {
             Err(error) if error.is_capture() => return Ok(RecordOutcome::NotNow(error.to_string())),
@@ -84,7 +84,7 @@ impl GraphTreeManager {
             ..CaptureOptions::default()
         };
         let captured = Graph::capture(&self.device, options, || {
-            // The memory of the path's other graphs: invariants about it are checked before each replay.
+            // The recording may use the memory of the path's other graphs: invariants about it are checked before each replay.
             forest.pool.vouch(&self.capture_stream);
             body(&read)
         });
@@ -109,8 +109,8 @@ impl GraphTreeManager {
         self.insert_node(root, site, graph, rules, read, results)
     }
 
-    /// Returns the rule of each input, and the tensors that the graph is recorded with. Copies inputs that are copied, and drops the
-    /// caller's tensors that are not written back: they may lie where the recording allocates.
+    /// Returns the rule of each input, and the tensors that the graph is recorded with. Copies inputs whose rule requires it, and
+    /// drops the caller's tensors that are not written back: their memory may be needed by the recording.
     fn rules(
         &mut self,
         root: usize,
@@ -179,7 +179,7 @@ impl GraphTreeManager {
         Ok(RecordOutcome::Node(forest.insert(&site.key, node, self.options.variant_limit)))
     }
 
-    /// Evicts pools, the least recently used one first, until all together are within the limit.
+    /// Evicts pools, the least recently used one first, until their total size is within the limit.
     fn keep_within_limit(&mut self, recorded: usize, function: usize) {
         let Some(limit) = self.options.pool_bytes_limit else { return };
         while self.pool_bytes() > limit {
