@@ -5,7 +5,7 @@
 //! Numbers drawn from a [`Generator`] in a captured region are repeated by each replay, so its methods report the draws to an
 //! audit of the region.
 //!
-//! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed gives the same numbers on every machine.
+//! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed results in the same numbers on every machine.
 
 mod default;
 mod device;

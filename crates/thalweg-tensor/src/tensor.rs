@@ -274,7 +274,7 @@ impl Tensor {
         self.layout().is_contiguous()
     }
 
-    /// Returns whether the elements fill a range of memory, each at an address of its own, in any order of the dimensions.
+    /// Returns whether the elements fill a range of memory, each at a distinct address, in any order of the dimensions.
     pub(crate) fn is_dense(&self) -> bool {
         let layout = self.layout();
         layout.span() == layout.elements() && !layout.may_overlap()

@@ -220,7 +220,7 @@ fn pool<const AXES: usize>(a: &Arguments<'_>, name: &str) -> Built {
     }
 }
 
-/// A pool whose windows lie where the file's samples place them.
+/// A pool whose windows are placed by the file's samples.
 fn fractional<const AXES: usize>(a: &Arguments<'_>, d: &Device) -> Result<Built> {
     let output_size = match a.axes::<AXES>("output_size") {
         Some(sizes) => FractionalSize::Size(sizes),

@@ -15,7 +15,7 @@ use crate::support::{device, tensor, values};
 const GOLDENS: &str = include_str!("../goldens/tensor_optimizers.txt");
 const STEPS: usize = 10;
 
-/// The words of a line, and the numbers behind its colon.
+/// The words of a line, and the numbers after its colon.
 fn lines() -> impl Iterator<Item = (Vec<&'static str>, Vec<f64>)> {
     GOLDENS.lines().map(|line| {
         let (head, numbers) = line.split_once(':').unwrap_or((line, ""));

@@ -81,7 +81,7 @@ impl Steps {
     }
 }
 
-/// A launch with what its steps have written so far.
+/// A launch, and the temporaries that its steps have written so far.
 struct Staged<'a> {
     launch: &'a LoopLaunch,
     divided: &'a Divided,

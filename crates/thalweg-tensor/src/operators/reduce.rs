@@ -308,7 +308,7 @@ fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Re
     reduce(call, &PROD, dim, keepdim, dtype)
 }
 
-/// Returns the name of a dtype of whole numbers in PyTorch's messages.
+/// Returns the name of an integer dtype in PyTorch's messages.
 fn named_by_pytorch(dtype: DType) -> String {
     match dtype {
         DType::I64 => "Long".into(),

@@ -16,7 +16,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, own_device, random, values};
 
-/// A function of tensors, as it is checkpointed.
+/// A function of tensors that can be checkpointed.
 type Function = Arc<dyn Fn(&[Tensor]) -> Result<Tensor> + Send + Sync>;
 
 /// A function of tensors that is checkpointed once.

@@ -250,7 +250,8 @@ fn a_mask_that_needs_a_gradient_goes_to_operators() {
 fn what_lies_in_other_ways_is_read_as_it_is() {
     let whole = held(&[5, 2, 3, 4, 16], 1, DType::F16);
     let gradient = held(&[2, 4, 5, 16], 2, DType::F16);
-    // (tokens, batch, 3, heads, features): parts of a packed tensor; one that is expanded, and one whose features lie apart.
+    // (tokens, batch, 3, heads, features): parts of a packed tensor; one that is expanded, and one whose features are not
+    // contiguous.
     let part = |place: usize| whole.select(2, place).unwrap().permute(&[1, 2, 0, 3]).unwrap();
     let expanded = part(1).narrow(0, 0, 1).unwrap().expand(&[2, 4, 5, 16]).unwrap();
     let turned = part(2).transpose(2, 3).unwrap().contiguous().unwrap().transpose(2, 3).unwrap();

@@ -282,7 +282,7 @@ fn inputs_may_be_changed_in_place() {
             assert_eq!(read(&outputs[1]), [round as f32 + 2.0; 2]);
             assert_eq!(read(&outputs[0]), [round as f32 * 3.0; 2]);
         }
-        // What autograd saved is known to have changed.
+        // Autograd detects that a saved tensor has changed.
         let cache = tensor(&[0.0, 10.0], device);
         let leaf = one().requires_grad_().unwrap();
         let product = leaf.mul(&cache).unwrap().sum(&[], false).unwrap();

@@ -98,7 +98,7 @@ impl Chooser {
     /// The twelve sizes of a window over images (2, 2, 4, 4), which most often fit each other.
     fn window(&mut self) -> Vec<usize> {
         let [images, channels, height, width] = [2, 2, 4, 4];
-        // Most often what leaves the image as it is.
+        // Usually the window that does not change the image.
         let [kernel_y, kernel_x, stride_y, stride_x, dilation, padding] = [1, 1, 1, 1, 1, 0]
             .map(|usual| if self.0.below(3).unwrap() > 0 { usual } else { *self.pick(&SIZES) });
         let kernel = [kernel_y, kernel_x];

@@ -106,7 +106,7 @@ fn train(weight: &Tensor) {
     result.backward_with(&floats(&[6, 8], 6).to_dtype(DType::Bf16).unwrap()).unwrap();
 }
 
-/// Asserts that a region computes with the parameter as it is now.
+/// Asserts that a region computes with the parameter's present value.
 #[track_caller]
 fn assert_now(weight: &Tensor) {
     let expected = autocast_with(anew(DType::Bf16), || linear(&floats(&[6, 16], 5), weight, None)).unwrap();

@@ -227,7 +227,7 @@ fn memory_grows_in_place() {
     let view = x.narrow(0, 1, 1).unwrap();
     call_one("resize_", &[(&view).into(), Argument::Ints(&[2])]);
     assert_eq!(values(&view), [2.0, 3.0]);
-    // What was saved must not have changed.
+    // A saved tensor must not have changed.
     let leaf = random(&[2, 3], 1).requires_grad_().unwrap();
     let factor = random(&[2, 3], 2);
     let product = leaf.mul(&factor).unwrap();
