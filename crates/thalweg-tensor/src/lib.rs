@@ -11,7 +11,7 @@
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
 //! - [`testing`]: tests of operators from samples.
-//! - [`caller`]: the line that commands and errors name, for functions that are made of others.
+//! - [`caller`]: the line that commands and errors name, for functions that call others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
 //! # Modules

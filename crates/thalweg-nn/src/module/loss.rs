@@ -53,7 +53,7 @@ losses! {
     L1Loss {} |this, x, target| call(operator!("l1_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
     /// (x − target)².
     MSELoss {} |this, x, target| call(operator!("mse_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
-    /// |x − target| less half of beta where it is above beta, else its square over 2 · beta.
+    /// |x − target| − beta / 2 where the distance is above beta, else its square divided by 2 · beta.
     SmoothL1Loss {
         /// The distance up to which the loss is quadratic.
         beta: f64 = 1.0,

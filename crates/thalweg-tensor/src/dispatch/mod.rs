@@ -17,12 +17,12 @@
 //! on its own ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they receive every call of the
 //! thread.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `mod.rs` | [`Operator`], [`Call`]: which kernel answers |
+//! | `mod.rs` | [`Operator`], [`Call`]: the choice of the kernel |
 //! | `definition.rs` | an operator as data: an entry and its body |
 //! | `derived.rs` | the kernels that follow from a definition |
-//! | `in_place.rs`, `out.rs` | the forms that write into given tensors; `offers.rs`: which memory they may write at once |
+//! | `in_place.rs`, `out.rs` | the forms that write into given tensors; `offers.rs`: which memory they may write directly |
 //! | `complex_kernel.rs`, `complex_number.rs` | complex numbers in tensors, and as arguments |
 //! | `registry.rs` | the operators by name |
 //! | `keys.rs`, `trace.rs` | dispatch keys and modes; recorded calls |

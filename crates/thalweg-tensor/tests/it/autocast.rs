@@ -125,7 +125,7 @@ fn a_network_learns_in_bf16() {
     assert!(losses[59] < 0.01 * losses[0], "{losses:?}");
 }
 
-/// The square of a matrix as a custom function, which notes the dtypes that it computes in.
+/// The square of a matrix as a custom function, which records the dtypes in which it computes.
 struct Square {
     x: Tensor,
     region: ForwardRegion,

@@ -80,7 +80,7 @@ fn numbers() -> Vec<Scalar> {
     floats.map(Scalar::F64).into_iter().chain(integers.map(Scalar::I64)).chain([Scalar::Bool(true)]).collect()
 }
 
-/// Sizes and dimensions, the likely ones more often.
+/// Sizes and dimensions, the usual ones more often.
 const SIZES: [usize; 16] = [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3, 7, 1 << 40, 1 << 62, usize::MAX];
 
 pub struct Chooser(pub Generator);

@@ -22,7 +22,7 @@ fn two_devices() -> Vec<Device> {
     Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()
 }
 
-/// A tensor on the one device or, seldom, on the other; outside the graph most often, so that it may be written.
+/// A tensor on one device or, rarely, on the other; usually outside the graph, so that it may be written.
 fn any(chooser: &mut Chooser, pools: &[Pools; 2]) -> Tensor {
     let pools = &pools[usize::from(chooser.one_of(12))];
     let tensor = chooser.tensor(&pools.tensors, &pools.typical);

@@ -1,4 +1,5 @@
-//! Every kernel of the operator table compiles, as the planner would request it, for each of the supported architectures in turn.
+//! Every kernel of the operator table compiles, as the planner would request it, each for one of the supported architectures in
+//! turn.
 //!
 //! Needs NVRTC (the `nvidia-cuda-nvrtc` wheel; no GPU). If it is missing, the test prints a message and is skipped.
 

@@ -83,7 +83,8 @@ fn indices(list: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(list, shape, &device()).unwrap()
 }
 
-/// Rows at one list: few, with each group in a warp; many, with groups of some thousand, and of more than are sorted at once.
+/// Rows at one list: few, with each group in a warp; many, with groups of a few thousand elements, and of more than are sorted at
+/// once.
 const ROWS: &[Sizes] = &[
     [1, 7, 5, 16],
     [2, 5, 300, 3],

@@ -237,7 +237,7 @@ fn spread(bytes: &[u8], row: &Row<'_>, dtype: DType) -> Tensor {
     let mut spaced = Vec::with_capacity(2 * bytes.len());
     for place in places(&row.shape, &row.strides) {
         let start = (row.offset + place) * size;
-        // The gap holds the element's bytes reversed: a read of it gives another number.
+        // The gap holds the element's bytes reversed: reading it results in another number.
         spaced.extend(bytes[start..start + size].iter().rev());
         spaced.extend(&bytes[start..start + size]);
     }

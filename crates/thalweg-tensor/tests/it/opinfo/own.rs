@@ -1,5 +1,5 @@
-//! Functions of tensors over operators that none of OpInfo's samples reaches: they are parts of this library's functions, other overloads, or
-//! without samples that have a gradient.
+//! Functions of tensors over operators that none of OpInfo's samples reaches: parts of this library's functions, other overloads,
+//! or operators without samples that have a gradient.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional as F;
