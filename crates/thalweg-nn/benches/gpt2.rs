@@ -1,11 +1,13 @@
-//! A training step of GPT-2 (124 million parameters, AdamW, bf16 by autocast), but for residuals and norms written as a user of PyTorch writes it: tokens per
-//! second.
+//! A training step of GPT-2 (124 million parameters, AdamW, bf16 by autocast), written as a user of PyTorch would, except for
+//! residuals and norms: tokens per second.
 //!
-//! `cargo bench -p thalweg-nn --bench gpt2 [-- --device cuda|sim] [--batch N] [--tokens N] [--layers N] [--steps N] [--f32] [--plain] [--captured]
-//! [--once]`: a line of JSON per figure: the first step in seconds, with the compilation of kernels, and then steps, timed
-//! from first to last of a round with the device waited for at its end, eager and captured. `--once` runs two eager steps and
-//! nothing else, for a profiler. `--losses FOLDER --text FILE` trains on a text's bytes from the weights that `gpt2.py --losses` wrote for three seeds, and writes
-//! the loss of each of 200 steps beside them. `--plain` adds residuals and normalizes them by operators of their own, as the peer does. `benches/peers/gpt2.py` is the same in PyTorch.
+//! `cargo bench -p thalweg-nn --bench gpt2 [-- --device cuda|sim] [--batch N] [--tokens N] [--layers N] [--steps N] [--f32]
+//! [--plain] [--captured] [--once]`: one line of JSON per figure: the first step in seconds, including the compilation of
+//! kernels, followed by eager and captured steps, timed from first to last of a round, including a wait for the device at its
+//! end. `--once` runs two eager steps and nothing else, for a profiler. `--losses FOLDER --text FILE` trains on a text's bytes
+//! from the weights that `gpt2.py --losses` wrote for three seeds, and writes the loss of each of 200 steps to the same folder.
+//! `--plain` adds residuals and normalizes them by separate operators, as the peer does. `benches/peers/gpt2.py` is the same in
+//! PyTorch.
 
 use std::path::Path;
 use std::time::Instant;
@@ -95,7 +97,7 @@ impl Gpt2 {
         })
     }
 
-    /// The head shares the weights of the embedding.
+    /// Returns the loss; the head shares the weights of the embedding.
     fn loss(&self, input: &Tensor, next: &Tensor, is_plain: bool) -> Result<Tensor> {
         let positions = self.positions.weight.narrow(0, 0, input.shape()[1])?;
         let mut x = self.tokens.forward(input)?.add(&positions)?;
@@ -130,7 +132,7 @@ fn time(steps: usize, device: &Device, mut step: impl FnMut() -> Result<()>) -> 
     Ok(times[ROUNDS / 2])
 }
 
-/// Prints the tokens per second of steps that take so long, and the most memory so far.
+/// Prints the tokens per second of steps that take this long, and the peak memory so far.
 fn report(name: &str, tokens: usize, seconds: f64, device: &Device) {
     let stats = device.allocator().statistics().memory_stats();
     let peak = |key: &str| stats.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| *value >> 20);
@@ -161,7 +163,7 @@ fn train(
     Ok(loss.detach())
 }
 
-/// Steps of a curve of losses.
+/// The number of steps of a loss curve.
 const STEPS: usize = 200;
 
 /// Trains from the weights of each seed in a folder, and writes the losses there.

@@ -1,8 +1,8 @@
-//! Operators on the simulated GPU in fast mode, which is what a machine without a GPU has: to be run beside `benches/peers/host.py`, which prints
-//! the same names for PyTorch on the same cores.
+//! Operators on the simulated GPU in fast mode, as on a machine without a GPU; run it together with `benches/peers/host.py`,
+//! which prints the same names for PyTorch on the same cores.
 //!
-//! `cargo bench -p thalweg-nn --bench host [-- NAME..]`: a line of JSON a figure, the time of a call with the wait for it, the median of rounds; with
-//! names those whose names contain one of them.
+//! `cargo bench -p thalweg-nn --bench host [-- NAME..]`: one line of JSON per figure: the time of a call including the wait for
+//! it, as the median of rounds. With names, only figures whose name contains one of them are run.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 /// Timed rounds; the median counts.
 const ROUNDS: usize = 7;
-/// The least seconds of a round.
+/// The minimum duration of a round in seconds.
 const ROUND: f64 = 0.02;
 
 /// Times calls, and prints the median in microseconds.

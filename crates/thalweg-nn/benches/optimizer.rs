@@ -1,9 +1,10 @@
 //! Clipping of gradients and steps of AdamW over the 148 tensors of GPT-2 (124 million parameters, f32): milliseconds per call, and bytes that the call
 //! must move per second.
 //!
-//! `cargo bench -p thalweg-nn --bench optimizer [-- --device cuda|sim]`: a line of JSON per figure. `clip` scales the gradients, `clip_within` finds their
-//! norm small enough and leaves them; `step` is AdamW's, `step_clipped` finds the norm and scales within the step, and `cast_and_step` is a step
-//! behind products that read all matrices in bf16. `benches/peers/optimizer.py` is the same in PyTorch.
+//! `cargo bench -p thalweg-nn --bench optimizer [-- --device cuda|sim]`: a line of JSON per figure. `clip` scales the gradients,
+//! `clip_within` finds their norm small enough and does not change them; `step` is AdamW's, `step_clipped` computes the norm and
+//! scales within the step, and `cast_and_step` is a step after products that read all matrices in bf16.
+//! `benches/peers/optimizer.py` is the same in PyTorch.
 
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use thalweg_tensor::autocast::autocast;
 /// Timed rounds; the median counts.
 const ROUNDS: usize = 5;
 
-/// Returns the shapes of GPT-2's parameters with so many features and rows of embeddings.
+/// Returns the shapes of GPT-2's parameters with this many features and rows of embeddings.
 fn shapes(features: usize, vocabulary: usize, context: usize, layers: usize) -> Vec<Vec<usize>> {
     let mut shapes = vec![vec![vocabulary, features], vec![context, features]];
     for _ in 0..layers {
@@ -40,7 +41,7 @@ fn shapes(features: usize, vocabulary: usize, context: usize, layers: usize) -> 
     shapes
 }
 
-/// Prints the median time of a call that moves so many bytes.
+/// Prints the median time of a call that moves this many bytes.
 fn report(name: &str, bytes: usize, device: &Device, call: impl Fn() -> Result<()>) -> Result<()> {
     let calls = if device.is_simulated() { 1 } else { 20 };
     let mut times = Vec::new();
@@ -95,7 +96,7 @@ fn main() -> Result<()> {
     let parameters: Vec<Tensor> = shapes.iter().map(parameter).collect::<Result<_>>()?;
     let elements: usize = parameters.iter().map(Tensor::elements).sum();
     let optimizer = AdamW::new(parameters.clone(), AdamWOptions::default())?;
-    // Of each element, the gradient is read for the norm, then read and written.
+    // The gradient of each element is read for the norm, then read and written.
     report("clip", 12 * elements, &device, || clip_grad_norm_(&parameters, 1e-3, 2.0).map(drop))?;
     report("clip_within", 4 * elements, &device, || clip_grad_norm_(&parameters, 1e6, 2.0).map(drop))?;
     // Parameter and moments are read and written.

@@ -1,8 +1,8 @@
 //! A training step of a tiny transformer (4 layers, width 128, batch 8 × 64 tokens, f32): eager and captured.
 //!
-//! `cargo bench -p thalweg-tensor --bench transformer [-- --device cuda|sim] [--steps N] [--parts]`: a line of JSON a figure,
-//! the time of a step from first to last of a round, the device waited for at its end. With `--parts` also the step's
-//! operators one by one, each captured some fifty times in a row: what one of them adds to a captured step, in µs.
+//! `cargo bench -p thalweg-tensor --bench transformer [-- --device cuda|sim] [--steps N] [--parts]`: one line of JSON per figure:
+//! the time of a step from first to last of a round, including a wait for the device at its end. With `--parts` also the step's
+//! operators one by one, each captured some fifty times in a row: the time that one of them adds to a captured step, in µs.
 
 use std::time::Instant;
 

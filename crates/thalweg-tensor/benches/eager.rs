@@ -1,9 +1,9 @@
 //! Host time of eager calls, from the method to the driver's return, and of a small training step.
 //!
-//! `cargo bench -p thalweg-tensor --bench eager [-- --json] [--device cuda|sim|null] [--only NAME]`: a line per figure, with `--json`
-//! one JSON object per line. On a GPU the host's time is what an eager program of small operators is bound by; in the simulator the worker
-//! threads share the cores, so the figures say how fast commands are accepted and run together. `null` is a driver that accepts
-//! launches and does nothing: the time of this library alone.
+//! `cargo bench -p thalweg-tensor --bench eager [-- --json] [--device cuda|sim|null] [--only NAME]`: one line per figure, with
+//! `--json` one JSON object per line. On a GPU an eager program of small operators is bound by the host's time; in the simulator
+//! the worker threads share the cores, so the figures include both accepting and running commands. `null` is a driver that
+//! accepts launches and does nothing: it measures only the time of this library.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,7 +49,7 @@ const ROUNDS: usize = 15;
 struct Bench {
     device: Device,
     json: bool,
-    /// The one figure that is wanted; all where there is none.
+    /// The only figure to run; all if there is none.
     only: Option<String>,
 }
 

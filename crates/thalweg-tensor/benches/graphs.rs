@@ -1,8 +1,8 @@
 //! The host time of CUDA graphs: of capture, per node, and of replay.
 //!
 //! `cargo bench -p thalweg-tensor --bench graphs [-- --device cuda|sim]`: one line of JSON per figure. The region is a chain of
-//! additions of 16 `f32`, each into memory of its own from the graph's pool. On a GPU, run it beside
-//! `benches/peers/graph_launch.cu`, which does the same with CUDA's runtime alone, and is timed in the same ways.
+//! additions of 16 `f32`, each into memory of its own from the graph's pool. On a GPU, run it together with
+//! `benches/peers/graph_launch.cu`, which does the same with only CUDA's runtime, and is timed in the same ways.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! [`Argument`] and [`Value`]: what a call passes for a parameter of a [`Schema`](thalweg_ops::schema::Schema).
+//! [`Argument`] and [`Value`]: the arguments that a call passes for a parameter of a [`Schema`](thalweg_ops::schema::Schema).
 //!
 //! An argument borrows and lives on the caller's stack. A value owns its contents, so that calls can be kept, built at run time,
 //! and passed on by code that knows nothing of the operator.
@@ -52,7 +52,7 @@ pub enum Argument<'a> {
     Device(&'a Device),
 }
 
-/// An argument that owns what it refers to.
+/// An argument that owns its contents.
 #[derive(Clone, Debug)]
 pub enum Value {
     /// Nothing, for a parameter that is optional.
@@ -375,7 +375,7 @@ macro_rules! readers {
     )*};
 }
 
-/// Describes a call with any arguments, as [`describe`] does: by its tensors, or by the shape, dtype and device of the new tensor.
+/// Describes a call with any arguments, like [`describe`]: by its tensors, or by the shape, dtype and device of the new tensor.
 pub(crate) fn describe_call(operator: &str, arguments: &[Argument<'_>], device: Option<&Device>) -> String {
     let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
     let (mut shape, mut dtype): (&[i64], _) = (&[], None);

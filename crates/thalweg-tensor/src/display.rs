@@ -168,7 +168,7 @@ impl Numbers {
         Self::aligned(texts, width)
     }
 
-    /// Formats floats in one form: whole numbers with a point, fixed digits, or an exponent where they differ too much.
+    /// Formats floats in one form: integers with a point, fixed digits, or an exponent where they differ too much.
     fn floats(values: Vec<f64>, options: &PrintOptions) -> Self {
         let finite: Vec<f64> =
             values.iter().copied().filter(|value| value.is_finite() && *value != 0.0).collect();

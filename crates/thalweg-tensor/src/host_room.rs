@@ -5,8 +5,8 @@ use thalweg_runtime::{Error, Result};
 /// The size up to which a list is allocated without a check of the host's free memory.
 const SMALL_LIST_BYTES: usize = 1 << 30;
 
-/// Returns an empty list with room for `count` elements, or an error if the host has not enough memory. A system that overcommits
-/// memory would kill the process when it is used, so the available memory is checked too.
+/// Returns an empty list with capacity for `count` elements, or an error if the host does not have enough memory. A system that
+/// overcommits memory would kill the process when it is used, so the available memory is checked too.
 pub(crate) fn host_room<T>(count: usize) -> Result<Vec<T>> {
     let bytes = count.saturating_mul(size_of::<T>());
     let is_there = bytes <= SMALL_LIST_BYTES || available_bytes().is_none_or(|available| bytes <= available);

@@ -4,14 +4,14 @@
 //! - [`dispatch`]: which kernel runs a call, and registration of your own kernels.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
-//! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
+//! - [`graph`]: entire steps, callables with their backward passes, and trees of functions as CUDA graphs.
 //! - [`mlp`]: two linear layers with GELU between them, fused where cuBLASLt supports it.
 //! - [`decoder`]: the layers of a decoder for one token.
 //! - [`norm_linear`]: a layer norm and a linear layer of few rows.
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
 //! - [`testing`]: tests of operators from samples.
-//! - [`caller`]: the line that commands and errors name, for functions that are made of others.
+//! - [`caller`]: the line that commands and errors name, for functions that call others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
 //! # Modules
@@ -31,8 +31,8 @@
 //! # Invariants
 //! - No public type is generic over a backend; no operator names a device.
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
-//! - A call that is refused leaves every tensor as it was. An in-place or `out=` call that fails later, for lack of memory, may
-//!   have written part of its result. No `unsafe`.
+//! - A call that is refused changes no tensor. An in-place or `out=` call that fails later, for lack of memory, may have written
+//!   part of its result. No `unsafe`.
 #![forbid(unsafe_code)]
 
 mod argument;

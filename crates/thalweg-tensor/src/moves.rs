@@ -38,7 +38,7 @@ impl Tensor {
     /// they have arrived.
     ///
     /// # Errors
-    /// [`Error::is_out_of_memory`](thalweg_runtime::Error::is_out_of_memory) if a device or the host has not enough memory; and
+    /// [`Error::is_out_of_memory`](thalweg_runtime::Error::is_out_of_memory) if a device or the host does not have enough memory; and
     /// those of the copies.
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {

@@ -10,7 +10,7 @@ use crate::caller::at_line;
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// Returns an array's elements as a tensor, row-major whatever the array's layout.
+    /// Returns an array's elements as a tensor, row-major for any layout of the array.
     ///
     /// # Errors
     /// Those of [`Tensor::from_slice`].

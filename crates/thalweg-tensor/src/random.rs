@@ -5,7 +5,7 @@
 //! Numbers drawn from a [`Generator`] in a captured region are repeated by each replay, so its methods report the draws to an
 //! audit of the region.
 //!
-//! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed gives the same numbers on every machine.
+//! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed results in the same numbers on every machine.
 
 mod default;
 mod device;
@@ -87,7 +87,7 @@ impl Generator {
         (self.bits() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// Returns a number below `bound`, each as likely as the others.
+    /// Returns a number below `bound`, each equally likely.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if `bound` is 0.
@@ -113,7 +113,8 @@ impl Generator {
     /// Returns the numbers 0 to `count` − 1 in random order (`torch.randperm`).
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there are 2³² numbers or more; [`Error::is_out_of_memory`] if the host has no room.
+    /// [`Error::is_invalid_argument`] if there are 2³² numbers or more; [`Error::is_out_of_memory`] if the host does not have
+    /// enough memory.
     #[track_caller]
     pub fn permutation(&mut self, count: usize) -> Result<Vec<usize>> {
         let mut order = at_line(Location::caller(), || {

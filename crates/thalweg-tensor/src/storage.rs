@@ -118,7 +118,7 @@ impl Storage {
         self.is_exported.store(true, Ordering::Release);
     }
 
-    /// Swaps memory with a storage that nothing else holds, if that has more of it. Returns whether it did.
+    /// Swaps memory with another storage that nothing else holds, if that is larger. Returns whether it did.
     pub(crate) fn adopt(&self, other: &Self) -> bool {
         let can_move =
             |storage: &Self| storage.is_resizable && storage.address.load(Ordering::Acquire) != MOVES;

@@ -57,11 +57,11 @@ pub type Tensors = SmallVec<[Tensor; 2]>;
 /// # }
 /// ```
 ///
-/// | to | look at |
+/// | to | see |
 /// |---|---|
 /// | make one | [`zeros`](Self::zeros), [`ones`](Self::ones), [`full`](Self::full), [`empty`](Self::empty), [`arange`](Self::arange), [`rand`](Self::rand), [`randn`](Self::randn), [`from_slice`](Self::from_slice) |
-/// | ask about it | [`shape`](Self::shape), [`dtype`](Self::dtype), [`device`](Self::device), [`layout`](Self::layout), [`is_contiguous`](Self::is_contiguous) |
-/// | see it otherwise | [`reshape`](Self::reshape), [`transpose`](Self::transpose), [`narrow`](Self::narrow), [`i`](Self::i), [`expand`](Self::expand), [`unsqueeze`](Self::unsqueeze) |
+/// | inspect it | [`shape`](Self::shape), [`dtype`](Self::dtype), [`device`](Self::device), [`layout`](Self::layout), [`is_contiguous`](Self::is_contiguous) |
+/// | view it in another way | [`reshape`](Self::reshape), [`transpose`](Self::transpose), [`narrow`](Self::narrow), [`i`](Self::i), [`expand`](Self::expand), [`unsqueeze`](Self::unsqueeze) |
 /// | compute | [`add`](Self::add), [`exp`](Self::exp), [`matmul`](Self::matmul), [`softmax`](Self::softmax), [`topk`](Self::topk), [`einsum`](Self::einsum), … |
 /// | reduce | [`sum`](Self::sum), [`mean`](Self::mean), [`argmax`](Self::argmax), [`quantile`](Self::quantile), [`allclose`](Self::allclose) |
 /// | write in place | [`add_`](Self::add_), [`fill_`](Self::fill_), [`copy_`](Self::copy_), [`assign`](Self::assign) |
@@ -275,7 +275,7 @@ impl Tensor {
         self.layout().is_contiguous()
     }
 
-    /// Returns whether the elements fill a range of memory, each at an address of its own, in any order of the dimensions.
+    /// Returns whether the elements fill a range of memory, each at a distinct address, in any order of the dimensions.
     pub(crate) fn is_dense(&self) -> bool {
         let layout = self.layout();
         layout.span() == layout.elements() && !layout.may_overlap()
@@ -561,7 +561,7 @@ impl Tensor {
         self.bump_version();
     }
 
-    /// Gives the tensor another shape and strides, and its storage more memory if it has not enough (`torch.Tensor.resize_`).
+    /// Gives the tensor another shape and strides, and its storage more memory if it does not have enough (`torch.Tensor.resize_`).
     /// Elements stay where they are in memory; additional ones are uninitialized.
     ///
     /// # Errors

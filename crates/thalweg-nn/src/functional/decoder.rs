@@ -62,7 +62,7 @@ pub(crate) fn attended(packed: &Tensor, caches: [&Tensor; 2], position: &Tensor)
 /// Makes the likeliest token the next one that a decoder reads, in place: `token = argmax(norm(input) · weightᵀ)`, `position +=
 /// 1`, `history[position] = token`. Input (1, features), `parts` without bias, GELU and addend. One kernel, which stores no
 /// scores, for contiguous tensors of float16 and bfloat16 with a multiple of 32 features up to 4,096; else [`norm_linear`],
-/// [`Tensor::argmax`] and the rest. A position behind the history is reported at the next synchronization. Asynchronous.
+/// [`Tensor::argmax`] and the rest. A position past the end of the history is reported at the next synchronization. Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.

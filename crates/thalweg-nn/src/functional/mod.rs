@@ -241,7 +241,7 @@ fn affine(
 pub struct PoolOptions {
     /// The distance from one window to the next, in y and in x: by default the extents of the kernel.
     pub stride: Option<[usize; 2]>,
-    /// The width of the border around the image, whose elements are never the greatest: at most half of the kernel.
+    /// The width of the padding around the image, whose elements never count as the greatest: at most half of the kernel.
     pub padding: usize,
     /// The distance from one element of the kernel to the next.
     pub dilation: usize,

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`gpt2`] | [`GPT2LMHeadModel`](gpt2::GPT2LMHeadModel), and its [`GPT2Decoder`](gpt2::GPT2Decoder) | `gpt2`, `gpt2-medium`, … |
 //! | [`bert`] | [`BertModel`](bert::BertModel), [`BertForSequenceClassification`](bert::BertForSequenceClassification), [`BertForMaskedLM`](bert::BertForMaskedLM) | `bert-base-uncased`, encoders of sentences such as `all-MiniLM-L6-v2` |
-//! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM) | Llama and what is shaped like it, heads tied or not, rotations unscaled, `linear` or `llama3` |
+//! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM) | Llama and models of its structure, heads tied or not, rotations unscaled, `linear` or `llama3` |
 //! | [`resnet`] | [`ResNet`](resnet::ResNet) | `resnet50`, `resnet101`, `resnet152` |
 //!
 //! Files are read by [`serialize::load_file`](crate::serialize::load_file), and loaded by [`PreTrainedModel::load_pretrained`],

@@ -21,7 +21,7 @@ pub struct MaxPool<const AXES: usize> {
     /// The distance from one window to the next: by default the window's extents.
     #[module(skip)]
     pub stride: Option<[usize; AXES]>,
-    /// The width of the border, whose elements are never the greatest: at most half of the extents.
+    /// The width of the padding, whose elements never count as the greatest: at most half of the extents.
     #[module(skip)]
     pub padding: [usize; AXES],
     /// The distance from one element of a window to the next.

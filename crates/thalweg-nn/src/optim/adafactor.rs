@@ -3,7 +3,7 @@
 //!
 //! It is not an entry of the table of fused optimizers ([`thalweg_ops::optimizer`]), where a step is a formula over the elements
 //! of the parameter and of states of its shape. Here a matrix keeps two states of other shapes, the means of squares over rows
-//! and over columns, and a step needs means over a dimension and two norms of whole tensors before it changes the first element.
+//! and over columns, and a step needs means over a dimension and two norms of entire tensors before it changes the first element.
 //! It is therefore a [`CompositeRule`]: options, states and one function of operators; [`CompositeOptimizer`] does the rest.
 
 use thalweg_ir::DType;

@@ -398,7 +398,7 @@ pub struct LrScheduler<S> {
 }
 
 impl<S: Schedule> LrScheduler<S> {
-    /// Makes a scheduler over the learning rates that the optimizer has now, and sets those of epoch 0.
+    /// Makes a scheduler from the optimizer's present learning rates, and sets those of epoch 0.
     ///
     /// # Errors
     /// Those of [`Optimizer::set_learning_rate`] for the schedule's rates, and of [`Schedule::check`].

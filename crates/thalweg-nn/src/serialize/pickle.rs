@@ -329,7 +329,7 @@ const KNOWN: [&str; 5] = [
     "torch Size",
 ];
 
-/// A pickle of protocol 2, as it is written.
+/// A pickle of protocol 2 that is being written.
 #[derive(Default)]
 pub(super) struct Writer(Vec<u8>);
 

@@ -21,8 +21,8 @@ use super::stream::{Upload, download, file_error};
 /// The maximum nesting depth of containers.
 const MOST_NESTED: usize = 64;
 
-/// Reads what `torch.save` wrote (`torch.load` with `weights_only=True`): tensors, and containers and plain values around them.
-/// Tensors of one storage share memory again. The last copies are asynchronous on the current stream.
+/// Reads a file that `torch.save` wrote (`torch.load` with `weights_only=True`): tensors, and containers and plain values around
+/// them. Tensors of one storage share memory again. The last copies are asynchronous on the current stream.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be read, has the format before PyTorch 1.6, or contains anything other than
@@ -220,7 +220,7 @@ fn storage_of(values: &Values, place: ValueIndex) -> Option<Storage> {
 }
 
 /// Writes a value as `torch.save` does, so that `torch.load` reads it. Tensors with the same elements in memory, such as tied
-/// weights, share one storage; every other tensor has a storage of its own. *Blocks.*
+/// weights, share one storage; every other tensor has a separate storage. *Blocks.*
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be written.

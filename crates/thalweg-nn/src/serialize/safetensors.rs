@@ -73,7 +73,7 @@ impl SafeTensorsFile {
         self.metadata.offset_keys()
     }
 
-    /// Returns the notes of the header (`__metadata__`).
+    /// Returns the metadata of the header (`__metadata__`).
     pub fn notes(&self) -> HashMap<String, String> {
         self.metadata.metadata().clone().unwrap_or_default()
     }
@@ -156,7 +156,7 @@ pub fn load_file(path: impl AsRef<Path>, device: &Device) -> Result<StateDict> {
     })
 }
 
-/// Writes tensors by their names (`safetensors.torch.save_file`), with notes. *Blocks.*
+/// Writes tensors by their names (`safetensors.torch.save_file`), with metadata. *Blocks.*
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be written.

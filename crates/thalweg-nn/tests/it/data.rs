@@ -110,7 +110,7 @@ fn an_error_ends_the_epoch_and_the_next_one_begins_anew() {
             assert_eq!(outcomes.last(), Some(&false), "{outcomes:?}");
             assert!(outcomes.len() <= 3, "{outcomes:?}");
         }
-        // An epoch that is left early gives its pinned batches back.
+        // An epoch that is dropped early returns its pinned batches.
         for _ in 0..20 {
             assert!(loader.epoch().unwrap().next().unwrap().is_ok());
         }
@@ -189,7 +189,7 @@ fn a_sample_of_another_dtype_or_count_is_refused_and_named() {
 
 #[test]
 fn one_loader_after_the_other_finds_the_memory_of_the_first() {
-    // On a machine of its own: nothing else takes memory there.
+    // On a separate machine, where nothing else takes memory.
     Check::new().seeds(0..1).run(|gpu| -> Result<()> {
         let device = gpu.device();
         let mut before = None;

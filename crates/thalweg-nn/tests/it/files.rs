@@ -15,7 +15,7 @@ fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files").join(name)
 }
 
-/// A file of a test, which goes when the test ends.
+/// A file of a test, which is deleted when the test ends.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -46,7 +46,7 @@ const DTYPES: [(&str, DType); 13] = [
     ("float8_e5m2", DType::F8E5m2),
 ];
 
-/// Holds a dictionary against that of `make.py`: 0 to 5 in every dtype, a tensor of nothing and one of one number.
+/// Compares a dictionary with that of `make.py`: 0 to 5 in every dtype, an empty tensor and one of one number.
 fn check_dtypes(tensors: &StateDict) {
     for (name, dtype) in DTYPES {
         let (tensor, odd) = (&tensors[name], [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]);
@@ -74,7 +74,7 @@ fn every_dtype_of_a_safetensors_file_is_read_and_written() {
     check_dtypes(&read);
     let scratch = Scratch::new("dtypes.safetensors");
     save_file(&read, &scratch.0, &[("format", "pt")]).unwrap();
-    // The package sorts by the name of the dtype where the width is the same; the bytes of each tensor are the same.
+    // The package sorts by the name of the dtype if the width is the same; the bytes of each tensor are the same.
     check_dtypes(&load_file(&scratch.0, &device()).unwrap());
     let mut written = SafeTensorsFile::open(&scratch.0).unwrap();
     assert_eq!(written.notes()["format"], "pt");
@@ -178,7 +178,7 @@ fn code_is_refused_and_broken_files_are_errors() {
         std::fs::write(&scratch.0, &whole[..length]).unwrap();
         assert!(load(&scratch.0, &device()).unwrap_err().is_invalid_argument());
     }
-    // Every byte that is changed gives a value or an error.
+    // Every changed byte results in a value or an error.
     for place in (0..whole.len()).step_by(7) {
         let mut bytes = whole.clone();
         bytes[place] ^= 0x55;
@@ -200,7 +200,7 @@ fn code_is_refused_and_broken_files_are_errors() {
 
 #[test]
 fn tensors_larger_than_a_piece_are_whole() {
-    // Three pieces of 4 MiB, the last one not full.
+    // Three pieces of 4 MiB, the last one incomplete.
     let count = (9 << 20) / 4;
     let large = Tensor::arange(count, 0.0, 1.0, DType::F32, &device()).unwrap();
     let scratch = Scratch::new("large.safetensors");
@@ -279,7 +279,7 @@ fn a_file_of_another_kind_is_named_by_its_first_bytes() {
             assert!(error.is_invalid_argument() && error.to_string().contains(expected), "{error}");
         }
     }
-    // Each of the two kinds, cut short, and given to the reader of the other.
+    // Each of the two kinds, truncated, and passed to the reader of the other.
     let tensors = StateDict::from_iter([("x".to_owned(), Tensor::ones(&[64], DType::F32, &device).unwrap())]);
     save_file(&tensors, &path, &[]).unwrap();
     let text = load(&path, &device).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Functions of `torch.nn.functional`: which there are, and the values of those that are composed here, against PyTorch's.
+//! Functions of `torch.nn.functional`: their presence, and the values of those that are composed here, compared with PyTorch's.
 
 use thalweg_nn::functional::{
     self, GridSampleMode, GridSamplePadding, InterpolateOptions, Reduction, UnfoldOptions, UpsampleMode,
@@ -7,8 +7,8 @@ use thalweg_runtime::Device;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::operators;
 
-/// The functions of `torch.nn.functional` in PyTorch 2.11, but for those in place; behind a colon what has the name of one that is neither a function of
-/// `functional` nor a method of [`Tensor`].
+/// The functions of `torch.nn.functional` in PyTorch 2.11, except those in place; after a colon the item that replaces a function
+/// that is neither in `functional` nor a method of [`Tensor`].
 const NAMES: &str = include_str!("../goldens/functional.txt");
 
 const SOURCES: [&str; 7] = [

@@ -1,4 +1,4 @@
-//! The linear layer as one operator: against the product and the sums that it stands for, and against finite differences.
+//! The linear layer as one operator: compared with the equivalent product and sums, and with finite differences.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{linear, linear_add};
@@ -31,7 +31,7 @@ fn a_linear_layer_is_its_product_and_sums() {
             [(1, 1, 1), (5, 3, 2), (33, 70, 65), (64, 32, 128), (4, 0, 3), (0, 4, 3)]
         {
             let matrix = |shape: [usize; 2], seed| random(&shape, seed).to_dtype(dtype).unwrap();
-            // Laid out column by column as well: the product takes it as it lies, an addend is copied.
+            // Also column-major: the product reads it directly, an addend is copied.
             let turned =
                 |shape: [usize; 2], seed| matrix([shape[1], shape[0]], seed).transpose(0, 1).unwrap();
             let bias = random(&[outputs], 3).to_dtype(dtype).unwrap();
@@ -98,7 +98,7 @@ fn a_weight_of_integers_is_within_half_a_step_of_each_weight() {
                 let least = exact.iter().fold(f64::INFINITY, |least, &weight| least.min(weight));
                 let reach =
                     if format == IntegerFormat::Int8 { greatest.max(-least) } else { greatest - least };
-                // Half a step, and what scales, zero points and results of 16 bits are rounded by.
+                // Half a step, and the rounding of 16-bit scales, zero points and results.
                 let rounding = if dtype == DType::F32 { 1e-6 } else { 0.01 * greatest.max(-least) };
                 let off =
                     |(found, exact): (&f64, &f64)| (found - exact).abs() > 0.5 * reach / steps + rounding;

@@ -74,6 +74,6 @@ fn an_error_of_a_layer_in_a_box_or_a_sequence_names_the_call() {
     let nested = Sequential::new().then(Tanh).then(layers);
     let error = assert_at(nested.forward(&x), line!());
     assert!(error.to_string().starts_with("in layer 1 (Sequential): in layer 2 (Linear): "), "{error}");
-    // What comes after has lines of its own.
+    // Later calls have lines of their own.
     assert_at(linear(4, 5).forward(&x), line!());
 }

@@ -1,5 +1,5 @@
-//! Modules against PyTorch's: `tests/modules/samples.jsonl.gz` (`make.py` beside it wrote the file) has its samples of modules with
-//! results, gradients and buffers, in f64.
+//! Modules compared with PyTorch's: `tests/modules/samples.jsonl.gz` (written by `make.py` next to it) has its samples of modules
+//! with results, gradients and buffers, in f64.
 
 mod transformers;
 
@@ -109,7 +109,7 @@ impl Arguments<'_> {
         })
     }
 
-    /// Sizes per axis; one number is that of every axis.
+    /// Sizes per axis; a single number applies to every axis.
     fn axes<const AXES: usize>(&self, name: &str) -> Option<[usize; AXES]> {
         let list = self.list(name)?;
         Some(std::array::from_fn(|axis| list[axis % list.len()] as usize))
@@ -220,7 +220,7 @@ fn pool<const AXES: usize>(a: &Arguments<'_>, name: &str) -> Built {
     }
 }
 
-/// A pool whose windows lie where the file's samples place them.
+/// A pool whose windows are placed by the file's samples.
 fn fractional<const AXES: usize>(a: &Arguments<'_>, d: &Device) -> Result<Built> {
     let output_size = match a.axes::<AXES>("output_size") {
         Some(sizes) => FractionalSize::Size(sizes),
@@ -251,7 +251,7 @@ struct Placed<const AXES: usize> {
     indices: bool,
 }
 
-/// The widths of a pad, of so many axes.
+/// The widths of a pad over this many axes.
 fn widths(a: &Arguments<'_>, axes: usize) -> Vec<i64> {
     let list = a.list("padding").unwrap();
     if list.len() == 1 { list.repeat(2 * axes) } else { list }
@@ -457,7 +457,7 @@ fn attention(a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Result<Built> 
         let masks = AttentionMasks { key_padding_mask, attn_mask };
         let layer = of::<MultiheadAttention>(module);
         let attended = layer.forward(query, key, value, masks)?;
-        // The same without weights, where no query is without keys.
+        // The same without weights, if every query has keys.
         let output = layer.attend(query, key, value, masks)?;
         for (&found, &expected) in values(&output).iter().zip(&values(&attended.output)) {
             assert!(
@@ -589,7 +589,7 @@ fn differences(sample: &Value) -> Result<Vec<String>> {
     let pairs = sample["state"].as_array().unwrap().iter();
     let state: StateDict = pairs.map(|pair| (pair[0].as_str().unwrap().to_owned(), read(&pair[1]))).collect();
     let own: Vec<String> = built.module.state_dict().into_keys().collect();
-    // The weights of losses are saved only where they are given to the constructor, on both sides.
+    // The weights of losses are saved only if they are passed to the constructor, on both sides.
     assert!(own.iter().eq(state.keys()), "{name} has {own:?}, and PyTorch's {:?}", state.keys());
     built.module.load_state_dict(&state)?;
     let inputs = inputs_of(sample);

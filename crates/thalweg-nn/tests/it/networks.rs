@@ -1,4 +1,4 @@
-//! The operators of networks: values against the definition in f64, gradients against finite differences.
+//! The operators of networks: values compared with the definition in f64, gradients against finite differences.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{
@@ -328,7 +328,7 @@ fn cross_entropy_takes_classes_anywhere_and_alone() {
 /// The number that is added to the score of a batch, a query and a key.
 type Mask = Box<dyn Fn(usize, usize, usize) -> f64>;
 
-/// Attention by its definition: `seen` says with what number a score is masked.
+/// Attention by its definition: `seen` returns the number with which a score is masked.
 fn attention(
     q: &[f64],
     k: &[f64],

@@ -1,5 +1,5 @@
-//! An oracle from outside for optimizers, learning-rate schedules and clipping: what PyTorch gives, in
-//! `tests/goldens/optimizers.txt` (`make_optimizers.py` beside it wrote the file).
+//! An external oracle for optimizers, learning-rate schedules and clipping: PyTorch's results, in `tests/goldens/optimizers.txt`
+//! (written by `make_optimizers.py` next to it).
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ const GOLDENS: &str = include_str!("../goldens/optimizers.txt");
 const SHAPES: [&[usize]; 2] = [&[4], &[2, 3]];
 const STEPS: usize = 10;
 
-/// The words of the lines that begin with a word, and the numbers behind their colons.
+/// The words of the lines that begin with a word, and the numbers after their colons.
 fn lines(first: &'static str) -> impl Iterator<Item = (Vec<&'static str>, Vec<&'static str>)> {
     let split = |line: &'static str| {
         let (head, numbers) = line.split_once(':').unwrap_or((line, ""));
@@ -165,7 +165,7 @@ fn optimizers_take_pytorchs_steps() {
     }
 }
 
-/// Lion as its paper's algorithm 2 has it.
+/// Lion according to its paper's algorithm 2.
 #[test]
 fn lion_follows_its_paper() {
     let (parameters, gradients) = inputs(DType::F32);
@@ -196,7 +196,7 @@ fn sgd() -> Sgd {
     Sgd::new(vec![parameter], SgdOptions { lr: 0.5, ..SgdOptions::default() }).unwrap()
 }
 
-/// The learning rates that a scheduler sets, epoch by epoch, as the device has them.
+/// The learning rates that a scheduler sets, epoch by epoch, as stored on the device.
 fn set_rates(schedule: Box<dyn Schedule>, epochs: usize) -> Vec<f64> {
     let optimizer = sgd();
     let mut scheduler = LrScheduler::new(&optimizer, schedule).unwrap();

@@ -1,5 +1,5 @@
 //! Fused optimizers: Adam against its definition in f64, over more tensors than one launch takes; gradient scaling, groups,
-//! learning rates, and what is saved and loaded.
+//! learning rates, and saved and loaded states.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn expected(start: &[f64], gradient: &[f64], options: AdamOptions, is_adamw: boo
     start.iter().zip(gradient).map(one).collect()
 }
 
-/// More parameters than a launch takes, one of more elements than a block handles, some of one element, and one of none.
+/// More parameters than a launch takes, one of more elements than a block handles, some of one element, and an empty one.
 fn many_parameters() -> Vec<Tensor> {
     let size = |number: usize| match number {
         3 => 5000,
@@ -120,7 +120,7 @@ fn scaled_gradients_are_divided_and_infinite_ones_skip_the_step() {
     plain_adam.step().unwrap();
     scaled_adam.step_scaled(&scale).unwrap();
     assert_eq!(values(&plain), values(&scaled));
-    // A gradient that is not finite: nothing changes, whatever the gradient is.
+    // A gradient that is not finite: nothing changes for any such gradient.
     let finite = scaled.grad().unwrap();
     scaled.set_grad(Some(Tensor::full(&[100], f64::NAN, DType::F64, &device()).unwrap())).unwrap();
     scaled_adam.step_scaled(&GradientScale { found_inf: number(1.0), ..scale.clone() }).unwrap();
@@ -313,7 +313,7 @@ fn a_clipped_step_is_that_of_clipped_gradients() {
         let [own, apart] = [0, 0].map(|seed| -> Vec<Tensor> {
             start(seed).iter().map(|parameter| parameter.requires_grad_().unwrap()).collect()
         });
-        // Without division by the size of the gradient, which would hide what it is scaled by.
+        // Without division by the size of the gradient, which would hide the scale.
         let options = SgdOptions { lr: 0.5, momentum: 0.9, ..SgdOptions::default() };
         let [one, two] = [&own, &apart].map(|parameters| Sgd::new(parameters.clone(), options).unwrap());
         for seed in 1..4 {

@@ -1,4 +1,5 @@
-//! How many commands a training step of the small transformer takes, and a step of a recurrent network: the nodes of captured graphs.
+//! The number of commands of a training step of the small transformer, and of a step of a recurrent network: the nodes of
+//! captured graphs.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,7 @@ fn a_training_step_of_a_transformer_takes_few_commands() {
         let label = node.label.map_or("no label".to_owned(), |label| label.to_string());
         *counts.entry(label).or_default() += 1;
     }
-    // On a GPU the library may launch more than one kernel a product.
+    // On a GPU the library may launch more than one kernel per product.
     if device.is_simulated() {
         assert_eq!(nodes.len(), COMMANDS, "commands by operator: {counts:#?}");
     }
@@ -74,7 +75,7 @@ fn a_step_of_a_recurrent_network_takes_few_commands() {
     let options = RecurrentOptions::default;
     let lstm = LSTM::new(4, 8, options(), &mut generator, &device).unwrap();
     let gru = GRU::new(4, 8, options(), &mut generator, &device).unwrap();
-    // What a step more adds.
+    // The commands that one more step adds.
     let more = |run: &dyn Fn(&Tensor) -> Result<Tensor>, backward: bool| {
         let [short, long] = [5, 6].map(|steps| {
             let input = Tensor::ones(&[steps, 2, 4], thalweg_ir::DType::F32, &device).unwrap();
@@ -90,6 +91,7 @@ fn a_step_of_a_recurrent_network_takes_few_commands() {
     let of_lstm = |input: &Tensor| Ok(lstm.forward(input, None)?.0);
     let of_gru = |input: &Tensor| Ok(gru.forward(input, None)?.0);
     let counts = [more(&of_lstm, false), more(&of_gru, false), more(&of_lstm, true), more(&of_gru, true)];
-    // A product, what stands behind it, and the copy into the sequence; in the backward pass what adds up the gradients of the weights, too.
+    // A product, the kernel after it, and the copy into the sequence; in the backward pass also the kernels that add the
+    // gradients of the weights.
     assert_eq!(counts, [3, 3, 10, 11]);
 }

@@ -27,7 +27,7 @@ fn the_files_are_those_that_tensorboard_writes_and_json_lines() {
     assert_eq!(names.len(), 2, "{names:?}");
     let name = names.iter().find(|name| is_events(name)).unwrap();
     let events = std::fs::read(folder.join("run").join(name)).unwrap();
-    // Before them stands the version with the time of the call: 12 bytes, a record of 24, and 4.
+    // They are preceded by the version with the time of the call: 12 bytes, a record of 24, and 4.
     assert_eq!(events[21..36], *b"\x1a\x0dbrain.Event:2");
     let written: String = events[40..].iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(written, RECORDS);

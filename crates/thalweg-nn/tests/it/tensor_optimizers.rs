@@ -1,5 +1,5 @@
-//! Muon, Adafactor and L-BFGS against PyTorch's: `tests/goldens/tensor_optimizers.txt` (`make_tensor_optimizers.py` beside it wrote the
-//! file).
+//! Muon, Adafactor and L-BFGS against PyTorch's: `tests/goldens/tensor_optimizers.txt` (written by `make_tensor_optimizers.py`
+//! next to it).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ use crate::support::{device, tensor, values};
 const GOLDENS: &str = include_str!("../goldens/tensor_optimizers.txt");
 const STEPS: usize = 10;
 
-/// The words of a line, and the numbers behind its colon.
+/// The words of a line, and the numbers after its colon.
 fn lines() -> impl Iterator<Item = (Vec<&'static str>, Vec<f64>)> {
     GOLDENS.lines().map(|line| {
         let (head, numbers) = line.split_once(':').unwrap_or((line, ""));
@@ -168,7 +168,7 @@ fn muon_takes_pytorchs_steps() {
         let options = muon_options(&case.options);
         let list: Vec<Tensor> = parameters.values().cloned().collect();
         let optimizer = std::cell::RefCell::new(Muon::new(list, options).unwrap());
-        // The iteration is in bf16, and rounds otherwise where sums are in another order.
+        // The iteration is in bf16, and rounds differently if sums are in another order.
         let tolerance = if dtype == DType::F32 { 2e-2 * options.lr.max(0.01) } else { 3e-2 };
         let mut step = |number| {
             let mut optimizer = optimizer.borrow_mut();
@@ -201,7 +201,7 @@ fn adafactor_takes_pytorchs_steps() {
     }
 }
 
-/// Rosenbrock's function of all parameters side by side.
+/// Rosenbrock's function of all parameters concatenated.
 fn rosenbrock(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|parameter| parameter.reshape(&[parameter.elements()]));
     let x = Tensor::cat(&flat.collect::<Result<Vec<_>>>()?, 0)?;
@@ -231,7 +231,7 @@ fn lbfgs_takes_pytorchs_steps() {
                 _ => values(&parameters[head[1].parse::<usize>().expect("a place")]),
             };
             for (found, expected) in found.iter().zip(expected) {
-                // Near the minimum what is left is the rounding of what came before.
+                // Near the minimum only rounding errors remain.
                 assert!(
                     (found - expected).abs() <= 1e-6 * (1.0 + expected.abs()),
                     "{:?}, {head:?}: found {found}, PyTorch {expected}",

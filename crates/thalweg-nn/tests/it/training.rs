@@ -1,4 +1,4 @@
-//! A whole training step: deterministic, and the same when it is captured and replayed.
+//! A complete training step: deterministic, and the same when it is captured and replayed.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{ConvOptions, PoolOptions, cross_entropy, max_pool2d};

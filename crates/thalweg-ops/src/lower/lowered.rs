@@ -132,7 +132,7 @@ impl LoweredLoop {
         numbers_of(&self.forward.body, arguments)
     }
 
-    /// Returns the gradient for the inputs that `wanted` has a bit for.
+    /// Returns the gradient for the inputs whose bits are set in `wanted`.
     ///
     /// # Errors
     /// The reason why there is no gradient, as text.

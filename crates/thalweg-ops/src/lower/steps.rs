@@ -36,7 +36,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns the numbers of the step, from those of the whole launch.
+    /// Returns the numbers of the step, from those of the entire launch.
     pub fn numbers(&self, whole: &[u64]) -> LaunchNumbers {
         let taken = if self.takes_numbers { whole } else { &[] };
         taken.iter().chain(&self.launch.scalars).copied().collect()
@@ -56,7 +56,7 @@ impl Steps {
     /// Divides a launch.
     ///
     /// # Errors
-    /// If sizes cannot be counted.
+    /// Returns an error if a size overflows.
     pub(super) fn new(launch: &LoopLaunch, stages: &Stages, divided: &Divided) -> Result<Self> {
         let mut staged = Staged {
             launch,
@@ -81,13 +81,13 @@ impl Steps {
     }
 }
 
-/// A launch with what its steps have written so far.
+/// A launch, and the temporaries that its steps have written so far.
 struct Staged<'a> {
     launch: &'a LoopLaunch,
     divided: &'a Divided,
     /// The strides of a contiguous tensor of the rows.
     row_strides: Dimensions,
-    /// The temporary with the result of each reduction, where it is known: one element per row.
+    /// The temporary with the result of each reduction, if it is known: one element per row.
     reduced: Vec<Option<usize>>,
     /// The temporaries with the results of the current level's parts: (parts, rows).
     parts: Vec<usize>,
@@ -128,7 +128,7 @@ impl Staged<'_> {
         self.steps.temporaries.len() - 1
     }
 
-    /// Returns the strides of an operand of the whole body over rows and inner dimensions.
+    /// Returns the strides of an operand of the entire body over rows and inner dimensions.
     fn strides(&self, operand: usize) -> (&Dimensions, &Dimensions) {
         match &self.divided.iteration.operands[operand] {
             Placement::Strided { rows, inner } => (rows, inner),
@@ -187,7 +187,7 @@ impl Staged<'_> {
         Ok(starts)
     }
 
-    /// Adds the launch that combines the points of `count` parts of the dimension that is cut, from part `first` on, with `cut`
+    /// Adds the launch that combines the points of `count` parts of the divided dimension, from part `first` on, with `cut`
     /// indices each.
     fn add_parts(&mut self, stage: &Stage, first: u64, count: u64, cut: u64) -> Result<()> {
         let starts = match stage.sources.contains(&Source::Start) {
@@ -242,8 +242,8 @@ impl Staged<'_> {
         Ok(())
     }
 
-    /// Adds the launch of a stage over the rows, whose inner dimensions are the parts if it combines any. `written` are the numbers
-    /// of the whole body's outputs that it writes; without them it writes results of reductions.
+    /// Adds the launch of a stage over the rows, whose inner dimensions are the parts if it combines any. `written` are the
+    /// numbers of the entire body's outputs that the stage writes; without them it writes results of reductions.
     fn add_rows(&mut self, stage: &Stage, outputs: Vec<Place>, written: Option<&[usize]>) {
         let parts = match stage.body.reductions.is_empty() {
             true => Dimensions::new(),

@@ -44,8 +44,8 @@ const fn level(mode: bool, check_nan: bool) -> Anomaly {
     }
 }
 
-/// Sets from now on what [`set_detect_anomaly`] sets for a function, and returns the previous mode and whether it checked for
-/// NaN. For code that cannot nest functions.
+/// Sets from now on the modes that [`set_detect_anomaly`] sets for a function, and returns the previous mode and whether it
+/// checked for NaN. For code that cannot nest functions.
 pub fn set_anomaly_enabled(mode: bool, check_nan: bool) -> (bool, bool) {
     let former = (is_anomaly_enabled(), is_anomaly_check_nan_enabled());
     set_anomaly(level(mode, check_nan));

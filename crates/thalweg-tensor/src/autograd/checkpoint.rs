@@ -62,7 +62,7 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// Runs a function of tensors without keeping what its operators save for backward: the backward pass runs it again
+/// Runs a function of tensors without keeping the tensors that its operators save for backward: the backward pass runs it again
 /// (`torch.utils.checkpoint.checkpoint`, not reentrant). This trades time for memory: a network that is cut into checkpointed
 /// pieces keeps the inputs of the pieces, plus the tensors that one piece saves at a time.
 ///

@@ -7,7 +7,7 @@
 //! Every node has one canonical stream, the one that was current when it was recorded, and its backward function runs with that
 //! stream current. If a gradient was produced on another stream, the node's stream waits for it by an event, and its memory is
 //! marked as used there. At the end of the pass, the caller's stream waits for every stream on which work was left, and so does
-//! the current stream of each other device: whatever follows `backward` there is ordered after it. A leaf's gradient may then be
+//! the current stream of each other device: work that follows `backward` there is ordered after it. A leaf's gradient may then be
 //! memory of another stream; it is marked as used on the caller's stream, where the optimizer will read and drop it. Tensors that
 //! a node saved may be memory of another stream as well, and so may the existing gradient of a leaf: both are marked as used on
 //! the stream where the node runs.
@@ -56,7 +56,7 @@ impl Ord for Ready {
     }
 }
 
-/// Runs the graph from `root`, whose gradient is `gradient`: leaves accumulate what arrives.
+/// Runs the graph from `root`, whose gradient is `gradient`: leaves accumulate the gradients that arrive.
 pub(crate) fn run(root: Edge, gradient: Tensor, options: BackwardOptions) -> Result<()> {
     Pass::new(vec![(root, gradient)], None, options)?.run().map(drop)
 }
@@ -74,7 +74,8 @@ pub(crate) fn gradients(
     Pass::new(roots, Some(targets), options)?.run()
 }
 
-/// Runs the graph from several roots: leaves accumulate what arrives, either all leaves or only those among the targets.
+/// Runs the graph from several roots: leaves accumulate the gradients that arrive, either all leaves or only those among the
+/// targets.
 pub(super) fn accumulate(
     roots: Vec<(Edge, Tensor)>,
     targets: Option<&[Option<Edge>]>,

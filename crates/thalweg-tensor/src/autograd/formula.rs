@@ -16,7 +16,7 @@ use crate::argument::{Argument, Arguments, Value};
 use crate::dispatch::{Call, Operator};
 use crate::tensor::{Tensor, Tensors};
 
-/// A gradient: what it reads, and how it is computed.
+/// A gradient: the tensors that it reads, and its computation.
 #[derive(Clone, Copy, Debug)]
 pub struct Formula {
     /// The tensors of the call that it reads, by their index among the call's tensors.
@@ -110,7 +110,7 @@ impl Backward for FormulaNode {
     }
 }
 
-/// A call whose gradient is computed: the gradients of its results, what was saved, and its arguments without tensors.
+/// A call whose gradient is computed: the gradients of its results, the saved tensors, and its arguments without tensors.
 #[derive(Clone, Copy)]
 pub struct GradientCall<'a> {
     node: &'a FormulaNode,

@@ -22,7 +22,7 @@ impl Tensor {
         meta.requires_grad.load(Ordering::Acquire)
     }
 
-    /// Returns a view as a tensor of its own, with its history.
+    /// Returns a view as an independent tensor, with its history.
     pub(crate) fn without_base(&self) -> Self {
         match self.edge() {
             Some(edge) => self.with_autograd(super::meta::AutogradMeta::leaf(false).with_edge(edge)),

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 /// The origin of a view's memory, for writes in place.
 #[derive(Clone)]
 pub(crate) enum ViewOf {
-    /// The tensor that owns the history of the whole memory; it is not a view itself.
+    /// The tensor that owns the history of the entire memory; it is not a view itself.
     Base(Tensor),
     /// The view was made while nothing was recorded: a write that must be recorded is refused.
     Unrecorded,

@@ -47,7 +47,7 @@ impl Request {
         self.sums.iter().find(|(of, _)| *of == input).map(|(_, sum)| sum)
     }
 
-    /// Returns whether the gradient of an input may be of f32, whatever the input's dtype: only the cast of a leaf of f32 reads it.
+    /// Returns whether the gradient of an input may be f32 for any dtype of the input: only the cast of an f32 leaf reads it.
     pub(crate) fn is_widened(&self, input: usize) -> bool {
         self.widened.contains(&input)
     }

@@ -52,7 +52,7 @@ struct Packed {
 
 /// The place that the gradient of a saved tensor flows to, if it is requested.
 enum Origin {
-    /// To the node that it is a result of, which the node that keeps it holds by an edge of its own.
+    /// To the node that it is a result of, to which the node that keeps the tensor already has an edge.
     Input(Weak<Node>, usize),
     /// To the tensor itself, which is a leaf.
     Leaf(Edge),
@@ -158,7 +158,7 @@ impl Saved {
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 
-    /// Packs the tensor, which was kept unpacked, by hooks of its own (`register_hooks` of PyTorch's `SavedTensor`).
+    /// Packs the tensor, which was kept unpacked, by separate hooks (`register_hooks` of PyTorch's `SavedTensor`).
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor was freed or packed already; and those of `pack`.

@@ -89,7 +89,7 @@ pub(crate) enum Complex {
     Parts(fn(&Call<'_>) -> Result<Tensors>),
     /// By the operator of this name.
     Operator(&'static str),
-    /// Like `ByBody`, but a complex number argument has the dtype complex128, whatever the dtype of the tensors.
+    /// Like `ByBody`, but a complex number argument has the dtype complex128, for any dtype of the tensors.
     Wide,
     /// Like `ByBody`, but an argument that is a complex number makes two calls, one with each part.
     EachPart,

@@ -17,12 +17,12 @@
 //! on its own ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they receive every call of the
 //! thread.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `mod.rs` | [`Operator`], [`Call`]: which kernel answers |
+//! | `mod.rs` | [`Operator`], [`Call`]: the choice of the kernel |
 //! | `definition.rs` | an operator as data: an entry and its body |
 //! | `derived.rs` | the kernels that follow from a definition |
-//! | `in_place.rs`, `out.rs` | the forms that write into given tensors; `offers.rs`: which memory they may write at once |
+//! | `in_place.rs`, `out.rs` | the forms that write into given tensors; `offers.rs`: which memory they may write directly |
 //! | `complex_kernel.rs`, `complex_number.rs` | complex numbers in tensors, and as arguments |
 //! | `registry.rs` | the operators by name |
 //! | `keys.rs`, `trace.rs` | dispatch keys and modes; recorded calls |
@@ -182,7 +182,7 @@ impl Slot {
             // A kernel may register others.
             drop(registered);
             match newest {
-                // A program's kernel may keep what it allocates.
+                // A program's kernel may keep tensors that it allocates.
                 Some(Some(kernel)) => return Found::Answer(apart(|| kernel(call))),
                 Some(None) => return Found::Fallthrough,
                 None => {}
@@ -195,9 +195,9 @@ impl Slot {
 /// The kernels for every operator that has none of its own, by key.
 static FALLBACKS: [Slot; DispatchKey::ALL.len()] = [const { Slot::new() }; DispatchKey::ALL.len()];
 
-/// Registers a kernel for a key, for every operator that has no kernel of its own under this key. It reads the operator and its
-/// arguments from the [`Call`], so one function serves all operators: to count, log or record calls, or to run them elsewhere.
-/// The kernel registered last is called.
+/// Registers a kernel for a key, for every operator that has no kernel under this key. It reads the operator and its arguments
+/// from the [`Call`], so one function serves all operators: to count, log or record calls, or to run them elsewhere. The kernel
+/// registered last is called.
 pub fn register_fallback(key: DispatchKey, kernel: KernelFunction) -> Registration {
     FALLBACKS[key as usize].register(Some(kernel))
 }
@@ -254,7 +254,7 @@ impl Operator {
         self.slots[key as usize].built_in.get().is_some()
     }
 
-    /// Returns whether the operator has a kernel of its own for a key.
+    /// Returns whether the operator has its own kernel for a key.
     pub fn has_kernel(&self, key: DispatchKey) -> bool {
         self.has_built_in(key) || self.slots[key as usize].is_registered.load(Ordering::Acquire)
     }
@@ -310,7 +310,7 @@ impl Operator {
         self.method
     }
 
-    /// Returns how the operator is computed and where its gradient comes from, in words.
+    /// Returns how the operator is computed and the source of its gradient, as text.
     pub fn computed_by(&self) -> &'static str {
         self.body.words()
     }

@@ -27,7 +27,7 @@ const SHARED: &str = "unsupported operation: some elements of the input tensor a
 /// The options of a new tensor for which a form has no parameter: the given tensor determines them.
 const OPTIONS: [&str; 4] = ["dtype", "layout", "device", "pin_memory"];
 
-/// Returns the names that the operator may have whose `out=` form has this name, if no entry names that form: `add.Scalar` of
+/// Returns the possible names of the operator whose `out=` form has this name, if no entry names that form: `add.Scalar` of
 /// `add.Scalar_out`, `cat` or `cat.Tensor` of `cat.out`, `kthvalue` of `kthvalue.values`.
 pub(crate) fn returning_names(name: &str) -> Vec<String> {
     let Some((base, overload)) = name.split_once('.') else { return Vec::new() };

@@ -1,6 +1,6 @@
 //! CUDA graphs for tensors: work that a program replays instead of launching it again.
 //!
-//! [`thalweg_runtime::graph`] captures and replays regions. This module adds knowledge of what a region computes:
+//! [`thalweg_runtime::graph`] captures and replays regions. This module adds the tensors and gradients of a region:
 //!
 //! - [`capture_step`]: one piece of work that is repeated, usually an entire training step. Eager while it warms up, then one
 //!   graph.

@@ -59,7 +59,7 @@ pub(super) struct ReconstructedOutputs {
 }
 
 impl Outputs {
-    /// Takes over the memory of a region's outputs, and returns it with them: while it is held, the pool does not hand it out.
+    /// Takes over the memory of a region's outputs, and returns it with them: while it is held, the pool does not allocate it.
     /// `inputs` are the tensors that the region read.
     ///
     /// # Errors

@@ -202,7 +202,7 @@ impl Geometry {
         [planes, extents[0], extents[1], extents[2]]
     }
 
-    /// Returns the windows of planes, in any shape, as (planes, places, windows).
+    /// Returns the windows of planes, in any shape, as (planes, elements, windows).
     pub(crate) fn unfold(&self, x: &Tensor, planes: usize, label: Label) -> Result<Tensor> {
         let (kernel, windows) = (self.window_extents(), self.windows);
         let rows = [planes, kernel[0], kernel[1], kernel[2], windows[0], windows[1], windows[2]];
@@ -211,7 +211,7 @@ impl Geometry {
         Ok(self.run(&UNFOLD_WINDOWS, &[x], (&rows, &[]), &outputs, label)?.swap_remove(0))
     }
 
-    /// Returns the sums of window entries, (planes, places, windows) in any shape, as planes of this shape.
+    /// Returns the sums of window entries, (planes, elements, windows) in any shape, as planes of this shape.
     pub(crate) fn fold(
         &self,
         columns: &Tensor,
@@ -243,7 +243,7 @@ impl Geometry {
         Ok(self.pool(pass, &[gradient], planes, shape, label)?.swap_remove(0))
     }
 
-    /// Returns the greatest element of each window and its place in the plane, in this shape.
+    /// Returns the greatest element of each window and its index in the plane, in this shape.
     pub(crate) fn greatest(
         &self,
         x: &Tensor,

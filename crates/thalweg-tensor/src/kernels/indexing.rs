@@ -72,7 +72,7 @@ pub(crate) fn embedding_autograd(call: &Call<'_>) -> Result<Tensors> {
     let node = EmbeddingBackward {
         indices: Saved::new(&indices)?,
         shape: call.tensors[0].shape().into(),
-        // The row whose gradient stays 0; none if it is negative.
+        // The row whose gradient is always 0; none if it is negative.
         padding: call.scalar(2).to_i64(),
         label: call.label,
     };

@@ -233,7 +233,7 @@ struct LinearBackward {
 }
 
 impl LinearBackward {
-    /// Returns the gradients of weight and bias, as far as they are required.
+    /// Returns the gradients of weight and bias, if they are required.
     fn parameters(
         &self,
         gradient: &Tensor,
@@ -249,7 +249,7 @@ impl LinearBackward {
         // The kernel that computes both does not record.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
             let bias = wants_bias.then(|| summed_rows((request, 2), gradient, self.label)).transpose()?;
-            // This comes last, since a gradient that was added to a sum stays there if something fails.
+            // This comes last, since a gradient that was added to a sum remains there if something fails.
             return Ok([summed_product((request, 1), &gradient.transpose(0, 1)?, &input, self.label)?, bias]);
         }
         let stream = gradient.device().current_stream();

@@ -30,7 +30,7 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
     let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
     let [row_stride, column_stride] = [strides[rank - 2], strides[rank - 1]];
     if tensor.elements() == 0 {
-        // An empty matrix is never read, whatever its strides.
+        // An empty matrix is never read, for any strides.
         let leading_dimension = columns.max(1) as u64;
         return Some(Operand { leading_dimension, batch_stride: 0, transposed: false });
     }
@@ -326,8 +326,8 @@ pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
     Ok((product, [a, b]))
 }
 
-/// Returns `x · y`, summed to the shape of `operand` and laid out as it is: column-major for a transposed view, so that the
-/// gradient of its base (a linear layer's weight) is contiguous.
+/// Returns `x · y`, summed to the shape of `operand` with the layout of `operand`: column-major for a transposed view, so that
+/// the gradient of its base (a linear layer's weight) is contiguous.
 fn product_like(operand: &Tensor, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     let strides = operand.layout().strides();
     let column_major = strides[strides.len() - 2] == 1 && !operand.is_contiguous();

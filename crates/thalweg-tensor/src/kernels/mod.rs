@@ -1,7 +1,7 @@
 //! The kernels of the built-in operators: the functions that the dispatcher calls for a backend or for autograd.
 //!
-//! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`](crate::loops)), made from their entry.
-//! Matrix products, linear layers, attention, windows, gathers and scatters have kernels of their own; layer normalization and
+//! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`](crate::loops)), made from their
+//! entry. Matrix products, linear layers, attention, windows, gathers and scatters have separate kernels; layer normalization and
 //! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod attention;

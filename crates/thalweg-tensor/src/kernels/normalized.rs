@@ -7,14 +7,13 @@ use crate::autograd::is_grad_enabled;
 use crate::dispatch::Ints;
 use crate::tensor::Tensor;
 
-/// Rows of which each has mean 0 and variance 1 after normalization: the elements, and the inverse deviations, which have the
-/// same rank.
+/// Normalized rows, each with mean 0 and variance 1: the elements, and the inverse deviations, which have the same rank.
 pub(crate) struct Normalized {
     /// The dimensions of a row.
     pub dims: Ints,
     /// The elements minus the mean, divided by the deviation.
     pub values: Tensor,
-    /// One over the deviation of each row.
+    /// The reciprocal of each row's deviation.
     pub inverse: Tensor,
 }
 

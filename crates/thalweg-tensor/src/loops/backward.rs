@@ -30,7 +30,7 @@ pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensor
     Ok(results)
 }
 
-/// Returns the backward function of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
+/// Returns the backward function of a call with these results, for the gradients of the inputs whose bits are set in `wanted`.
 pub(crate) fn node(call: &LoopCall<'_>, results: &[Tensor], wanted: u32) -> Result<LoopBackward> {
     node_of(&Resolved::of(call)?, call, results, wanted)
 }

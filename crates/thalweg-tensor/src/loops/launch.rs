@@ -58,7 +58,7 @@ pub(crate) fn launch(
     thalweg_execute::run(launch, &stream, (&read, &written), &mut rooms, label)
 }
 
-/// Launches an operator whose operands have placements of their own over rows and inner dimensions.
+/// Launches an operator whose operands have individual placements over rows and inner dimensions.
 pub(crate) fn launch_placed(
     operator: &'static LoopOp,
     (rows, inner): (&[usize], &[usize]),

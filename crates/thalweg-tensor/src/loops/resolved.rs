@@ -25,7 +25,7 @@ pub(crate) struct Resolved {
     pub(super) alignment_bytes: u64,
 }
 
-/// The number of calls that a thread keeps resolved: a few times what the largest models have.
+/// The number of calls that a thread keeps resolved: a few times the number in the largest models.
 const RESOLVED: usize = 1 << 12;
 
 thread_local! {

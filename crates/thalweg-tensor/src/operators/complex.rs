@@ -298,7 +298,7 @@ fn with_first(operator: &'static Operator, call: &Call<'_>, first: &Tensor) -> R
     operator.call(&arguments, None, call.label)
 }
 
-/// Writes or adds complex numbers at indices, as twice as many real ones next to each other.
+/// Writes or adds complex numbers at indices, as pairs of adjacent real ones.
 pub(super) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let (x, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let combine = combine_of(call)?;

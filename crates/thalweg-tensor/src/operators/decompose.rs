@@ -247,8 +247,8 @@ pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
 static LU: Formula =
     Formula { inputs: &[], outputs: &[0, 1], backward: |call| call.one(0, || lu_backward(call)) };
 
-/// Returns the gradient of P L U: for its square part from both triangles of a product, for the part beside or below it from the
-/// solution of a triangular system.
+/// Returns the gradient of P L U: for its square part from both triangles of a product, for the part to the right of or below it
+/// from the solution of a triangular system.
 fn lu_backward(call: &GradientCall<'_>) -> Result<Tensor> {
     let (factors, pivots, gradient) = (call.result(0)?, call.result(1)?, call.gradient()?);
     let [_, rows, columns] = sizes(&factors)?;
@@ -324,7 +324,7 @@ static QR: Formula = Formula {
             if rows >= columns {
                 return qr_backward(&q, &r, &of_q, &of_r);
             }
-            // The part beside the square one is Q · R there.
+            // The part to the right of the square one is Q · R there.
             let slope = of_r.narrow(2, rows, columns - rows)?;
             let of_q = of_q.add(&x.narrow(2, rows, columns - rows)?.matmul(&turned(&slope)?)?)?;
             let square = qr_backward(&q, &r.narrow(2, 0, rows)?, &of_q, &of_r.narrow(2, 0, rows)?)?;

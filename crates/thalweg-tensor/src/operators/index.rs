@@ -312,7 +312,7 @@ pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
     }
 }
 
-/// Returns the name of an operator, without that of its in-place form.
+/// Returns the name of an operator, without the `_` of its in-place form.
 fn name_of(call: &Call<'_>) -> &'static str {
     call.label.operator.trim_end_matches('_')
 }

@@ -444,7 +444,7 @@ fn smoothed(
     Ok((losses, Some(weights)))
 }
 
-/// Returns −Σ target · ln softmax(x), where the target gives every class a probability.
+/// Returns −Σ target · ln softmax(x), where the target assigns a probability to every class.
 fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     if x.shape() != target.shape() || x.rank() == 0 {

@@ -175,7 +175,7 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let own = Tensor::arange(classes, 0, 1, DType::I64, x.device())?.eq(&index)?;
     let zero = Tensor::zeros(&[], costs.dtype(), x.device())?;
     let loss = own.select_where(&zero, &costs)?.sum(&[1], false)?.div_scalar(classes as f64)?;
-    // One row has as many dimensions as its target.
+    // The loss of a single row has the shape of its target.
     let loss = if count == 1 { loss.reshape(target.shape())? } else { loss };
     reduced(&loss, call.int(5), x.dtype())
 }

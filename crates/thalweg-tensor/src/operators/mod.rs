@@ -14,10 +14,11 @@
 //! tensors)`. The body may be followed, in this order, by the names of forms for which PyTorch follows no rule: `in_place:
 //! "pow_.Scalar"`, `out_form: "max.unary_out"`; the conditions on the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]);
 //! how it treats the first tensor of its in-place form: `first: Consumed` ([`First`](crate::destination::First)); whether the
-//! operator draws although its schema has no generator: `generator: true`; the dtype that autocast gives the tensors: `autocast:
-//! Full`, and `autocast: Parts` for an operator that PyTorch always composes from others ([`Autocast`](thalweg_ops::Autocast));
-//! and how complex numbers are computed: `complex: Taken` ([`Complex`]). The union of the families is in `table.rs`. Elementwise
-//! operators are entries of [`thalweg_ops::elementwise_operators`] instead, if a formula is sufficient.
+//! operator draws although its schema has no generator: `generator: true`; the dtype to which autocast casts the tensors:
+//! `autocast: Full`, and `autocast: Parts` for an operator that PyTorch always composes from others
+//! ([`Autocast`](thalweg_ops::Autocast)); and how complex numbers are computed: `complex: Taken` ([`Complex`]). The union of the
+//! families is in `table.rs`. Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, if a formula
+//! is sufficient.
 
 mod advanced_index;
 mod alias;

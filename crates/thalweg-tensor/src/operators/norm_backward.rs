@@ -1,4 +1,4 @@
-//! The gradients of normalizations, as operators of their own and for gradients of gradients.
+//! The gradients of normalizations, as separate operators and for gradients of gradients.
 
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};

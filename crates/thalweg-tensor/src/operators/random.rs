@@ -407,7 +407,7 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
         ));
     }
     // The first of exponentially distributed waiting times is that of an element with the element's probability; the next one is
-    // drawn likewise from the rest.
+    // drawn in the same way from the rest.
     if !replacement || count == 1 {
         let scores = weights.div(&waiting_times(call, weights.shape())?.to_dtype(weights.dtype())?)?;
         let [_, places] = scores.sort(-1, true)?;

@@ -298,7 +298,7 @@ fn cumulative_product(call: &Call<'_>) -> Result<Tensors> {
     let Some(&dimension) = dimensions(x, &[call.int(1)])?.first() else {
         return x.mul_scalar(1).map(single);
     };
-    // After each step an element has the product of twice as many elements.
+    // After each step an element is the product of twice as many elements as before.
     let (extent, dim) = (x.shape()[dimension], dimension as i64);
     let (mut result, mut reach) = (x.mul_scalar(1)?, 1);
     while reach < extent {

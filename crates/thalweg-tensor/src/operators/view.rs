@@ -23,8 +23,8 @@ operators! {
         fn as_strided(size: sizes, stride: sizes, storage_offset: optional_int) = Composite(|call| {
             as_strided(call.tensor(0), &call.ints(1), &call.ints(2), call.optional_int(3)).map(single)
         }), in_place: "as_strided_";
-    /// Gives the tensor another size, in which it is contiguous or of a memory format, and its storage more memory if it has not
-    /// enough; additional elements are uninitialized. Returns the tensor.
+    /// Changes the tensor's size, with a contiguous layout or that of a memory format, and gives its storage more memory if it
+    /// does not have enough; additional elements are uninitialized. Returns the tensor.
     "resize_(Tensor(a!) self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
         fn resize_(size: sizes) = Kernel(|call| resize(call, &extents(&call.ints(1))?)), complex: Taken;
     /// Gives the tensor another's size, as `resize_` does.

@@ -5,8 +5,8 @@
 //! depend on the host: a captured graph draws fresh ones each time, without a copy before it, and the same seed results in the
 //! same run, captured or not.
 //!
-//! The cost is a small kernel after each draw. PyTorch instead counts on the host, adds up what a whole graph draws, and fills in
-//! the state before every replay.
+//! The cost is a small kernel after each draw. PyTorch instead counts on the host, adds up the draws of an entire graph, and
+//! writes the state before every replay.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,7 +54,7 @@ pub struct DeviceGenerator(Arc<Shared>);
 struct Shared {
     /// The seed and the offset, as two i64 in device memory.
     state: Tensor,
-    /// The order of draws. Locked during a draw, so that no other draw comes between it and advancing the offset.
+    /// The order of draws. Locked during a draw, so that no other draw can happen between it and advancing the offset.
     order: Mutex<Order>,
 }
 

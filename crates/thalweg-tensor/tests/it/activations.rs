@@ -1,4 +1,5 @@
-//! The bytes that an autograd graph keeps for backward, against those that PyTorch keeps (by `saved_tensors_hooks`, in each case).
+//! The bytes that an autograd graph keeps for backward, compared with those that PyTorch keeps (by `saved_tensors_hooks`, in each
+//! case).
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{ConvOptions, conv2d, linear, packed_attention};
@@ -16,7 +17,7 @@ fn leaf(shape: &[usize], device: &Device) -> Tensor {
     Tensor::full(shape, 0.01, DType::F32, device).unwrap().requires_grad_().unwrap()
 }
 
-/// The bytes that live as long as the result of a function of a leaf does, the result included; and that its gradient runs.
+/// The bytes that live as long as the result of a function of a leaf, including the result; also checks that its gradient runs.
 fn held(shape: &[usize], function: impl FnOnce(&Tensor) -> Result<Tensor>) -> u64 {
     let driver = SimDriver::new(SimConfig::default()).unwrap();
     let device = Device::all_of(driver, Environment::get()).unwrap().remove(0);
@@ -29,7 +30,7 @@ fn held(shape: &[usize], function: impl FnOnce(&Tensor) -> Result<Tensor>) -> u6
     held
 }
 
-/// As [`held`], beside parameters that the function makes.
+/// Like [`held`], without parameters that the function makes.
 fn held_beside(parameters: u64, shape: &[usize], function: impl FnOnce(&Tensor) -> Result<Tensor>) -> u64 {
     held(shape, function) - parameters
 }
@@ -41,7 +42,7 @@ fn convolutions_keep_no_columns() {
     // A weight of 9 KiB, as it is rounded up.
     let one = 9 << 10;
     let options = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
-    // PyTorch: nothing beside images, weight and result.
+    // PyTorch: nothing except images, weight and result.
     assert_eq!(held_beside(one, &images, |x| conv2d(x, &weight(x.device()), None, options)), MIB);
     // PyTorch: the three results of relu, of which the last is the result.
     let three = |x: &Tensor| {
@@ -81,7 +82,7 @@ fn operators_that_can_keep_their_result_do() {
         ("log_softmax", |x| x.log_softmax(-1)),
     ];
     for (name, operator) in all {
-        // The tensor is kept by nothing else: the result alone is left.
+        // Nothing else keeps the tensor: only the result remains.
         let held = held(&[1024, 256], |x| operator(&x.mul_scalar(2.0)?));
         assert_eq!(held, MIB, "{name}");
     }

@@ -125,7 +125,7 @@ fn a_network_learns_in_bf16() {
     assert!(losses[59] < 0.01 * losses[0], "{losses:?}");
 }
 
-/// The square of a matrix as a custom function, which notes the dtypes that it computes in.
+/// The square of a matrix as a custom function, which records the dtypes in which it computes.
 struct Square {
     x: Tensor,
     region: ForwardRegion,
@@ -184,7 +184,7 @@ fn custom_functions_compute_in_the_region_of_their_forward_pass() {
     assert_eq!(seen[..2], [f16, f16]);
     let (whole, seen) = run(false, Some(f16));
     assert_eq!((whole, seen), (exact, vec![f32, f32, f32]), "outside of a region nothing is cast");
-    // Integers and f64 stay as they are.
+    // Integers and f64 are not cast.
     let others =
         [floats(&[2], 1).to_dtype(DType::F64).unwrap(), floats(&[2], 1).to_dtype(DType::I64).unwrap()];
     let dtypes = autocast(bf16, || {
@@ -230,7 +230,7 @@ fn an_operator_of_a_program_is_not_taken_for_pytorchs_by_its_name() {
     assert_eq!(result.dtype(), DType::F32);
 }
 
-/// A cast that was made without recording has no gradient to give: a later use that is recorded makes its own.
+/// A cast that was made without recording passes no gradient: a later use that is recorded makes its own.
 #[test]
 fn weights_that_are_used_first_without_recording_learn_all_the_same() {
     let (weight, x) = (floats(&[4, 4], 1).requires_grad_().unwrap(), floats(&[2, 4], 2));
@@ -250,7 +250,8 @@ fn weights_that_are_used_first_without_recording_learn_all_the_same() {
     assert_close(&values(&weight.grad().unwrap()), &expected, 1e-2);
 }
 
-/// The function of Rust and the operator of ATen are one: in f32, for classes and probabilities, with and without a part of the target spread.
+/// The function of Rust and the operator of ATen are one: in f32, for classes and probabilities, with and without label
+/// smoothing.
 #[test]
 fn cross_entropy_comes_out_in_f32() {
     let scores = floats(&[5, 3], 1).to_dtype(DType::F16).unwrap();
@@ -268,7 +269,7 @@ fn cross_entropy_comes_out_in_f32() {
     }
 }
 
-/// Operators that are one kernel in PyTorch compute in the dtypes that they get, whatever they are made of here.
+/// Operators that are one kernel in PyTorch compute in the dtypes of their arguments, even if they are composed here.
 #[test]
 fn parts_of_an_operator_are_not_cast() {
     let x = floats(&[4, 4], 1);

@@ -1,4 +1,4 @@
-//! The graph: accumulation, sharing, streams, what may not be done.
+//! The graph: accumulation, sharing, streams, forbidden uses.
 
 use std::slice::from_ref;
 
@@ -166,7 +166,7 @@ fn backward_is_ordered_across_streams() {
     }
 }
 
-/// Adam as its paper has it, in f64.
+/// Adam according to its paper, in f64.
 fn adam_by_hand(start: f64, gradients: &[f64], options: AdamOptions) -> f64 {
     let AdamOptions { lr, betas: (beta1, beta2), eps, weight_decay, .. } = options;
     let (mut value, mut first, mut second) = (start, 0.0, 0.0);

@@ -1,4 +1,4 @@
-//! Gradients that are operators of their own, against those that autograd computes through the operator itself.
+//! Gradients that are operators of their own, compared with those that autograd computes through the operator itself.
 
 use thalweg_ir::{DType, bf16};
 use thalweg_tensor::Tensor;
@@ -18,7 +18,7 @@ fn call(name: &str, arguments: &[Value]) -> Vec<Tensor> {
         .collect()
 }
 
-/// Holds the results of a backward operator against autograd's gradients of an operator's first result.
+/// Compares the results of a backward operator with autograd's gradients of an operator's first result.
 fn agree(
     name: &str,
     arguments: &[Value],
@@ -122,7 +122,7 @@ fn normalizations() {
     });
 }
 
-/// 256 + 1 · 1 is 257 in f32, and 256 in bfloat16; less 256 it is 1 where the sum was rounded once.
+/// 256 + 1 · 1 is 257 in f32, and 256 in bfloat16; minus 256 it is 1 if the sum was rounded once.
 #[test]
 fn a_product_is_rounded_with_what_it_is_added_to() {
     let tensor = |list: &[f64], shape: &[usize]| {

@@ -99,7 +99,7 @@ fn windows_that_do_not_fit() {
     let far = PoolOptions { padding: 1 << 61, ..pool };
     refused(max_pool2d(&image, [1 << 62, 1 << 62], far), &["max_pool2d"]);
     refused(max_pool2d(&image, [2, 2], PoolOptions { padding: usize::MAX, ..pool }), &["more than half"]);
-    // The largest stride that can be said leaves one window.
+    // The largest stride that can be expressed leaves one window.
     let leap = ConvOptions { stride: [isize::MAX as usize / 4; 2], ..options };
     let (leaf, weight) = (image.requires_grad_().unwrap(), random(&[3, 2, 2, 2], 12));
     let result = conv2d(&leaf, &weight, None, leap).unwrap();
@@ -110,7 +110,7 @@ fn windows_that_do_not_fit() {
     crate::support::assert_close(&found, &expected, 1e-12);
 }
 
-/// A device with two neighbours' worth of memory, so that what is gigantic does not fit.
+/// A device with two neighbours' worth of memory, so that huge tensors do not fit.
 fn two_devices() -> Vec<Device> {
     let config = SimConfig { devices: 2, memory_bytes: 64 << 20, ..SimConfig::default() };
     Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()
@@ -167,7 +167,7 @@ fn empty_tensors_are_written_and_multiplied() {
     zeros(&[3, 2])
         .index_copy_(0, &Tensor::zeros(&[0], DType::I64, device).unwrap(), &zeros(&[0, 2]))
         .unwrap();
-    // An empty tensor is contiguous, whatever its strides.
+    // An empty tensor is contiguous with any strides.
     let expanded = zeros(&[0, 3, 1]).expand(&[0, 3, 5]).unwrap();
     assert_eq!(expanded.matmul(&zeros(&[0, 5, 2])).unwrap().shape(), [0, 3, 2]);
     let wide = zeros(&[3, 1]).narrow(1, 0, 0).unwrap().expand(&[3, 0]).unwrap();

@@ -1,5 +1,5 @@
-//! Normalization by kernels, of rows by their mean square and of channels in every division into parts, against f64 and against gradients
-//! by operators.
+//! Normalization by kernels, of rows by their mean square and of channels in every division into parts, compared with f64 and
+//! with gradients by operators.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -9,7 +9,7 @@ use thalweg_tensor::dispatch::Value;
 use crate::norms::call;
 use crate::support::{assert_close, random, values};
 
-/// The shape of an input, whether its channels lie last, and its groups: 0 are statistics of the batch.
+/// The shape of an input, whether its channels are last, and its groups: 0 means statistics of the batch.
 type Case = (&'static [usize], bool, i64);
 
 /// Rows in one part and in several, planes that are rows of their own and small ones, one instance and many.
@@ -33,7 +33,7 @@ fn of(tensor: &Tensor) -> Value {
     Value::Tensor(tensor.clone())
 }
 
-/// Returns a random tensor, with channels that lie last if that is asked.
+/// Returns a random tensor, with the channels last if requested.
 fn input(shape: &[usize], is_last: bool, dtype: DType) -> Tensor {
     let x = random(shape, 3).mul_scalar(2.0).unwrap().add_scalar(1.0).unwrap().to_dtype(dtype).unwrap();
     if !is_last {

@@ -1,4 +1,5 @@
-//! Activation checkpointing: gradients with the bits of those without, less memory, and functions that do not repeat themselves.
+//! Activation checkpointing: gradients with the same bits as without it, less memory, and functions that do not repeat
+//! themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, own_device, random, values};
 
-/// A function of tensors, as it is checkpointed.
+/// A function of tensors that can be checkpointed.
 type Function = Arc<dyn Fn(&[Tensor]) -> Result<Tensor> + Send + Sync>;
 
 /// A function of tensors that is checkpointed once.
@@ -56,7 +57,7 @@ fn gradients_have_the_bits_of_those_without() {
         let options = CheckpointOptions { early_stop, ..CheckpointOptions::default() };
         assert_eq!(plain, outcome(|inputs| checkpoint_with(options.clone(), twice, inputs)));
     }
-    // In pieces, within one another, and with what the outer one keeps in host memory.
+    // In pieces, nested, and with the tensors of the outer one in host memory.
     let pieces = |inputs: &[Tensor]| -> Result<Tensor> {
         let x = checkpoint(block, inputs)?;
         checkpoint(block, &[x, inputs[1].clone(), inputs[2].clone()])
@@ -107,7 +108,7 @@ fn random_numbers_are_drawn_again() {
                 true => checkpoint_with(options.clone(), move |inputs| function(inputs), inputs)?,
                 false => function(inputs)?,
             };
-            // Between the passes the generator goes on.
+            // The generator advances between the passes.
             own.rand(&[100], DType::F32)?;
             Ok(y)
         });
@@ -221,7 +222,7 @@ fn an_input_that_was_written_is_refused() {
     refused(y.sum(&[], false).unwrap().backward(), "modified by an inplace operation");
 }
 
-/// A device of its own has no generator before the function asks for one.
+/// A new device has no generator before the function requests one.
 #[test]
 fn the_first_numbers_of_a_device_are_drawn_again() {
     let device = own_device();

@@ -65,7 +65,7 @@ fn arguments_may_be_complex_numbers() {
     let Value::Tensor(made) = full(Value::None).unwrap().remove(0) else { panic!("a tensor is made") };
     assert_eq!((made.dtype(), numbers(&made)), (DType::C64, vec![(1.0, -3.0); 2]));
     assert!(full(Value::DType(DType::F32)).unwrap_err().to_string().contains("without overflow"));
-    // What has no complex numbers refuses them, and a real tensor does not become one.
+    // Operators without complex numbers refuse them, and a real tensor does not become one.
     for name in ["remainder.Scalar", "clamp_min", "mul_.Scalar", "leaky_relu"] {
         assert!(with(name, &real, number(0.0, 1.0)).unwrap_err().is_invalid_argument(), "{name}");
     }
@@ -85,7 +85,7 @@ fn parts_are_views() {
     assert!(again.shares_storage_with(&z) && again.layout() == z.layout() && again.dtype() == DType::C64);
     z.imag().unwrap().copy_(&tensor(&[0.0], &[], DType::F32)).unwrap();
     assert_eq!(numbers(&z), [(1.0, 0.0), (5.0, 0.0), (3.0, 0.0), (7.0, 0.0)]);
-    // A later part of a tensor keeps its place.
+    // A later part of a tensor keeps its offset.
     assert_eq!(numbers(&parts.select(0, 1).unwrap().view_as_complex().unwrap()), [(3.0, 0.0), (7.0, 0.0)]);
 }
 
@@ -175,7 +175,7 @@ fn normal_numbers_have_a_variance_of_one() {
     assert!((variance - 1.0).abs() < 0.03, "{variance}");
 }
 
-/// The transform as its definition has it, in f64.
+/// The transform by its definition, in f64.
 fn plain_transform(numbers: &[(f64, f64)], sign: f64) -> Vec<(f64, f64)> {
     let size = numbers.len();
     (0..size)
@@ -207,7 +207,7 @@ fn transforms_of_every_kind_of_size_are_the_plain_sums() {
                 square.0 += (re - a).powi(2) + (im - b).powi(2);
                 square.1 += a * a + b * b;
             }
-            // The error of a whole transform of f32 grows with the logarithm of its size.
+            // The error of a complete transform of f32 grows with the logarithm of its size.
             let error = (square.0 / square.1).sqrt();
             assert!(error < 1e-6, "{name} of {size}: the relative error is {error:e}");
         }

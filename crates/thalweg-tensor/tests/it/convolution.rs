@@ -1,4 +1,4 @@
-//! Convolution as a library call against the composition of products in f64, and its gradients.
+//! Convolution as a library call compared with the composition of products in f64, and its gradients.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{CaptureOptions, Graph, Label, Result};
@@ -60,7 +60,7 @@ fn by_products([input, weight]: [&Tensor; 2], case: &Case) -> Result<Tensor> {
     Ok(find_operator("convolution")?.call(&arguments, None, Label::here("convolution"))?.swap_remove(0))
 }
 
-/// Numbers that a dtype holds exactly.
+/// Numbers that a dtype represents exactly.
 fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
 }
@@ -150,7 +150,7 @@ fn gradients_of_each_operand_have_gradients() {
     let case = &CASES[1];
     let output = [2, 9, 4, 4];
     let shapes: [&[usize]; 3] = [&output, case.0, case.1];
-    // The operands of a call, and what it computes, as places in `shapes`.
+    // The operands of a call, and its result, as indices into `shapes`.
     for (computed, operands, size) in [(0, [1, 2], 0), (1, [0, 2], 1), (2, [0, 1], 2)] {
         let size: Ints = shapes[size].iter().map(|&extent| extent as i64).collect();
         let leaves = operands.map(|place| leaf(&random(shapes[place], place as u64), DType::F32));

@@ -1,4 +1,4 @@
-//! Cross entropy over long rows, and its gradient, which takes the place of the scores where nothing else holds them.
+//! Cross entropy over long rows, and its gradient, which overwrites the scores if nothing else holds them.
 
 use std::slice::from_ref;
 
@@ -43,7 +43,7 @@ impl Case {
         cross_entropy(scores, &self.target).unwrap()
     }
 
-    /// Returns the leaf's gradient, and whether the pass took memory for that of the scores.
+    /// Returns the leaf's gradient, and whether the pass allocated memory for the gradient of the scores.
     fn backward(&self, loss: &Tensor, options: BackwardOptions) -> (Vec<f64>, bool) {
         let allocator = self.device.allocator();
         let figure = |name: &str| {

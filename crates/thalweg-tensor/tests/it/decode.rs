@@ -16,12 +16,12 @@ use crate::support::{assert_close, close, device, random, values};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// Numbers that a dtype holds exactly, in that dtype.
+/// Numbers that a dtype represents exactly, in that dtype.
 fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap()
 }
 
-/// How far a sum of so many terms below 1 may be off that is rounded to a dtype once.
+/// The tolerance of a sum of this many terms below 1 that is rounded to a dtype once.
 fn bound(dtype: DType, terms: usize) -> f64 {
     let rounding = match dtype {
         DType::F16 => 5e-4,
@@ -31,7 +31,7 @@ fn bound(dtype: DType, terms: usize) -> f64 {
     rounding + terms as f64 * 6e-8
 }
 
-/// Leaves numbers that are none where the next tensor of this size will lie.
+/// Leaves NaN in the memory of the next tensor of this size.
 fn poison(shape: &[usize], dtype: DType) {
     drop(Tensor::full(shape, f64::NAN, dtype, &device()).unwrap());
 }
@@ -179,7 +179,7 @@ fn a_norm_before_a_layer_with_gradients_is_the_two_operators() {
 /// Whether the query of an item's head sees a key.
 type Counts = fn(usize, usize, usize) -> bool;
 
-/// Returns attention of one query per head from values; `counts` says whether a head's query sees a key.
+/// Returns attention of one query per head from values; `counts` returns whether a head's query sees a key.
 fn one_query(tensors: [&Tensor; 3], scale: f64, counts: impl Fn(usize, usize, usize) -> bool) -> Vec<f64> {
     let [q, k, v] = tensors.map(values);
     let [&[batch, heads, _, features], &[_, kv_heads, keys, _]] = [tensors[0].shape(), tensors[1].shape()]
@@ -213,7 +213,7 @@ fn attention_of_one_query_is_near_that_in_f64() {
         DTYPES.into_iter().flat_map(|dtype| sizes.map(|sizes| (dtype, sizes)))
     {
         let query = held(&[batch, 1, heads, features], 1, dtype).transpose(1, 2).unwrap();
-        // Keys lie as a cache, values as a projection gives them.
+        // Keys have the layout of a cache, values that of a projection.
         let key = held(&[batch, kv_heads, keys + 3, features], 2, dtype).narrow(2, 2, keys).unwrap();
         let value = held(&[batch, keys, kv_heads, features], 3, dtype).transpose(1, 2).unwrap();
         let masks: [(Option<Tensor>, Counts); 4] = [
@@ -253,7 +253,8 @@ fn attention_of_one_query_is_near_that_in_f64() {
     }
 }
 
-/// Returns what a cache (batch, heads, keys, features) holds once a key or value (batch, heads, 1, features) lies at a position.
+/// Returns what a cache (batch, heads, keys, features) holds after a key or value (batch, heads, 1, features) is written at a
+/// position.
 fn appended(cache: &Tensor, new: &Tensor, position: i64) -> Vec<f64> {
     let (mut all, new) = (values(cache), values(new));
     let (keys, features) = (cache.shape()[2], cache.shape()[3]);
@@ -273,7 +274,7 @@ fn attention_with_a_cache_appends_a_key_and_sees_what_lies_up_to_it() {
     for (dtype, (batch, heads, kv_heads, keys, features)) in
         dtypes.flat_map(|dtype| sizes.map(|sizes| (dtype, sizes)))
     {
-        // As a projection gives them; the caches are halves of one tensor.
+        // In the layout of a projection; the caches are halves of one tensor.
         let query = held(&[batch, heads, 1, features], 1, dtype);
         let packed = held(&[2, batch, kv_heads, 1, features], 2, dtype);
         for position in [0, 1, 33, keys as i64 - 1, keys as i64, -1] {
@@ -338,7 +339,7 @@ fn places_of_extrema_of_long_rows_are_the_first_of_equals_and_of_nans() {
             [0, 1, 2].map(|row| host(row, -1.0)),
             "{dtype} {length}"
         );
-        // One row alone, of which the last element is the greatest.
+        // A single row, of which the last element is the greatest.
         let one = rows.select(0, 0).unwrap();
         one.narrow(0, length - 1, 1)
             .unwrap()

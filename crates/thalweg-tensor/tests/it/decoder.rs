@@ -1,4 +1,4 @@
-//! All layers of a decoder for a token: the kernel against the layers operator by operator in f32.
+//! All layers of a decoder for a token: the kernel compared with the layers operator by operator in f32.
 
 use std::panic::Location;
 
@@ -130,7 +130,7 @@ fn layers_in_one_kernel_are_near_those_of_operators_in_f32() {
                 {
                     let apart = distance(&values(narrow), &values(wide));
                     assert!(apart < bound, "{sizes:?} {dtype} at {position}: a cache is {apart} apart");
-                    // What was rounded is not carried on.
+                    // Rounding errors are not carried on.
                     wide.copy_(&narrow.to_dtype(DType::F32).unwrap()).unwrap();
                 }
             });
@@ -156,7 +156,7 @@ fn what_is_no_kernel_is_left_to_operators() {
             fused(&input(DType::Bf16), &at, &[layer.to_dtype(DType::Bf16), wider]).is_none(),
             "other features"
         );
-        // Whichever way it is, what does not fit is refused.
+        // Parts that do not fit are refused on either path.
         let parts = DecoderLayer { norms: [layer.parts().products[2]; 2], ..layer.parts() };
         assert!(
             decoder_layers(DecoderInput::Row(&input(DType::Bf16)), &at, &[parts], OPTIONS)
@@ -233,7 +233,7 @@ fn steps_of_layers_have_no_race_under_any_schedule() {
 
 #[test]
 fn embedded_rows_and_kept_memory_change_no_result() {
-    // One launch that keeps its memory, one that may not, and two launches.
+    // One launch that keeps its memory, one that cannot, and two launches.
     for (layers, context) in [(4, 11), (2, 5), (35, 6)] {
         let sizes = Sizes { features: 64, hidden: 128, heads: 2, context, layers };
         let table = |rows: usize, seed| random(&[rows, 64], seed).to_dtype(DType::Bf16).unwrap();
@@ -273,7 +273,7 @@ fn the_likeliest_token_becomes_the_next_one() {
     let history = numbers(6, -7.0);
     let state = DecoderState { token: &token, position: &position, history: &history, meeting: &meeting };
     let mut expected = vec![-7; 6];
-    // The last one goes operator by operator.
+    // The last one runs operator by operator.
     let cases = [
         (DType::Bf16, 5003, 96, true),
         (DType::F16, 64, 32, true),
@@ -286,7 +286,7 @@ fn the_likeliest_token_becomes_the_next_one() {
         let of = |shape: &[usize], seed| random(shape, seed).to_dtype(dtype).unwrap();
         let (row, weight) = (of(&[1, features], 1), of(&[count, features], 2));
         let norm = [of(&[features], 3), of(&[features], 4)];
-        // The row itself, normalized, is far ahead of random ones; it stands there twice, and the first counts.
+        // The row itself, normalized, is far ahead of random ones; it occurs twice, and the first one counts.
         let shape = [features];
         let normal = layer_norm(&row, &shape, Some(&norm[0]), Some(&norm[1]), 1e-5).unwrap();
         let near = [normal, weight.clone()];
@@ -320,7 +320,7 @@ fn the_likeliest_token_becomes_the_next_one() {
 
 #[test]
 fn nan_is_the_likeliest_and_a_token_behind_the_history_is_reported() {
-    // Of its own: what is reported is for the next wait for the device, whichever test waits.
+    // A separate device: an error is reported at the next wait for the device, by any test.
     let device = own_device();
     let numbers = |count, value| Tensor::full(&[count], value, DType::I64, &device).unwrap();
     let (token, position, meeting) = (numbers(1, 0.0), numbers(1, 5.0), numbers(2, 0.0));

@@ -1,5 +1,5 @@
-//! Decompositions: products of the factors give the matrix back, gradients agree with finite differences, and what cannot be decomposed is
-//! refused.
+//! Decompositions: products of the factors restore the matrix, gradients agree with finite differences, and matrices that cannot
+//! be decomposed are refused.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;

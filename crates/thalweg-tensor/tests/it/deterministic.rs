@@ -1,4 +1,4 @@
-//! Operators that must repeat their bits. The mode is the process's, so one test sets it.
+//! Operators that must repeat their bits. The mode is per process, so one test sets it.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -10,7 +10,7 @@ use thalweg_tensor::deterministic::{
 
 use crate::support::device;
 
-/// Held by a test that sets whether operators must repeat their bits, which is the process's.
+/// Held by a test that sets whether operators must repeat their bits, which is per process.
 pub static DETERMINISTIC: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[test]
@@ -38,7 +38,7 @@ fn memory_is_filled_and_operators_without_a_deterministic_form_are_refused() {
     assert!(is_deterministic_algorithms_warn_only_enabled());
     alert_not_deterministic("own_histogram").unwrap();
     set_fill_uninitialized_memory(false);
-    // What lies there is not known, but the call is one.
+    // The contents are not known, but the call must work.
     assert_eq!(first(DType::F32).elements(), 3);
     set_fill_uninitialized_memory(true);
     use_deterministic_algorithms(false, false);

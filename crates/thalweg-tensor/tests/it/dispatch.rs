@@ -76,7 +76,8 @@ fn key_sets_add_and_take_away() {
     assert!(!set.without(DispatchKey::Autograd).has(DispatchKey::Autograd));
 }
 
-/// A mode is a fallback of a key that a thread includes: it sees every call, whatever the operator, and those that composites make.
+/// A mode is a fallback of a key that a thread includes: it sees every call of any operator, including those that composites
+/// make.
 #[test]
 fn a_fallback_sees_the_calls_of_all_operators() {
     thread_local! { static SEEN: std::cell::RefCell<Vec<&'static str>> = const { std::cell::RefCell::new(Vec::new()) }; }
@@ -134,7 +135,7 @@ fn a_trace_has_the_calls_of_a_function_and_runs_them_again() {
     assert!(inner.calls.is_empty(), "a failed trace leaves nothing behind");
 }
 
-/// An operator with a parameter of each kind, which gives its tensor.
+/// An operator with a parameter of each kind, which returns its tensor.
 fn picky() -> &'static Operator {
     let schema = "test::picky(Tensor self, int[2] size, Scalar alpha=1, *, float eps=1e-5, str mode='none', bool flag=False, int? \
                   dim=None, ScalarType? dtype=None) -> Tensor";

@@ -1,5 +1,5 @@
-//! Operators whose backward pass is a kernel of its own take whatever their forward pass takes: the gradient of an operand in any layout is
-//! that of the contiguous one.
+//! Operators whose backward pass is a kernel of its own take every layout that their forward pass takes: the gradient of an
+//! operand in any layout is that of the contiguous one.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Label, Result};
@@ -255,7 +255,7 @@ fn both(function: &Function, operands: &[(Tensor, Tensor)], salt: u64) -> Result
     Ok([of(&views)?, of(&copies)?])
 }
 
-/// Holds a function whose operand at a place is in a layout, and the others in the layouts that follow.
+/// Checks a function with the operand at a position in one layout, and the others in the layouts that follow.
 fn hold(function: &Function, place: usize, first: usize, dtype: DType, tolerance: f64) {
     let operands: Vec<(Tensor, Tensor)> = (function.shapes.iter().enumerate())
         .map(|(at, shape)| {
@@ -310,7 +310,7 @@ fn fused_attention_takes_any_layout_in_both_directions() {
     }
 }
 
-/// A U-Net reads queries, keys and values from (batch, 3 · heads · features, tokens) without a copy: features are not side by side.
+/// A U-Net reads queries, keys and values from (batch, 3 · heads · features, tokens) without a copy: features are not contiguous.
 #[test]
 fn attention_over_channels_has_gradients() {
     let channels = random(&[2, 3 * 2 * 16, 9], 1).to_dtype(DType::F16).unwrap().requires_grad_().unwrap();

@@ -49,7 +49,7 @@ fn assignments_write_where_the_tensor_lies() {
 fn subscripts_choose_as_in_python() {
     let x = numbers(24, &[2, 3, 4]);
     let chosen = |part: Tensor| (part.shape().to_vec(), part.to_vec::<i64>().unwrap());
-    // Each beside what PyTorch gives for x = torch.arange(24).reshape(2, 3, 4).
+    // Each with PyTorch's result for x = torch.arange(24).reshape(2, 3, 4).
     assert_eq!(chosen(x.i(i![1, -1, 2]).unwrap()), (vec![], vec![22]));
     assert_eq!(chosen(x.i(i![.., 1..2, 3]).unwrap()), (vec![2, 1], vec![7, 19]));
     assert_eq!(chosen(x.i(i![0, ..;2, 1..;2]).unwrap()), (vec![2, 2], vec![1, 3, 9, 11]));

@@ -22,7 +22,7 @@ use thalweg_tensor::{NoGrad, Tensor, no_grad, try_no_grad};
 
 use crate::support::{device, random};
 
-/// Holds an error against how its text begins, and the line against this call's; what stands before `(` is said once.
+/// Compares the beginning of an error's text, and its line with this call's; the text before `(` must occur once.
 #[track_caller]
 fn says<T>(result: Result<T>, beginning: &str) {
     let Err(error) = result else { panic!("the call should have been refused: {beginning}") };
@@ -34,7 +34,7 @@ fn says<T>(result: Result<T>, beginning: &str) {
         text.matches(&format!("{operator}(")).count() + text.matches(&format!("{operator}: ")).count();
     assert_eq!(again, 1, "{operator} is named more than once: {text}");
     assert_eq!(text.matches(&format!("at {}:", file!())).count(), 1, "{text}");
-    // The call that fails stands in the lines of this one's arguments.
+    // The call that fails is in the lines of this call's arguments.
     let lines = here.line()..here.line() + 4;
     let location = error.location().expect("the error says where");
     assert!(location.file() == here.file() && lines.contains(&location.line()), "{lines:?}: {text}");
@@ -171,7 +171,7 @@ fn the_suspects_of_a_lost_device_are_lines_of_the_user() {
         Ok(())
     };
     lost().unwrap();
-    // A kernel that reads where nothing is, behind everything: whatever is not known to be complete is a suspect.
+    // A kernel that reads unmapped memory, after everything else: all work that is not known to be complete is suspect.
     let sizes = EmbeddingBackward { indices: 2, embeddings: 2, features: 2, padding: -1, dtype: DType::F32 };
     let pointers = [DevicePointer::new(1 << 20), classes.pointer(), images.pointer()];
     let stream = device.current_stream();

@@ -1,4 +1,4 @@
-//! Tensors over memory of another library, and the kinds of errors that PyTorch tells apart by class.
+//! Tensors over memory of another library, and the kinds of errors that PyTorch distinguishes by class.
 
 use thalweg_driver::DevicePointer;
 use thalweg_ir::DType;
@@ -7,7 +7,7 @@ use thalweg_tensor::{Index, Tensor};
 
 use crate::support::{device, tensor, values};
 
-/// The memory of a tensor as another library would hand it out, from an element on.
+/// The memory of a tensor as another library would pass it, from an element on.
 fn handed_out(source: &Tensor, from: usize, elements: usize) -> ExternalMemory {
     let size = source.dtype().size_bytes() as u64;
     let pointer = DevicePointer::new(source.pointer().address() + from as u64 * size);
@@ -25,7 +25,7 @@ fn elements_are_seen_where_they_lie() {
     let source = tensor(&numbers, &[12], DType::F32);
     let x = over(&[3, 2], &[1, 4], handed_out(&source, 1, 8)).unwrap();
     assert_eq!(values(&x), [1.0, 5.0, 2.0, 6.0, 3.0, 7.0]);
-    // A write through one is seen through the other, and gradients flow through what is computed of it.
+    // A write through one is seen through the other, and gradients flow through results computed from it.
     source.mul_(&tensor(&[2.0], &[], DType::F32)).unwrap();
     assert_eq!(values(&x), [2.0, 10.0, 4.0, 12.0, 6.0, 14.0]);
     let leaf = over(&[2, 3], &[0, 1], handed_out(&source, 0, 3)).unwrap().requires_grad_().unwrap();

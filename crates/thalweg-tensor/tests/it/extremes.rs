@@ -1,6 +1,6 @@
-//! Every elementwise entry of the table at extreme points: its value, its gradient and its second gradient are what PyTorch's CUDA backend
-//! gives (`tests/goldens/extremes.gz`, which `extremes.py` beside it writes). The places where they are not are in `extremes.txt` there,
-//! with the reason: a place that is missing and one that is no longer needed fail alike.
+//! Every elementwise entry of the table at extreme points: its value, its gradient and its second gradient are those of PyTorch's
+//! CUDA backend (`tests/goldens/extremes.gz`, written by `extremes.py` next to it). Exceptions are listed in `extremes.txt`
+//! there, with the reason: the test fails both if one is missing and if one is no longer needed.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::support::{tensor, values};
 
 const CREATE: BackwardOptions = BackwardOptions { retain_graph: true, create_graph: true };
 
-/// The places where the goldens do not count, a line each: entry, `value`, `gradient` or `second`, a condition, `:`, the reason.
+/// The places where the goldens do not apply, one per line: entry, `value`, `gradient` or `second`, a condition, `:`, the reason.
 const DIFFERENCES: &str = include_str!("../goldens/extremes.txt");
 
 fn goldens() -> File {
@@ -69,7 +69,7 @@ impl<'a> Case<'a> {
         numbers(self.file, begin + number * points * dtype.size_bytes(), points, dtype)
     }
 
-    /// Returns how many arrays there are.
+    /// Returns the number of arrays.
     fn arrays(&self) -> usize {
         self.json["arrays"].as_u64().expect("a number") as usize
     }
@@ -108,7 +108,7 @@ impl<'a> Case<'a> {
         results
     }
 
-    /// Returns the places where results are neither PyTorch's, nor in 16 bits those that it has in 32, rounded.
+    /// Returns the places where results are neither PyTorch's, nor, in 16 bits, PyTorch's 32-bit results rounded.
     fn differences(&self) -> Vec<Difference> {
         let results = self.run();
         assert_eq!(results.len(), self.arrays(), "{} of {}", self.entry(), self.dtype);
@@ -167,8 +167,8 @@ fn gradients(result: &Tensor, inputs: &[Tensor]) -> Vec<Tensor> {
     found.into_iter().zip(inputs).map(|(found, input)| found.unwrap_or_else(|| zeros(input))).collect()
 }
 
-/// Whether a result agrees with PyTorch's: in what it is (NaN, infinite, 0) and in its first digits. What is lost below a number's last
-/// place may be 0.
+/// Whether a result agrees with PyTorch's: in its kind (NaN, infinite, 0) and in its first digits. A number that underflows may
+/// be 0.
 fn agrees(found: f64, expected: f64, dtype: DType) -> bool {
     let (relative, lost, tiny) = match dtype {
         DType::F64 => (1e-9, 1e-15, 1e-300),

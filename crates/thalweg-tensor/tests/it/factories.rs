@@ -1,4 +1,4 @@
-//! New tensors without a generator at hand, copies, memory formats, truth values, and iteration.
+//! New tensors without an explicit generator, copies, memory formats, truth values, and iteration.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Fused attention against the composition of operators in f64, and which of the two is taken.
+//! Fused attention compared with the composition of operators in f64, and the choice between them.
 
 use std::slice::from_ref;
 
@@ -67,15 +67,15 @@ fn results_of(
     [values(&result), q, k, v]
 }
 
-/// The fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they take, so shapes
-/// that no network has are asked of it in the simulator alone.
+/// The fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they support,
+/// so shapes that no network has are tested only in the simulator.
 fn fused_backends(is_usual: bool) -> Vec<SdpBackend> {
     let device = device();
     let has_library = device.properties().libraries.attention && (is_usual || device.is_simulated());
     [Cudnn, Flash].into_iter().filter(|&backend| backend == Flash || has_library).collect()
 }
 
-/// Numbers that a dtype holds exactly.
+/// Numbers that a dtype represents exactly.
 fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
 }
@@ -110,7 +110,7 @@ fn fused_attention_and_its_gradients_are_those_of_operators_in_f64() {
 
 #[test]
 fn masks_of_fused_attention_repeat_as_they_are_given() {
-    // Of every score, of keys, of queries (some see nothing), without a batch, over heads alone, and a part of a larger tensor.
+    // Of every score, of keys, of queries (some see nothing), without a batch, over heads only, and a part of a larger tensor.
     let shapes: [&[usize]; 6] =
         [&[2, 6, 37, 70], &[2, 1, 1, 70], &[37, 1], &[6, 37, 70], &[1, 6, 1, 1], &[70]];
     let (q, k) = ([2, 6, 37, 24], [2, 3, 70, 24]);
@@ -156,7 +156,7 @@ fn masks_are_added_by_cudnn_where_it_may_read_them() {
         let gradient = held(&q, 4, dtype);
         let mut masks: Vec<Tensor> =
             shapes.iter().zip(10..).map(|(shape, seed)| held(shape, seed, dtype)).collect();
-        // Rows that lie further apart than they are long, and one without a key.
+        // Rows whose distance exceeds their length, and one without a key.
         masks.push(held(&[128, 256], 20, dtype).narrow(1, 16, 192).unwrap());
         masks.push(with_an_empty_row(128, 192));
         for mask in &masks {
@@ -250,7 +250,8 @@ fn a_mask_that_needs_a_gradient_goes_to_operators() {
 fn what_lies_in_other_ways_is_read_as_it_is() {
     let whole = held(&[5, 2, 3, 4, 16], 1, DType::F16);
     let gradient = held(&[2, 4, 5, 16], 2, DType::F16);
-    // (tokens, batch, 3, heads, features): parts of a packed tensor; one that is expanded, and one whose features lie apart.
+    // (tokens, batch, 3, heads, features): parts of a packed tensor; one that is expanded, and one whose features are not
+    // contiguous.
     let part = |place: usize| whole.select(2, place).unwrap().permute(&[1, 2, 0, 3]).unwrap();
     let expanded = part(1).narrow(0, 0, 1).unwrap().expand(&[2, 4, 5, 16]).unwrap();
     let turned = part(2).transpose(2, 3).unwrap().contiguous().unwrap().transpose(2, 3).unwrap();
@@ -268,7 +269,8 @@ fn what_lies_in_other_ways_is_read_as_it_is() {
 
 #[test]
 fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
-    // (batch, tokens, …): the parts before the heads, behind them, and in one dimension with them; and two parts of one, which are less than a whole.
+    // (batch, tokens, …): the parts before the heads, after them, and in one dimension with them; and two parts of one, which are
+    // less than a whole.
     let whole = held(&[2, 5, 96], 1, DType::F16);
     let gradient = held(&[2, 2, 5, 16], 2, DType::F16).to_dtype(DType::F16).unwrap();
     let expected = packed_gradient(&whole, &gradient, Math, |whole| {
@@ -309,7 +311,7 @@ fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
     }
 }
 
-/// The gradient of a packed tensor from that of the attention of its parts, and how many commands put it together.
+/// The gradient of a packed tensor from that of the attention of its parts, and the number of commands that join it.
 fn packed_gradient(
     whole: &Tensor,
     gradient: &Tensor,

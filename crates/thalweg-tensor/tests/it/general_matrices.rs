@@ -1,5 +1,5 @@
-//! Symmetric matrices that are not definite, eigenvalues of matrices that are not symmetric, exponentials, least squares, transforms of
-//! frames and reductions of segments: against what they are defined by.
+//! Symmetric matrices that are not definite, eigenvalues of matrices that are not symmetric, exponentials, least squares,
+//! transforms of frames and reductions of segments: compared with their definitions.
 
 use thalweg_ir::{DType, c128};
 use thalweg_tensor::Tensor;
@@ -43,7 +43,7 @@ fn symmetric_matrices_are_solved_by_blocks_of_one_and_two() {
     assert!(zeros.linalg_ldl_factor().unwrap_err().is_invalid_argument());
     let info = call("linalg_ldl_factor_ex", &[Value::Tensor(zeros)]).remove(2);
     assert_eq!(info.to_vec::<i32>().unwrap(), [1]);
-    // Rows that there are not are not swapped.
+    // Rows that do not exist are not swapped.
     let pivots = Tensor::from_slice(&[i32::MIN, i32::MAX, 0, -9, -1], &[5], &device()).unwrap();
     random(&[5, 5], 7).linalg_ldl_solve(&pivots, &random(&[5, 1], 8)).unwrap().to_vec::<f64>().unwrap();
 }
@@ -64,7 +64,7 @@ fn eigenvectors_are_stretched_by_eigenvalues() {
         let sum = values_of.sum(&[-1], false).unwrap();
         assert_close(&values(&sum.real().unwrap()), &values(&trace), 1e-12);
     }
-    // A rotation by a right angle, a block of Jordan, elements whose squares are not numbers.
+    // A rotation by a right angle, a block of Jordan, elements whose squares overflow.
     let list = [0.0, -1.0, 1.0, 0.0, 2.0, 1.0, 0.0, 2.0, 1e200, 0.0, 1e200, -3e200];
     let found = tensor(&list, &[3, 2, 2], DType::F64).linalg_eigvals().unwrap().to_vec::<c128>().unwrap();
     let mut turn: Vec<f64> = found[..2].iter().map(|value| value.im).collect();
@@ -155,7 +155,7 @@ fn signals_come_back_from_their_frames() {
     arguments.extend([Value::None, Value::Int(64)]);
     let longer = call("istft", &arguments).remove(0);
     assert_eq!(longer.shape(), [2, 64]);
-    // Frames that leave points without weight say nothing of them.
+    // Frames that leave points without weight do not determine them.
     let apart = [Value::Tensor(frames), Value::Int(16), Value::Int(4), Value::Int(4)];
     let gaps = [Value::Tensor(Tensor::zeros(&[4], DType::F64, &device()).unwrap())];
     let error = find_operator("istft").unwrap().call_boxed(&[&apart[..], &gaps].concat(), None).unwrap_err();
@@ -179,7 +179,7 @@ fn segments_are_reduced_apart() {
     assert_eq!(by("sum", "lengths", &[2, 0, 3, 1]).unwrap(), [4.0, 0.0, 10.0, 9.0]);
     assert_eq!(by("prod", "lengths", &[2, 0, 3, 1]).unwrap(), [3.0, 1.0, 20.0, 9.0]);
     assert_eq!(by("max", "lengths", &[2, 0, 3, 1]).unwrap(), [3.0, f64::NEG_INFINITY, 5.0, 9.0]);
-    // What is in front of the first segment or behind the last one is in none.
+    // Elements before the first segment or after the last are in none.
     assert_eq!(by("mean", "offsets", &[1, 3, 5]).unwrap(), [2.5, 3.0]);
     assert_eq!(by("min", "offsets", &[2, 2, 4]).unwrap(), [f64::INFINITY, 1.0]);
     assert!(by("sum", "lengths", &[2, 2]).unwrap_err().is_invalid_argument());

@@ -165,7 +165,7 @@ fn permutations_have_each_number_once() {
 #[test]
 fn the_device_draws_what_a_generator_of_the_host_gives() {
     let (mut tensors, mut numbers) = (Generator::new(SEED), Generator::new(SEED));
-    // After each, a sequence stands at another place of a block of four words.
+    // After each, a sequence is at another position in a block of four words.
     for count in [3, 70_001, 0, 1, 1 << 16] {
         let drawn = Tensor::uniform(&[count], -2.0, 3.0, &mut tensors, &device()).unwrap();
         let expected: Vec<f32> = (0..count).map(|_| -2.0 + 5.0 * numbers.uniform()).collect();
@@ -186,7 +186,8 @@ fn nothing_is_drawn_on_the_meta_device_but_the_sequence_goes_on() {
     assert_eq!(meta.next_u32(), philox::word(SEED, 0, (1 << 38) + 5));
 }
 
-/// Returns the number in (0, 1] that an element of a draw gets, and its Box-Muller pair's half, by their definitions: a word each.
+/// Returns the number in (0, 1] that an element of a draw receives, and its half of the Box-Muller pair, by their definitions:
+/// one word each.
 fn defined(count: usize, offset: u64) -> impl Fn(usize) -> (f32, f64) {
     let properties = device().properties().clone();
     let resident = properties.max_threads_per_multi_processor / 256 * properties.multi_processor_count;
@@ -215,7 +216,7 @@ fn every_element_has_the_word_of_its_place() {
             let normal = values(&generator.normal(&[count], 1.0, 0.5, dtype).unwrap());
             let (of_uniform, of_normal) = (defined(count, 0), defined(count, offset));
             let rounded = |value: f64| values(&tensor(&[value], &[1], dtype))[0];
-            // Every place of small draws, and of large ones every so many and the last.
+            // Every element of small draws; of large ones every 997th and the last.
             let step = if count > 10_000 { 997 } else { 1 };
             for element in (0..count).step_by(step).chain(count.saturating_sub(20)..count) {
                 let expected = rounded(f64::from(of_uniform(element).0.mul_add(4.0, -1.0)));
@@ -239,7 +240,7 @@ fn dropout_of_any_size_and_place_keeps_what_the_words_say() {
     for count in COUNTS {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
             let generator = generator();
-            // Behind the first element nothing lies on 16 bytes.
+            // After the first element nothing is aligned to 16 bytes.
             let room: Vec<f64> = (0..count + 1).map(|place| (place % 13) as f64 - 6.5).collect();
             let room = tensor(&room, &[count + 1], dtype);
             for first in [0, 1] {
@@ -284,7 +285,7 @@ fn the_operator_of_dropout_draws_alike_in_one_launch_and_in_several() {
         let generator = std::sync::Arc::new(generator());
         thalweg_tensor::random::with_generator(&generator, || call(name, x, p))
     };
-    // What lies in order is one launch, what is transposed several.
+    // A contiguous tensor takes one launch, a transposed one several.
     let x = random(&[40, 60], 3).to_dtype(DType::F32).unwrap();
     let turned = x.transpose(0, 1).unwrap().contiguous().unwrap().transpose(0, 1).unwrap();
     assert!(x.is_contiguous() && !turned.is_contiguous());

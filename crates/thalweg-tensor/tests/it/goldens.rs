@@ -1,5 +1,5 @@
-//! An oracle from outside: what PyTorch's CUDA backend answered, in `tests/goldens/pytorch.txt` (`make.py` beside it wrote
-//! the file). Values and gradients of operators, kinks and special values, five steps of Adam, the promotion table.
+//! An external oracle: the results of PyTorch's CUDA backend, in `tests/goldens/pytorch.txt` (written by `make.py` next to it).
+//! Values and gradients of operators, kinks and special values, five steps of Adam, the promotion table.
 
 use std::collections::HashMap;
 
@@ -17,12 +17,12 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{close, device, values};
 
-/// The seed that `make.py` draws random numbers from.
+/// The seed from which `make.py` draws random numbers.
 const GENERATOR_SEED: u64 = 81_985_529_216_486_895;
 
 const GOLDENS: &str = include_str!("../goldens/pytorch.txt");
 
-/// Operators that take many steps to a result, or in the case of `randn` a rougher sine.
+/// Operators that take many steps to a result, or, in the case of `randn`, a less accurate sine.
 const SUMMING: &[&str] = &[
     "conv2d",
     "matmul",
@@ -191,7 +191,7 @@ impl Case {
         }
     }
 
-    /// How far results may differ: both sides round, and neither is exact. Sums and products take several steps.
+    /// The tolerance of results: both sides round, and neither is exact. Sums and products take several steps.
     fn tolerance(&self, dtype: DType) -> f64 {
         let epsilon = match dtype {
             DType::F16 => 1e-3,

@@ -1,4 +1,4 @@
-//! Anomaly mode, and `gradcheck` held against gradients that are wrong.
+//! Anomaly mode, and `gradcheck` with wrong gradients.
 
 use thalweg_ir::DType;
 use thalweg_runtime::Result;
@@ -21,7 +21,7 @@ fn point() -> Tensor {
     random(&[2, 2], 3).requires_grad_().unwrap()
 }
 
-/// Twice x, with this factor for its gradient: a hook stands for a backward function that is wrong.
+/// Twice x, with this factor for its gradient: a hook imitates a wrong backward function.
 fn doubled(x: &Tensor, factor: f64) -> Result<Vec<Tensor>> {
     let x = x.mul_scalar(1.0)?;
     if x.requires_grad() {

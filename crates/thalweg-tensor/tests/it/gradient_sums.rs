@@ -1,4 +1,4 @@
-//! Gradients that are added to what a leaf has already: in place, and by the kernel that multiplies.
+//! Gradients that are added to the existing gradient of a leaf: in place, and by the kernel that multiplies.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use thalweg_tensor::dispatch::trace;
 
 use crate::support::{assert_close, device, on_own_device, random, values};
 
-/// A leaf whose numbers 16 bits hold.
+/// A leaf whose numbers are exact in 16 bits.
 fn leaf(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     held(shape, seed, dtype).detach().requires_grad_().unwrap()
 }
@@ -23,13 +23,13 @@ fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(DType::Bf16).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// The number of products that a backward pass makes as operators of their own.
+/// The number of products that a backward pass makes as separate operators.
 fn products(function: impl FnOnce() -> Result<()>) -> usize {
     let ((), trace) = trace(function).unwrap();
     trace.to_string().lines().filter(|line| line.contains(" = matmul(")).count()
 }
 
-/// A pass over a weight alone: its only product is the weight's gradient.
+/// A pass over only a weight: its only product is the weight's gradient.
 fn pass(weight: &Tensor, seed: u64) -> Result<()> {
     let dtype = weight.dtype();
     let result = linear(&held(&[40, weight.shape()[1]], seed, dtype), weight, None)?;
@@ -56,7 +56,8 @@ fn a_product_is_added_to_a_gradient_without_another_rounding() {
             let found = values(&weight.grad().unwrap());
             for ((found, earlier), product) in found.iter().zip(&earlier).zip(exact(&shape, seed)) {
                 let expected = earlier + product;
-                // Half a unit in the last place, and what sums in f32 are off. A library may round the product of 16-bit floats before it adds.
+                // Half a unit in the last place, and the error of sums in f32. A library may round the product of 16-bit floats
+                // before it adds.
                 let rounded = if device().is_simulated() { 0.0 } else { product.abs() };
                 let bound = 1.01 * half_ulp * (expected.abs() + rounded) + 4e-6;
                 assert!((found - expected).abs() <= bound, "{dtype}: {found} and {expected}");
@@ -192,7 +193,7 @@ fn a_gradient_of_its_own_is_made_where_a_sum_in_place_would_not_do() {
     assert_eq!(products(|| pass(&weight, 3)), 1);
     assert_close(&values(&weight.grad().unwrap()), &sum, 1e-5);
 
-    // Anomaly mode looks at what was computed.
+    // Anomaly mode checks the computed gradients.
     let (weight, ..) = started();
     assert_eq!(products(|| detect_anomaly(|| pass(&weight, 3))), 1);
     assert_close(&values(&weight.grad().unwrap()), &sum, 1e-5);
@@ -251,7 +252,7 @@ fn a_product_is_added_to_the_gradient_behind_a_cast_of_autocast() {
                 assert_eq!((with, count()), (3, 3), "the first gradient is not cast either");
             }
         }
-        // A hook sees the pass's gradient, and a weight that is used twice sums what both have given.
+        // A hook sees the pass's gradient, and a weight that is used twice sums both gradients.
         let weight = leaf(&[32, 32], 1, DType::F32);
         _ = weight.register_hook(|_| Ok(None)).unwrap();
         let x = held(&[40, 32], 3, DType::Bf16);
@@ -300,7 +301,7 @@ fn gradients_behind_casts_of_autocast_are_not_rounded_to_16_bits() {
         let given = Some(held(&[40, 48], 53, DType::Bf16));
         let found = gradients(&[result], &[given], &[weight, bias]).unwrap();
         assert_close(&values(found[0].as_ref().unwrap()), &exact(&[48, 32], 3), 2e-6);
-        // GELU's layers: by what each of their products and sums is given, not by those of f64 alone.
+        // GELU's layers: compared for the inputs of each product and sum, not only with f64.
         let shapes: [&[usize]; 5] = [&[24, 8], &[16, 8], &[8, 16], &[16], &[8]];
         let leaves: Vec<Tensor> = (0..5).map(|at| leaf(shapes[at], at as u64, DType::F32)).collect();
         let run = || {
@@ -332,7 +333,7 @@ fn what_looks_at_the_gradient_of_a_cast_finds_16_bits() {
             let [weight, _] =
                 of_layer(dtype, |result, gradient| result.backward_options(Some(gradient), options));
             rounded(&weight, dtype, "create_graph");
-            // A hook behind the layer's node.
+            // A hook after the layer's node.
             let seen = Arc::new(Mutex::new(Vec::new()));
             let [weight, _] = of_layer(dtype, |result, gradient| {
                 let seen = seen.clone();
@@ -372,7 +373,7 @@ fn a_weight_of_several_layers_sums_their_products() {
             (graph.description().unwrap().nodes.len(), sum)
         };
         let [summed, apart, seen] = [1; 3].map(|seed| leaf(&[32, 32], seed, DType::F32));
-        // A hook of the leaf sees what all of the pass have given.
+        // A hook of the leaf sees the sum of all gradients of the pass.
         let last = Arc::new(Mutex::new(Vec::new()));
         let of_hook = last.clone();
         let hook = move |gradient: &Tensor| {

@@ -69,7 +69,7 @@ fn graphed(
     make_graphed_callables(device, callables, samples, options)
 }
 
-/// A step of the layers one after the other: the bits of the result, of the input's gradient and of all parameters'.
+/// A step of the layers in sequence: the bits of the result, of the input's gradient and of all parameters'.
 fn step(
     layers: &[Layer],
     seed: u64,
@@ -115,7 +115,7 @@ fn a_chain_passes_the_sanitizer_also_across_streams() {
         let options = CallableOptions { warm_up: 1, ..CallableOptions::default() };
         let graphed = graphed(&layers, &options, true, device)?;
         for seed in 10..13 {
-            // The default stream's work comes before that of a stream that has waited for it, and the other way round.
+            // The default stream's work comes before that of a stream that has waited for it, and vice versa.
             let before = device.current_stream();
             let stream = Stream::new(device)?;
             stream.wait_stream(&before)?;
@@ -221,7 +221,7 @@ fn a_transposed_view_of_the_sample_is_an_input_like_any_other() {
     let expected: Vec<f32> = view.to_vec::<f32>().unwrap().iter().map(|x| 2.0 * x).collect();
     match graphed[0].call(from_ref(&view)) {
         Ok(results) => assert_eq!(results[0].to_vec::<f32>().unwrap(), expected),
-        // The same elements, read and written in other places.
+        // The same elements, read and written in another order.
         Err(error) => assert!(error.is_invalid_argument(), "{error}"),
     }
 }
@@ -231,7 +231,7 @@ fn a_held_result_of_a_later_callable_is_moved_too() {
     let device = device();
     let compute = Stream::new(&device).unwrap();
     let _current = compute.make_current();
-    // The first one's inner values lie where the second one's result does.
+    // The first one's intermediate values share memory with the second one's result.
     let chain = |name: &str| {
         function(name, Vec::new(), |inputs| {
             let mut x = inputs[0].mul_scalar(2.0)?;
@@ -276,7 +276,7 @@ fn backward_behind_a_later_forward_is_an_error_and_not_a_wrong_number() {
     assert!(error.is_invalid_argument() && error.to_string().contains("overwritten"), "{error}");
     first.backward().unwrap();
     assert!(layers[0].weight.grad().is_some());
-    // Behind a later call of its own, and behind the backward pass of one that was made before it.
+    // After a later call of the same callable, and after the backward pass of an earlier one.
     let overwritten = |loss: &Tensor| {
         let error = loss.backward().unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains("overwritten"), "{error}");
@@ -287,7 +287,7 @@ fn backward_behind_a_later_forward_is_an_error_and_not_a_wrong_number() {
     let (first, middle) = (call(0), call(1));
     first.backward().unwrap();
     overwritten(&middle);
-    // The samples wanted no gradient.
+    // The samples required no gradient.
     let wanted = uniform(&[4, 5], 1, &device).unwrap().requires_grad_().unwrap();
     let error = graphed[0].call(from_ref(&wanted)).unwrap_err();
     assert!(error.is_invalid_argument() && error.to_string().contains("gradients where"), "{error}");

@@ -1,4 +1,4 @@
-//! Whole steps as graphs: as many runs are as many eager steps, bit for bit, random numbers included.
+//! Whole steps as graphs: n runs equal n eager steps, bit for bit, random numbers included.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{cross_entropy, dropout};
@@ -14,7 +14,7 @@ use crate::support::own_device as device;
 
 const BATCH: usize = 8;
 
-/// The first scales are beyond what gradients bear; then it grows every other step.
+/// The first scales are too large for the gradients; then the scale grows every other step.
 const SCALING: GradientScalerOptions = GradientScalerOptions {
     init_scale: 3e38,
     growth_factor: 2.0,
@@ -22,7 +22,7 @@ const SCALING: GradientScalerOptions = GradientScalerOptions {
     growth_interval: 2,
 };
 
-/// Tensors as bits, and where the random numbers are.
+/// Tensors as bits, and the position in the random numbers.
 type State = (Vec<Vec<u32>>, (u64, u64));
 
 /// A network with dropout, trained with scaled gradients.
@@ -73,7 +73,7 @@ impl Training {
         Ok(loss.detach())
     }
 
-    /// All that the step changes, as bits.
+    /// Everything that the step changes, as bits.
     fn state(&self) -> Result<State> {
         let parameters = self.first.parameters().into_iter().chain(self.second.parameters());
         let bits = |tensor: Tensor| {
@@ -168,7 +168,7 @@ fn a_step_that_cannot_be_captured_says_so_and_tries_again() {
     assert_eq!(step.run().unwrap().to_vec::<f32>().unwrap(), [10.0; 4]);
 }
 
-/// A draw of two generators, and what it leaves them at.
+/// A draw of two generators, and their states afterwards.
 fn draw(one: &DeviceGenerator, other: &DeviceGenerator) -> Result<Tensor> {
     let noise = one.randn(&[300], DType::F32)?;
     dropout(&noise, 0.5, true, one)?.add(&other.rand(&[300], DType::F32)?)
@@ -252,7 +252,7 @@ fn the_scale_shrinks_where_gradients_are_infinite_and_grows_where_they_are_not()
         [&scaler.state().scale, optimizer.param_groups()[0].steps(0)]
             .map(|tensor| tensor.item::<f32>().unwrap())
     };
-    // What PyTorch's `_amp_update_scale_` gives.
+    // The results of PyTorch's `_amp_update_scale_`.
     let expected = [(1.0, [8.0, 1.0]), (1.0, [16.0, 2.0]), (1.0, [16.0, 3.0]), (f32::INFINITY, [8.0, 3.0])];
     let expected = expected.into_iter().chain([(1.0, [8.0, 4.0]), (f32::NAN, [4.0, 4.0]), (1.0, [4.0, 5.0])]);
     for (factor, expected) in expected {

@@ -1,4 +1,4 @@
-//! Graph trees: whatever the order of the calls, what is held and what moves, the results are the eager ones.
+//! Graph trees: the results are the eager ones for any order of the calls, and for any tensors that are held or moved.
 
 use std::sync::Mutex;
 
@@ -24,7 +24,7 @@ fn tree(device: &Device) -> GraphTreeManager {
     GraphTreeManager::new(device, GraphTreeOptions::default()).unwrap()
 }
 
-/// Runs a test on a stream of its own.
+/// Runs a test on a separate stream.
 pub fn on_a_stream(test: impl FnOnce(&Device)) {
     let device = own_device();
     let stream = Stream::new(&device).unwrap();
@@ -122,7 +122,7 @@ fn an_output_that_is_held_where_it_was_dead_gets_a_graph_that_leaves_it_alone() 
         run(1.0, false);
         assert_eq!(run(2.0, false), (2, 0));
         assert_eq!(run(3.0, true), (3, 1));
-        // Both variants serve from now on, whichever fits; the one that assumes less always does.
+        // Both variants are used from now on, depending on which fits; the one that assumes less always does.
         assert_eq!(run(4.0, false), (3, 1));
         assert_eq!(run(5.0, true), (3, 1));
         let last = tree.decisions().last().unwrap();
@@ -186,7 +186,7 @@ fn a_static_input_that_moved_gets_a_variant_and_breaks_no_assumption() {
         assert_eq!(call(1), (2, 1));
         assert_eq!(call(0), (2, 1));
         assert_eq!(call(1), (2, 1));
-        // Of too many variants the one used longest ago makes room.
+        // If there are too many variants, the least recently used one is removed.
         for weight in 2..5 {
             call(weight);
         }
@@ -212,7 +212,7 @@ fn an_input_that_keeps_moving_within_the_pool_is_copied_in_the_end() {
             .unwrap();
         let mut call = |chosen: usize| {
             let outputs = tree.call(many, vec![tensor(&[1.0], device)]).unwrap();
-            // All are held, so that only the input's place differs.
+            // All are held, so that only the input's address differs.
             let doubled = tree.call(double, vec![outputs[chosen].clone()]).unwrap();
             assert_eq!(read(&doubled[0]), [2.0 + 2.0 * chosen as f32]);
             tree.counters()
@@ -275,14 +275,14 @@ fn inputs_may_be_changed_in_place() {
             }
         }
         assert_eq!(tree.counters().written_back, 3);
-        // An output of an earlier graph, changed where it is.
+        // An output of an earlier graph, changed in place.
         for round in 0..4 {
             let outputs = tree.call(make, vec![tensor(&[round as f32; 2], device)]).unwrap();
             tree.call(copied, vec![outputs[1].clone(), one()]).unwrap();
             assert_eq!(read(&outputs[1]), [round as f32 + 2.0; 2]);
             assert_eq!(read(&outputs[0]), [round as f32 * 3.0; 2]);
         }
-        // What autograd saved is known to have changed.
+        // Autograd detects that a saved tensor has changed.
         let cache = tensor(&[0.0, 10.0], device);
         let leaf = one().requires_grad_().unwrap();
         let product = leaf.mul(&cache).unwrap().sum(&[], false).unwrap();
@@ -341,7 +341,7 @@ fn outputs_may_share_memory_be_inputs_or_come_from_elsewhere() {
             assert!(outputs[3].shares_storage_with(&parameter));
             assert_eq!(outputs[4].elements(), 0);
             assert!(outputs[5].shares_storage_with(&fixed));
-            // The view alone keeps the memory of both.
+            // Only the view keeps the memory of both.
             let half = outputs.remove(0);
             drop(outputs);
             assert_eq!(read(&half), [2.0, 4.0]);
@@ -376,7 +376,7 @@ fn what_cannot_be_a_graph_runs_eagerly_for_good() {
         assert!(tree.eager_reason(reads).unwrap().contains("cannot be captured"));
         assert!(tree.eager_reason(keeps).unwrap().contains("keeps memory"));
         assert_eq!((tree.graphs(), tree.counters().eager), (0, 6));
-        // A function's own error is its own, and the next call is as good as ever.
+        // A function's error is returned unchanged, and the next call works.
         let adds = tree.register("adds", FunctionOptions::default(), sum).unwrap();
         let call = |tree: &mut GraphTreeManager, other: &[f32]| {
             tree.call(adds, vec![tensor(&[1.0, 2.0], device), tensor(other, device)])
@@ -406,7 +406,7 @@ fn a_loop_that_feeds_its_output_back_keeps_one_graph() {
             assert_eq!(read(&x), [20.0]);
             match steps {
                 Steps::Automatic => assert_eq!((tree.graphs(), tree.counters().eager), (1, 0)),
-                // A chain, until the step is as deep as it may be; an eager call in between lets go of it.
+                // A chain up to the depth limit of a step; an eager call in between releases it.
                 Steps::Explicit => assert!(tree.graphs() == 4 && tree.counters().eager > 0, "{tree:?}"),
             }
         }
@@ -503,7 +503,7 @@ fn pools_are_given_up_when_they_are_too_large() {
     }
     assert!(tree.counters().evictions > 0);
     assert!(functions.iter().all(|&function| tree.eager_reason(function).is_none()));
-    // What is too large for the limit all by itself is not a graph.
+    // A call that exceeds the limit on its own is not a graph.
     for _ in 0..3 {
         assert_eq!(read(&tree.call(functions[0], vec![x(1 << 23)]).unwrap()[1])[5], 2.0);
     }

@@ -40,7 +40,7 @@ fn a_call_takes_the_nearest_size_that_fits() {
                 assert_eq!(outputs[0].shape(), [count, 2]);
                 let expected: Vec<f32> = (0..count * 2).map(|value| 2.0 * value as f32).collect();
                 assert_eq!(read(&outputs[0]), expected);
-                // What is not cut back shows the padding.
+                // An output that is not narrowed shows the padding.
                 let (size, total) = (count.next_power_of_two().max(2), expected.iter().sum::<f32>() / 2.0);
                 assert_eq!(read(&outputs[1]), [total - 2.0 * (size - count) as f32]);
             }
@@ -49,7 +49,7 @@ fn a_call_takes_the_nearest_size_that_fits() {
         assert_eq!((tree.graphs(), counters.recordings, counters.warm_ups), (3, 3, 3));
         assert_eq!((counters.padded, counters.replays), (12, 18));
         assert_eq!(seen.load(Ordering::Relaxed), 8);
-        // Larger than all: as it is.
+        // Larger than all sizes: not padded.
         assert_eq!(tree.call(double, vec![rows(9, device)]).unwrap()[0].shape(), [9, 2]);
         assert_eq!((seen.load(Ordering::Relaxed), tree.counters().eager), (9, 1));
         assert!(tree.decisions().last().unwrap().reason.contains("size 9"));
@@ -250,7 +250,7 @@ impl<'a> Program<'a> {
         (self.gpu.random() % below) as usize
     }
 
-    /// Something that is held, given away or not, or something new.
+    /// Returns a held tensor, passed by value or not, or a new one.
     fn input(&mut self, size: usize) -> Result<Held> {
         let fitting: Vec<usize> =
             (0..self.held.len()).filter(|&index| self.held[index].expected.len() == size).collect();
@@ -349,7 +349,7 @@ fn random_sequences_of_calls_give_the_eager_results() {
         }
         Ok(())
     });
-    // The sequences get everywhere.
+    // The sequences cover all cases.
     assert!(replays.load(Ordering::Relaxed) > 500);
     assert!(reached.iter().all(|count| count.load(Ordering::Relaxed) > 0), "{reached:?}");
 }

@@ -1,4 +1,4 @@
-//! A backward pass in two halves against the whole one.
+//! A backward pass in two halves compared with a single pass.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Result};
@@ -96,7 +96,7 @@ fn an_output_that_does_not_depend_on_the_input_is_all_second_half() -> Result<()
     rest.run()?;
     let doubled: Vec<f32> = weight.detach().to_vec::<f32>()?.iter().map(|value| 2.0 * value).collect();
     assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, doubled);
-    // And one that depends on nothing else leaves nothing.
+    // An output that depends on nothing else leaves nothing for the second half.
     let (of_input, rest) = backward_input(&x.sum(&[], false)?, None, &x)?;
     assert_eq!(of_input.unwrap().to_vec::<f32>()?, [1.0; 3]);
     rest.run()?;
@@ -123,7 +123,7 @@ fn what_the_graph_saved_is_freed_once() -> Result<()> {
 #[test]
 fn the_first_half_computes_no_gradient_of_a_weight() -> Result<()> {
     let device = device();
-    // A number that is none in the input makes the weight's gradient one, and leaves that of the input as it is.
+    // A NaN in the input makes the weight's gradient NaN, but not that of the input.
     let input =
         |shape: &[usize]| Tensor::full(shape, f64::NAN, DType::F32, &device).and_then(|x| x.requires_grad_());
     let matrix = input(&[3, 4])?;

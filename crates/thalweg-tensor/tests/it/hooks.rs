@@ -1,5 +1,5 @@
-//! Hooks of backward passes: their order, what they may give, streams, and tensors that are saved by hooks. The expectations are
-//! PyTorch 2.11's.
+//! Hooks of backward passes: their order, the results that they may return, streams, and tensors that are saved by hooks. The
+//! expectations are PyTorch 2.11's.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -158,7 +158,7 @@ fn results_of_hooks_must_fit() {
     error.remove();
     assert!(x.grad().is_none());
     y.backward().unwrap();
-    // What a hook does not replace with anything is zero.
+    // A missing gradient that no hook replaces is zero.
     x.zero_grad();
     let y = x.mul_scalar(1.0).unwrap();
     y.grad_fn().unwrap().register_hook(|_, _| Ok(Some([None].into_iter().collect())));
@@ -196,7 +196,7 @@ fn a_retained_gradient_adds_up_and_follows_writes_in_place() {
     z.backward_options(None, RETAINED).unwrap();
     z.backward().unwrap();
     assert_eq!(values(&y.grad().unwrap()), [8.0, 16.0]);
-    // It is not memory that the leaf's gradient shares.
+    // The leaf's gradient does not share this memory.
     no_grad(|| y.grad().unwrap().copy_(&x)).unwrap();
     assert_eq!(values(&x.grad().unwrap()), [16.0, 32.0]);
 
@@ -242,7 +242,7 @@ fn hooks_are_recorded_where_gradients_of_gradients_are_asked_for() {
     let start = Tensor::full(&[1], 5.0, DType::F32, &device()).unwrap().requires_grad_().unwrap();
     let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
     let first = gradients_with(&[y], &[Some(start.clone())], std::slice::from_ref(&x), options).unwrap();
-    // 2 x g²: by g it is 4 x g, by x 2 g².
+    // 2 x g²: with respect to g it is 4 x g, with respect to x 2 g².
     let first = first[0].clone().unwrap();
     assert_eq!(values(&first), [150.0]);
     sum(&first).backward().unwrap();
@@ -315,7 +315,7 @@ fn a_hook_that_works_on_another_stream_hands_its_result_over() {
     assert_eq!(finding.kind, FindingKind::Race, "{failure}");
 }
 
-/// Gradients that are kept where the caller does not look at first: on the stream of the forward pass.
+/// Gradients that are retained on a stream other than the caller's: that of the forward pass.
 #[test]
 fn a_retained_gradient_is_ready_for_the_caller() {
     Check::new().seeds(0..20).run(|gpu: &Gpu| -> Result<()> {
@@ -388,7 +388,7 @@ fn the_innermost_hooks_pack_and_none_within_them() {
         let log = log.clone();
         move |tensor: &Tensor| {
             log.lock().unwrap().push(name);
-            // Would be saved, if anything were within a hook.
+            // This would be saved, if hooks saved tensors.
             leaf(&[1.0]).square()?;
             Ok(tensor.clone())
         }
@@ -437,7 +437,7 @@ fn hooks_that_give_something_else_are_refused() {
     );
     let narrow = saved_tensors_hooks(|tensor| tensor.narrow(0, 0, 1), |part| Ok(part.clone()), || x.square());
     refused(sum(&narrow.unwrap()).backward(), "a saved tensor unpack hook gave");
-    // What lies otherwise is put in order.
+    // A tensor with another layout is made contiguous.
     let y = tensor(&[1.0, 2.0, 3.0, 4.0], &[2, 2], DType::F32).requires_grad_().unwrap();
     let turn = |tensor: &Tensor| tensor.transpose(0, 1)?.contiguous();
     let square =
@@ -453,7 +453,7 @@ fn hooks_that_give_something_else_are_refused() {
 fn saved_tensors_wait_in_host_memory() {
     let found = network_gradients(|x, weight| save_on_cpu(|| network(x, weight)));
     assert_eq!(found, network_gradients(network));
-    // No element, and elements that do not lie in order.
+    // No element, and elements that are not contiguous.
     let x = Tensor::ones(&[0, 3], DType::F32, &device()).unwrap().requires_grad_().unwrap();
     sum(&save_on_cpu(|| x.square()).unwrap()).backward().unwrap();
     assert_eq!(x.grad().unwrap().shape(), [0, 3]);

@@ -1,5 +1,5 @@
-//! Every built-in operator, called by its name with arguments that make no sense: each call gives results or an error, never a
-//! panic, and the device works afterwards.
+//! Every built-in operator, called by its name with nonsensical arguments: each call returns results or an error, never a panic,
+//! and the device works afterwards.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Operator, Value, operators};
 use thalweg_tensor::random::Generator;
 
-/// Calls of an operator with random arguments: so many, and more until some have given results.
+/// Calls of an operator with random arguments: this many, and more until some have returned results.
 const CALLS: usize = 300;
 const MOST_CALLS: usize = 20_000;
 const RESULTS: usize = 1;
 
-/// A device with little memory, so that what is too large is soon refused.
+/// A device with little memory, so that large requests are refused early.
 fn small_device() -> Device {
     let config = SimConfig { devices: 1, memory_bytes: 64 << 20, ..SimConfig::default() };
     let driver = SimDriver::new(config).expect("a simulated GPU needs nothing");
@@ -80,7 +80,7 @@ fn numbers() -> Vec<Scalar> {
     floats.map(Scalar::F64).into_iter().chain(integers.map(Scalar::I64)).chain([Scalar::Bool(true)]).collect()
 }
 
-/// Sizes and dimensions, the likely ones more often.
+/// Sizes and dimensions, the usual ones more often.
 const SIZES: [usize; 16] = [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3, 7, 1 << 40, 1 << 62, usize::MAX];
 
 pub struct Chooser(pub Generator);
@@ -98,7 +98,7 @@ impl Chooser {
     /// The twelve sizes of a window over images (2, 2, 4, 4), which most often fit each other.
     fn window(&mut self) -> Vec<usize> {
         let [images, channels, height, width] = [2, 2, 4, 4];
-        // Most often what leaves the image as it is.
+        // Usually the window that does not change the image.
         let [kernel_y, kernel_x, stride_y, stride_x, dilation, padding] = [1, 1, 1, 1, 1, 0]
             .map(|usual| if self.0.below(3).unwrap() > 0 { usual } else { *self.pick(&SIZES) });
         let kernel = [kernel_y, kernel_x];
@@ -210,10 +210,10 @@ impl Pools {
     }
 }
 
-/// The most elements that are read: a view may repeat some more often than there is memory for.
+/// The maximum number of elements that are read: a view may repeat some more often than there is memory for.
 const MOST_ELEMENTS: usize = 1 << 20;
 
-/// Calls an operator; where it gives results they are read, and differentiated if they can be.
+/// Calls an operator; if it returns results, they are read, and differentiated if they can be.
 fn call(operator: &'static Operator, values: &[Value], device: &Device) -> bool {
     let Ok(results) = operator.call_boxed(values, Some(device)) else { return false };
     let tensors: Vec<Tensor> = (results.into_iter())
@@ -228,21 +228,21 @@ fn call(operator: &'static Operator, values: &[Value], device: &Device) -> bool 
             return false;
         }
         let read = || result.to_dtype(DType::F64).and_then(|result| result.to_vec::<f64>()).map(drop);
-        // The first read tells of indices out of range.
+        // The first read reports indices out of range.
         let is_told = read().or_else(|error| if error.is_out_of_range() { read() } else { Err(error) });
         is_told.unwrap_or_else(|error| {
             panic!("{} with {values:?} gave what cannot be read: {error}", operator.name())
         });
     }
     if let Some(result) = tensors.first().filter(|result| result.requires_grad()) {
-        // An operator may have no gradient here; it may not panic, nor take the device away.
+        // An operator may have no gradient here; it may not panic or break the device.
         let _ = result.sum(&[], false).and_then(|sum| sum.backward());
     }
     true
 }
 
-/// Operators whose tensors and numbers must fit each other in so many ways that random ones seldom give a result. Those of volumes
-/// take five dimensions, which few of the tensors have, and decompositions batches of square matrices of float64.
+/// Operators whose tensors and numbers must fit each other in so many ways that random ones rarely produce a result. Operators on
+/// volumes take five dimensions, which few of the tensors have, and decompositions take batches of square matrices of float64.
 const HARD: &[&str] = &[
     "_convert_weight_to_int4pack",
     "_upsample_nearest_exact3d.vec",
@@ -310,7 +310,7 @@ const HARD: &[&str] = &[
     "upsample_trilinear3d.vec",
 ];
 
-/// The rounds of the fuzzer, each with seeds of its own: the first, or as many as `THALWEG_FUZZ` says (`THALWEG_FUZZ=100`).
+/// The rounds of the fuzzer, each with its own seeds: only the first, or the number in `THALWEG_FUZZ` (`THALWEG_FUZZ=100`).
 pub fn rounds() -> Range<u64> {
     let count = std::env::var("THALWEG_FUZZ").ok().map(|count| count.parse().expect("a number of rounds"));
     0..count.unwrap_or(1)
@@ -324,7 +324,7 @@ fn every_operator_survives_any_arguments() {
         operators().into_iter().filter(|operator| !operator.name().starts_with("test::")).collect();
     let mut missed = Vec::new();
     for (round, operator) in rounds().flat_map(|round| list.iter().map(move |operator| (round, operator))) {
-        // By the name, so that its calls do not depend on what other operators there are.
+        // Derived from the name, so that an operator's calls do not depend on other operators.
         let seed = operator
             .name()
             .bytes()
@@ -335,7 +335,7 @@ fn every_operator_survives_any_arguments() {
         let most = if HARD.contains(&operator.name()) { CALLS } else { MOST_CALLS };
         while calls < CALLS || succeeded < RESULTS {
             if calls >= most {
-                // Other rounds look for what breaks, and may have less luck.
+                // Later rounds only look for failures, and may find no valid call.
                 missed.extend((round == 0 && most > CALLS).then_some(operator.name()));
                 break;
             }
@@ -353,7 +353,7 @@ fn every_operator_survives_any_arguments() {
                 values.truncate(chooser.0.below(8).unwrap() as usize);
             }
             succeeded += usize::from(call(operator, &values, &device));
-            // A call without results may have met indices out of range on its way.
+            // A call without results may have encountered indices out of range.
             if let Err(error) = device.synchronize() {
                 assert!(error.is_out_of_range(), "{} with {values:?}: {error}", operator.name());
             }

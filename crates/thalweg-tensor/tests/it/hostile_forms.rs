@@ -1,6 +1,6 @@
-//! Every form in place and `out=` of the built-in operators, called with arguments that make no sense: tensors of two devices, targets
-//! whose elements share memory, targets that are views of the inputs. Each call gives results or an error, never a panic; memory
-//! that was not given stays as it was.
+//! Every in-place and `out=` form of the built-in operators, called with nonsensical arguments: tensors of two devices, targets
+//! whose elements share memory, targets that are views of the inputs. Each call returns results or an error, never a panic;
+//! memory that was not passed is not changed.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Label};
@@ -14,7 +14,7 @@ use crate::hostile::{Chooser, Pools, rounds};
 /// Calls of each form.
 const CALLS: usize = 30;
 
-/// The most elements of a target.
+/// The maximum number of elements of a target.
 const MOST_ELEMENTS: usize = 1 << 20;
 
 fn two_devices() -> Vec<Device> {
@@ -22,14 +22,14 @@ fn two_devices() -> Vec<Device> {
     Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()
 }
 
-/// A tensor on the one device or, seldom, on the other; outside the graph most often, so that it may be written.
+/// A tensor on one device or, rarely, on the other; usually outside the graph, so that it may be written.
 fn any(chooser: &mut Chooser, pools: &[Pools; 2]) -> Tensor {
     let pools = &pools[usize::from(chooser.one_of(12))];
     let tensor = chooser.tensor(&pools.tensors, &pools.typical);
     if chooser.one_of(6) { tensor.clone() } else { tensor.detach() }
 }
 
-/// Arguments of an operator. Every third time all tensors are one, so that an input lies where the target does.
+/// Arguments of an operator. Every third time all tensors are one, so that an input shares memory with the target.
 fn arguments(chooser: &mut Chooser, operator: &Operator, pools: &[Pools; 2]) -> Vec<Value> {
     let same = chooser.one_of(3).then(|| any(chooser, pools));
     let parameters = operator.schema().parameters.iter();
@@ -60,7 +60,7 @@ fn target(chooser: &mut Chooser, result: &Tensor, values: &[Value], pools: &[Poo
     }
 }
 
-/// Calls the form `out=` of an operator with targets of any kind. Returns whether they were written.
+/// Calls the `out=` form of an operator with targets of any kind. Returns whether they were written.
 fn call_out(operator: &'static Operator, chooser: &mut Chooser, pools: &[Pools; 2]) -> bool {
     let values = arguments(chooser, operator, pools);
     let arguments: Vec<Argument<'_>> = values.iter().map(Value::as_argument).collect();

@@ -1,5 +1,6 @@
-//! Tensors of more than 2³¹ elements: values and indices on both sides of that number. They take 5 GB of memory, so they run where asked:
-//! `cargo test --release -p thalweg-tensor --test it huge -- --ignored --test-threads=1`, on a GPU with `THALWEG_TEST_DEVICE=cuda`.
+//! Tensors of more than 2³¹ elements: values and indices on both sides of that number. They take 5 GB of memory, so they run only
+//! on request: `cargo test --release -p thalweg-tensor --test it huge -- --ignored --test-threads=1`, on a GPU with
+//! `THALWEG_TEST_DEVICE=cuda`.
 
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ use thalweg_tensor::dispatch::find_operator;
 
 use crate::support::{device, values};
 
-/// So many rows of so many elements are 2³¹ and a few rows.
+/// The number of rows: together with the columns slightly more than 2³¹ elements.
 const ROWS: usize = (1 << 20) + 3;
 const COLUMNS: usize = 1 << 11;
 const COUNT: usize = ROWS * COLUMNS;
 
-/// A GPU, or a simulated one with room for two such tensors and some more.
+/// A GPU, or a simulated one with memory for two such tensors and some more.
 fn roomy() -> Device {
     if std::env::var_os("THALWEG_TEST_DEVICE").is_some() {
         return device();
@@ -26,10 +27,10 @@ fn roomy() -> Device {
     Device::all_of(driver as Arc<_>, Environment::get()).expect("its device opens").remove(0)
 }
 
-/// The places that are looked at: the first, those around 2³¹, and the last.
+/// The indices that are checked: the first, those around 2³¹, and the last.
 const PLACES: [usize; 5] = [0, (1 << 31) - 1, 1 << 31, COUNT - 2, COUNT - 1];
 
-/// A vector of zeros with 1, 2, … at the places.
+/// A vector of zeros with 1, 2, … at these indices.
 fn marked(device: &Device) -> Tensor {
     let x = Tensor::zeros(&[COUNT], DType::U8, device).unwrap();
     for (number, &place) in PLACES.iter().enumerate() {
@@ -43,7 +44,7 @@ fn indices(places: &[usize], device: &Device) -> Tensor {
     Tensor::from_slice(&places, &[places.len()], device).unwrap()
 }
 
-/// The elements at the places.
+/// The elements at these indices.
 fn at_places(x: &Tensor) -> Vec<f64> {
     PLACES.iter().flat_map(|&place| values(&x.narrow(0, place, 1).unwrap())).collect()
 }

@@ -1,4 +1,4 @@
-//! Writes in place that gradients flow through, and what is refused.
+//! Writes in place that gradients flow through, and writes that are refused.
 
 use thalweg_ir::DType;
 use thalweg_tensor::{HostTensor, Tensor, no_grad};

@@ -19,7 +19,7 @@ fn every_form_in_place_gives_what_the_operator_gives() {
                 || parameter.ty.to_string() == "Scalar"
         });
         let own = operator.name().contains("::") || schema.is_mutable();
-        // The elements of what is empty are anything, and those of what is drawn.
+        // The elements of uninitialized and of drawn tensors are arbitrary.
         let is_anything =
             ["empty", "bernoulli", "rand"].iter().any(|prefix| operator.name().starts_with(prefix));
         if own
@@ -144,7 +144,7 @@ fn results_that_do_not_fit_are_refused_in_pytorchs_words() {
     assert!(error.contains("don't support automatic differentiation"), "{error}");
 }
 
-/// Results of loops are the same whatever the strides of the given tensor, which they write without a copy.
+/// Results of loops are the same for any strides of the given tensor, which they write without a copy.
 #[test]
 fn given_tensors_may_have_any_strides() {
     let (x, y) = (random(&[5, 3], 1), random(&[5, 3], 2));
@@ -156,7 +156,7 @@ fn given_tensors_may_have_any_strides() {
     assert_eq!(values(&turned), expected);
     let untouched = memory.narrow(1, 6, 14).unwrap();
     assert_eq!(values(&untouched), vec![0.0; 42]);
-    // Half of the elements are read in another place than they are written.
+    // Half of the elements are read at another index than they are written.
     let wide = random(&[4, 4], 3);
     let expected = values(&wide.add(&wide.transpose(0, 1).unwrap()).unwrap());
     wide.add_(&wide.transpose(0, 1).unwrap()).unwrap();

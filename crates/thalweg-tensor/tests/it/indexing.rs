@@ -1,4 +1,4 @@
-//! Reading and writing at indices: values against plain loops, gradients against finite differences, indices out of range.
+//! Reading and writing at indices: values compared with plain loops, gradients with finite differences, and indices out of range.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -8,7 +8,7 @@ use crate::support::{
     assert_close, check_gradient, device, expect_out_of_range, on_own_device, random, tensor, values,
 };
 
-/// Calls an operator by its name; its only result.
+/// Calls an operator by its name, and returns its only result.
 #[track_caller]
 fn call(name: &str, arguments: Vec<Value>) -> Tensor {
     let results = find_operator(name).and_then(|operator| operator.call_boxed(&arguments, Some(&device())));
@@ -109,7 +109,7 @@ fn several_index_tensors_point_at_elements() {
         values(&x)[((a * 3 + b) * 4 + c) * 5 + d]
     };
     let (list, other) = ([0i64, -1, 1, 0, 1, 1], [3i64, 0, -4]);
-    // Apart from each other: the places come first.
+    // Not adjacent: the dimensions of the indices come first.
     let apart = [Some(first.clone()), None, Some(second.clone())];
     let found = x.index(&apart).unwrap();
     assert_eq!(found.shape(), [2, 3, 3, 5]);
@@ -120,7 +120,7 @@ fn several_index_tensors_point_at_elements() {
         }
     }
     assert_eq!(values(&found), expected);
-    // Side by side: the places are where the indexed dimensions were.
+    // Adjacent: the dimensions of the indices replace the indexed ones.
     let found = x.index(&[None, Some(indices(&[2, 0, 1], &[3])), Some(second.clone())]).unwrap();
     assert_eq!(found.shape(), [2, 3, 5]);
     let at = |a: i64, place: usize| (0..5).map(move |d| (a, [2, 0, 1][place], other[place], d));

@@ -1,4 +1,4 @@
-//! Modes of recording: which operators record themselves, and what autograd refuses of tensors from inference mode. The
+//! Modes of recording: which operators are recorded, and which uses of tensors from inference mode autograd refuses. The
 //! expectations are PyTorch 2.11's.
 
 use thalweg_ir::DType;
@@ -73,12 +73,12 @@ fn inference_tensors_are_not_saved_for_backward() {
     let matrix = inference_mode(|| made.reshape(&[2, 1])).unwrap();
     refused(x.reshape(&[1, 2]).unwrap().matmul(&matrix), NOT_SAVED);
     refused(x.mul_scalar(1.0).unwrap().mul_(&made).map(drop), NOT_SAVED);
-    // What saves nothing of it may read it, and so may what records nothing.
+    // Operators that do not save it may read it, and so may operators that are not recorded.
     let sum = x.add(&made).unwrap().sum(&[], false).unwrap();
     sum.backward().unwrap();
     assert_eq!(values(&x.grad().unwrap()), [1.0, 1.0]);
     assert_eq!(values(&no_grad(|| x.mul(&made)).unwrap()), [1.0, 1.0]);
-    // A copy that is made outside is like any other tensor.
+    // A copy that is made outside is an ordinary tensor.
     let copy = made.add_scalar(0.0).unwrap();
     x.mul(&copy).unwrap().sum(&[], false).unwrap().backward().unwrap();
     assert_eq!(values(&x.grad().unwrap()), [2.0, 2.0]);

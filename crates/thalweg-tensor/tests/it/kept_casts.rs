@@ -1,4 +1,4 @@
-//! Casts of parameters that outlast regions of autocast, and that optimizers write, against casts that are made anew.
+//! Casts of parameters that outlast regions of autocast, and that optimizers write, compared with fresh casts.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::linear;
@@ -106,7 +106,7 @@ fn train(weight: &Tensor) {
     result.backward_with(&floats(&[6, 8], 6).to_dtype(DType::Bf16).unwrap()).unwrap();
 }
 
-/// Asserts that a region computes with the parameter as it is now.
+/// Asserts that a region computes with the parameter's present value.
 #[track_caller]
 fn assert_now(weight: &Tensor) {
     let expected = autocast_with(anew(DType::Bf16), || linear(&floats(&[6, 16], 5), weight, None)).unwrap();
@@ -134,7 +134,7 @@ fn a_parameter_that_something_else_writes_is_cast_again() {
         optimizer.step().unwrap();
         assert_eq!(casts_of(&weight), 0);
         assert_now(&weight);
-        // Another library writes without a word.
+        // Another library writes unnoticed.
         weight.mark_exported();
         assert_eq!(casts_of(&weight), 1);
     });
@@ -221,7 +221,7 @@ fn a_replay_makes_casts_anew() {
     });
 }
 
-/// Runs six steps, each eager or a replay, with something done to the parameter between them; returns it in the end.
+/// Runs six steps, each eager or a replay, with something done to the parameter between them; returns it at the end.
 fn steps(is_captured: bool, between: &dyn Fn(usize, &Tensor)) -> Vec<f64> {
     let (weight, optimizer) = stepped();
     let step = || {

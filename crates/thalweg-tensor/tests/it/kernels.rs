@@ -1,6 +1,7 @@
-//! Every kernel of the operator table compiles, as the planner would ask for it, for one of the supported architectures in turn.
+//! Every kernel of the operator table compiles, as the planner would request it, each for one of the supported architectures in
+//! turn.
 //!
-//! Needs NVRTC (the `nvidia-cuda-nvrtc` wheel; no GPU). Where it is missing the test says so and skips.
+//! Needs NVRTC (the `nvidia-cuda-nvrtc` wheel; no GPU). If it is missing, the test prints a message and is skipped.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,10 +19,11 @@ use thalweg_ops::{
 
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
-/// Kernels a translation unit: few enough that an error is found, many enough that starting the compiler does not matter.
+/// The number of kernels per translation unit: few enough to locate an error, many enough that starting the compiler does not
+/// matter.
 const UNIT: usize = 60;
 
-/// Row extents, inner extents, and whether operands lie transposed: one of every class that the planner knows.
+/// Row extents, inner extents, and whether operands are transposed: one of every class that the planner knows.
 const ELEMENTWISE_SPACES: [(&[u64], bool); 2] = [(&[4096], false), (&[64, 64], true)];
 const ROW_SPACES: [(&[u64], &[u64], bool); 5] = [
     (&[100], &[8], false),
@@ -113,7 +115,7 @@ fn named_spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
     }
 }
 
-/// The dtypes in which operators are compiled: what else there is to load, store and cast is compiled with `copy`.
+/// The dtypes in which operators are compiled: other loads, stores and casts are compiled with `copy`.
 const DTYPES: [DType; 5] = [DType::F32, DType::Bf16, DType::F64, DType::I64, DType::Bool];
 
 fn signatures(operator: &LoopOp) -> Vec<Signature> {
@@ -172,7 +174,7 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
     }
 }
 
-/// Returns the compiler; without one it says so.
+/// Returns the compiler; without one it prints a message.
 fn compiler_here() -> Option<&'static Nvrtc> {
     let compiler = thalweg_runtime::compiler();
     compiler.inspect_err(|error| println!("skipped: there is no NVRTC here: {error}")).ok()
@@ -189,8 +191,8 @@ fn every_kernel_of_the_table_compiles() {
     println!("{} kernels for {ARCHITECTURES:?}", found.len());
     assert!(found.len() > 400, "the table has more kernels than {}", found.len());
     let list: Vec<&Kernel> = found.values().collect();
-    // The compiler is thread safe, and the units are independent.
-    // Each kernel is compiled for one of the architectures, in turn: what differs between them is in none of these bodies.
+    // The compiler is thread safe, and the units are independent. Each kernel is compiled for one of the architectures, in turn:
+    // none of these bodies depends on the architecture.
     let units: Vec<(&[&Kernel], &str)> = list.chunks(UNIT).zip(ARCHITECTURES.into_iter().cycle()).collect();
     let next = AtomicUsize::new(0);
     let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -1,11 +1,11 @@
-//! Views, broadcasting and strides: every layout gives what the contiguous one gives.
+//! Views, broadcasting and strides: every layout has the result of the contiguous one.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
 
 use crate::support::{assert_close, check_gradient, device, random, values};
 
-/// Values of x·2 + y through whatever layouts the tensors have.
+/// Returns the values of x·2 + y for the tensors' layouts.
 fn combine(x: &Tensor, y: &Tensor) -> Vec<f64> {
     values(&x.mul_scalar(2.0).and_then(|x| x.add(y)).expect("shapes broadcast"))
 }
@@ -72,7 +72,7 @@ fn copies_write_through_views() {
     let ones = Tensor::ones(&[3], DType::F64, &device()).unwrap();
     base.select(1, 2).unwrap().copy_(&ones).unwrap();
     assert_eq!(values(&base), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
-    // A source that overlaps the target in another layout is read whole before it is written.
+    // A source that overlaps the target in another layout is read completely before it is written.
     let square = Tensor::arange(9, 0.0, 1.0, DType::F32, &device()).unwrap().reshape(&[3, 3]).unwrap();
     square.copy_(&square.transpose(0, 1).unwrap()).unwrap();
     assert_eq!(values(&square), [0.0, 3.0, 6.0, 1.0, 4.0, 7.0, 2.0, 5.0, 8.0]);
@@ -118,7 +118,7 @@ fn conversions_round_and_saturate() {
     assert_close(&values(&third.to_dtype(DType::Bf16).unwrap()), &[0.333_984_375], 0.0);
 }
 
-/// The strides that PyTorch 2.11 gives for the same expressions.
+/// The strides are those of PyTorch 2.11 for the same expressions.
 #[test]
 fn elementwise_results_lie_as_what_they_are_computed_from() {
     let x = random(&[3, 4, 5], 1).permute(&[2, 0, 1]).unwrap();
@@ -135,7 +135,7 @@ fn elementwise_results_lie_as_what_they_are_computed_from() {
     ] {
         assert_eq!(strides(&kept), [1, 20, 5]);
     }
-    // The first tensor of the results' shape decides; gaps go.
+    // The first tensor of the results' shape decides; gaps are removed.
     assert_eq!(strides(&flat.mul(&x).unwrap()), [12, 4, 1]);
     assert_eq!(strides(&x.narrow(2, 0, 2).unwrap().exp().unwrap()), [1, 10, 5]);
     assert_eq!(strides(&x.contiguous().unwrap()), [12, 4, 1]);

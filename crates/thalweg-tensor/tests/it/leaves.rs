@@ -1,5 +1,4 @@
-//! The state that backward leaves behind: gradients that leaves do not share, saved tensors that are gone, and, after a failure,
-//! the state from before.
+//! The state after backward: gradients that leaves do not share, freed saved tensors, and, after a failure, the previous state.
 
 use std::slice::from_ref;
 
@@ -66,7 +65,7 @@ fn a_gradient_that_nothing_else_holds_is_not_copied() {
     let allocations = || device.allocator().statistics().allocation.all.allocated;
     let before = allocations();
     loss.backward().unwrap();
-    // The loss's gradient, of which the sum's is a view, and the square's, which the leaf takes as it is.
+    // The loss's gradient, of which the sum's is a view, and the square's, which the leaf takes without a copy.
     assert_eq!(allocations() - before, 2);
 }
 
@@ -115,7 +114,7 @@ fn a_second_backward_asks_for_the_graph_to_be_retained() {
         );
     }
     assert_eq!(values(&x.grad().unwrap()), [54.0], "a refused pass adds nothing");
-    // What saves nothing can run again, as in PyTorch.
+    // Nodes that save nothing can run again, as in PyTorch.
     let shifted = x.add_scalar(1.0).unwrap();
     x.zero_grad();
     (0..2).for_each(|_| shifted.backward().unwrap());

@@ -1,4 +1,4 @@
-//! Products of any ranks against sums written out, and their gradients.
+//! Products of any ranks compared with explicit sums, and their gradients.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;

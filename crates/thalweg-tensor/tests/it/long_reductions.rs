@@ -1,4 +1,4 @@
-//! Reductions of few long rows, which run in stages, and their gradients, against formulas in f64.
+//! Reductions of few long rows, which run in stages, and their gradients, compared with formulas in f64.
 
 use thalweg_ir::DType;
 use thalweg_runtime::Device;
@@ -7,7 +7,7 @@ use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
 
 use crate::support::{assert_close, device, random, tensor, values};
 
-/// Few long rows, of whole parts and a rest, with points in one stride and in several; and columns.
+/// Few long rows, of complete parts and a remainder, with points in one stride and in several; and columns.
 const LONG: &[(&[usize], &[i64])] = &[
     (&[1 << 17], &[]),
     (&[3, 70_001], &[1]),
@@ -41,7 +41,7 @@ fn row_of(shape: &[usize], index: usize, is_reduced: &dyn Fn(usize) -> bool) -> 
     row
 }
 
-/// Returns the tensor that has a row's value and an element's at each element.
+/// Returns the tensor that combines a row's value with each element's.
 fn at_points(
     shape: &[usize],
     dimensions: &[i64],
@@ -67,7 +67,7 @@ fn norm(row: &[f64], p: f64) -> f64 {
     row.iter().map(|x| x.abs().powf(p)).sum::<f64>().powf(1.0 / p)
 }
 
-/// Returns the error that rounding to a dtype leaves of the digits of a long reduction.
+/// Returns the relative error of a long reduction that is rounded to a dtype.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 6e-3,
@@ -121,8 +121,8 @@ fn variances_of_numbers_far_from_zero_keep_their_digits() {
     let exact = variance(&values(&x));
     let found = values(&x.var(&[], 1, false).unwrap())[0];
     assert!((found / exact - 1.0).abs() < 1e-5, "{found}, {exact}");
-    // The first point, from which distances are counted, is 10,000 deviations away: as many digits are lost as a part's number of
-    // points has, however far it is.
+    // The first point, from which distances are counted, is 10,000 deviations away: the loss is the number of digits of a part's
+    // number of points, at any distance.
     let mut numbers = values(&random(&[1 << 17], 4));
     numbers[0] = 1e4;
     let x = tensor(&numbers, &[1 << 17], DType::F32);
@@ -162,7 +162,7 @@ fn gradient(x: &Tensor, weights: &[f64], function: impl Fn(&Tensor) -> Tensor) -
 #[test]
 fn gradients_over_long_rows_agree_with_formulas() {
     for (seed, &(shape, dimensions)) in LONG.iter().enumerate() {
-        // Halves, so that there are equals to share what a maximum gets.
+        // Halves, so that equal elements share the gradient of a maximum.
         let x = random(shape, seed as u64).mul_scalar(2).unwrap().round().unwrap().mul_scalar(0.5).unwrap();
         let elements = values(&x);
         let rows = rows(shape, dimensions, &elements);
@@ -218,7 +218,8 @@ fn softmax_over_a_long_row_agrees_with_the_formula() {
     assert_close(&relative(&single.softmax(-1).unwrap()), &vec![1.0; expected.len()], 1e-5);
 }
 
-/// Lengths at which rows are kept by few threads, by two blocks to a multiprocessor, in shared memory, and no more; in vectors and not.
+/// Lengths at which rows are kept by few threads, by two blocks per multiprocessor, in shared memory, or not at all; with and
+/// without vector loads.
 const KEPT: [usize; 6] = [8192, 16_384, 32_768, 50_304, 65_536, 32_770];
 
 #[test]
@@ -319,11 +320,11 @@ fn gradients_that_are_handed_on_are_not_copied() {
         for found in gradients_from(&x.add(&both[1]).unwrap(), &gradient, &both) {
             assert_eq!(found.pointer(), gradient.pointer());
         }
-        // Of a difference one is, and the other is computed alone.
+        // For a difference, one gradient is passed on, and only the other is computed.
         let found = gradients_from(&x.sub(&both[1]).unwrap(), &gradient, &both);
         assert_eq!(found[0].pointer(), gradient.pointer());
         assert_eq!(values(&found[1]), values(&gradient).iter().map(|x| -x).collect::<Vec<_>>());
-        // A sum's is repeated by its strides, over any dimensions.
+        // The gradient of a sum is repeated by its strides, over any dimensions.
         for (dimensions, strides) in [(&[0][..], &[0, 1][..]), (&[1], &[1, 0]), (&[], &[0, 0])] {
             let sum = x.sum(dimensions, false).unwrap();
             let gradient = random(sum.shape(), 4).to_dtype(dtype).unwrap();
@@ -333,7 +334,7 @@ fn gradients_that_are_handed_on_are_not_copied() {
             let of_rows = values(&gradient);
             let expected = at_points(x.shape(), dimensions, &values(&x), &of_rows, |_, gradient| gradient);
             assert_eq!(values(&found), expected);
-            // A mean's is divided once per row.
+            // The gradient of a mean is divided once per row.
             let mean = x.mean(dimensions, false).unwrap();
             let found = gradients_from(&mean, &gradient, std::slice::from_ref(&x)).remove(0);
             assert_eq!((found.shape(), found.layout().strides()), (x.shape(), strides));
@@ -367,7 +368,7 @@ fn places_of_extrema_in_long_rows_and_columns_are_those_of_the_first_of_equals()
     ];
     for (seed, &(shape, dim)) in cases.iter().enumerate() {
         for dtype in [DType::F32, DType::Bf16, DType::F64] {
-            // Few different values, so that there are equals; and a NaN.
+            // Few different values, so that there are equal elements; and a NaN.
             let tenths = random(shape, seed as u64).mul_scalar(9).unwrap().round().unwrap();
             let x = tenths.to_dtype(dtype).unwrap();
             let mut poisoned = values(&x);

@@ -1,4 +1,4 @@
-//! Losses of an element and its target, of sizes that are reduced in parts, against formulas in f64; and their gradients.
+//! Losses of an element and its target, of sizes that are reduced in parts, compared with formulas in f64; and their gradients.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -7,7 +7,8 @@ use thalweg_tensor::dispatch::{Value, find_operator};
 use crate::norms::call;
 use crate::support::{assert_close, random, values};
 
-/// A loss: the operator, the arguments behind the reduction, the loss of an element and its derivatives in input and target.
+/// A loss: the operator, the arguments after the reduction, the loss of an element and its derivatives with respect to input and
+/// target.
 struct Loss {
     operator: &'static str,
     tail: &'static [Value],
@@ -100,7 +101,7 @@ impl Loss {
     }
 }
 
-/// Returns the error that rounding to a dtype leaves of a number.
+/// Returns the relative error of rounding to a dtype.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 4.5e-3,
@@ -119,7 +120,7 @@ fn probabilities(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
 #[test]
 fn losses_and_their_gradients_agree_with_formulas_where_they_are_reduced_in_parts() {
     for dtype in [DType::F64, DType::F32, DType::Bf16, DType::F16] {
-        // A row of targets is broadcast; whole parts, and a rest.
+        // A row of targets is broadcast; complete parts, and a remainder.
         for (shape, targets) in
             [(&[300, 257][..], &[300, 257][..]), (&[300, 257], &[257]), (&[3, 5], &[3, 5]), (&[], &[])]
         {
@@ -138,7 +139,7 @@ fn losses_and_their_gradients_agree_with_formulas_where_they_are_reduced_in_part
                     let result = loss.call(&leaves[0], &leaves[1], reduction);
                     assert_eq!(result.dtype(), dtype);
                     let sum = exact.iter().sum::<f64>() / divisor;
-                    // The sum of so many is beyond what f16 has.
+                    // The sum is beyond the range of f16.
                     let sum = if dtype == DType::F16 && sum > 65_504.0 { f64::INFINITY } else { sum };
                     assert_close(&values(&result), &[sum], bound(dtype));
                     result.backward().unwrap();

@@ -1,4 +1,5 @@
-//! The memory that forms in place and with `out=` take beside the tensors that they write: none, but for the operators of a list.
+//! The memory that in-place and `out=` forms take in addition to the tensors that they write: none, except for the operators of a
+//! list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,10 +12,10 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, on_own_device};
 
-/// The forms in place of PyTorch 2.11, by `make_forms.py`.
+/// The in-place forms of PyTorch 2.11, by `make_forms.py`.
 const IN_PLACE: &str = include_str!("../goldens/forms_in_place.txt");
 
-/// Forms in place that take memory, by how their names begin, and why.
+/// In-place forms that take memory, by the prefixes of their names, and why.
 const REASONS: [(&[&str], &str); 8] = [
     (
         &["eq_", "ne_", "lt_", "le_", "gt_", "ge_", "logical_"],
@@ -29,10 +30,10 @@ const REASONS: [(&[&str], &str); 8] = [
     (&["round_.decimals"], "three operators one after the other"),
 ];
 
-/// Extent of both dimensions of what the operators read.
+/// The extent of both dimensions of the operands.
 const EXTENT: usize = 64;
 
-/// The tensors that arguments are made of.
+/// The tensors from which arguments are made.
 struct Operands {
     /// Numbers in (0, 1).
     numbers: [Tensor; 3],
@@ -57,7 +58,7 @@ impl Operands {
         Ok(Self { numbers, index, row, mask })
     }
 
-    /// Returns an argument for a parameter, or `None` where its default is taken.
+    /// Returns an argument for a parameter, or `None` if its default is used.
     fn argument(&self, place: usize, parameter: &Parameter, is_row: bool) -> Option<Value> {
         let (name, ty) = (parameter.name.as_str(), &parameter.ty);
         if parameter.default.is_some() {
@@ -107,7 +108,7 @@ impl Operands {
     }
 }
 
-/// Returns the most bytes that a call takes at a time, of a second call, as a part of those that it writes.
+/// Returns the peak memory of a second call, relative to the bytes that it writes.
 fn taken(device: &Device, written_bytes: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
     call()?;
     device.synchronize()?;
@@ -123,7 +124,7 @@ fn bytes(tensors: &[Tensor]) -> usize {
     tensors.iter().map(|tensor| tensor.elements() * tensor.dtype().size_bytes()).sum()
 }
 
-/// Returns what the forms of an operator take, by name: where a call can be made of the operands.
+/// Returns the memory of an operator's forms, by name, if a call can be made with the operands.
 fn forms(operands: &Operands, operator: &'static Operator, found: &mut BTreeMap<String, f64>) -> Result<()> {
     let label = Label::here("memory");
     for is_row in [false, true] {
@@ -169,14 +170,14 @@ fn list() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/memory_of_forms.txt")
 }
 
-/// After a change: `THALWEG_MEMORY_WRITE=1 cargo test -p thalweg-tensor --test it memory_of_forms` writes the list anew.
+/// After a change: `THALWEG_MEMORY_WRITE=1 cargo test -p thalweg-tensor --test it memory_of_forms` rewrites the list.
 #[test]
 fn forms_take_no_memory_but_those_of_a_list() {
     let found = on_own_device(|| {
         no_grad(|| {
             let operands = Operands::new(&device()).unwrap();
             let mut found = BTreeMap::new();
-            // Forms that another test has asked for are operators by then; they are measured with what they are forms of.
+            // Forms that another test has requested are operators by then; they are measured with their operators.
             let derived: BTreeSet<String> = operators()
                 .iter()
                 .filter_map(|operator| {

@@ -1,11 +1,11 @@
-//! Which operators have no method of `Tensor` by their entry, and why.
+//! Operators whose entry defines no method of `Tensor`, with the reason.
 
 use thalweg_tensor::dispatch::operators;
 
 /// Operators of ATen without a method, each with the reason.
 const WITHOUT: &str = include_str!("../goldens/without_method.txt");
 
-/// Names that begin like this are parts of others, or kernels that ATen names for its own use.
+/// Prefixes of names that are parts of others, or kernels for ATen's internal use.
 const INTERNAL: [&str; 3] = ["_", "native_", "cudnn_"];
 
 fn is_internal(name: &str) -> bool {
@@ -20,7 +20,7 @@ fn operators_without_a_method_are_listed_with_the_reason() {
         all.iter().filter(|operator| operator.method().is_some()).map(|o| base(o.name())).collect();
     let mut found: Vec<&str> = (all.iter())
         .filter(|operator| operator.method().is_none() && !is_internal(operator.name()))
-        // Forms in place and with `out=` are defined when they are called, by whichever test.
+        // In-place and `out=` forms are defined when any test calls them.
         .filter(|operator| {
             let writes = operator.schema().is_mutable();
             !writes && !with.contains(&base(operator.name()))

@@ -1,4 +1,4 @@
-//! Two linear layers with GELU or the rectified linear unit between them as one operator, against the layers one by one.
+//! Two linear layers with GELU or the rectified linear unit between them as one operator, compared with separate layers.
 
 use std::slice::from_ref;
 
@@ -15,7 +15,7 @@ use crate::support::{assert_close, random, values};
 /// Input, weights and biases of 24 rows from 8 to 16 to 5 features.
 const SHAPES: [&[usize]; 5] = [&[4, 6, 8], &[16, 8], &[5, 16], &[16], &[5]];
 
-/// Leaves whose numbers 16 bits hold.
+/// Leaves whose numbers are exact in 16 bits.
 fn leaves(dtype: DType) -> Vec<Tensor> {
     let leaf = |(seed, shape): (usize, &&[usize])| {
         let held = random(shape, seed as u64).to_dtype(DType::Bf16).unwrap().to_dtype(DType::F64).unwrap();
@@ -121,7 +121,7 @@ fn second_derivatives_are_those_of_the_layers() {
         let ones: Vec<Option<Tensor>> =
             squares.iter().map(|of| Some(Tensor::ones(&[], dtype, of.device()).unwrap())).collect();
         let found = gradients_with(&squares, &ones, &leaves, BackwardOptions::default()).unwrap();
-        // The last bias has none: nothing depends on it twice.
+        // The last bias has no second derivative.
         found.into_iter().flatten().map(|gradient| values(&gradient)).collect::<Vec<_>>()
     };
     let gelu = (second(DType::F16, whole), second(DType::F64, layer_by_layer));
@@ -174,7 +174,7 @@ fn what_is_not_above_0_has_no_gradient_and_takes_a_bit() {
     // 130 hidden features: two rows of 128 bits, and no multiple of 8.
     let (rows, inputs, hidden) = (3, 4, 130);
     let input = random(&[rows, inputs], 1).to_dtype(DType::Bf16).unwrap().detach().requires_grad_().unwrap();
-    // A third of the weights is 0: what they give is 0 and not above it.
+    // A third of the weights is 0: their results are 0 and not above it.
     let numbers: Vec<f64> =
         (0..hidden * inputs).map(|at| [0.0, 0.5, -0.5][at / inputs % 3] * (1.0 + (at % 5) as f64)).collect();
     let first = crate::support::tensor(&numbers, &[hidden, inputs], DType::Bf16);

@@ -1,4 +1,4 @@
-//! Tensors that go from one device to another. These tests run on the simulator alone: it has the devices, and the schedules.
+//! Tensors that move from one device to another. These tests run only on the simulator: it has the devices, and the schedules.
 
 use thalweg_ir::DType;
 use thalweg_runtime::sim::{Check, Gpu};
@@ -14,7 +14,7 @@ fn on<T>(stream: &Stream, work: impl FnOnce() -> Result<T>) -> Result<T> {
     work()
 }
 
-/// Memory that is used again at once, if it may be: what was given back too early is overwritten.
+/// Reuses memory at once, if possible: memory that was freed too early is overwritten.
 fn churn(device: &Device) -> Result<()> {
     (0..4).try_for_each(|_| Tensor::full(&[64], 1000.0, DType::F32, device).map(drop))
 }
@@ -26,7 +26,7 @@ fn two_devices(expandable_segments: bool) -> Vec<Device> {
     Device::all_of(SimDriver::new(config).unwrap(), &environment).unwrap()
 }
 
-/// The gradient of (2x)² through another device, with what may be overwritten overwritten.
+/// The gradient of (2x)² through another device, with freed memory overwritten.
 fn there_and_back(gpu: &Gpu, here: &Stream, there: &Stream) -> Result<()> {
     let [first, second] = gpu.devices() else { panic!("two devices") };
     let x = Tensor::full(&[64], 3.0, DType::F32, first)?.requires_grad_()?;
@@ -127,7 +127,7 @@ fn gradients_cross_from_one_driver_to_another() {
     assert_eq!(values(&x.grad().unwrap()), [18.0, 36.0]);
 }
 
-/// Towers that do not depend on each other, each on a device of its own, with a thread and a pass for each.
+/// Towers that do not depend on each other, each on a separate device, with a thread and a pass for each.
 #[test]
 fn passes_over_several_devices_run_on_several_threads() {
     let devices = two_devices(false);

@@ -1,4 +1,4 @@
-//! Normalization and losses by their operators, against formulas written out, and their gradients.
+//! Normalization and losses by their operators, compared with explicit formulas, and their gradients.
 
 use std::sync::Arc;
 
@@ -189,7 +189,8 @@ fn layer_norm_gradient(rows: &[f64], scale: &[f64], gradients: &[f64], epsilon: 
 
 #[test]
 fn rows_longer_than_a_multiprocessor_holds_agree_with_formulas() {
-    // Fewer would be divided into parts; on a GPU so many that each group of threads has several, in turn in each place of its memory.
+    // Fewer would be divided into parts; on a GPU enough that each group of threads has several, in each slot of its memory in
+    // turn.
     let rows: usize = if device().is_simulated() { 64 } else { 1_100 };
     let compared: Vec<usize> = (0..rows).step_by(rows.div_ceil(8)).chain([rows - 1]).collect();
     let cases = [
@@ -243,7 +244,7 @@ fn rows_longer_than_a_multiprocessor_holds_agree_with_formulas() {
     }
 }
 
-/// A machine that has no room for clusters of blocks, as a slice of a GPU may have none.
+/// A machine that cannot run clusters of blocks, like a slice of a GPU.
 #[derive(Debug)]
 struct WithoutClusters(Arc<SimDriver>);
 

@@ -1,4 +1,4 @@
-//! The checks of `thalweg_tensor::testing` find what is wrong with an operator.
+//! The checks of `thalweg_tensor::testing` find errors in an operator.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use thalweg_tensor::{Tensor, Tensors};
 
 use crate::support::tensor;
 
-/// x³, by an entry of a program's own.
+/// x³, by a program's own entry.
 static CUBE: LoopOp = LoopOp {
     name: "operator_tests_cube",
     aten: Some("test::checked_cube(Tensor self) -> Tensor"),
@@ -90,7 +90,7 @@ fn what_is_wrong_with_an_operator_is_said() {
         let error = check(operator).unwrap_err();
         assert!(error.contains(words), "{error}");
     };
-    // It reads memory as if there were no gaps in it.
+    // The kernel reads memory as if it had no gaps.
     let flat = |x: &Tensor| x.as_strided(&[2, 3], &[3, 1], None)?.mul_scalar(2.0);
     refused(doubling("flat", flat, twice), "with gaps between elements, element 1 of result 0");
     let turned = |x: &Tensor| x.transpose(0, 1)?.mul_scalar(2.0)?.contiguous()?.transpose(0, 1);
@@ -111,7 +111,7 @@ fn what_is_wrong_with_an_operator_is_said() {
 
 #[test]
 fn a_race_of_an_operator_is_found() {
-    // Its kernel works on another stream, for which nothing waits.
+    // The kernel works on another stream, for which nothing waits.
     let racing = |x: &Tensor| {
         let side = thalweg_runtime::Stream::new(x.device())?;
         let _current = side.make_current();

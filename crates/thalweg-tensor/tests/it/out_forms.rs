@@ -1,4 +1,4 @@
-//! The `out=` forms of operators, held against PyTorch's schemas, and what they write.
+//! The `out=` forms of operators, compared with PyTorch's schemas, and their results.
 
 use thalweg_ir::DType;
 use thalweg_ops::schema::Schema;
@@ -8,7 +8,7 @@ use thalweg_tensor::dispatch::{Argument, find_operator};
 
 use crate::support::{assert_close, device, random, tensor, values};
 
-/// Schemas of PyTorch 2.11, of forms that are not named as their operators are, or that have not all of their parameters.
+/// Schemas of PyTorch 2.11, of forms whose names differ from their operators', or that lack some of their parameters.
 const SCHEMAS: &str = "\
 _native_batch_norm_legit.no_stats_out(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps, *, Tensor(a!) out, Tensor(b!) save_mean, Tensor(c!) save_invstd) -> (Tensor(a!), Tensor(b!), Tensor(c!))
 _native_batch_norm_legit_no_training.out(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps, *, Tensor(a!) out0, Tensor(b!) out1, Tensor(c!) out2) -> (Tensor(a!), Tensor(b!), Tensor(c!))
@@ -192,18 +192,18 @@ fn tensors_of_another_shape_get_that_of_the_result() {
     add(&x, &out);
     assert_eq!((out.shape(), clone.shape()), (x.shape(), x.shape()));
     assert_eq!(values(&clone), expected);
-    // A smaller result takes the front of the memory.
+    // A smaller result uses the beginning of the memory.
     let front = out.pointer();
     add(&x.select(0, 0).unwrap(), &out);
     assert_eq!((out.shape(), out.pointer()), (&[3, 4, 5][..], front));
     assert_eq!(values(&out), expected[..60]);
-    // A larger one gets other memory, which a view of the former sees, too.
+    // A larger one is moved to other memory, which a view of the former sees, too.
     let small = tensor(&[7.0, 8.0], &[2], DType::F64);
     let view = small.narrow(0, 1, 1).unwrap();
     add(&x, &small);
     assert_eq!(values(&view), expected[1..2]);
     assert!(view.shares_storage_with(&small));
-    // Channels last, as the result lies.
+    // Channels last, like the result.
     let last = x.contiguous_in(thalweg_tensor::MemoryFormat::ChannelsLast).unwrap();
     let out = empty(&[0], DType::F64);
     add(&last, &out);
@@ -223,11 +223,11 @@ fn memory_grows_in_place() {
     assert_eq!((x.shape(), &values(&x)[..3]), (&[2, 3][..], &[1.0, 2.0, 3.0][..]));
     call_one("resize_", &[(&x).into(), Argument::Ints(&[2])]);
     assert_eq!(values(&x), [1.0, 2.0]);
-    // Of a view, behind its offset.
+    // In a view, after its offset.
     let view = x.narrow(0, 1, 1).unwrap();
     call_one("resize_", &[(&view).into(), Argument::Ints(&[2])]);
     assert_eq!(values(&view), [2.0, 3.0]);
-    // What was saved must not have changed.
+    // A saved tensor must not have changed.
     let leaf = random(&[2, 3], 1).requires_grad_().unwrap();
     let factor = random(&[2, 3], 2);
     let product = leaf.mul(&factor).unwrap();

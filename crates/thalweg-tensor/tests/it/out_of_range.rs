@@ -29,7 +29,8 @@ fn classes(x: &Tensor, index: &Tensor, label_smoothing: f64) -> Result<Tensor> {
 /// A call on a matrix (3, 4) and two indices.
 type Case = (&'static str, fn(&Tensor, &Tensor) -> Result<Tensor>);
 
-/// Operators that count no index from the end, along the first dimension, of extent 3; along the second the last has 4.
+/// Operators that count no index from the end, along the first dimension, of extent 3; the last one along the second, of extent
+/// 4.
 const STRICT: &[Case] = &[
     ("gather", |x, index| x.gather(0, &index.reshape(&[2, 1])?)),
     ("index_select", |x, index| x.index_select(0, index)),
@@ -67,7 +68,7 @@ const CLASSES: &[Case] = &[
     ("one_hot", |_, index| index.one_hot(4)),
 ];
 
-/// Holds that the call is accepted, that the next wait is this error, and that the device goes on.
+/// Checks that the call is accepted, that the next wait returns this error, and that the device continues to work.
 #[track_caller]
 fn told(device: &Device, (name, call): Case, list: [i64; 2], words: &str) {
     let x = ramp(device, &[3, 4]);
@@ -131,7 +132,7 @@ fn what_is_in_range_is_not_told() {
     };
     STRICT.iter().chain(CLASSES).for_each(|case| call(case, &[2, 0]));
     WRAPPING.iter().for_each(|case| call(case, &[-3, 2]));
-    // A class that is ignored is none, and where a target has more elements than there are indices, nothing is written.
+    // An ignored class is not out of range, and if a target has more elements than there are indices, nothing is written.
     CLASSES[..3].iter().for_each(|case| call(case, &[-100, 3]));
     let leaf = x.mul_scalar(1.0).unwrap().requires_grad_().unwrap();
     for case in STRICT.iter().take(10).chain(WRAPPING).chain(&CLASSES[..3]) {
@@ -140,7 +141,7 @@ fn what_is_in_range_is_not_told() {
     }
 }
 
-/// Holds that an error is that of a call on a line of this file, noticed on another one.
+/// Checks that an error is that of a call on a line of this file, noticed on another one.
 #[track_caller]
 fn is_of(error: &Error, called: u32, noticed: Option<u32>) {
     let text = error.to_string();
@@ -165,7 +166,7 @@ fn every_wait_tells() {
     is_of(&event.synchronize().unwrap_err(), line, None);
     let (_, line) = (x.gather(0, &bad).unwrap(), line!());
     is_of(&device.synchronize().unwrap_err(), line, None);
-    // Of several lines the error names the first, and all are forgotten.
+    // If there are several lines, the error names the first, and all are reset.
     let (_, line) = (x.index_select(0, &bad).unwrap(), line!());
     let _later = x.take(&bad).unwrap();
     is_of(&device.synchronize().unwrap_err(), line, None);

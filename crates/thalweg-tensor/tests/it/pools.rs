@@ -1,4 +1,4 @@
-//! Pools, columns and convolutions of one, two and three axes, against loops over windows.
+//! Pools, columns and convolutions of one, two and three axes, compared with loops over windows.
 
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::Value;

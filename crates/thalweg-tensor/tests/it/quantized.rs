@@ -1,5 +1,5 @@
-//! Products with quantized weights, against f64 of the weights that the integers stand for, on both sides of the number of rows up to which
-//! integers are read as they are.
+//! Products with quantized weights, compared with f64 products of the weights that the integers represent, on both sides of the
+//! number of rows up to which integers are read directly.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -8,7 +8,7 @@ use crate::support::{device, random, values};
 
 const ROWS: [usize; 5] = [1, 4, 7, 16, 40];
 
-/// Holds a product to the exact one, within the rounding of a dtype and of its sums.
+/// Compares a product with the exact one, within the rounding of a dtype and of its sums.
 fn holds(found: &Tensor, x: &Tensor, weight: &Tensor, dtype: DType, what: &str) {
     let exact = x.to_dtype(DType::F64).unwrap();
     let weight = weight.to_dtype(DType::F64).unwrap().transpose(0, 1).unwrap();

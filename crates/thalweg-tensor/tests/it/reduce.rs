@@ -12,7 +12,7 @@ fn rows(x: &Tensor) -> Vec<Vec<f64>> {
     (0..a * b).map(row).collect()
 }
 
-/// Holds a reduction over the middle dimension against a function of a row, and its gradient against finite differences.
+/// Compares a reduction over the middle dimension with a function of a row, and its gradient with finite differences.
 fn check(reduction: impl Fn(&Tensor) -> Tensor, expected: impl Fn(&[f64]) -> f64) {
     for shape in [[2, 5, 3], [1, 70, 2], [3, 1, 2]] {
         let x = random(&shape, 7);
@@ -55,7 +55,7 @@ fn deviations_and_norms_of_equal_numbers_have_no_slope() {
     x.zero_grad();
     x.vector_norm(2.0, &[], false).and_then(|norm| norm.backward()).unwrap();
     assert_eq!(values(&x.grad().unwrap()), [0.0; 4]);
-    // One number has no variance when one is taken off.
+    // A single number has no variance with Bessel's correction.
     assert!(values(&tensor(&[3.0], &[1], DType::F32).var(&[], 1.0, false).unwrap())[0].is_nan());
 }
 
@@ -71,7 +71,7 @@ fn truth_values_and_counts() {
     assert_eq!(values(&empty.any_dim(1, false).unwrap()), [0.0, 0.0]);
     assert_eq!(values(&empty.all_dim(1, false).unwrap()), [1.0, 1.0]);
     assert_eq!(values(&empty.prod().unwrap()), [1.0]);
-    // Of bytes the result is a byte, as PyTorch has it.
+    // For bytes the result is a byte, as in PyTorch.
     assert_eq!(tensor(&[1.0], &[1], DType::U8).any().unwrap().dtype(), DType::U8);
     assert_eq!(x.any().unwrap().dtype(), DType::Bool);
 }

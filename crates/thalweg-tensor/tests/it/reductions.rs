@@ -1,4 +1,4 @@
-//! Reductions, softmax and losses against sums written out, over shapes that reach every way of reducing.
+//! Reductions, softmax and losses compared with explicit sums, over shapes that cover every way of reducing.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional;
@@ -10,8 +10,8 @@ use crate::support::{
     assert_close, check_gradient, close, device, expect_out_of_range, on_own_device, random, tensor, values,
 };
 
-/// Shapes and reduced dimensions: a few points a row, a warp's worth, a block's worth, rows that lie side by side, several
-/// dimensions at once, nothing at all.
+/// Shapes and reduced dimensions: a few points per row, a warp's worth, a block's worth, adjacent rows, several dimensions at
+/// once, and empty ones.
 const CASES: &[(&[usize], &[i64])] = &[
     (&[7, 5], &[1]),
     (&[7, 5], &[0]),
@@ -272,7 +272,7 @@ fn the_gradient_of_a_maximum_is_shared_by_equals() {
     assert_eq!(values(&x.grad().unwrap()), [0.0, 0.5, 0.5, 0.0]);
 }
 
-/// Few long rows, which are reduced in stages: whole parts and a rest, points in one stride and in several.
+/// Few long rows, which are reduced in stages: complete parts and a remainder, points in one stride and in several.
 const LONG: &[(&[usize], &[i64])] = &[
     (&[1 << 17], &[]),
     (&[3, 70_001], &[1]),
@@ -282,7 +282,7 @@ const LONG: &[(&[usize], &[i64])] = &[
     (&[300, 2, 300], &[0, 2]),
 ];
 
-/// More columns than that of few points, in parts and a rest.
+/// Columns of more than a few points, in parts and a remainder.
 #[test]
 fn long_columns_agree_with_loops() {
     let x = random(&[16_500, 260], 7);
@@ -292,7 +292,7 @@ fn long_columns_agree_with_loops() {
     assert_close(&values(&single.sum(&[0], false).unwrap()), &expected, 1e-3);
     let greatest = reduce(&x, &[0], f64::NEG_INFINITY, f64::max);
     assert_eq!(values(&x.amax(&[0], false).unwrap()), greatest);
-    // Rows of their own beside the columns.
+    // Outer rows in addition to the columns.
     let x = random(&[3, 2100, 700], 8);
     let expected = reduce(&x, &[1], 0.0, |a, b| a + b);
     assert_close(&values(&x.sum(&[1], false).unwrap()), &expected, 1e-9);
@@ -308,7 +308,7 @@ fn long_rows_agree_with_loops() {
         let mean: Vec<f64> = expected.iter().map(|sum| sum / count).collect();
         assert_close(&values(&x.mean(dimensions, false).unwrap()), &mean, 1e-12);
         for dtype in [DType::F16, DType::Bf16] {
-            // Partial results are not rounded: what is left is one rounding of the inputs and one of the result.
+            // Partial results are not rounded: only the inputs and the result are rounded once each.
             let rounded = x.to_dtype(dtype).unwrap();
             let mean = values(&rounded.mean(dimensions, true).unwrap());
             let exact = values(&rounded.to_dtype(DType::F64).unwrap().mean(dimensions, true).unwrap());
@@ -341,7 +341,7 @@ fn a_long_sum_is_as_exact_as_pytorchs() {
         let mean = values(&x.mean(&[], false).unwrap())[0];
         assert!(error(mean, tenth) < 1e-6, "{mean}");
     }
-    // Rows enough that they are not split, longer than a lane adds up one by one.
+    // Rows enough that they are not split, longer than the number of elements that a lane adds one by one.
     let x = Tensor::full(&[3000, 2000], 0.1, DType::F32, &device()).unwrap();
     for sum in values(&x.sum(&[0], false).unwrap()) {
         assert!((sum / (f64::from(0.1_f32) * 3000.0) - 1.0).abs() < 1e-6, "{sum}");
@@ -355,7 +355,7 @@ fn a_gpu_reduces_in_the_order_of_the_simulator() {
         let numbers: Vec<f32> = values(&random(shape, seed as u64)).into_iter().map(|x| x as f32).collect();
         let [found, expected] = [device(), simulator.clone()].map(|device| {
             let x = Tensor::from_slice(&numbers, shape, &device).unwrap();
-            // The mean of nothing is a NaN; which one, no arithmetic says.
+            // The mean of nothing is a NaN with unspecified bits.
             let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
             let bits = |x: Tensor| -> Vec<u32> { x.to_vec::<f32>().unwrap().into_iter().map(bits).collect() };
             [bits(x.sum(dimensions, false).unwrap()), bits(x.mean(dimensions, false).unwrap())]

@@ -1,5 +1,5 @@
-//! PyTorch's rules where they are easily got wrong: promotion, values that a dtype does not hold, odd bounds, classes out of range,
-//! options that mean nothing. What is expected is what PyTorch 2.11 gives or refuses.
+//! PyTorch's rules where mistakes are easy: promotion, values that a dtype cannot represent, odd bounds, classes out of range,
+//! options without effect. The expectations are the results and refusals of PyTorch 2.11.
 
 use thalweg_ir::{DType, Scalar};
 use thalweg_nn::functional::{
@@ -382,7 +382,7 @@ fn sixteen_unsigned_bits_promote_to_floats_alone() {
     for float in [F16, Bf16, F32, F64] {
         assert_eq!(words.mul(&ones(&[2], float)).unwrap().dtype(), float);
     }
-    // Without dimensions and of no higher category an operand does not take part: torch.result_type gives uint16.
+    // Without dimensions and of no higher category an operand does not take part: torch.result_type returns uint16.
     assert_eq!(words.mul(&ones(&[], I64)).unwrap().dtype(), U16);
     assert_eq!(words.add_scalar(1).unwrap().dtype(), U16);
     assert_eq!(ones(&[2], U8).add(&ones(&[2], I8)).unwrap().dtype(), I16);

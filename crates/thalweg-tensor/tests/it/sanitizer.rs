@@ -1,5 +1,5 @@
-//! Findings of the sanitizer: of operators on views, of rows that data chooses, and the lines that they name. These tests run on
-//! the simulator alone.
+//! Findings of the sanitizer: of operators on views, of rows that data chooses, and the lines that they name. These tests run
+//! only on the simulator.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional;
@@ -149,7 +149,7 @@ fn always_finds(kind: FindingKind, program: impl Fn(&Gpu) -> Result<()>) {
     }
 }
 
-/// Holds that nothing is found, and that nothing may be wrong, under each of those schedules.
+/// Checks that nothing is found, and that nothing is suspected, under each of those schedules.
 #[track_caller]
 fn always_passes(program: impl Fn(&Gpu) -> Result<()>) {
     Check::new().seeds(0..8).deny_possible_races().run(program);
@@ -200,7 +200,7 @@ fn rows_that_data_chooses_race_only_where_they_are_the_same() {
     always_passes(|gpu| two_on_a_table(gpu, [&copy(&[1, 5]), &look_up(&[6, 0, 6])]));
     always_finds(race, |gpu| two_on_a_table(gpu, [&copy(&[1, 5]), &look_up(&[6, 1])]));
     always_passes(|gpu| two_on_a_table(gpu, [&look_up(&[1, 5]), &look_up(&[6, 1])]));
-    // Beside rows that are known.
+    // Together with rows that are known.
     always_passes(|gpu| two_on_a_table(gpu, [&fill(0), &look_up(&[6])]));
     always_finds(race, |gpu| two_on_a_table(gpu, [&fill(0), &look_up(&[6, 1])]));
     always_passes(|gpu| two_on_a_table(gpu, [&look_up(&[6]), &fill(4)]));
@@ -217,7 +217,7 @@ fn a_row_that_index_copy_leaves_out_is_not_read() {
     };
     always_finds(FindingKind::Uninitialised, |gpu| program(gpu, 4));
     always_passes(|gpu| program(gpu, 5));
-    // By a look-up alone, and in a part that was written otherwise.
+    // By a look-up only, and in a part that was written in another way.
     always_finds(FindingKind::Uninitialised, |gpu| {
         let table = empty(gpu, &[8, 4])?;
         table.narrow(0, 0, 6)?.copy_(&Tensor::ones(&[6, 4], DType::F32, gpu.device())?)?;
@@ -261,7 +261,7 @@ fn gradients_of_a_table_and_sums_at_indices_are_ordered() {
         if waits {
             side.wait_stream(&main)?;
         }
-        // Rows 2 and 3 get nothing but what they began with.
+        // Rows 2 and 3 keep their initial values.
         let seen = on(&side, || gradient.narrow(0, 2, 1)?.add(&more.narrow(0, 3, 1)?))?;
         [&gradient, &more].iter().for_each(|tensor| tensor.record_stream(&side));
         main.wait_stream(&side)?;

@@ -1,4 +1,4 @@
-//! Running sums, products and extrema, and sorting, against loops; chunks of a row, rows side by side, and their gradients.
+//! Cumulative sums, products and extrema, and sorting, compared with loops; chunks of a row, adjacent rows, and their gradients.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -47,7 +47,7 @@ fn running_sums_products_and_extrema() {
     let integers = Tensor::from_slice(&[3i32, -4, 5], &[3], random(&[1], 1).device()).unwrap();
     assert_eq!(values(&integers.cumsum(0).unwrap()), [3.0, -1.0, 4.0]);
     assert_eq!(integers.cumprod(0).unwrap().dtype(), DType::I64);
-    // The last of equals, and NaN stays.
+    // The last of equal elements, and NaN persists.
     let x = tensor(&[1.0, 2.0, 2.0, f64::NAN, 3.0], &[5], DType::F32);
     let [greatest, places] = x.cummax(0).unwrap();
     assert_close(&values(&greatest), &[1.0, 2.0, 2.0, f64::NAN, f64::NAN], 0.0);
@@ -103,14 +103,14 @@ fn gradients_of_running_results() {
     // Zeros among the factors.
     let x = tensor(&[2.0, 0.0, 3.0, 0.0, 5.0], &[5], DType::F64).requires_grad_().unwrap();
     x.cumprod(0).and_then(|y| y.sum(&[], false)).and_then(|sum| sum.backward()).unwrap();
-    // 1 + x1 (1 + …) = 1; x0 (1 + x2) = 8; the rest is behind a zero.
+    // 1 + x1 (1 + …) = 1; x0 (1 + x2) = 8; the rest is after a zero.
     assert_eq!(values(&x.grad().unwrap()), [1.0, 8.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]
 fn sorting_is_stable_and_puts_nan_last() {
     for shape in [[2, 5, 3], [1, 700, 2], [2, 1, 1], [2, 0, 3]] {
-        // Few different numbers, so that there are equals.
+        // Few different numbers, so that there are equal ones.
         let x = random(&shape, 6).mul_scalar(4.0).and_then(|x| x.round()).unwrap();
         for descending in [false, true] {
             let order = |row: &[f64]| {
@@ -119,7 +119,7 @@ fn sorting_is_stable_and_puts_nan_last() {
                 order.sort_by(|a, b| if descending { compare(b, a) } else { compare(a, b) });
                 order
             };
-            // Negative zeros would be below zeros here, and are not in the sort.
+            // Negative zeros would be below zeros here, but are equal to them in the sort.
             let x = x.add_scalar(0.0).unwrap();
             let [sorted, places] = x.sort(1, descending).unwrap();
             assert_eq!(values(&places), along(&x, |row| order(row).into_iter().map(|i| i as f64).collect()));

@@ -1,5 +1,6 @@
-//! Scatters of every form against a plain model: rows at one list of indices, an index for each element, and columns with more elements
-//! than shared memory holds. Elements of one place are combined in the order of the source, rounded as in f32 or f64.
+//! Scatters of every form compared with a plain model: rows at one list of indices, an index for each element, and columns with
+//! more elements than shared memory holds. Elements at one index are combined in the order of the source, rounded as in f32 or
+//! f64.
 
 use thalweg_ir::DType;
 use thalweg_runtime::Result;
@@ -21,7 +22,7 @@ fn numbers(seed: u64, limit: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Elements whose sums depend on the order in f32, and that 16-bit floats and small integers hold.
+/// Elements whose sums depend on the order in f32, and that are exact in 16-bit floats and small integers.
 fn elements(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     let count = shape.iter().product();
     let list: Vec<f64> = match dtype {
@@ -34,7 +35,7 @@ fn elements(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     tensor(&list, shape, dtype)
 }
 
-/// Returns the elements of a scatter: those at (o, k, i), in order of k, combined with those that are there.
+/// Returns the elements of a scatter: those at (o, k, i), in order of k, combined with the existing ones.
 fn model(
     target: &Tensor,
     index: &[i64],
@@ -65,7 +66,7 @@ fn model(
     tensor(&result, &[outer, extent, inner], dtype)
 }
 
-/// Holds a scatter to the model, bit for bit.
+/// Compares a scatter with the model, bit for bit.
 #[track_caller]
 fn held(found: Result<Tensor>, expected: &Tensor, what: &str) {
     let found = found.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -82,7 +83,8 @@ fn indices(list: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(list, shape, &device()).unwrap()
 }
 
-/// Rows at one list: few, with each group in a warp; many, with groups of some thousand, and of more than are sorted at once.
+/// Rows at one list: few, with each group in a warp; many, with groups of a few thousand elements, and of more than are sorted at
+/// once.
 const ROWS: &[Sizes] = &[
     [1, 7, 5, 16],
     [2, 5, 300, 3],
@@ -110,7 +112,7 @@ fn rows_at_a_list_of_indices_are_combined_in_order() {
             let places = [None, Some(index.clone())];
             if outer == 1 {
                 held(target.index_put(&places, &source, true), &sum, &format!("index_put {what}"));
-                // A source whose rows lie apart, and indices as a column of a matrix.
+                // A source with gaps between its rows, and indices as a column of a matrix.
                 let apart =
                     source.transpose(1, 2).and_then(|turned| turned.contiguous()?.transpose(1, 2)).unwrap();
                 let column = Tensor::stack(&[index.clone(), index.clone()], 1)
@@ -163,7 +165,7 @@ fn elements_at_indices_of_their_own_are_combined_in_order() {
                 }
             }
             if dtype == DType::F32 {
-                // Turned operands.
+                // Transposed operands.
                 let [index, source, target] = [&index, &source, &target]
                     .map(|x| x.transpose(0, 2).and_then(|x| x.contiguous()).unwrap());
                 let [index, source, target] = [&index, &source, &target].map(|x| x.transpose(0, 2).unwrap());
@@ -263,7 +265,7 @@ fn rows_are_copied_whole() {
                 row(1, 10)[1..17]
             );
             device().synchronize().unwrap();
-            // Of rows out of range no element is read.
+            // No element of rows out of range is read.
             let found = x.index_select(1, &indices(&[5, 11, -1], &[3])).unwrap();
             expect_out_of_range();
             let found = values(&found.real().unwrap());

@@ -9,7 +9,7 @@ use thalweg_tensor::dispatch::Value;
 use crate::norms::call;
 use crate::support::device;
 
-/// Numbers of few and of many different values, with what sorts by surprise.
+/// Numbers of few and of many different values, with special values.
 fn numbers(count: usize, seed: u64) -> Vec<f64> {
     let special = [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, -f64::NAN];
     let mut state = seed;
@@ -31,7 +31,7 @@ fn compare(a: f64, b: f64) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
-/// Holds the sorted dimension of (outer, length, inner) against the standard library's stable sort, bit by bit.
+/// Compares the sorted dimension of (outer, length, inner) with the standard library's stable sort, bit by bit.
 fn is_sorted([outer, length, inner]: [usize; 3], dtype: DType, descending: bool) {
     let elements: Vec<f64> = numbers(outer * length * inner, (outer * length + inner) as u64)
         .into_iter()
@@ -102,7 +102,8 @@ fn topk(x: &Tensor, k: usize, largest: bool) -> [Tensor; 2] {
     call("topk", &arguments).try_into().unwrap_or_else(|_| panic!("values and places"))
 }
 
-/// Holds the greatest or smallest of (outer, length, inner) against the first of the sorted rows, bit by bit, and their gradients.
+/// Compares the greatest or smallest of (outer, length, inner) with the first of the sorted rows, bit by bit, and their
+/// gradients.
 fn are_selected(elements: &[f64], [outer, length, inner]: [usize; 3], k: usize, dtype: DType, largest: bool) {
     let what = format!("{k} of {:?} {dtype} {largest}", [outer, length, inner]);
     let x =
@@ -129,7 +130,7 @@ fn the_first_of_long_rows_are_selected_as_they_are_sorted() {
             are_selected(&numbers(2 * 9000, 5), [2, 9000, 1], 50, dtype, largest);
         }
     }
-    // Equals of which only the first are wanted: more than a block gathers at once, so that places decide.
+    // Equal elements of which only the first are selected: more than a block gathers at once, so that indices decide.
     let equal = |at: usize| if at % 1000 == 999 { 2.0 } else { f64::from(u8::from(!at.is_multiple_of(3))) };
     let elements: Vec<f64> = (0..30_000).map(equal).collect();
     for dtype in [DType::F32, DType::Bf16] {

@@ -1,4 +1,4 @@
-//! Right programs over several streams, under every schedule, with the sanitizer watching. These run on the simulator alone: it
+//! Correct programs over several streams, under every schedule, with the sanitizer. These run only on the simulator, which
 //! chooses the schedules.
 
 use thalweg_ir::DType;
@@ -16,7 +16,7 @@ fn ones(device: &Device) -> Result<Tensor> {
     Tensor::ones(&[256], DType::F32, device)
 }
 
-/// Memory that is used again at once, if it may be: what was given back too early is overwritten.
+/// Reuses memory at once, if possible: memory that was freed too early is overwritten.
 fn churn(device: &Device) -> Result<()> {
     (0..4).try_for_each(|_| Tensor::full(&[256], 1000.0, DType::F32, device).map(drop))
 }
@@ -49,7 +49,7 @@ fn what_was_saved_stays_until_backward_has_read_it() {
         let factor = Tensor::full(&[256], 3.0, DType::F32, device)?;
         side.wait_stream(&main)?;
         let loss = on(&side, || weight.mul(&factor)?.sum(&[], false))?;
-        // All that the program knows of: the forward pass.
+        // The only use that the program knows: the forward pass.
         factor.record_use(&side);
         drop(factor);
         main.wait_stream(&side)?;

@@ -1,5 +1,5 @@
-//! Programs over several streams that order all that a program has to order, under every schedule: a finding of the sanitizer is an
-//! error of this crate. Each program covers a line of the crate that no other test would miss.
+//! Programs over several streams that do all required ordering, under every schedule: a finding of the sanitizer is an error of
+//! this crate. Each program covers a line of the crate that no other test would miss.
 
 use std::slice::from_ref;
 
@@ -12,7 +12,7 @@ use thalweg_tensor::graph::{CallableOptions, GraphedCallable, make_graphed_calla
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, no_grad};
 
-/// How many seeds each program has: the order is judged at every call, so the schedules add little.
+/// The number of seeds per program: the order is judged at every call, so the schedules add little.
 const SEEDS: std::ops::Range<u64> = 0..30;
 
 fn on<T>(stream: &Stream, body: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -24,14 +24,14 @@ fn ones(gpu: &Gpu) -> Result<Tensor> {
     Tensor::ones(&[64], DType::F32, gpu.device())
 }
 
-/// A side stream behind what the current one has.
+/// Returns a side stream that is ordered after the current one.
 fn side(gpu: &Gpu) -> Result<Stream> {
     let side = Stream::new(gpu.device())?;
     side.wait_stream(&gpu.device().current_stream())?;
     Ok(side)
 }
 
-/// Orders a stream behind another, and records its use of a tensor.
+/// Orders a stream after another, and records its use of a tensor.
 fn hand_over(tensor: &Tensor, from: &Stream, to: &Stream) -> Result<()> {
     to.wait_stream(from)?;
     tensor.record_stream(to);
@@ -80,7 +80,7 @@ fn the_gradients_of_an_inner_value_come_from_two_streams() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// The caller of backward is on a third stream: what it reads afterwards is ordered behind both.
+/// The caller of backward is on a third stream: its later reads are ordered after both.
 #[test]
 fn backward_is_called_on_a_third_stream() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -117,7 +117,7 @@ fn a_generator_draws_on_three_streams() {
                 .iter()
                 .map(|stream| on(stream, || generator.rand(&[64], DType::F32)))
                 .collect::<Result<_>>()?;
-            // Its state goes while the streams may be at work.
+            // Its state is freed while the streams may still be busy.
             drop(generator);
             streams.iter().zip(&draws).map(|(stream, draw)| on(stream, || draw.to_vec::<f32>())).collect()
         };
@@ -129,7 +129,7 @@ fn a_generator_draws_on_three_streams() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// The state of a generator is read and set on another stream than it draws on: behind the draws.
+/// The state of a generator is read and set on another stream than the draws, after them.
 #[test]
 fn a_generator_is_asked_and_set_on_another_stream_than_it_draws_on() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -192,7 +192,7 @@ fn graphed_callables_follow_one_another_across_streams() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// The gradient of a leaf of another stream is read and dropped by the caller of backward, which knows of no other stream.
+/// The gradient of a leaf of another stream is read and dropped by the caller of backward, which uses no other stream.
 #[test]
 fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -208,7 +208,7 @@ fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
         for leaf in &leaves {
             let twice = leaf.grad().expect("a leaf has a gradient").mul_scalar(2.0)?;
             leaf.zero_grad();
-            // Takes what the other stream may have again.
+            // Takes the memory that the other stream may reuse.
             on(&elsewhere, || Tensor::full(&[64], 1000.0, DType::F32, gpu.device()).map(drop))?;
             assert_eq!(twice.to_vec::<f32>()?, [4.0; 64]);
         }
@@ -217,7 +217,7 @@ fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// Two graphed callables that save what they compute.
+/// Two graphed callables that save their results.
 fn saving_callables(gpu: &Gpu) -> Result<Vec<GraphedCallable>> {
     let sample = || -> Result<Vec<Tensor>> { Ok(vec![ones(gpu)?.requires_grad_()?]) };
     let callable = || function("powers", Vec::new(), |inputs| Ok(vec![inputs[0].exp()?.square()?.square()?]));
@@ -225,8 +225,8 @@ fn saving_callables(gpu: &Gpu) -> Result<Vec<GraphedCallable>> {
     make_graphed_callables(gpu.device(), callables, samples, &CallableOptions::default())
 }
 
-/// The first callable's backward pass works in memory in which the second's forward pass keeps what it saves: it follows it,
-/// though that was on another stream.
+/// The first callable's backward pass works in memory in which the second's forward pass saves tensors: it is ordered after that,
+/// although it was on another stream.
 #[test]
 fn a_graphed_backward_pass_follows_the_last_call_on_another_stream() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -250,8 +250,8 @@ fn a_graphed_backward_pass_follows_the_last_call_on_another_stream() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// A second backward pass over one call writes where the gradients of the first lie: those that are held are moved away
-/// before, and those that another stream still reads are waited for.
+/// A second backward pass over one call writes into the memory of the gradients of the first: held ones are moved first, and the
+/// pass waits for those that another stream still reads.
 #[test]
 fn a_second_graphed_backward_pass_spares_the_gradients_of_the_first() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -295,7 +295,7 @@ fn the_caller_reads_and_drops_a_gradient_that_another_stream_made() {
         let gradient = found.into_iter().flatten().next().expect("the loss depends on the leaf");
         let twice = gradient.mul_scalar(2.0)?;
         drop(gradient);
-        // Takes what the other stream may have again.
+        // Takes the memory that the other stream may reuse.
         on(&elsewhere, || Tensor::full(&[64], 1000.0, DType::F32, gpu.device()).map(drop))?;
         assert_eq!(twice.to_vec::<f32>()?, [4.0; 64]);
         Ok(())
@@ -303,8 +303,8 @@ fn the_caller_reads_and_drops_a_gradient_that_another_stream_made() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// A backward pass that fails has run other nodes before, on another stream: the caller's is ordered behind them, and reads what
-/// they left in the leaves.
+/// A backward pass that fails has run other nodes before, on another stream: the caller's is ordered after them, and reads the
+/// gradients that they left in the leaves.
 #[test]
 fn the_caller_follows_what_ran_before_a_failure() {
     let program = |gpu: &Gpu| -> Result<()> {
@@ -344,7 +344,7 @@ fn a_generator_orders_the_graphs_that_draw_from_it() {
         };
         let streams = [Stream::new(device)?, Stream::new(device)?, Stream::new(device)?];
         let first = begin(&streams[0])?;
-        // A capture is of its thread.
+        // A capture is per thread.
         let (second, of_second) = std::thread::scope(|scope| {
             let other = scope.spawn(|| -> Result<_> {
                 let capture = begin(&streams[1])?;

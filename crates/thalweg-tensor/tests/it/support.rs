@@ -12,7 +12,8 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::{GradcheckOptions, gradcheck};
 use thalweg_tensor::random::Generator;
 
-/// The device under test: the simulator, or what `THALWEG_TEST_DEVICE` names. A GPU convolves f32 without TF32, whose rounding is beyond the bounds.
+/// The device under test: the simulator, or the one that `THALWEG_TEST_DEVICE` names. A GPU convolves f32 without TF32, whose
+/// rounding exceeds the tolerances.
 pub fn device() -> Device {
     if let Some(device) = OWN.with_borrow(Clone::clone) {
         return device;
@@ -52,7 +53,7 @@ pub fn close(found: f64, expected: f64, tolerance: f64) -> bool {
         || (found - expected).abs() <= tolerance * (1.0 + expected.abs())
 }
 
-/// Fails with the first place where two lists differ.
+/// Fails with the first index at which two lists differ.
 #[track_caller]
 pub fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "the number of elements");
@@ -61,7 +62,7 @@ pub fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// Holds the gradient that autograd gives, of each element of the result, against central differences.
+/// Compares autograd's gradient of each element of the result with central differences.
 #[track_caller]
 pub fn check_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) {
     let leaf = point.detach().requires_grad_().expect("a floating-point tensor");
@@ -71,7 +72,7 @@ pub fn check_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) {
     }
 }
 
-/// The device under test, with caches and captures of its own: for tests that other captures would disturb.
+/// The device under test, with its own caches and captures, for tests that other captures would disturb.
 pub fn own_device() -> Device {
     let is_cuda = std::env::var("THALWEG_TEST_DEVICE").is_ok_and(|name| name.starts_with("cuda"));
     let driver: Arc<dyn Driver> = match is_cuda {
@@ -85,7 +86,8 @@ thread_local! {
     static OWN: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
-/// Lets the device under test be one of this thread's own, for tests with indices out of range: any wait for a device tells of them.
+/// Makes the device under test a separate one for this thread, for tests with indices out of range: any wait for a device reports
+/// them.
 pub fn on_own_device<T>(work: impl FnOnce() -> T) -> T {
     struct Restored;
     impl Drop for Restored {
@@ -101,7 +103,7 @@ pub fn on_own_device<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Expects the device to tell of an index out of range, once.
+/// Expects the device to report an index out of range, once.
 #[track_caller]
 pub fn expect_out_of_range() {
     let error = device().synchronize().expect_err("an index is out of range");

@@ -1,5 +1,5 @@
-//! Every elementwise operator of the table, from its entry alone: what `thalweg_tensor::testing` checks, and the dtypes of integers. A new
-//! entry is tested here without a line more.
+//! Every elementwise operator of the table, from only its entry: the checks of `thalweg_tensor::testing`, and integer dtypes. A
+//! new entry is tested here without further code.
 
 use thalweg_ir::{Binary, DType, Node, Scalar, Unary};
 use thalweg_ops::{DTypeRule, Examples, LoopOp, elementwise, parts};
@@ -30,7 +30,7 @@ fn of_floats() -> impl Iterator<Item = &'static LoopOp> {
     entries().filter(|operator| !is_of_bits(operator))
 }
 
-/// One tensor an input, holding that input's value of every sample.
+/// One tensor per input, with that input's values of all samples.
 fn sample_tensors(operator: &LoopOp, dtype: DType) -> Vec<Tensor> {
     let samples = examples(operator).inputs;
     (0..operator.input_count)
@@ -92,7 +92,7 @@ fn the_table_names_each_operator_once() {
     }
 }
 
-/// Whether a body is made of correctly rounded primitives alone, so that every executor must give the same bits.
+/// Whether a body consists only of correctly rounded primitives, so that every executor must compute the same bits.
 fn is_exact(operator: &LoopOp, dtype: DType) -> bool {
     let mut inputs = vec![dtype; operator.input_count];
     if operator.rule == DTypeRule::Condition {

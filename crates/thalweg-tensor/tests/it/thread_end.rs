@@ -1,4 +1,4 @@
-//! Destructors of a thread's own values: what works in a thread works there too.
+//! Destructors of thread-local values: everything that works in a thread works there too.
 
 use std::cell::RefCell;
 
@@ -8,7 +8,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::device;
 
-/// Runs its function when the thread's own values are destroyed.
+/// Runs its function when the thread-local values are destroyed.
 struct AtEnd(Option<Box<dyn FnOnce()>>);
 
 impl Drop for AtEnd {
@@ -22,7 +22,7 @@ thread_local! {
     static GUARD: RefCell<Option<StreamGuard>> = const { RefCell::new(None) };
 }
 
-/// Uses what keeps values of a thread, and returns the results.
+/// Uses functions with thread-local values, and returns the results.
 fn work(device: &Device) -> Result<Vec<f32>> {
     let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
     x.square()?.sum(&[], false)?.backward()?;
@@ -41,7 +41,7 @@ fn work(device: &Device) -> Result<Vec<f32>> {
 
 #[test]
 fn operators_work_while_a_threads_values_are_destroyed() {
-    // Values go in the reverse order of their first use: once with those of the library before ours, and once behind.
+    // Values are destroyed in the reverse order of their first use: once with those of the library before ours, and once after.
     for is_ours_first in [true, false] {
         let (device, (sender, receiver)) = (device(), std::sync::mpsc::channel());
         let thread = std::thread::spawn(move || {

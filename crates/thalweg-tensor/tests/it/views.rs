@@ -1,5 +1,5 @@
-//! Views and new tensors by their schemas: values against plain loops, gradients against finite differences, refusals in PyTorch's
-//! words.
+//! Views and new tensors by their schemas: values compared with plain loops, gradients with finite differences, and refusals with
+//! PyTorch's messages.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -7,7 +7,7 @@ use thalweg_tensor::dispatch::{Value, find_operator};
 
 use crate::support::{check_gradient, device, random, values};
 
-/// Calls an operator by its name; its results.
+/// Calls an operator by its name, and returns its results.
 fn try_call(name: &str, arguments: &[Value]) -> thalweg_runtime::Result<Vec<Tensor>> {
     let results = find_operator(name)?.call_boxed(arguments, Some(&device()))?;
     Ok((results.into_iter())
@@ -109,7 +109,7 @@ fn gradients_go_back_through_views() {
     check_gradient(&x, |x| weighted(x.slice(1, Some(1), None, 2).unwrap()));
     check_gradient(&x, |x| weighted(x.diagonal(1, 0, 1).unwrap()));
     check_gradient(&x, |x| weighted(call("select.int", &[of(x), Value::Int(1), Value::Int(-1)])));
-    // Elements that a view repeats get the sum.
+    // Elements that a view repeats receive the sum.
     check_gradient(&x, |x| weighted(x.as_strided(&[3, 4], &[2, 2], Some(1)).unwrap()));
     check_gradient(&x, |x| {
         let turned = x.transpose(0, 1).unwrap();
@@ -187,7 +187,7 @@ fn floats() -> Tensor {
 /// A tensor and a dtype, and the shape, strides and offset of the view.
 type Viewed<'a> = (Tensor, DType, &'a [usize], &'a [usize], usize);
 
-/// Layouts are what PyTorch gives for the same calls.
+/// Layouts are those of PyTorch for the same calls.
 #[test]
 fn memory_is_viewed_as_another_dtype() {
     let x = floats();

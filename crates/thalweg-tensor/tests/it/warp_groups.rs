@@ -1,4 +1,4 @@
-//! Products by groups of warps, in every layout and shape of tiles, against their formula in f64.
+//! Products by groups of warps, in every layout and shape of tiles, compared with their formula in f64.
 
 use thalweg_driver::{Code, TensorTiles};
 use thalweg_ir::DType;
@@ -22,7 +22,7 @@ struct Case {
 }
 
 impl Case {
-    /// Stored rows are 8 elements longer than they need, so that what stands behind them must not be read or written.
+    /// Stored rows are 8 elements longer than they need, which must not be read or written.
     fn new([batch, m, n, k]: [usize; 4], turned: [bool; 2], dtype: DType) -> Self {
         let stored = |rows: usize, columns: usize, turned: bool| {
             let [rows, columns] = if turned { [columns, rows] } else { [rows, columns] };
@@ -67,7 +67,7 @@ impl Case {
         Ok(values(&result))
     }
 
-    /// Checks a result: elements near their formula, and what lies between rows untouched.
+    /// Checks a result: elements near their formula, and the gaps between rows unchanged.
     fn check(&self, found: &[f64], with_bias: bool, what: &str) {
         let Matmul { m, n, k, batch, a, b, d, dtype, .. } = self.product;
         let (left, right, bias) = (values(&self.a), values(&self.b), values(&self.bias));
@@ -98,7 +98,7 @@ impl Case {
 
 #[test]
 fn products_in_every_layout_are_near_those_in_f64() {
-    // Parts of tiles in each direction; less than a tile; several tiles a block, by both groups; a single row.
+    // Parts of tiles in each direction; less than a tile; several tiles per block, by both groups; a single row.
     let shapes = [[2, 150, 136, 72], [1, 8, 8, 8], [1, 520, 392, 136], [3, 1, 16, 200]];
     for (shape, dtype) in shapes.into_iter().flat_map(|shape| [(shape, DType::Bf16), (shape, DType::F16)]) {
         for turned in [[false, false], [false, true], [true, false], [true, true]] {

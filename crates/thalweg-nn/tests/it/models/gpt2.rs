@@ -63,7 +63,7 @@ fn a_decoder_continues_as_the_model_does() {
         let count = 20 - prompt.len();
         let found = decoder.generate(prompt, count).unwrap();
         assert_eq!(found[..prompt.len()], *prompt);
-        // Each token is the likeliest behind those before it, by the whole model.
+        // Each token is the likeliest after those before it, according to the full model.
         let sequence = Tensor::from_slice(&found, &[1, found.len()], &device).unwrap();
         let scores = no_grad(|| Forward::forward(&model, &sequence)).unwrap();
         let best: Vec<i64> = scores.argmax(-1).unwrap().to_vec().unwrap();

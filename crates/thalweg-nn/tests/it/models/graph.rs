@@ -1,4 +1,4 @@
-//! A graph network: what the neighbours of a node say, added up, changes its state; nodes are added up per graph.
+//! A graph network: the sum of the messages of a node's neighbours changes its state; nodes are summed per graph.
 
 use thalweg_nn::module::{Forward, GRUCell, Linear, Module, StateDict};
 use thalweg_nn::optim::AdamWOptions;

@@ -1,5 +1,5 @@
-//! Whole models against PyTorch's, from the same weights: outputs, all gradients, running statistics, and fifty steps of training.
-//! `tests/models/make.py` wrote what they are held against, and says what is in it.
+//! Complete models compared with PyTorch's, from the same weights: outputs, all gradients, running statistics, and fifty steps of
+//! training. `tests/models/make.py` wrote the expected values and documents them.
 
 mod bert;
 mod gpt2;
@@ -98,7 +98,8 @@ impl Golden {
         Ok(model)
     }
 
-    /// By how much of its greatest number a tensor may be off: at full size in f32 by three times as much as PyTorch's is, if that is more.
+    /// The tolerance of a tensor, relative to its greatest number: at full size in f32 at least three times the error of
+    /// PyTorch's.
     fn tolerance(&self, dtype: DType, name: &str) -> f64 {
         match (dtype, self.file.get("errors")) {
             (DType::F64, _) => 2e-7,
@@ -121,13 +122,13 @@ fn float(object: &Object) -> f64 {
     *number
 }
 
-/// The greatest number of a list, without its sign.
+/// The greatest absolute value of a list.
 fn greatest(list: &[f64]) -> f64 {
     list.iter().fold(0.0, |greatest, number| number.abs().max(greatest))
 }
 
-/// Everything in which tensors differ from those of PyTorch by more than so much of the greatest number of each, plus a
-/// thousandth of that for the greatest number of all: some gradients are zero but for rounding, as that of a key's bias is.
+/// Everything in which tensors differ from those of PyTorch by more than this fraction of the greatest number of each, plus a
+/// thousandth of that of the greatest number of all: some gradients are zero except for rounding, such as that of a key's bias.
 fn differences(
     found: &[(String, Tensor)],
     expected: &StateDict,
@@ -155,7 +156,7 @@ fn gradients<N: Network>(model: &N) -> Vec<(String, Tensor)> {
     model.named_parameters().into_iter().map(gradient).collect()
 }
 
-/// Holds output, loss, gradients and statistics against PyTorch's in f64, which are in the file as f32.
+/// Compares output, loss, gradients and statistics with PyTorch's in f64, which are in the file as f32.
 fn check_once<N: Network>(golden: &Golden) {
     for dtype in [DType::F64, DType::F32] {
         let tolerance = |name: &str| golden.tolerance(dtype, name);
@@ -176,8 +177,8 @@ fn check_once<N: Network>(golden: &Golden) {
     }
 }
 
-/// Trains for fifty steps in f32, and holds each loss against PyTorch's: it may be off by 2e-4 of it, and by four times as
-/// much as PyTorch's own in f32 and f64 have been apart by then. `THALWEG_LOSSES=FOLDER` writes both curves.
+/// Trains for fifty steps in f32, and compares each loss with PyTorch's: it may differ by 2e-4 of it, plus four times the
+/// greatest difference so far between PyTorch's own in f32 and f64. `THALWEG_LOSSES=FOLDER` writes both curves.
 fn check_training<N: Network>(name: &str, golden: &Golden) {
     let model: N = golden.model(DType::F32, &device()).unwrap();
     let optimizer = Optimizer::new(model.parameters(), N::options()).unwrap();
@@ -208,8 +209,8 @@ fn check_training<N: Network>(name: &str, golden: &Golden) {
     assert!(losses[49] < 0.6 * losses[0], "the model learns: {} to {}", losses[0], losses[49]);
 }
 
-/// Holds a pass under autocast to bfloat16 against that in f64: gradients may be off by half more than PyTorch's are, in the L2
-/// norm, or by 0.02.
+/// Compares a pass under autocast to bfloat16 with that in f64: gradients may be off by half more than PyTorch's, in the L2 norm,
+/// or by 0.02.
 fn check_half<N: Network>(golden: &Golden) {
     let half = golden.file.get("half").unwrap();
     let model: N = golden.model(DType::F32, &device()).unwrap();
@@ -319,7 +320,7 @@ mod against_pytorch {
         lstm: LanguageModel;
         graph: GraphNetwork;
     }
-    /// Holds a model at its full size against PyTorch's, where `python3 make.py FOLDER full` has written its file:
+    /// Compares a model at its full size with PyTorch's, if `python3 make.py FOLDER full` has written its file:
     /// `THALWEG_MODELS=FOLDER cargo test --release -p thalweg-nn --test it full -- --ignored`.
     fn check_full<N: Network>(name: &str) {
         let folder = std::env::var_os("THALWEG_MODELS").expect("THALWEG_MODELS is the folder of make.py");

@@ -14,7 +14,7 @@ use thalweg_tensor::random::Generator;
 use super::Network;
 use crate::support::{device, values};
 
-/// The shape of a weight by its name: `*` stands for the number of a layer.
+/// The shape of a weight by its name: `*` represents the number of a layer.
 type Names = &'static [(&'static str, &'static [usize])];
 
 const GPT2_NAMES: Names = &[

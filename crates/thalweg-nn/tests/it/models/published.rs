@@ -1,5 +1,5 @@
 //! Checkpoints that Hugging Face's transformers saved, and the weights of published models by name and shape.
-//! `tests/models/hugging_face.py` wrote what they are held against.
+//! `tests/models/hugging_face.py` wrote the expected values.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ fn a_tied_head_has_the_weight_of_the_embedding() -> Result<()> {
         &mut generator(),
         &device,
     )?;
-    // As files of such models are: without the head.
+    // Files of such models have no head.
     let mut saved = read("llama", &device);
     saved.shift_remove("lm_head.weight").unwrap();
     let keys = tied.load_pretrained(&saved)?;
@@ -237,7 +237,7 @@ fn a_bert_of_masked_tokens_has_the_names_of_transformers_and_no_pooler() -> Resu
     }
     let keys = model.load_pretrained(&saved)?;
     assert!(keys.missing_keys.is_empty() && keys.unexpected_keys.is_empty(), "{keys:?}");
-    // Its encoder is the one that was held against transformers.
+    // Its encoder is the one that was compared with transformers.
     let given = read("bert_base.results", &device);
     let base = read("bert_base", &device);
     let keys = model.load_pretrained(&base)?;

@@ -1,4 +1,4 @@
-//! A U-Net: down to a quarter of the resolution and back by transposed convolutions, beside what was there on the way down.
+//! A U-Net: down to a quarter of the resolution and back by transposed convolutions, joined with the results on the way down.
 
 use thalweg_nn::functional::{ConvOptions, PoolOptions, max_pool2d};
 use thalweg_nn::module::{

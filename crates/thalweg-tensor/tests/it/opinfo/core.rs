@@ -1,10 +1,10 @@
-//! Core ATen: each of its overloads is there, with the forms in place and `out=` that PyTorch has.
+//! Core ATen: each of its overloads exists, with the in-place and `out=` forms that PyTorch has.
 
 use thalweg_tensor::dispatch::find_operator;
 
 use super::table;
 
-/// Overloads that ask for sizes that are symbols: sizes are numbers here.
+/// Overloads that require symbolic sizes: sizes are numbers here.
 const SYMBOLIC: &[&str] =
     &["sym_is_contiguous", "sym_numel", "sym_size.int", "sym_storage_offset", "sym_stride.int"];
 

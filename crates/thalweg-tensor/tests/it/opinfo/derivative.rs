@@ -7,7 +7,8 @@ use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
 /// A function that computes tensors from tensors.
 pub type Function<'f> = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>, String> + 'f;
 
-/// A function that computes, from points and the weights of the results, the gradient of the weighted sum by each point.
+/// A function that computes, from points and the weights of the results, the gradient of the weighted sum with respect to each
+/// point.
 type Gradient<'f> = dyn Fn(&[Tensor], &[Tensor]) -> Result<Vec<Option<Tensor>>, String> + 'f;
 
 /// The distance by which points are moved.
@@ -15,7 +16,7 @@ const STEP: f64 = 1e-6;
 
 /// The outcome of a comparison.
 pub enum Derivative {
-    /// The derivative is what differences give.
+    /// The derivative agrees with differences.
     Agrees,
     /// Results are not finite, or differences to the two sides differ: there is no derivative.
     Missing,
@@ -72,7 +73,7 @@ fn moved(points: &[Tensor], directions: &[Tensor], step: f64) -> Result<Vec<Tens
     moved.collect::<Result<_, _>>().map_err(text)
 }
 
-/// Compares the derivative of a weighted sum of a function's results, by all points at once, with differences.
+/// Compares the derivative of a weighted sum of a function's results, with respect to all points at once, with differences.
 fn compare(
     function: &Function<'_>,
     gradient: &Gradient<'_>,
@@ -93,7 +94,7 @@ fn compare(
         slope += sum;
         scale += sizes;
     }
-    // What differences lose by rounding, beside a relative and an absolute bound.
+    // The rounding error of differences, in addition to a relative and an absolute bound.
     let allowed = 1e-6 + 1e-5 * scale + 1e-14 * size / STEP;
     let bend = (right - left).abs();
     Ok(if !bend.is_finite() || bend > 0.1 * scale + 100.0 * allowed {
@@ -111,7 +112,7 @@ fn leaves_of(points: &[Tensor]) -> Result<Vec<Tensor>, String> {
     points.iter().map(|point| point.detach().requires_grad_().map_err(text)).collect()
 }
 
-/// Returns the gradients of results by leaves; with a graph of their own where it is asked for.
+/// Returns the gradients of results with respect to leaves, with a graph of their own if requested.
 fn gradients(
     outputs: &[Tensor],
     weights: &[Tensor],
@@ -132,7 +133,7 @@ pub fn first_order(function: &Function<'_>, points: &[Tensor]) -> Result<Derivat
     compare(function, &gradient, points)
 }
 
-/// Compares the gradients of the gradients, by the points and by the weights of the results, with differences.
+/// Compares the gradients of the gradients, with respect to the points and to the weights of the results, with differences.
 pub fn second_order(function: &Function<'_>, points: &[Tensor]) -> Result<Derivative, String> {
     let count = points.len();
     let weights = directions(&function(points)?, 20)?;

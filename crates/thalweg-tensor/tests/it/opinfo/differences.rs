@@ -1,8 +1,9 @@
-//! Gradients of OpInfo's samples, and gradients of these, in f64 against finite differences: what PyTorch's own have no part in.
+//! Gradients of OpInfo's samples, and gradients of these, in f64 compared with finite differences, independently of PyTorch's
+//! own.
 //!
-//! A sample is a function of its leaves. The derivative in one direction of all leaves at once, of a weighted sum of all results, must be what
-//! differences give, and that of the gradients likewise, where PyTorch has them. What no sample reaches is in `own.rs`. Every exception stands
-//! below with its reason, and one that is not needed any more fails.
+//! A sample is a function of its leaves. The derivative in one direction of all leaves at once, of a weighted sum of all results,
+//! must agree with differences, and so must that of the gradients, if PyTorch has them. Operators that no sample reaches are in
+//! `own.rs`. Every exception is listed below with its reason, and the test fails if one is no longer needed.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,17 +30,17 @@ use crate::support::device;
 /// A change of a leaf before the sample's calls read it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Preparation {
-    /// It is replaced by its Hermitian part: the operator reads a triangle, and gives the gradient of both.
+    /// The leaf is replaced by its Hermitian part: the operator reads a triangle, and returns the gradient of both.
     Hermitian,
-    /// It is replaced by the triangle that the operator reads.
+    /// The leaf is replaced by the triangle that the operator reads.
     Triangle,
-    /// It is replaced by its logarithm of softmax: the gradient is right of normalized rows alone.
+    /// The leaf is replaced by its logarithm of softmax: the gradient is right only for normalized rows.
     LogSoftmax,
-    /// It is kept where it is: the result jumps.
+    /// The leaf is not moved: the result is discontinuous.
     Fixed,
 }
 
-/// Leaves that are prepared, by the name and the variant of the sample and the leaf's place, as `gradcheck_wrapper` of OpInfo does it.
+/// Leaves that are prepared, by the name and the variant of the sample and the leaf's index, like `gradcheck_wrapper` of OpInfo.
 const PREPARED: &[(&str, usize, Preparation)] = &[
     ("cholesky", 0, Preparation::Hermitian),
     ("cholesky_inverse", 0, Preparation::Triangle),
@@ -54,7 +55,7 @@ const PREPARED: &[(&str, usize, Preparation)] = &[
     ("nn.functional.hinge_embedding_loss", 1, Preparation::Fixed),
 ];
 
-/// Names with functions whose derivative is not what differences give.
+/// Names with functions whose derivative does not agree with differences.
 const DIFFER: &[(&str, &str)] = &[
     ("as_strided", "the result reads the storage beyond the leaf, which a leaf that was moved does not have"),
     ("bfloat16", "the result is rounded to 16 bits"),
@@ -67,8 +68,8 @@ const DIFFER: &[(&str, &str)] = &[
     ("normal.float_Tensor", "the gradients are zeros, as PyTorch's"),
 ];
 
-/// Operators that record a gradient and are reached by no function here, beside those of the table of elementwise operators, which has tests of
-/// its own, and those that take no tensor.
+/// Operators that record a gradient and are reached by no function here, except those of the table of elementwise operators,
+/// which has its own tests, and those that take no tensor.
 const NOT_REACHED: &[(&str, &[&str])] = &[
     ("PyTorch has no derivative of it", &["heaviside"]),
     (
@@ -140,7 +141,7 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// A function of tensors in f64, made of a sample.
+/// A function of tensors in f64, made from a sample.
 struct Program<'a> {
     sample: &'a Json,
     calls: Vec<Json>,
@@ -221,14 +222,14 @@ impl<'a> Program<'a> {
     }
 }
 
-/// How many samples' derivatives agree, are not there, or differ.
+/// The numbers of samples whose derivatives agree, do not exist, or differ.
 #[derive(Default)]
 struct Tally {
     /// The functions.
     of: usize,
-    /// Those whose gradients agree, and the gradients of these.
+    /// The functions whose gradients agree, and those whose gradients of gradients agree.
     agree: [usize; 2],
-    /// Why others do not.
+    /// The reasons why others do not agree.
     differ: Vec<String>,
 }
 
@@ -316,7 +317,7 @@ fn note(call: &Call<'_>) -> thalweg_runtime::Result<Tensors> {
     Ok(results)
 }
 
-/// Judges all files and the functions of `own.rs`, on as many threads as there are cores; the operators that were reached, behind them.
+/// Judges all files and the functions of `own.rs`, on one thread per core; also returns the operators that were reached.
 fn judge_all() -> (Vec<Score>, BTreeSet<&'static str>) {
     let folders = ["goldens", "complex"].map(|name| table::folder().join(name));
     let files = Mutex::new(folders.iter().flat_map(|folder| super::files(folder)).collect::<Vec<_>>());
@@ -351,7 +352,8 @@ fn own_scores() -> Vec<Score> {
     own::FUNCTIONS.iter().map(score).collect()
 }
 
-/// Returns the operators that were not reached where [`NOT_REACHED`] does not name them, and those that it names where they were.
+/// Returns the operators that were not reached but that [`NOT_REACHED`] does not name, and those that it names but that were
+/// reached.
 fn not_as_named(reached: &BTreeSet<&str>) -> Vec<String> {
     let entries = thalweg_ops::elementwise().chain(thalweg_ops::parts());
     let table: BTreeSet<String> = entries.map(|entry| entry.operator_name()).collect();

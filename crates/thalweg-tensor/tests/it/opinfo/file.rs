@@ -1,4 +1,4 @@
-//! The goldens of one operator, as `tests/opinfo/dump.py` wrote them: a header in JSON and raw bytes behind it.
+//! The goldens of one operator, as `tests/opinfo/dump.py` wrote them: a header in JSON followed by raw bytes.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -14,22 +14,22 @@ use crate::support::device;
 
 /// The unpacked file.
 pub struct File {
-    /// The header; `dump.py` says what is in it.
+    /// The header; `dump.py` documents its contents.
     pub header: Json,
     bytes: Vec<u8>,
 }
 
 /// A row of the table of tensors.
 pub struct Row<'a> {
-    /// The name of the dtype, which need not be one that exists here.
+    /// The name of the dtype, which may not exist here.
     pub dtype: &'a str,
     /// The extents.
     pub shape: Vec<usize>,
     /// The strides, in elements.
     pub strides: Vec<usize>,
-    /// The first element's place in the storage.
+    /// The first element's index in the storage.
     pub offset: usize,
-    /// The storage, where values are defined.
+    /// The storage, if values are defined.
     pub storage: Option<usize>,
 }
 
@@ -38,7 +38,7 @@ pub fn sizes(list: &Json) -> Vec<usize> {
     list.as_array().into_iter().flatten().map(|size| size.as_u64().expect("a size") as usize).collect()
 }
 
-/// Returns the elements of a JSON list; none of what is missing.
+/// Returns the elements of a JSON list; an empty list if it is missing.
 pub fn list(json: &Json) -> &[Json] {
     json.as_array().map_or(&[], Vec::as_slice)
 }
@@ -83,7 +83,7 @@ impl File {
     }
 }
 
-/// The inputs of one sample: those of one storage share it here as well.
+/// The inputs of one sample: inputs of one storage share it here as well.
 pub struct Inputs<'a> {
     file: &'a File,
     is_strided: bool,
@@ -136,7 +136,7 @@ fn widest(dtype: DType) -> DType {
     }
 }
 
-/// A one-dimensional tensor of the bytes, with zeros behind them up to a number of elements.
+/// A one-dimensional tensor of the bytes, followed by zeros up to a number of elements.
 fn flat(bytes: &[u8], needed: usize, dtype: DType) -> Tensor {
     fn make<T: Element>(bytes: &[u8], needed: usize) -> Tensor {
         let mut elements = elements::<T>(bytes);
@@ -218,7 +218,7 @@ fn gather(base: &Tensor, row: &Row<'_>) -> Tensor {
         .expect("the tensor is made")
 }
 
-/// The places of the elements, row-major.
+/// The offsets of the elements, row-major.
 fn places(shape: &[usize], strides: &[usize]) -> impl Iterator<Item = usize> {
     (0..shape.iter().product::<usize>()).map(move |index| {
         let mut rest = index;
@@ -231,13 +231,13 @@ fn places(shape: &[usize], strides: &[usize]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The row's elements with a gap behind each.
+/// The row's elements with a gap after each.
 fn spread(bytes: &[u8], row: &Row<'_>, dtype: DType) -> Tensor {
     let size = dtype.size_bytes();
     let mut spaced = Vec::with_capacity(2 * bytes.len());
     for place in places(&row.shape, &row.strides) {
         let start = (row.offset + place) * size;
-        // The gap holds the element's bytes reversed: a read of it gives another number.
+        // The gap holds the element's bytes reversed: reading it results in another number.
         spaced.extend(bytes[start..start + size].iter().rev());
         spaced.extend(&bytes[start..start + size]);
     }

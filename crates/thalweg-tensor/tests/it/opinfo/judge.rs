@@ -1,4 +1,4 @@
-//! Holds one operator against its goldens: results, gradients, in-place and `out=` forms, and the inputs that PyTorch refuses.
+//! Compares one operator with its goldens: results, gradients, in-place and `out=` forms, and the inputs that PyTorch refuses.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,12 +22,12 @@ use crate::support::{device, on_own_device};
 /// Operators of which the layout decides whether they take a tensor.
 const BY_LAYOUT: &[&str] = &["view", "view_as", "view_copy"];
 
-/// How many of the things that were asked for hold.
+/// The number of checks that hold, out of all.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
-    /// Those that hold.
+    /// The number of checks that hold.
     pub held: usize,
-    /// All.
+    /// The number of all checks.
     pub of: usize,
 }
 
@@ -54,18 +54,18 @@ pub struct Score {
     pub in_place: Tally,
     /// Samples whose results agree when they are written to given tensors.
     pub out: Tally,
-    /// Inputs that are refused as PyTorch refuses them.
+    /// Inputs that are refused as in PyTorch.
     pub errors: Tally,
-    /// Refusals in which the words stand that OpInfo asks for.
+    /// Refusals whose message contains the text that OpInfo expects.
     pub words: Tally,
-    /// The first things that do not hold.
+    /// The first failed checks.
     pub failures: Vec<String>,
-    /// The first of those that do not decide whether the operator passes: gradients of gradients, forms in place and `out=`.
+    /// The first failed checks that do not decide whether the operator passes: gradients of gradients, in-place and `out=` forms.
     pub others: Vec<String>,
 }
 
 impl Score {
-    /// Whether everything is there and agrees. Gradients of gradients, forms in place and `out=` are counted apart.
+    /// Whether everything exists and agrees. Gradients of gradients, in-place and `out=` forms are counted separately.
     pub fn passes(&self) -> bool {
         self.missing.is_empty() && self.failures.is_empty() && self.forward.of > 0
     }
@@ -79,7 +79,7 @@ impl Score {
     }
 }
 
-/// Keeps the first failures; returns whether there is none.
+/// Keeps the first failures; returns whether there is no failure.
 fn note(failures: &mut Vec<String>, what: &str, sample: &Json, result: Result<(), String>) -> bool {
     let Err(reason) = result else { return true };
     if failures.len() < 5 {
@@ -89,7 +89,7 @@ fn note(failures: &mut Vec<String>, what: &str, sample: &Json, result: Result<()
     false
 }
 
-/// Runs what may panic; a panic is a failure like any other.
+/// Runs a function that may panic; a panic counts as a failure.
 fn guarded(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -97,7 +97,7 @@ fn guarded(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     })
 }
 
-/// Holds an operator against a file.
+/// Compares an operator with a file.
 pub fn judge(file: &File) -> Score {
     let mut score = Score {
         name: file.text("name").into(),
@@ -146,13 +146,13 @@ pub fn judge(file: &File) -> Score {
     }
     for error in errors {
         let judged = Judged { file, sample: error };
-        // What cannot even be said here is not an input that could be accepted.
+        // An input that cannot be expressed here cannot be accepted.
         let mut message = Some(String::new());
         let refused = guarded(|| on_own_device(|| judged.refuses()).map(|text| message = text));
         if let Some(message) = message {
             score.errors.of += 1;
             score.errors.held += usize::from(score.note("error input", error, refused));
-            // OpInfo asks for no words of some refusals.
+            // OpInfo expects no message for some refusals.
             if let Some(words) = error["matched"].as_str() {
                 score.words.of += 1;
                 score.words.held += usize::from(message.contains(words));
@@ -185,7 +185,7 @@ fn forms(judged: &Judged<'_>, score: &mut Score) {
     }
 }
 
-/// The leaves of a program that was run, its results that have a gradient, and the gradients that they are given.
+/// The leaves of a program that was run, its results that have a gradient, and their gradients.
 struct Rooted {
     leaves: Vec<Tensor>,
     outputs: Vec<Tensor>,
@@ -244,8 +244,8 @@ impl Judged<'_> {
         self.agrees_within(found, row, exact, |tolerance, _| tolerance)
     }
 
-    /// Compares a gradient. For those in 16-bit floats OpInfo has no tolerance; their sums cancel, so that the largest number says
-    /// how far the others may be off.
+    /// Compares a gradient. For 16-bit floats OpInfo has no tolerance; their sums cancel, so the largest number determines the
+    /// tolerance of the others.
     fn gradient_agrees(&self, found: &Tensor, row: &Json, exact: &Json) -> Result<(), String> {
         self.agrees_within(found, row, exact, |tolerance, row| {
             let is_reduced = matches!(row.dtype, "float16" | "bfloat16");
@@ -282,7 +282,7 @@ impl Judged<'_> {
         Ok(machine)
     }
 
-    /// Compares the results, what inputs hold afterwards, and shared storage; apart from these, the strides.
+    /// Compares the results, the inputs afterwards, and shared storage; and, separately, the strides.
     fn forward(&self, is_strided: bool, strides: &mut Result<(), String>) -> Result<(), String> {
         let inputs = self.inputs(is_strided)?;
         let machine = no_grad(|| self.run(&inputs)).map_err(Stop::into_message)?;
@@ -333,7 +333,7 @@ impl Judged<'_> {
         Err(format!("output {index} of {:?} has strides {strides:?}, PyTorch's {expected:?}", row.shape))
     }
 
-    /// Compares a result of the program; what PyTorch leaves open is held against what it must be, by the first result.
+    /// Compares a result of the program; values that PyTorch leaves unspecified are checked with the first result.
     fn output_agrees(
         &self,
         machine: &Machine,
@@ -372,7 +372,7 @@ impl Judged<'_> {
         }
     }
 
-    /// Returns the order in which results are compared, by the first one, where PyTorch gives them in no order.
+    /// Returns the order in which results are compared, by the first one, if PyTorch returns them in no order.
     fn order(&self, first: &Tensor) -> Result<Option<Tensor>, String> {
         if !has_eigenvalues(self.sample) || first.elements() == 0 {
             return Ok(None);
@@ -382,7 +382,7 @@ impl Judged<'_> {
         order_of_eigenvalues(first, &expected).map(Some)
     }
 
-    /// Returns the elements of an input at PyTorch's places along a dimension.
+    /// Returns the elements of an input at PyTorch's indices along a dimension.
     fn at_places(&self, input: &Tensor, places: &Row<'_>, dimension: usize) -> Result<Tensor, String> {
         let Some(Numbers::Integers(list)) = Numbers::of_row(self.file, places) else {
             return Err("places are not integers".to_owned());
@@ -465,7 +465,7 @@ impl Judged<'_> {
             .map_err(|reason| format!("of cotangents: {reason}"))
     }
 
-    /// Compares gradients with rows; one that is missing is one of zeros.
+    /// Compares gradients with rows; a missing one counts as zeros.
     fn gradients_agree(&self, found: &[Option<Tensor>], expected: &Json, exact: &Json) -> Result<(), String> {
         for (place, (found, row)) in found.iter().zip(list(expected)).enumerate() {
             let result = match (found, row) {
@@ -509,7 +509,7 @@ impl Judged<'_> {
         let (operator, values) = machine.bind(name, &call[1]).map_err(Stop::into_message)?;
         let arguments: Vec<Argument<'_>> = values.iter().map(Value::as_argument).collect();
         let text = |error: thalweg_runtime::Error| error.to_string();
-        // A sample may leave results of its call out; they are written into what has their shape.
+        // A sample may leave results of its call out; they are written into tensors of their shape.
         let results =
             no_grad(|| operator.call(&arguments, Some(&device()), Label::here("out"))).map_err(text)?;
         let outputs = list(&self.sample["outputs"]);
@@ -539,7 +539,7 @@ impl Judged<'_> {
             .map_err(|reason| format!("into what has no elements: {reason}"))
     }
 
-    /// Compares what a call writes into given tensors; `place` finds the tensor of an output.
+    /// Compares the results that a call writes into given tensors; `place` finds the tensor of an output.
     fn written(
         &self,
         machine: &Machine,
@@ -555,11 +555,11 @@ impl Judged<'_> {
         Ok(())
     }
 
-    /// Returns the words in which the last call is refused; none where it cannot be said here at all.
+    /// Returns the message with which the last call is refused; `None` if the call cannot be expressed here.
     fn refuses(&self) -> Result<Option<String>, String> {
         let Ok(inputs) = self.inputs(false) else { return Ok(None) };
         match self.run(&inputs) {
-            // What only the device sees, it tells at the next wait.
+            // Errors that only the device detects are reported at the next wait.
             Ok(_) => match device().synchronize() {
                 Err(error) if error.is_out_of_range() => Ok(Some(error.to_string())),
                 _ => Err(format!("accepted; PyTorch says: {}", self.sample["message"])),

@@ -13,7 +13,7 @@ use super::program::{Machine, Stop};
 use super::table;
 use super::unspecified::is_statistic;
 
-/// Runs a sample; `Ok(false)` where the host must read elements.
+/// Runs a sample; `Ok(false)` if the host must read elements.
 fn agrees(file: &File, sample: &Json, meta: &Device) -> Result<bool, String> {
     let inputs = list(&sample["inputs"]).iter().map(|index| {
         let row = file.row(index);

@@ -1,8 +1,9 @@
 //! PyTorch's own database of operator samples, OpInfo, replayed here: results, gradients, and inputs that must be refused.
 //!
 //! `tests/opinfo/dump.py` writes the goldens, where PyTorch is installed. `tests/opinfo/passing.txt` lists the operators that
-//! pass; the test fails when one of them no longer does, and when another does, so that the list is exact. Samples of complex64 are in
-//! `tests/opinfo/complex`; `reading.txt` lists the operators that cannot run on the meta device, because the host reads elements. After a change:
+//! pass; the test fails if one of them no longer passes or another one does, so that the list is exact. Samples of complex64 are
+//! in `tests/opinfo/complex`; `reading.txt` lists the operators that cannot run on the meta device, because the host reads
+//! elements. After a change:
 //!
 //! ```text
 //! THALWEG_OPINFO_WRITE=1 cargo test -p thalweg-tensor --test it opinfo     # the list, and docs/operators.md
@@ -49,7 +50,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Judges all operators, on as many threads as there are cores.
+/// Judges all operators, on one thread per core.
 fn scores(folder: &Path) -> Vec<Score> {
     let files = Mutex::new(files(folder));
     let scores = Mutex::new(Vec::new());

@@ -13,9 +13,9 @@ pub fn elements<T: Element>(bytes: &[u8]) -> Vec<T> {
 
 /// Elements in row-major order, without loss.
 pub enum Numbers {
-    /// Of a floating-point dtype; of a complex one the parts of each, one behind the other.
+    /// Numbers of a floating-point dtype; for a complex one the parts of each number in turn.
     Floats(Vec<f64>),
-    /// Of an integer dtype or bool.
+    /// Numbers of an integer dtype or bool.
     Integers(Vec<i64>),
 }
 
@@ -82,17 +82,17 @@ impl Numbers {
     }
 }
 
-/// How far results may differ.
+/// The tolerance of results.
 #[derive(Clone, Copy)]
 pub struct Tolerance {
-    /// A share of the expected number.
+    /// The fraction of the expected number.
     pub relative: f64,
-    /// A number.
+    /// The absolute tolerance.
     pub absolute: f64,
 }
 
 impl Tolerance {
-    /// Returns the distance of a number from what was expected, in units of what is allowed.
+    /// Returns the distance of a number from the expected one, in units of the tolerance.
     fn distance(self, found: f64, expected: f64) -> f64 {
         if found == expected || (found.is_nan() && expected.is_nan()) {
             return 0.0;
@@ -103,8 +103,8 @@ impl Tolerance {
     }
 }
 
-/// Compares elements; the message names the first that differs. `exact`, where it is given, is the result in f64: an element agrees
-/// as well that is no further from it than the tolerance asks, or than the worst element of what is expected.
+/// Compares elements; the message names the first that differs. `exact`, if given, is the result in f64: an element also agrees
+/// if its distance from it is within the tolerance, or no greater than that of the worst expected element.
 pub fn compare(
     found: &Numbers,
     expected: &Numbers,
@@ -140,7 +140,7 @@ pub fn compare(
     Ok(())
 }
 
-/// Compares a result with the golden: dtype, shape, and elements where they are defined; `exact` is the row of the result in f64.
+/// Compares a result with the golden: dtype, shape, and elements if they are defined; `exact` is the row of the result in f64.
 pub fn compare_with_row(
     found: &Tensor,
     file: &File,
@@ -162,7 +162,7 @@ pub fn compare_with_row(
     compare(&Numbers::of_tensor(found)?, &expected, exact.as_deref(), tolerance)
 }
 
-/// Returns numbers of which those are infinite that a dtype cannot hold.
+/// Returns numbers, with those that a dtype cannot represent replaced by infinity.
 fn overflowed(mut numbers: Vec<f64>, dtype: DType) -> Vec<f64> {
     let largest = match dtype {
         DType::F16 => 65_504.0,

@@ -1,5 +1,5 @@
-//! Functions of tensors over operators that none of OpInfo's samples reaches: they are parts of this library's functions, other overloads, or
-//! without samples that have a gradient.
+//! Functions of tensors over operators that none of OpInfo's samples reaches: parts of this library's functions, other overloads,
+//! or operators without samples that have a gradient.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional as F;
@@ -12,7 +12,7 @@ use crate::support::{device, random, tensor};
 
 /// A function of tensors.
 pub struct Function {
-    /// The operator that it is there for.
+    /// The operator that the function tests.
     pub name: &'static str,
     /// The shapes of its leaves, which hold numbers in [−1, 1).
     shapes: &'static [&'static [usize]],
@@ -34,7 +34,7 @@ fn call(name: &str, arguments: &[Argument<'_>]) -> Result<Vec<Tensor>> {
     Ok(results.into_vec())
 }
 
-/// Runs what draws random numbers, the same ones each time.
+/// Runs a function that draws random numbers, with the same numbers each time.
 fn seeded(draw: impl FnOnce(&DeviceGenerator) -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>> {
     let generator = std::sync::Arc::new(DeviceGenerator::new(5, &device())?);
     with_generator(&generator, || draw(&generator))

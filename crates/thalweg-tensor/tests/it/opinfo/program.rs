@@ -10,9 +10,9 @@ use thalweg_tensor::dispatch::{Operator, Value, find_operator};
 use super::file::list;
 use crate::support::device;
 
-/// The reason for which calls cannot go on.
+/// The reason why calls cannot continue.
 pub enum Stop {
-    /// The operator refused the arguments of the last call: the error, and whether it says so.
+    /// The operator refused the arguments of the last call: the error, and whether it is one of a wrong argument.
     Refused {
         /// The text of the error.
         message: String,
@@ -21,12 +21,13 @@ pub enum Stop {
         /// Whether the call was the program's last.
         in_last_call: bool,
     },
-    /// The golden holds what a call cannot say here: a complex number, a generator, a parameter that does not exist.
+    /// The golden contains something that a call cannot express here: a complex number, a generator, a parameter that does not
+    /// exist.
     Inexpressible(String),
 }
 
 impl Stop {
-    /// Returns what is wrong, for a program that should have run.
+    /// Returns the reason as text, for a program that should have run.
     pub fn into_message(self) -> String {
         match self {
             Self::Refused { message, .. } => format!("refused: {message}"),
@@ -35,7 +36,7 @@ impl Stop {
     }
 }
 
-/// The values of a program: inputs, then results; what is not a tensor stands in its place.
+/// The values of a program: inputs, then results; values other than tensors are kept at their positions.
 pub struct Machine {
     values: Vec<Option<Tensor>>,
     device: Device,
@@ -111,7 +112,7 @@ impl Machine {
                 p.ty.kind == Kind::Tensor && !p.ty.list && arguments.get(&p.name).is_some_and(is_number)
             })
         };
-        // Python passes a number for a tensor: an overload for numbers says that as well.
+        // Python passes a number for a tensor: an overload for numbers is equivalent.
         if numbers_for_tensors(operator)
             && let Ok(scalar) = find_operator(&name.replace(".Tensor", ".Scalar"))
             && !numbers_for_tensors(scalar)
@@ -183,7 +184,7 @@ impl Machine {
         })
     }
 
-    /// Returns a number as a tensor that decides no dtype where the first input's category holds it.
+    /// Returns a number as a tensor that does not affect the dtype if the first input's category includes it.
     fn number_as_tensor(&self, number: &Scalar) -> Result<Tensor, String> {
         let first = self.values.iter().flatten().next().map(Tensor::dtype);
         let default = match number {
@@ -216,7 +217,7 @@ fn scalar(json: &Json) -> Result<Scalar, String> {
         .ok_or_else(|| format!("{json} is not a number that exists here"))
 }
 
-/// Returns a complex number of two parts.
+/// Returns a complex number from two parts.
 fn complex(json: &Json) -> Result<c128, String> {
     let [re, im] = [0, 1].map(|part| scalar(&json["complex"][part]).map(Scalar::to_f64));
     Ok(c128 { re: re?, im: im? })

@@ -1,4 +1,4 @@
-//! OpInfo's samples on a simulated GPU that is watched: no operator races with itself or uses memory that it gave back.
+//! OpInfo's samples on a simulated GPU with the sanitizer: no operator races with itself or uses freed memory.
 
 use std::sync::Mutex;
 use std::thread;
@@ -12,10 +12,10 @@ use super::file::{File, Inputs, list};
 use super::program::{Machine, Stop};
 use super::table;
 
-/// How many samples of a name are run.
+/// The number of samples per name that are run.
 const SAMPLES: usize = 3;
 
-/// Runs samples on a device, with inputs as they are and with gaps between their elements, and reads the results.
+/// Runs samples on a device, with contiguous inputs and with gaps between their elements, and reads the results.
 fn run(file: &File, device: &Device) -> Result<(), String> {
     let samples = list(&file.header["samples"]).iter();
     for sample in samples.filter(|sample| sample["dtype"] == "float32").take(SAMPLES) {
@@ -30,7 +30,7 @@ fn run(file: &File, device: &Device) -> Result<(), String> {
             spread.collect::<thalweg_runtime::Result<Vec<_>>>().map_err(|error| error.to_string())?;
         for (inputs, is_spread) in [(&made, false), (&spread, true)] {
             match no_grad(|| Machine::on(inputs, device).run(list(&sample["calls"]))) {
-                // A view of other strides may not be there.
+                // A view may be impossible with other strides.
                 Err(Stop::Refused { .. }) if is_spread => {}
                 outcome => outcome.map_err(Stop::into_message)?,
             }

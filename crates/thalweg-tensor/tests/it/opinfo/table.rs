@@ -58,7 +58,7 @@ const REASONS: &[(&str, &str)] = &[
     ("sparse.mm, sparse.sampled_addmm, to_sparse", "there are no sparse tensors"),
 ];
 
-/// Names with gradients of gradients that are not PyTorch's, each with its reason.
+/// Names with gradients of gradients that differ from PyTorch's, each with its reason.
 const SECOND: &[(&str, &str)] = &[
     (
         "as_strided_scatter",

@@ -1,5 +1,5 @@
-//! Results that a sample's values do not determine: numbers from PyTorch's CPU generator, which of equal elements stands first, and
-//! where PyTorch on CUDA differs from PyTorch on the CPU, on which the goldens are made.
+//! Results that a sample's values do not determine: numbers from PyTorch's CPU generator, the order of equal elements, and
+//! differences between PyTorch on CUDA and on the CPU, on which the goldens are made.
 
 use serde_json::{Value as Json, json};
 use thalweg_tensor::Tensor;
@@ -34,10 +34,10 @@ const DRAWING: &[&str] = &[
     "uniform_",
 ];
 
-/// Operators of which PyTorch leaves open which of equal elements they name first.
+/// Operators for which PyTorch leaves the order of equal elements unspecified.
 const UNORDERED: &[&str] = &["argsort", "kthvalue", "median", "mode", "msort", "sort", "topk"];
 
-/// Operators with statistics of 16-bit floats behind their first result, which PyTorch keeps in float32 on CUDA.
+/// Operators with statistics of 16-bit floats after their first result, which PyTorch keeps in float32 on CUDA.
 const STATISTICS: &[&str] = &[
     "_native_batch_norm_legit",
     "_batch_norm_with_update",
@@ -65,12 +65,12 @@ pub fn is_statistic(sample: &Json, output: usize) -> bool {
     output > 0 && list(&sample["calls"]).iter().any(|call| STATISTICS.contains(&base(call)))
 }
 
-/// Returns whether the sample is one call that gives places alone, without the values at them.
+/// Returns whether the sample is one call that returns only indices, without the values at them.
 pub fn gives_places_alone(sample: &Json) -> bool {
     matches!(list(&sample["calls"]), [call] if base(call) == "argsort")
 }
 
-/// Returns the dimension along which equal elements may stand in any order, where the sample is one call that leaves it open.
+/// Returns the dimension along which equal elements may be in any order, if the sample is one call that leaves it unspecified.
 pub fn unordered_dimension(sample: &Json, rank: usize) -> Option<usize> {
     let [call] = list(&sample["calls"]) else { return None };
     if !UNORDERED.contains(&base(call)) || call[1]["stable"] == Json::Bool(true) || rank == 0 {
@@ -85,13 +85,13 @@ pub fn unordered_dimension(sample: &Json, rank: usize) -> Option<usize> {
     Some(dim.rem_euclid(rank as i64) as usize)
 }
 
-/// Returns whether the sample's first result is eigenvalues, which PyTorch gives in no order; its other results have their order along the
-/// last dimension.
+/// Returns whether the sample's first result is eigenvalues, which PyTorch returns in no order; its other results have their
+/// order along the last dimension.
 pub fn has_eigenvalues(sample: &Json) -> bool {
     list(&sample["calls"]).first().is_some_and(|call| matches!(base(call), "linalg_eig" | "linalg_eigvals"))
 }
 
-/// Returns the places along the last dimension of found eigenvalues, each of which is next to the expected one.
+/// Returns the indices along the last dimension of the found eigenvalues closest to the expected ones.
 pub fn order_of_eigenvalues(found: &Tensor, expected: &Numbers) -> Result<Tensor, String> {
     let Numbers::Floats(expected) = expected else { return Err("eigenvalues are not floats".to_owned()) };
     let numbers = floats(Numbers::of_tensor(found)?);
@@ -138,7 +138,7 @@ fn floats(numbers: Numbers) -> Vec<f64> {
     }
 }
 
-/// Holds places along a dimension, which may be left out, against the values at them: each place at most once per line.
+/// Checks indices along a dimension, which may be left out, by the values at them: each index occurs at most once per line.
 pub fn places_agree(
     input: &Tensor,
     places: &Tensor,
@@ -167,7 +167,7 @@ pub fn places_agree(
     Ok(())
 }
 
-/// Returns gradients with those of equal elements of a line in order, so that it does not matter which of them got which.
+/// Returns gradients with those of equal elements of a line in order, so that their assignment does not matter.
 pub fn among_equals(input: &Tensor, gradient: Numbers, dimension: usize) -> Result<Numbers, String> {
     let values = lines(&floats(Numbers::of_tensor(input)?), input.shape(), dimension);
     let gradients = lines(&floats(gradient), input.shape(), dimension);
