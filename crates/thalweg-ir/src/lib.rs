@@ -11,6 +11,7 @@
 //!
 //! # Invariants
 //! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.
+//!
 //! Three readers (printer, executor, gradient) match exhaustively on the same enums: a new primitive does not compile until each
 //! of them handles it.
 #![forbid(unsafe_code)]
