@@ -424,6 +424,27 @@ impl Body {
         self.scalars.len() + usize::from(self.report.is_some())
     }
 
+    /// Returns the body with its outputs in other dtypes. A value is rounded to the former dtype of its output first, so that its bits
+    /// are those of a result that was copied into a tensor of the other dtype.
+    #[must_use]
+    pub fn with_outputs_in(&self, dtypes: impl IntoIterator<Item = DType>) -> Self {
+        let mut body = self.clone();
+        for (output, dtype) in body.outputs.iter_mut().zip(dtypes) {
+            if output.dtype == dtype {
+                continue;
+            }
+            for step in [output.dtype, output.dtype.compute(), dtype.compute()] {
+                if body.dtypes[output.value.index()] != step {
+                    body.nodes.push(Node::Cast(output.value));
+                    body.dtypes.push(step);
+                    output.value = ExprId((body.nodes.len() - 1) as u32);
+                }
+            }
+            output.dtype = dtype;
+        }
+        body
+    }
+
     /// Returns which expressions are needed by an output or a reduction.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];

@@ -70,18 +70,27 @@ impl Function {
     ];
 }
 
-/// A launch over two contiguous operands of one dtype. See the [module](self).
+/// A launch over two operands of one dtype, each contiguous or one number. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Special {
     /// The function.
     pub function: Function,
-    /// The number of elements of each operand.
+    /// The number of elements of the result.
     pub elements: u64,
+    /// The strides of the operands: 1, or 0 of one number.
+    pub strides: [u64; 2],
     /// The dtype of both operands and the result: int64 for [`Function::Gcd`], else a floating-point type.
     pub dtype: DType,
 }
 
-arguments! { Special { elements, function, dtype } }
+impl Special {
+    /// Returns the numbers of elements of the operands.
+    fn spans(&self) -> [u64; 2] {
+        self.strides.map(|stride| if stride == 0 { self.elements.min(1) } else { self.elements })
+    }
+}
+
+arguments! { Special { elements, strides, function, dtype } }
 choices! { Function: Function::ALL }
 
 /// The most steps of a recurrence.
@@ -122,7 +131,7 @@ fn step_bits(dtype: DType) -> u32 {
     if dtype == DType::Bf16 { 1 << 16 } else { 1 }
 }
 
-/// Operands: the two operands and the result.
+/// Operands: the two operands and the result, which may replace the first.
 impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
     fn name(&self) -> &str {
         name(self.kernel.dtype)
@@ -155,12 +164,13 @@ impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
     }
 
     fn accesses(&self) -> Accesses {
-        let bytes = self.kernel.elements * self.kernel.dtype.size_bytes() as u64;
-        let [first, second, output] = self.at;
+        let size = self.kernel.dtype.size_bytes() as u64;
+        let [first, second] = self.kernel.spans().map(|elements| elements * size);
+        let at = self.at;
         Accesses::from_iter([
-            Access::read(first, bytes),
-            Access::read(second, bytes),
-            Access::write(output, bytes),
+            Access::read(at[0], first),
+            Access::read(at[1], second),
+            Access::write(at[2], self.kernel.elements * size),
         ])
     }
 }
@@ -184,11 +194,15 @@ fn run_typed<T: Element>(
     function: impl Fn(T, T) -> T,
 ) -> Result<(), HostFault> {
     let [first, second, output] = at;
-    let count = special.elements as usize;
-    let (first, second) = (launch.read::<T>(first, count)?, launch.read::<T>(second, count)?);
-    let output = launch.write::<T>(output, count)?;
-    for (to, (&a, &b)) in output.iter_mut().zip(first.iter().zip(second)) {
-        *to = function(a, b);
+    let [first_count, second_count] = special.spans().map(|elements| elements as usize);
+    let strides = special.strides.map(|stride| stride as usize);
+    let results = launch.cells::<T>(output, special.elements as usize)?;
+    // The result may replace the first operand.
+    let (is_over, first_count) = if first == output { (true, 0) } else { (false, first_count) };
+    let (first, second) = (launch.read::<T>(first, first_count)?, launch.read::<T>(second, second_count)?);
+    for (place, result) in results.iter().enumerate() {
+        let a = if is_over { result.get() } else { first[place * strides[0]] };
+        result.set(function(a, second[place * strides[1]]));
     }
     Ok(())
 }

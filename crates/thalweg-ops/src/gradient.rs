@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{Body, BodyBuilder, Node};
 
-use crate::definition::{FromInputs, FromResult, LoopOp, Signature};
+use crate::definition::{DTypes, FromInputs, FromResult, LoopOp, Signature};
 
 /// The body of an operator for one signature.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,6 +36,21 @@ pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
     static BODIES: Kept<(u64, Signature), Arc<ForwardBody>> = OnceLock::new();
     keep(&BODIES, (operator.id(), signature.clone()), || {
         Arc::new(ForwardBody { id: operator.id(), body: Arc::new(operator.body(signature)) })
+    })
+}
+
+/// Returns the body of an operator whose results are converted to these dtypes as they are written.
+pub fn forward_into(operator: &LoopOp, signature: &Signature, outputs: &DTypes) -> Arc<ForwardBody> {
+    static BODIES: Kept<(u64, Signature, DTypes), Arc<ForwardBody>> = OnceLock::new();
+    if signature.outputs == *outputs {
+        return forward(operator, signature);
+    }
+    keep(&BODIES, (operator.id(), signature.clone(), outputs.clone()), || {
+        let body = forward(operator, signature).body.with_outputs_in(outputs.iter().copied());
+        // The dtypes that the values are rounded to first, which the body does not show.
+        let former = signature.outputs.iter().fold(1, |word, &dtype| word << 8 | (dtype as u64 + 1));
+        let id = (operator.id() ^ former).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Arc::new(ForwardBody { id, body: Arc::new(body) })
     })
 }
 

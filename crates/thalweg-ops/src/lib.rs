@@ -33,5 +33,7 @@ pub use definition::{
     scalar_bits,
 };
 pub use elementwise::{elementwise, parts, table};
-pub use gradient::{ForwardBody, GradientBody, PartialGradient, forward, gradient, gradient_of, without};
+pub use gradient::{
+    ForwardBody, GradientBody, PartialGradient, forward, forward_into, gradient, gradient_of, without,
+};
 pub use plan::{Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan};

@@ -26,7 +26,7 @@ pub use distance::{
     MSE_LOSS, MSE_LOSS_ELEMENTS, SMOOTH_L1_LOSS, SMOOTH_L1_LOSS_ELEMENTS, SOFT_MARGIN_LOSS,
     SOFT_MARGIN_LOSS_ELEMENTS, WITH_LOGITS, WITH_LOGITS_ELEMENTS,
 };
-pub use indexing::{CHECKED_INDEX, EMBEDDING, GATHER, INDEX_COPY, PLACE, STACK3};
+pub use indexing::{CHECKED_INDEX, EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY, PLACE, STACK3};
 pub use loss::{
     CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_SMOOTHED, MEAN_OVER_CLASSES, NLL_LOSS,
     NLL_LOSS_WEIGHTED,
@@ -57,7 +57,6 @@ pub static CALLED: &[&LoopOp] = &[
     &COPY,
     &ARANGE,
     &LINSPACE,
-    &TRIANGLE,
     &ROOTS_OF_UNITY,
     &SUM,
     &WIDE_SUM,
@@ -148,6 +147,8 @@ pub static LAUNCHED: &[&LoopOp] = &[
     &EMBEDDING,
     &INDEX_COPY,
     &GATHER,
+    &INDEX_CHECK,
+    &TRIANGLE,
     &STACK3,
     &UNFOLD_WINDOWS,
     &FOLD_WINDOWS,
@@ -236,20 +237,23 @@ pub static LINSPACE: LoopOp = LoopOp {
     ..ARANGE
 };
 
-/// The lower triangle of a matrix as truth values: the places whose column is at most `diagonal` to the right of the row.
+/// The triangles of matrices, and 0 elsewhere. Rows: matrix, row, column. `side` is 1 for the lower triangle and −1 for the upper one:
+/// a place is kept whose column is at most `diagonal` to that side of the row.
 pub static TRIANGLE: LoopOp = LoopOp {
     name: "triangle",
-    doc: "The lower triangle of a matrix, up to a diagonal, as truth values.",
-    scalars: &["diagonal"],
-    sizes: Sizes::Extents(2),
-    rule: DTypeRule::Created,
+    doc: "The lower or upper triangles of matrices, and 0 elsewhere.",
+    input_count: 1,
+    scalars: &["side", "diagonal"],
+    rule: DTypeRule::Moved,
+    space: Space::Coordinates,
     build: |b, signature| {
-        let diagonal = scalar(b, DType::I64);
-        let [row, column] = [0, 1].map(|dimension| b.index(Dimension::Row(dimension)));
-        let inside = (column - row).le(diagonal);
-        b.output(inside.to(signature.compute), signature.outputs[0], OutputPlace::Row);
+        let x = b.input(signature.inputs[0]);
+        let [side, diagonal] = [0; 2].map(|_| scalar(b, DType::I64));
+        let [row, column] = [1, 2].map(|dimension| b.index(Dimension::Row(dimension)));
+        let inside = ((column - row) * side).le(diagonal);
+        b.output(inside.select(x, x.like(0)), signature.outputs[0], OutputPlace::Row);
     },
-    ..ARANGE
+    ..LoopOp::BASE
 };
 
 /// exp(sign · 2πi · row · column / period), written as the real matrix that multiplies a complex number by it: element (row,

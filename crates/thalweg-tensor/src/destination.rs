@@ -10,7 +10,7 @@
 //! or a kernel that changes a copy ([`Tensor::owned`]) or may write where it read ([`for_kernel_over`]).
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout};
+use thalweg_ir::{DType, Layout, Shape};
 use thalweg_runtime::{Device, Label, Result, Stream};
 
 use crate::caller::CallLocation;
@@ -78,7 +78,46 @@ pub(crate) fn offered<R>(offers: Offers, run: impl FnOnce() -> R) -> (R, SmallVe
     (result, taken)
 }
 
-/// Runs a function that may take no offer, since it is unknown how its tensors are used.
+/// Takes an offer back that is made beside others.
+struct TakenBack;
+
+impl Drop for TakenBack {
+    fn drop(&mut self) {
+        OFFERS.with_borrow_mut(|offers| drop(offers.pop()));
+    }
+}
+
+/// Runs a function whose kernels may take one more offer.
+pub(crate) fn also_offered<R>(offer: Offer, run: impl FnOnce() -> R) -> R {
+    OFFERS.with_borrow_mut(|offers| offers.push(offer));
+    let _taken_back = TakenBack;
+    run()
+}
+
+/// Runs a function whose real results are the parts of complex ones, side by side: where memory is offered for those, it may take that.
+pub(crate) fn by_parts<R>(run: impl FnOnce() -> R) -> R {
+    let parts = |offer: &Offer| {
+        let (target, layout) = (&offer.target, offer.target.layout());
+        let is_whole = !offer.is_taken && !offer.is_read && target.dtype().is_complex();
+        let shape: Shape = layout.shape().iter().copied().chain([2]).collect();
+        let strides: Shape = layout.strides().iter().map(|stride| 2 * stride).chain([1]).collect();
+        let layout = is_whole.then(|| Layout::new(&shape, &strides, 2 * layout.offset()).ok())??;
+        let target = target.view_of_dtype(layout, target.dtype().real());
+        Some(Offer { target, is_taken: false, ..*offer })
+    };
+    let views: SmallVec<[Option<Offer>; 1]> = OFFERS.with_borrow(|offers| offers.iter().map(parts).collect());
+    let places: SmallVec<[usize; 1]> = (0..views.len()).filter(|&place| views[place].is_some()).collect();
+    if places.is_empty() {
+        return run();
+    }
+    let (result, taken) = offered(views.into_iter().flatten().collect(), run);
+    OFFERS.with_borrow_mut(|offers| {
+        places.into_iter().zip(taken).for_each(|(place, taken)| offers[place].is_taken |= taken);
+    });
+    result
+}
+
+/// Runs a function that may take no offer, since it is not known what becomes of its tensors.
 pub(crate) fn apart<R>(run: impl FnOnce() -> R) -> R {
     if OFFERS.with_borrow(|offers| offers.is_empty()) {
         return run();
@@ -105,11 +144,15 @@ pub(crate) fn are_same(one: &Tensor, other: &Tensor) -> bool {
     one.shares_storage_with(other) && one.dtype() == other.dtype() && one.layout() == other.layout()
 }
 
-/// Takes the first offer on a device, of a dtype, that fits.
+/// Takes the first offer on a device, of a dtype, that fits. The result of a loop may be converted as it is written, where there is no
+/// other result and the dtype is not of a lower category.
 fn take(device: &Device, dtype: DType, fits: impl Fn(&Offer) -> Option<Tensor>) -> Option<Tensor> {
     OFFERS.with_borrow_mut(|offers| {
+        let is_one = offers.len() == 1;
         let is_open = |offer: &&mut Offer| {
-            !offer.is_taken && offer.target.dtype() == dtype && offer.target.device() == device
+            let given = offer.target.dtype();
+            let is_converted = offer.is_of_loop && is_one && given.category() >= dtype.category();
+            !offer.is_taken && (given == dtype || is_converted) && offer.target.device() == device
         };
         let open = offers.iter_mut().filter(is_open);
         let (offer, target) =
@@ -135,8 +178,8 @@ fn is_laid_out(target: &Tensor, layout: &Layout) -> bool {
     target.layout().strides() == layout.strides() || target.is_contiguous() && layout.is_contiguous()
 }
 
-/// Returns memory for the result of a loop that would be allocated with this layout. It may have other strides. `is_pointwise` says that
-/// the loop reads each point before it writes it.
+/// Returns memory for the result of a loop that would be allocated with this layout. It may have other strides, and another dtype.
+/// `is_pointwise` says that the loop reads each point before it writes it.
 pub(crate) fn for_loop(
     (layout, device): (&Layout, &Device),
     dtype: DType,

@@ -7,6 +7,7 @@ struct NAME_arguments {
     const ELEMENT* second;
     ELEMENT* output;
     u64 elements;
+    u64 strides[2];
     u64 function;
     u64 dtype;
 };
@@ -14,7 +15,8 @@ struct NAME_arguments {
 FUNCTIONS
 extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
     for (u64 at = u64(blockIdx.x) * 256 + threadIdx.x; at < x.elements; at += u64(gridDim.x) * 256) {
-        const VALUE a = VALUE(LOAD(x.first[at])), b = VALUE(LOAD(x.second[at]));
+        const VALUE a = VALUE(LOAD(x.first[at * x.strides[0]])),
+            b = VALUE(LOAD(x.second[at * x.strides[1]]));
         x.output[at] = STORE(SUM(compute(x.function, a, b)));
     }
 }

@@ -176,8 +176,11 @@ fn other_sizes_are_read_as_they_are_written() {
             ("vector", &[1]),
         ],
     );
-    let special = Special { function: Function::Zeta, elements: 9, dtype };
-    check(&Placed { kernel: special, at: at::<3>() }, &[("elements", &[9]), ("function", &[2])]);
+    let special = Special { function: Function::Zeta, elements: 9, strides: [0, 1], dtype };
+    check(
+        &Placed { kernel: special, at: at::<3>() },
+        &[("elements", &[9]), ("strides", &[0, 1]), ("function", &[2])],
+    );
     let decompose =
         Decompose { method: Method::Reflectors, batch: 2, rows: 5, columns: 4, width: 3, flags: 6 };
     check(

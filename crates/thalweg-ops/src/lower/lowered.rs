@@ -10,7 +10,7 @@ use super::kept_layout::kept_layout;
 use super::launch::{LaunchNumbers, LoopLaunch};
 use super::{LoopArguments, Operand, Result, Steps};
 use crate::definition::{DTypes, LoopOp, Signature, Space, scalar_bits};
-use crate::gradient::{ForwardBody, GradientBody, forward, gradient};
+use crate::gradient::{ForwardBody, GradientBody, forward, forward_into, gradient};
 
 /// A result of a lowered call, which is to be allocated.
 #[derive(Clone, Debug)]
@@ -113,7 +113,8 @@ impl LoweredLoop {
         self.steps.as_ref()
     }
 
-    /// Returns the launch into results of other layouts, with the numbers of a call.
+    /// Returns the launch into results of other layouts, with the numbers of a call. Results of other dtypes are converted as they are
+    /// written.
     ///
     /// # Errors
     /// Returns an error if the inputs are not those of the call.
@@ -123,7 +124,9 @@ impl LoweredLoop {
         outputs: &[Operand<'_>],
         arguments: &LoopArguments,
     ) -> Result<LoopLaunch> {
-        let parts = (self.forward.id, self.operator.name.into(), Arc::clone(&self.forward.body));
+        let dtypes = outputs.iter().map(|output| output.dtype).collect();
+        let forward = forward_into(self.operator, &self.signature, &dtypes);
+        let parts = (forward.id, self.operator.name.into(), Arc::clone(&forward.body));
         self.extents.launch(parts, self.signature.compute, (inputs, outputs), self.numbers(arguments))
     }
 

@@ -116,6 +116,20 @@ pub static CHECKED_INDEX: LoopOp = LoopOp {
     )
 };
 
+/// Reports indices of a dimension that are not from 0 on below its extent. Rows: the indices. Nothing is written.
+pub static INDEX_CHECK: LoopOp = indexing(
+    "index_check",
+    "Nothing: reports indices that are out of range.",
+    1,
+    &["extent"],
+    |b, signature| {
+        let index = b.input(signature.inputs[0]);
+        let fits = checked(b, index, scalar(b, DType::I64));
+        let never = fits.and(fits.logical_not());
+        b.scattered_output(index, signature.outputs[0], index.like(0i64), never);
+    },
+);
+
 /// Slices of a source, written in place at indices of one dimension of the target. Rows: the dimensions before the indexed one,
 /// the index number, the dimensions after it. Inputs: the source, the indices. Strides are the target's.
 pub static INDEX_COPY: LoopOp = indexing(

@@ -67,7 +67,7 @@ pub(crate) use keys::{
     Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_anomaly, set_excluded, set_inference,
 };
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
-pub(crate) use offers::offer_to_function;
+pub(crate) use offers::{offer_to_function, over};
 pub(crate) use registry::{BuiltIn, Entries, OperatorTable, built_in};
 pub use registry::{define_loop, define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};

@@ -1,7 +1,7 @@
 //! Decisions whether the memory of a tensor may be offered to an operator for its result.
 
 use crate::autograd::{ViewOf, is_grad_enabled};
-use crate::destination::{First, Offer, are_disjoint, are_same};
+use crate::destination::{First, Offer, also_offered, are_disjoint, are_same};
 use crate::tensor::Tensor;
 
 /// The properties of an operator that decide whether memory may be offered to it.
@@ -23,9 +23,9 @@ pub(super) fn offer(taker: &Taker, target: &Tensor, operands: &[&Tensor]) -> Opt
     };
     let are_apart = |list: &[&Tensor]| list.iter().all(|operand| are_disjoint(operand, target));
     let is_read = match (taker.first, others) {
-        _ if taker.is_of_loop => false,
         _ if are_apart(operands) => false,
         (First::Ignored | First::Filled, Some(others)) if are_apart(others) => false,
+        _ if taker.is_of_loop => true,
         (First::Consumed, Some(others)) if are_apart(others) && !taker.is_by_parts => true,
         _ => return None,
     };
@@ -39,7 +39,15 @@ pub(crate) fn offer_to_function(target: &Tensor) -> Option<Offer> {
     is_free(target, &[]).then(|| Offer::new(target, false, false))
 }
 
-/// Returns whether a tensor may be written: nothing is recorded that reads its former elements or through which gradients flow.
+/// Runs an operator over a result of another one that nothing reads afterwards: what reads it may write over it.
+pub(crate) fn over<R>(x: &Tensor, run: impl FnOnce(&Tensor) -> R) -> R {
+    match is_free(x, &[]) {
+        true => also_offered(Offer::new(x, true, false), || run(x)),
+        false => run(x),
+    }
+}
+
+/// Returns whether a tensor may be written while nothing is recorded that reads its former elements, or that gradients flow through.
 /// `operands` are the tensors that the operator reads.
 fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
     let base = match target.0.autograd.view_of() {

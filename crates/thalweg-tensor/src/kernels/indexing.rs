@@ -13,7 +13,7 @@ use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::{NativeKernel, Placed};
 use thalweg_ops::Placement;
-use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
+use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY};
 use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
@@ -128,6 +128,26 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
         index.dtype(),
         index.shape()
     )))
+}
+
+/// Reports indices that are not from 0 on below an extent. Returns one element, which nothing is written to.
+pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
+    let index = call.tensor(0);
+    if index.dtype() != DType::I64 {
+        return Err(Error::invalid(format!("the indices are {}, not int64", index.dtype())));
+    }
+    let result = Tensor::empty_on(&[1], DType::I64, &call.device.current_stream(), call.label)?;
+    if index.elements() > 0 {
+        launch_placed(
+            &INDEX_CHECK,
+            (index.shape(), &[]),
+            (&[index], from_ref(&result)),
+            [strided(index.layout().strides(), &[]), Placement::Gathered(1)].into_iter().collect(),
+            &[call.int(1) as u64],
+            call.label,
+        )?;
+    }
+    Ok(SmallVec::from_elem(result, 1))
 }
 
 /// Returns the elements of (outer, extent, inner) at indices (outer, count, inner) of the middle dimension.

@@ -120,7 +120,7 @@ impl Resolved {
         Ok(self.launch.get_or_init(|| launch))
     }
 
-    /// Allocates the results, or takes offered memory. Also returns whether their layouts are as planned.
+    /// Allocates the results, or takes memory that is offered for them. Returns also whether their layouts and dtypes are as planned.
     pub(super) fn results(&self, call: &LoopCall<'_>, stream: &Stream) -> Result<(Tensors, bool)> {
         let is_pointwise = call.operator.space == Space::Elementwise;
         let (mut results, mut are_as_planned) = (Tensors::new(), true);
@@ -129,7 +129,8 @@ impl Resolved {
             results.push(
                 match destination::for_loop((layout, call.device), dtype, &call.tensors, is_pointwise) {
                     Some(target) => {
-                        are_as_planned &= target.layout().strides() == layout.strides();
+                        are_as_planned &=
+                            target.layout().strides() == layout.strides() && target.dtype() == dtype;
                         target
                     }
                     None => Tensor::empty_in(layout.clone(), output.bytes, dtype, stream, call.label)?,

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::{operators, single};
-use crate::dispatch::{Arguments, Call};
+use crate::dispatch::{Arguments, Call, over};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -112,7 +112,8 @@ fn isin(call: &Call<'_>, x: &Tensor, among: &Tensor) -> Result<Tensors> {
     let flat = among.detach().reshape(&[among.elements()])?;
     let found = match flat.elements() {
         0 => Tensor::zeros(x.shape(), DType::Bool, call.device)?,
+        1 => x.detach().unsqueeze(-1)?.eq(&flat)?.reshape(x.shape())?,
         _ => x.detach().unsqueeze(-1)?.eq(&flat)?.any_dim(-1, false)?,
     };
-    if call.bool(3) { found.logical_not().map(single) } else { Ok(single(found)) }
+    if call.bool(3) { over(&found, Tensor::logical_not).map(single) } else { Ok(single(found)) }
 }

@@ -17,7 +17,8 @@ use thalweg_runtime::{Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
-use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::destination::by_parts;
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, over};
 use crate::dtype_name::named;
 use crate::kernels::indexing::combine_of;
 use crate::kernels::matmul;
@@ -64,7 +65,8 @@ operators! {
         fn polar(angle: tensor) = Composite(|call| {
             let (size, angle) = (call.tensor(0), call.tensor(1));
             check_parts(size, angle)?;
-            of_parts(&size.mul(&angle.cos()?)?, &size.mul(&angle.sin()?)?).map(single)
+            let of_size = |part: Tensor| over(&part, |part| size.mul(part));
+            of_parts(&of_size(angle.cos()?)?, &of_size(angle.sin()?)?).map(single)
         }), out: [ComplexOfFirst];
     /// Returns the absolute values of complex numbers.
     "thalweg::abs_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
@@ -161,7 +163,7 @@ pub(super) fn parts(z: &Tensor) -> Result<[Tensor; 2]> {
 /// Returns complex numbers with these real and imaginary parts, which are broadcast.
 pub(super) fn of_parts(re: &Tensor, im: &Tensor) -> Result<Tensor> {
     let shape = thalweg_ir::broadcast_shapes(re.shape(), im.shape())?;
-    Tensor::stack(&[re.expand(&shape)?, im.expand(&shape)?], -1)?.view_as_complex()
+    by_parts(|| Tensor::stack(&[re.expand(&shape)?, im.expand(&shape)?], -1))?.view_as_complex()
 }
 
 fn check_parts(a: &Tensor, b: &Tensor) -> Result<()> {

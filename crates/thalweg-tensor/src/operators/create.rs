@@ -1,12 +1,15 @@
 //! New tensors: of one value, counted, copied and converted, padded, repeated.
 
+use std::slice::from_ref;
+
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout, Scalar, Shape, byte_count, element_count, inverse_order};
-use thalweg_ops::default_dtype;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_ir::{DType, Dimensions, Layout, Scalar, Shape, byte_count, element_count, inverse_order};
+use thalweg_ops::structured::TRIANGLE;
+use thalweg_ops::{Placement, default_dtype};
+use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::index::{index_select, number_like};
+use super::index::index_select;
 use super::join::copy_into;
 use super::view::{
     check_options, copied_in_format, diagonal, dtype_of, extents, format_of, in_format, made_like, wrap,
@@ -15,7 +18,9 @@ use super::view::{
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
+use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in, check_conversion};
+use crate::loops::{launch_placed, widen};
 use crate::memory_format::format_order;
 use crate::tensor::{Tensor, Tensors, uninitialized};
 
@@ -107,11 +112,11 @@ operators! {
         = Composite(|call| eye(call, [call.int(0), call.int(1)], 2).map(single));
     /// Returns matrices with zeros above a diagonal.
     "tril(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn tril(diagonal: int) = Composite(|call| triangle(call, true).map(single)), first: Consumed;
+        fn tril(diagonal: int) = Differentiable(|call| triangle(call, true), &LOWER), first: Consumed, complex: Taken;
     /// Returns matrices with zeros below a diagonal.
     "triu(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn triu(diagonal: int) = Composite(|call| triangle(call, false).map(single)), first: Consumed;
-    /// Returns a tensor with one value and the shape and dtype of another.
+        fn triu(diagonal: int) = Differentiable(|call| triangle(call, false), &UPPER), first: Consumed, complex: Taken;
+    /// Returns a tensor of a tensor's shape and dtype with one value.
     "fill.Scalar(Tensor self, Scalar value) -> Tensor"
         fn fill(value: scalar) = Differentiable(
             |call| {
@@ -404,16 +409,6 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
     super::call(built_in!("thalweg::linspace")?, &arguments, Some(call.device), call.label.location)
 }
 
-/// Returns a mask of where a matrix's column is at most `diagonal` to the right of its row.
-fn lower([rows, columns]: [usize; 2], diagonal: i64, device: &Device) -> Result<Tensor> {
-    // Beyond the corners all diagonals are the same.
-    let diagonal =
-        diagonal.clamp((rows as i64).saturating_neg().saturating_sub(1), (columns as i64).saturating_add(1));
-    let sizes = [rows, columns];
-    let arguments = [Argument::Scalar(Scalar::I64(diagonal)), as_ints(&sizes).into(), DType::Bool.into()];
-    super::call(built_in!("thalweg::triangle")?, &arguments, Some(device), std::panic::Location::caller())
-}
-
 fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
     for (extent, name) in size.iter().zip(["n", "m"]) {
         if *extent < 0 {
@@ -427,19 +422,55 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
     Ok(result)
 }
 
-/// Returns a matrix's lower or upper triangle, and 0 elsewhere.
-fn triangle(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
+/// Returns the lower or upper triangles of matrices, and 0 elsewhere.
+fn triangle(call: &Call<'_>, is_lower: bool) -> Result<Tensors> {
     let x = call.tensor(0);
     let &[.., rows, columns] = x.shape() else {
         let name = call.operator.base_name();
         return Err(Error::invalid(format!("{name}: input tensor must have at least 2 dimensions")));
     };
-    let zero = number_like(x, Scalar::I64(0))?;
-    if is_lower {
-        return lower([rows, columns], call.int(1), call.device)?.select_where(x, &zero);
+    // Beyond the corners all diagonals are the same.
+    let (lowest, highest) = (-(rows as i64) - 1, columns as i64 + 1);
+    let diagonal = call.int(1).clamp(lowest, highest);
+    let count = x.shape()[..x.rank() - 2].iter().product();
+    let matrices = x.detach().reshape(&[count, rows, columns])?;
+    let result = match for_kernel_over(&matrices) {
+        Some(over) if over.is_contiguous() => over,
+        _ => {
+            Tensor::result_on(&[count, rows, columns], x.dtype(), &call.device.current_stream(), call.label)?
+        }
+    };
+    if result.elements() > 0 {
+        let placed = |tensor: &Tensor| Placement::Strided {
+            rows: widen(tensor.layout().strides()),
+            inner: Dimensions::new(),
+        };
+        let [side, diagonal] = if is_lower { [1, diagonal] } else { [-1, -diagonal] };
+        launch_placed(
+            &TRIANGLE,
+            (&[count, rows, columns], &[]),
+            (&[&matrices], from_ref(&result)),
+            [placed(&matrices), placed(&result)].into_iter().collect(),
+            &[side, diagonal].map(|number| number as u64),
+            call.label,
+        )?;
     }
-    lower([rows, columns], call.int(1).saturating_sub(1), call.device)?.select_where(&zero, x)
+    result.reshape(x.shape()).map(single)
 }
+
+/// The gradient of the lower triangles.
+static LOWER: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| call.one(0, || call.gradient()?.tril(call.int(1))),
+};
+
+/// The gradient of the upper triangles.
+static UPPER: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| call.one(0, || call.gradient()?.triu(call.int(1))),
+};
 
 fn converted(
     call: &Call<'_>,

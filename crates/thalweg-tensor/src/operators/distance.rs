@@ -6,7 +6,8 @@ use thalweg_runtime::{Error, Result};
 use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
-use crate::dispatch::{Arguments, Call, Ints};
+use crate::destination::apart;
+use crate::dispatch::{Arguments, Call, Ints, over};
 use crate::tensor::Tensor;
 
 operators! {
@@ -50,7 +51,7 @@ operators! {
         = Composite(|call| cosine_similarity(call).map(single)), autocast: Full;
     /// Returns the tensor with each slice of a dimension scaled down to a p-norm of at most `maxnorm`.
     "renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor"
-        fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single)), autocast: Full;
+        fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single)), first: Consumed, autocast: Full;
 }
 
 /// Returns the p-norm of the rows' differences, plus eps in each element.
@@ -164,9 +165,15 @@ fn renorm(call: &Call<'_>) -> Result<Tensor> {
     let kept = super::view::wrap(dim, x.rank())?;
     let others: Ints = (0..x.rank()).filter(|&dim| dim != kept).map(|dim| dim as i64).collect();
     let wide = x.to_dtype(x.dtype().compute())?;
-    let norm = wide.vector_norm(Scalar::F64(p), &others, true)?;
-    let limit = Tensor::full(&[], most, norm.dtype(), x.device())?;
-    let one = Tensor::full(&[], 1.0, norm.dtype(), x.device())?;
-    let factor = norm.gt(&limit)?.select_where(&limit.div(&norm.add_scalar(1e-7)?)?, &one)?;
+    // The product alone may replace what it reads.
+    let factor = apart(|| {
+        let norm = wide.vector_norm(Scalar::F64(p), &others, true)?;
+        let limit = Tensor::full(&[], most, norm.dtype(), x.device())?;
+        let one = Tensor::full(&[], 1.0, norm.dtype(), x.device())?;
+        let is_above = norm.gt(&limit)?;
+        let raised = over(&norm, |norm| norm.add_scalar(1e-7))?;
+        let least = over(&raised, |raised| limit.div(raised))?;
+        over(&least, |least| is_above.select_where(least, &one))
+    })?;
     wide.mul(&factor)?.to_dtype(x.dtype())
 }

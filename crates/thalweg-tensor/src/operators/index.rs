@@ -9,7 +9,7 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
-use super::Body::{Composite, Differentiable, Pair};
+use super::Body::{Composite, Differentiable, Kernel, Pair};
 use super::create::pad;
 use super::view::{diagonal, extents, select, slice, wrap};
 use super::{complex, operators, single};
@@ -22,6 +22,8 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the elements of a tensor (outer, extent, inner) at indices (outer, count, inner).
     "thalweg::gather(Tensor self, Tensor index) -> Tensor" = Differentiable(indexing::gather, &GATHER), complex: Taken;
+    /// Reports indices that are not from 0 on below an extent. Returns one element, which nothing is written to.
+    "thalweg::index_check(Tensor index, int extent) -> Tensor" = Kernel(indexing::index_check);
     /// Returns zeros (outer, extent, inner) to which a gradient (outer, count, inner) is added at indices.
     "thalweg::gather_backward(Tensor gradient, Tensor index, int extent) -> Tensor"
         = Differentiable(indexing::gather_backward, &GATHER_BACKWARD), complex: Parts(gather_backward_of_complex);
@@ -438,7 +440,10 @@ impl<'a> Along<'a> {
             }
         }
         let (target, index, mut source) = (at_least_1d(x)?, at_least_1d(&index)?, at_least_1d(source)?);
-        let index = checked(&index, (0, target.shape()[dim]), (told, RangeOf::Dimension(dim)))?;
+        // The kernels that write skip an index that is out of range, which is reported here.
+        let _telling = Telling::of(told, RangeOf::Dimension(dim));
+        let arguments = [(&index).into(), (target.shape()[dim] as i64).into()];
+        super::call(built_in!("thalweg::index_check")?, &arguments, None, std::panic::Location::caller())?;
         let mut padding: SmallVec<[i64; 12]> = SmallVec::new();
         for at in (0..index.rank()).rev() {
             let [whole, count, available] = [&target, &index, &source].map(|tensor| tensor.shape()[at]);

@@ -1,7 +1,7 @@
 //! Operators that join tensors.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Shape};
+use thalweg_ir::{DType, Layout, Shape};
 use thalweg_ops::structured::COPY;
 use thalweg_runtime::{Error, Result};
 
@@ -94,7 +94,8 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
         }
     }
     let result = Tensor::result_on(&shape, dtype, &call.device.current_stream(), call.label)?;
-    let result = result.with_layout(layout_in(&shape, common_format(list))?);
+    let layout = layout_in(&shape, common_format(list))?;
+    let result = result.with_layout(Layout::new(&shape, layout.strides(), result.layout().offset())?);
     let mut start = 0;
     for tensor in list.iter().filter(|tensor| !is_skipped(tensor.shape())) {
         let length = tensor.shape()[dim];

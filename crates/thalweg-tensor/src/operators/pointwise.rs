@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Lowered};
 use super::{complex, operators, single};
-use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, over};
 use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::kernels::creation::convertible;
 use crate::loops::{LoopArguments, LoopCall, signature};
@@ -281,7 +281,8 @@ operators! {
                     "Halving dimension must be even, but dimension {dim} is size {size}"
                 )));
             }
-            x.narrow(dim, 0, size / 2)?.mul(&x.narrow(dim, size / 2, size / 2)?.sigmoid()?).map(single)
+            let gate = x.narrow(dim, size / 2, size / 2)?.sigmoid()?;
+            over(&gate, |gate| x.narrow(dim, 0, size / 2)?.mul(gate)).map(single)
         });
     /// Returns self rounded to `decimals` decimals, ties to even.
     "round.decimals(Tensor self, *, int decimals) -> Tensor"
@@ -291,11 +292,14 @@ operators! {
                 return x.round().map(single);
             }
             let power = 10f64.powi(decimals.unsigned_abs().min(400) as i32);
-            match decimals > 0 {
-                true => x.mul_scalar(power)?.round()?.div_scalar(power).map(single),
-                false => x.div_scalar(power)?.round()?.mul_scalar(power).map(single),
-            }
-        });
+            let scaled = if decimals > 0 { x.mul_scalar(power)? } else { x.div_scalar(power)? };
+            let rounded = over(&scaled, Tensor::round)?;
+            over(&rounded, |rounded| match decimals > 0 {
+                true => rounded.div_scalar(power),
+                false => rounded.mul_scalar(power),
+            })
+            .map(single)
+        }), first: Consumed;
 }
 
 /// Returns the body for exponents that need neither logarithm nor exponential: the same ones as in PyTorch.

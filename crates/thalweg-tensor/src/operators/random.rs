@@ -10,7 +10,8 @@ use super::view::{check_options, extents, made_like};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, in_place, offer_to_function};
+use crate::destination::are_disjoint;
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, in_place, offer_to_function, over};
 use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::random::{Numbers, default_generator};
 use crate::tensor::{Tensor, Tensors};
@@ -82,10 +83,14 @@ operators! {
         = Composite(|call| write_any(call, |x| trials(call, x.shape(), call.float(1), x.dtype())));
     /// Sets every element to 1 with the probability given by another tensor, else 0.
     "bernoulli_.Tensor(Tensor(a!) self, Tensor p, *, Generator? generator=None) -> Tensor(a!)"
-        = Composite(|call| write_any(call, |x| {
-            bernoulli(call, &call.tensor(1).expand(x.shape())?)?.to_dtype(x.dtype())
-        }));
-    /// Sets every element to an integer from 0 on, out of all that the dtype represents exactly.
+        = Composite(|call| {
+            let (x, p) = (call.tensor(0), call.tensor(1));
+            // The probabilities are read after the numbers are drawn.
+            let offer = if are_disjoint(x, p) { offer_to_function(x) } else { None };
+            in_place::write(x, offer, || no_grad(|| bernoulli(call, &p.expand(x.shape())?)?.to_dtype(x.dtype())))?;
+            Ok(single(x.clone()))
+        });
+    /// Sets every element to an integer from 0 on: all that the dtype holds exactly may come.
     "random_(Tensor(a!) self, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| integers(call, x.shape(), [0, end_of(x.dtype())], x.dtype())));
     /// Sets every element to an integer in [0, to).
@@ -103,20 +108,23 @@ operators! {
             let (mean, deviation) = (call.tensor(0).detach(), call.tensor(1).detach());
             let shape = thalweg_ir::broadcast_shapes(mean.shape(), deviation.shape())?;
             let drawn = normal(call, &shape, [0.0, 1.0], mean.dtype())?;
-            drawn.mul(&deviation)?.add(&mean)?.to_dtype(mean.dtype()).map(single)
+            let scaled = over(&drawn, |drawn| drawn.mul(&deviation))?;
+            over(&scaled, |scaled| scaled.add(&mean))?.to_dtype(mean.dtype()).map(single)
         }, &NOTHING), complex: Taken;
     /// Returns numbers with these means and one standard deviation. The gradient is 0.
     "normal.Tensor_float(Tensor mean, float std=1, *, Generator? generator=None) -> Tensor"
         = Differentiable(|call| {
             let mean = call.tensor(0).detach();
-            normal(call, mean.shape(), [0.0, call.float(1)], mean.dtype())?.add(&mean).map(single)
+            let drawn = normal(call, mean.shape(), [0.0, call.float(1)], mean.dtype())?;
+            over(&drawn, |drawn| drawn.add(&mean)).map(single)
         }, &NOTHING), complex: Taken;
     /// Returns numbers with one mean and these standard deviations. The gradient is 0.
     "normal.float_Tensor(float mean, Tensor std, *, Generator? generator=None) -> Tensor"
         = Differentiable(|call| {
             let deviation = call.tensor(1).detach();
             let drawn = normal(call, deviation.shape(), [0.0, 1.0], deviation.dtype())?;
-            drawn.mul(&deviation)?.add_scalar(call.float(0)).map(single)
+            let scaled = over(&drawn, |drawn| drawn.mul(&deviation))?;
+            over(&scaled, |scaled| scaled.add_scalar(call.float(0))).map(single)
         }, &NOTHING);
     /// Returns numbers with a mean and a standard deviation.
     "normal.float_float(float mean, float std, SymInt[] size, *, Generator? generator=None, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
@@ -203,7 +211,8 @@ operators! {
     /// Returns the gradient of `native_dropout`: that of the kept elements, scaled.
     "native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor" = Composite(|call| {
         let gradient = call.tensor(0);
-        gradient.mul(&call.tensor(1).to_dtype(gradient.dtype())?)?.mul_scalar(call.float(2)).map(single)
+        let kept = gradient.mul(&call.tensor(1).to_dtype(gradient.dtype())?)?;
+        over(&kept, |kept| kept.mul_scalar(call.float(2))).map(single)
     });
     /// Returns self where it is positive, else self times a factor, which in training is drawn between two bounds and otherwise
     /// is their mean.
@@ -368,7 +377,11 @@ fn trials(call: &Call<'_>, shape: &[usize], probability: f64, dtype: DType) -> R
 fn bernoulli(call: &Call<'_>, probabilities: &Tensor) -> Result<Tensor> {
     let x = probabilities.detach();
     check_floats(x.dtype(), "bernoulli")?;
-    uniform(call, x.shape(), [0.0, 1.0], DType::F32)?.lt(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
+    let drawn = uniform(call, x.shape(), [0.0, 1.0], DType::F32)?;
+    let probabilities = x.to_dtype(DType::F32)?;
+    let arguments = [(&drawn).into(), (&probabilities).into()];
+    // Truth values as numbers, over those that were drawn.
+    call_operator(built_in!("lt_.Tensor")?, &arguments, None, call.label.location)?.to_dtype(x.dtype())
 }
 
 fn multinomial(call: &Call<'_>) -> Result<Tensor> {

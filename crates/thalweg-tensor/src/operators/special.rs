@@ -10,7 +10,8 @@ use super::Body::{Composite, Differentiable, Kernel};
 use super::{operators, single};
 use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
-use crate::dispatch::{Arguments, Call, built_in};
+use crate::destination::for_kernel_over;
+use crate::dispatch::{Arguments, Call, built_in, over};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -31,16 +32,16 @@ operators! {
                 return Err(Error::not_implemented("\"nextafter\" not implemented for integers"));
             }
             function(call, Function::NextAfter)
-        });
-    /// Returns Σ (other + k)⁻ˢ over k from 0 on, where s is self: the Hurwitz zeta function.
+        }), first: Consumed;
+    /// Returns Σ (other + k)⁻ˢ over k from 0 on, with s self: the Hurwitz zeta function.
     "special_zeta(Tensor self, Tensor other) -> Tensor"
         fn zeta(other: tensor) = Differentiable(|call| function(call, Function::Zeta), &ZETA);
     /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from 0 to x divided by Γ(a), where a is self and x is other.
     "igamma(Tensor self, Tensor other) -> Tensor"
-        fn igamma(other: tensor) = Differentiable(|call| function(call, Function::LowerGamma), &LOWER_GAMMA);
-    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from x on divided by Γ(a), where a is self and x is other.
+        fn igamma(other: tensor) = Differentiable(|call| function(call, Function::LowerGamma), &LOWER_GAMMA), first: Consumed;
+    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from x on over Γ(a), with a self and x other.
     "igammac(Tensor self, Tensor other) -> Tensor"
-        fn igammac(other: tensor) = Differentiable(|call| function(call, Function::UpperGamma), &UPPER_GAMMA);
+        fn igammac(other: tensor) = Differentiable(|call| function(call, Function::UpperGamma), &UPPER_GAMMA), first: Consumed;
     /// Returns the (n + 1)-th derivative of ln Γ(self).
     "polygamma(int n, Tensor self) -> Tensor"
         of fn polygamma(n: int, input: tensor)
@@ -99,15 +100,21 @@ operators! {
         = Kernel(|call| function(call, Function::Legendre));
 }
 
-/// Launches a function over two tensors of one dtype, broadcast.
+/// Launches a function over two tensors of one dtype, broadcast. The result may replace the first where that is offered.
 fn launch(call: &Call<'_>, function: Function, x: &Tensor, y: &Tensor, dtype: DType) -> Result<Tensor> {
     let shape = broadcast_shapes(x.shape(), y.shape())?;
-    let operand = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.expand(&shape)?.contiguous();
+    let operand = |tensor: &Tensor| {
+        let tensor = tensor.detach().to_dtype(dtype)?;
+        // One number is read at every place.
+        if tensor.elements() == 1 { tensor.contiguous() } else { tensor.expand(&shape)?.contiguous() }
+    };
     let (x, y) = (operand(x)?, operand(y)?);
     let stream = call.device.current_stream();
-    let result = Tensor::result_on(&shape, dtype, &stream, call.label)?;
+    let over = if x.shape() == shape.as_slice() { for_kernel_over(&x) } else { None };
+    let result = over.map_or_else(|| Tensor::result_on(&shape, dtype, &stream, call.label), Ok)?;
     if result.elements() > 0 {
-        let kernel = Special { function, elements: result.elements() as u64, dtype };
+        let strides = [&x, &y].map(|operand| u64::from(operand.elements() > 1));
+        let kernel = Special { function, elements: result.elements() as u64, strides, dtype };
         stream.launch_native(&Placed { kernel, at: [&x, &y, &result].map(Tensor::pointer) }, call.label)?;
     }
     Ok(result)
@@ -144,9 +151,10 @@ fn function(call: &Call<'_>, function: Function) -> Result<Tensors> {
 
 fn shifted(call: &Call<'_>, function: Function) -> Result<Tensors> {
     let dtype = floats(call)?;
-    // The intermediate result is not rounded to 16 bits.
-    let x = call.tensor(0).detach().to_dtype(dtype.compute())?.mul_scalar(2.0)?.sub_scalar(1.0)?;
-    launch(call, function, &x, call.tensor(1), dtype.compute())?.to_dtype(dtype).map(single)
+    // Not rounded to 16 bits in between.
+    let doubled = call.tensor(0).detach().to_dtype(dtype.compute())?.mul_scalar(2.0)?;
+    let x = over(&doubled, |doubled| doubled.sub_scalar(1.0))?;
+    over(&x, |x| launch(call, function, x, call.tensor(1), dtype.compute()))?.to_dtype(dtype).map(single)
 }
 
 fn divisor(call: &Call<'_>) -> Result<Tensor> {
@@ -208,7 +216,7 @@ fn polygamma(call: &Call<'_>) -> Result<Tensor> {
     let order = Tensor::full(&[], Scalar::F64(n as f64 + 1.0), wide.dtype(), x.device())?;
     let factorial: f64 = (2..=n.min(171)).map(|factor| factor as f64).product();
     let sign = if n % 2 == 0 { -1.0 } else { 1.0 };
-    order.zeta(&wide)?.mul_scalar(sign * factorial)?.to_dtype(x.dtype())
+    over(&order.zeta(&wide)?, |zeta| zeta.mul_scalar(sign * factorial))?.to_dtype(x.dtype())
 }
 
 fn mvlgamma(call: &Call<'_>) -> Result<Tensor> {

@@ -191,3 +191,109 @@ fn writes_through_data_have_a_version_of_their_own() {
     );
     z.sum(&[], false).unwrap().backward().unwrap();
 }
+
+/// Results whose dtype is not that of the given tensor are rounded to their own dtype and then converted, as a copy of them is.
+#[test]
+fn results_of_other_dtypes_are_converted_as_they_are_written() {
+    let numbers = [0.1, -2.5, f64::NAN, 3.0, -0.0, 1e30];
+    let others = [0.1, 7.0, 1.0, -3.0, 0.0, 1e-30];
+    let dtypes =
+        [DType::F16, DType::Bf16, DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool, DType::C64];
+    let call = |name: &str, arguments: &[&Tensor]| {
+        let arguments: Vec<Value> = arguments.iter().map(|&tensor| Value::Tensor(tensor.clone())).collect();
+        find_operator(name).unwrap().call_boxed(&arguments, None)
+    };
+    let mut tried = 0;
+    for (of, into) in dtypes.iter().flat_map(|&of| dtypes.map(|into| (of, into))) {
+        let [x, y] = [&numbers, &others].map(|values| tensor(values, &[6], DType::F64).to_dtype(of).unwrap());
+        for name in ["eq.Tensor", "logical_and", "add.Tensor", "div.Tensor", "lt.Tensor", "square"] {
+            let operands: &[&Tensor] = if name == "square" { &[&x] } else { &[&x, &y] };
+            let Ok(result) = call(name, operands) else { continue };
+            let Value::Tensor(result) = &result[0] else { panic!("{name}") };
+            let out = Tensor::zeros(&[6], into, x.device()).unwrap();
+            let arguments: Vec<_> = operands.iter().map(|&operand| operand.into()).collect();
+            let given = find_operator(name).unwrap().call_out(&arguments, std::slice::from_ref(&out));
+            if result.dtype().category() > into.category() {
+                assert!(
+                    given.unwrap_err().to_string().contains("can't be cast"),
+                    "{name} of {of} into {into}"
+                );
+                let is_zero = out.to_dtype(DType::Bool).unwrap().to_dtype(DType::F64).unwrap();
+                assert_eq!(values(&is_zero), [0.0; 6], "{name} of {of} into {into} has written");
+                continue;
+            }
+            given.unwrap();
+            let shown = |tensor: &Tensor| {
+                let real = if into.is_complex() { tensor.view_as_real().unwrap() } else { tensor.clone() };
+                format!("{:?}", values(&real.to_dtype(DType::F64).unwrap()))
+            };
+            assert_eq!(shown(&out), shown(&result.to_dtype(into).unwrap()), "{name} of {of} into {into}");
+            tried += 1;
+        }
+        for name in ["eq", "lt", "ge"] {
+            let Ok(result) = call(&format!("{name}.Tensor"), &[&x, &y]) else { continue };
+            let Value::Tensor(result) = &result[0] else { panic!("{name}") };
+            let target = x.deep_clone().unwrap();
+            call(&format!("{name}_.Tensor"), &[&target, &y]).unwrap();
+            assert_eq!(target.dtype(), of);
+            let truths = |tensor: &Tensor| {
+                values(&tensor.to_dtype(DType::Bool).unwrap().to_dtype(DType::F64).unwrap())
+            };
+            assert_eq!(truths(&target), truths(result), "{name}_ of {of}");
+        }
+    }
+    assert!(tried > 150, "{tried} results were converted");
+}
+
+/// Numbers are drawn before probabilities are read, and a result may be a part of other memory.
+#[test]
+fn what_is_read_later_is_not_written_over() {
+    let x = Tensor::ones(&[64], DType::F32, &crate::support::device()).unwrap();
+    let bernoulli = find_operator("bernoulli_.Tensor").unwrap();
+    bernoulli.call(&[(&x).into(), (&x).into()], None, thalweg_runtime::Label::here("test")).unwrap();
+    assert_eq!(values(&x), [1.0; 64]);
+
+    let whole = tensor(&[0.0; 192], &[192], DType::F32);
+    let part = whole.narrow(0, 64, 128).unwrap();
+    let list =
+        [Tensor::ones(&[64], DType::F32, whole.device()).unwrap(), tensor(&[2.0; 64], &[64], DType::F32)];
+    let cat = find_operator("cat").unwrap();
+    cat.call_out(&[list.as_slice().into(), 0.into()], std::slice::from_ref(&part)).unwrap();
+    let expected: Vec<f64> = [0.0, 1.0, 2.0].into_iter().flat_map(|value| [value; 64]).collect();
+    assert_eq!(values(&whole), expected);
+}
+
+/// Kernels that write over their first operand, and several operators over one memory, give the bits that they give apart.
+#[test]
+fn chains_over_one_memory_give_the_same_bits() {
+    let y = tensor(&[0.5, 0.125, 0.75, 0.25, 2.0, 1.5], &[2, 3], DType::F32);
+    let forms: [(&str, &str, Vec<Value>); 8] = [
+        ("round.decimals", "round_.decimals", vec![Value::Int(1)]),
+        ("round.decimals", "round_.decimals", vec![Value::Int(-1)]),
+        ("renorm", "renorm_", vec![Value::Float(2.0), Value::Int(0), Value::Float(0.5)]),
+        ("renorm", "renorm_", vec![Value::Float(1.0), Value::Int(1), Value::Float(0.1)]),
+        ("nextafter", "nextafter_", vec![Value::Tensor(y.clone())]),
+        ("igamma", "igamma_", vec![Value::Tensor(y.clone())]),
+        ("igammac", "igammac_", vec![Value::Tensor(y.narrow(1, 0, 1).unwrap())]),
+        ("nextafter", "nextafter_", vec![Value::Tensor(y.select(0, 0).unwrap().select(0, 0).unwrap())]),
+    ];
+    let numbers = [1.26, 0.05, 18.75, 2.25, 0.349, 7.0];
+    for (name, in_place, rest) in forms {
+        for is_turned in [false, true] {
+            let x = match is_turned {
+                false => tensor(&numbers, &[2, 3], DType::F32),
+                true => tensor(&numbers, &[3, 2], DType::F32).transpose(0, 1).unwrap(),
+            };
+            let arguments: Vec<Value> = [Value::Tensor(x.clone())].into_iter().chain(rest.clone()).collect();
+            let operator = find_operator(name).unwrap();
+            let expected = operator.call_boxed(&arguments, None).unwrap();
+            let Value::Tensor(expected) = &expected[0] else { panic!("{name}") };
+            let out = Tensor::empty(&[2, 3], DType::F32, x.device()).unwrap();
+            let given: Vec<_> = arguments.iter().map(Value::as_argument).collect();
+            operator.call_out(&given, std::slice::from_ref(&out)).unwrap();
+            assert_eq!(values(&out), values(expected), "{name} out=");
+            find_operator(in_place).unwrap().call_boxed(&arguments, None).unwrap();
+            assert_eq!(values(&x), values(expected), "{in_place}");
+        }
+    }
+}
