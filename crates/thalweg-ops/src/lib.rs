@@ -13,6 +13,7 @@
 //!
 //! # Invariants
 //! - No device, no stream, no memory: names, dtypes, bodies and numbers only. No `unsafe`.
+//!
 //! All decisions here depend only on shapes, strides and dtypes.
 #![forbid(unsafe_code)]
 

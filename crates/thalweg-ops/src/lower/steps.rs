@@ -22,6 +22,12 @@ pub enum Place {
     Temporary(usize),
 }
 
+/// The memory of each input, and the element at which it begins.
+type Inputs = SmallVec<[(Place, u64); 8]>;
+
+/// The memory of each output, and the element at which it begins.
+type Outputs = SmallVec<[(Place, u64); 4]>;
+
 /// One of several launches.
 #[derive(Clone, Debug)]
 pub struct Step {
@@ -30,9 +36,9 @@ pub struct Step {
     /// Whether the step takes the numbers of the entire launch.
     pub takes_numbers: bool,
     /// The memory of each input, and the element at which it begins.
-    pub inputs: SmallVec<[(Place, u64); 8]>,
+    pub inputs: Inputs,
     /// The memory of each output, and the element at which it begins.
-    pub outputs: SmallVec<[(Place, u64); 4]>,
+    pub outputs: Outputs,
 }
 
 impl Step {
@@ -309,7 +315,7 @@ impl Staged<'_> {
         [rows, inner]: [Shape; 2],
         placements: SmallVec<[Placement; 8]>,
         scalars: LaunchNumbers,
-        (inputs, outputs): (SmallVec<[(Place, u64); 8]>, SmallVec<[(Place, u64); 4]>),
+        (inputs, outputs): (Inputs, Outputs),
     ) {
         let launch = LoopLaunch {
             id: stage.id,

@@ -93,7 +93,7 @@ fn col2im(call: &Call<'_>) -> Result<Tensors> {
     let (blocks, extents) = (Blocks::of(call, 2)?, per_axis("output_size", &call.ints(1), 2, 1)?);
     let ([rows, columns], kernel) = (blocks.counts(extents), blocks.numbers[0]);
     let (dim, places) = (shape.len() - 2, kernel[1] as u128 * kernel[2] as u128);
-    if shape[dim] as u128 % places != 0 {
+    if !(shape[dim] as u128).is_multiple_of(places) {
         return refused(format!(
             "Expected size of input's dimension {dim} to be divisible by the product of kernel_size, but got input.size({dim})={} and \
              kernel_size={}.",
