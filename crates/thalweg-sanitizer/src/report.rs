@@ -430,7 +430,7 @@ impl Model {
         }
         let knower = self.could_notify(other)?;
         Some(format!(
-            "This is no race if {knower}, which knows that {} is over, notifies the other side by a channel or a flag of the \
+            "This is not a race if {knower}, which knows that {} is over, notifies the other side by a channel or a flag of the \
              program's own: let the simulator see it, by `gpu.channel`, `gpu.flag`, or `host_release` and `host_acquire`.",
             self.site(other.site)
         ))

@@ -178,6 +178,10 @@ fn check_mask(mask: &Tensor, covered: &[usize]) -> Result<()> {
     )))
 }
 
+fn out_of_bounds(place: i64, dimension: usize, extent: i64) -> Error {
+    Error::index(format!("index {place} is out of bounds for dimension {dimension} with size {extent}"))
+}
+
 impl Subscript {
     fn new(tensor: &Tensor, indices: &[Index]) -> Result<Self> {
         if let (0, [Index::At(_)]) = (tensor.rank(), indices) {
@@ -208,9 +212,7 @@ impl Subscript {
                 Index::At(place) => {
                     let extent = view.shape()[dim] as i64;
                     if !(-extent..extent).contains(place) {
-                        let text =
-                            format!("index {place} is out of bounds for dimension {own} with size {extent}");
-                        return Err(Error::index(text));
+                        return Err(out_of_bounds(*place, own, extent));
                     }
                     view = view.select(at, place.rem_euclid(extent) as usize)?;
                 }

@@ -1,4 +1,4 @@
-//! The settings that are no keys, and methods of keys whose value is more than one number or word: `keys.rs` makes those of all others.
+//! The settings without a key, and methods of keys whose value is more than one number or word: `keys.rs` makes those of all others.
 
 use super::keys::{self, Key};
 use super::values::{Backend, MIB, Reserve};
