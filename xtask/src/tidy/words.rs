@@ -1,5 +1,6 @@
 //! The words of the project, as far as a machine can check them: one word per concept, explained in `docs/glossary.md`.
 //!
+//! - No comment of Rust contains a phrase of [`TRANSLATED`].
 //! - No line contains a word of [`BANNED`]. Case is ignored, `_` ends a word, and plurals count.
 //! - Nothing "is no" something, but "is not a" something, where only a noun can follow ([`is_no`]).
 //! - No documentation comment and no docstring begins as [`OPENINGS`] do: it must be understandable without its context.
@@ -42,6 +43,18 @@ const BANNED: [(&str, &str); 33] = [
     ("some day", "what is the case today"),
     ("want of", "lack of"),
     ("is told", "learns"),
+];
+
+/// Phrases of translated sentences, which comments of Rust do not have, each with the standard one.
+const TRANSLATED: [(&str, &str); 8] = [
+    ("held against", "compared with, or tested against"),
+    ("came so", "was added this way"),
+    ("goes without", "works without"),
+    ("what there is", "the thing by its name"),
+    ("lies behind", "follows"),
+    ("stands behind", "follows"),
+    ("stands beside", "is listed with"),
+    ("told apart", "distinguished"),
 ];
 
 /// The beginnings that documentation comments must not have.
@@ -88,6 +101,10 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
         let lower = line.to_lowercase();
         for (word, better) in BANNED.iter().filter(|(word, _)| has_word(&lower, word)) {
             add(number, format!("says `{word}`: say {better}"));
+        }
+        let is_comment = file.ends_with(".rs") && lower.trim_start().starts_with("//");
+        for (phrase, better) in TRANSLATED.iter().filter(|(phrase, _)| is_comment && lower.contains(phrase)) {
+            add(number, format!("says `{phrase}`: say {better}"));
         }
         if is_no(&lower) {
             add(number, "says `is no` or `are no`: say `is not a`".to_owned());
@@ -150,6 +167,12 @@ mod tests {
         assert!(
             found("a.rs", "there is no list, and it is no longer than ours; none is no worse\n").is_empty()
         );
+    }
+
+    #[test]
+    fn translated_phrases_are_found_in_comments() {
+        assert_eq!(found("a.rs", "// It is held against a model.\nlet text = \"held against\";\n"), [1]);
+        assert!(found("a.md", "held against\n").is_empty());
     }
 
     #[test]
