@@ -29,7 +29,7 @@ use crate::loops::{LoopArguments, Points};
 use crate::tensor::Tensor;
 
 /// A stream of random numbers from a seed, drawn on the host. A graph therefore contains the numbers that were drawn during its
-/// capture, and every replay repeats them, as with a CPU generator in PyTorch; the [audit](thalweg_runtime::graph::audit) reports
+/// capture, and every replay repeats them, as with a CPU generator in PyTorch; the [audit](mod@thalweg_runtime::graph::audit) reports
 /// such draws. A [`DeviceGenerator`] draws anew in each replay.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Generator {
