@@ -129,6 +129,7 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "cross_entropy_backward" => vec![dtype, DType::I64, dtype.compute(), dtype],
             "nll_loss_weighted" => vec![dtype, DType::I64, dtype],
             "bernoulli" => vec![DType::I64; 2],
+            "index_check" => vec![DType::I64],
             "embedding" | "index_copy" => vec![dtype, DType::I64],
             "layer_norm_backward" => vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype],
             "layer_norm_backward_add" | "add_layer_norm_backward" => {
