@@ -12,7 +12,7 @@ use crate::definition::{LoopOp, Space};
 use crate::plan::Placement;
 
 /// Returns sizes in the planner's integer type.
-pub(super) fn widen(sizes: &[usize]) -> Dimensions {
+pub fn widen(sizes: &[usize]) -> Dimensions {
     sizes.iter().map(|&size| size as u64).collect()
 }
 

@@ -23,7 +23,7 @@ use std::fmt;
 use thalweg_ir::{DType, Layout, LayoutError};
 
 pub use arguments::{LoopArguments, Points};
-pub use extents::{Extents, Split};
+pub use extents::{Extents, Split, widen};
 pub use launch::{LaunchNumbers, LoopLaunch};
 pub use lowered::{LoweredLoop, LoweredOutput, signature_of};
 pub use steps::{Place, Step, Steps};

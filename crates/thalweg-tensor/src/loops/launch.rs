@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_execute::Temporaries;
-use thalweg_ir::{DType, Dimensions};
+use thalweg_ir::DType;
 use thalweg_ops::lower::{LoopLaunch, Operand};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Buffer, DevicePointer, Error, Label, Result, Stream};
@@ -18,10 +18,6 @@ pub(crate) type Operands<'a> = SmallVec<[Operand<'a>; 8]>;
 pub(crate) fn operands<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Operands<'a> {
     let operand = |tensor: &'a Tensor| Operand { dtype: tensor.dtype(), layout: tensor.layout() };
     tensors.into_iter().map(operand).collect()
-}
-
-pub(crate) fn widen(sizes: &[usize]) -> Dimensions {
-    sizes.iter().map(|&size| size as u64).collect()
 }
 
 /// Memory for the steps of a launch, from the caching allocator. It is freed when dropped: reuse on the stream is ordered after

@@ -9,6 +9,7 @@ mod resolved;
 use smallvec::SmallVec;
 use thalweg_execute::{alignment_of, prepared, refused, run_steps};
 use thalweg_ops::lower::LoopLaunch;
+pub(crate) use thalweg_ops::lower::widen;
 use thalweg_ops::{DTypeRule, LoopOp};
 use thalweg_runtime::{Label, RangeOf, Result, Telling};
 
@@ -17,7 +18,7 @@ use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use self::backward::{LoopBackward, autograd, node};
 pub(crate) use self::call::{LoopArguments, LoopCall, Points};
-pub(crate) use self::launch::{launch, launch_placed, operands, widen};
+pub(crate) use self::launch::{launch, launch_placed, operands};
 pub(crate) use self::resolved::{Resolved, signature};
 
 /// Runs a loop operator below autograd: allocates the results and launches. `resolved` is the resolved call, if an earlier kernel

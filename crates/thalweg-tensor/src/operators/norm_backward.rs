@@ -54,6 +54,13 @@ fn check(call: &Call<'_>, gradient: &Tensor, x: &Tensor) -> Result<()> {
     )))
 }
 
+/// Returns whether the kernels of the nodes compute a call: gradient, input and weight have one dtype, and nothing is recorded.
+fn is_of_kernels(call: &Call<'_>, weight: Option<&Tensor>) -> bool {
+    let (gradient, x) = (call.tensor(0), call.tensor(1));
+    let mut others = [gradient].into_iter().chain(weight);
+    x.elements() > 0 && others.all(|tensor| tensor.dtype() == x.dtype()) && !is_recorded(call.tensors)
+}
+
 fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(5));
     check(call, gradient, x)?;
@@ -63,11 +70,17 @@ fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     let count: usize = x.shape()[..rows].iter().product();
     let statistics = [call.tensor(3), call.tensor(4)];
     let are_of_rows = statistics.iter().all(|statistic| statistic.elements() == count);
-    let is_alike = gradient.dtype() == x.dtype() && weight.is_none_or(|weight| weight.dtype() == x.dtype());
-    if are_of_rows && is_alike && rows > 0 && x.elements() > 0 && !is_recorded(call.tensors) {
+    let dtype = weight.map_or(x.dtype(), Tensor::dtype);
+    if are_of_rows && rows > 0 && is_of_kernels(call, weight) {
         let wanted = [of_input, of_weight || of_bias];
-        let made = normalization::gradients([x, gradient], statistics, weight, rows, wanted, call.label)?;
-        return in_mask(x, weight, made, [of_weight, of_bias]);
+        let (input, parameters) =
+            normalization::gradients([x, gradient], statistics, weight, rows, wanted, call.label)?;
+        let parameter = |place: usize| Ok(parameters.as_ref().expect("they are wanted")[place].clone());
+        return Ok(Tensors::from_iter([
+            masked(x, of_input, x.dtype(), || Ok(input.expect("it is wanted")))?,
+            masked(x, of_weight, dtype, || parameter(0))?,
+            masked(x, of_bias, dtype, || parameter(1))?,
+        ]));
     }
     let dims: Ints = (rows as i64..x.rank() as i64).collect();
     let outer: Ints = (0..rows as i64).collect();
@@ -82,31 +95,10 @@ fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         Some(weight) => gradient.mul(&weight.to_dtype(compute)?)?,
         None => gradient.clone(),
     };
-    let dtype = weight.map_or(x.dtype(), Tensor::dtype);
     Ok(Tensors::from_iter([
         masked(x, of_input, x.dtype(), || normalized.gradient(&scaled))?,
         masked(x, of_weight, dtype, || over_rows(&gradient.mul(&normalized.values)?))?,
         masked(x, of_bias, dtype, || over_rows(&gradient))?,
-    ]))
-}
-
-/// Returns gradients of input, weight and bias in their dtypes, and an empty tensor for each that is not wanted.
-fn in_mask(
-    x: &Tensor,
-    weight: Option<&Tensor>,
-    (of_input, parameters): (Option<Tensor>, Option<Tensors>),
-    wanted: [bool; 2],
-) -> Result<Tensors> {
-    let dtype = weight.map_or(x.dtype(), Tensor::dtype);
-    let or_empty = |gradient: Option<&Tensor>, dtype: DType| match gradient {
-        Some(gradient) => gradient.to_dtype(dtype),
-        None => Tensor::empty(&[0], dtype, x.device()),
-    };
-    let parameter = |place: usize| parameters.as_ref().map(|both| &both[place]).filter(|_| wanted[place]);
-    Ok(Tensors::from_iter([
-        or_empty(of_input.as_ref(), x.dtype())?,
-        or_empty(parameter(0), dtype)?,
-        or_empty(parameter(1), dtype)?,
     ]))
 }
 
@@ -127,12 +119,10 @@ fn group_norm_by_kernels(call: &Call<'_>, groups: usize, wants: [bool; 3]) -> Re
         dtypes: [weight.dtype(); 2],
         label: call.label,
     };
-    let gradients = asked.gradients()?;
-    let or_empty = |(gradient, is_wanted): (Option<Tensor>, bool)| match gradient.filter(|_| is_wanted) {
-        Some(gradient) => Ok(gradient),
-        None => Tensor::empty(&[0], x.dtype(), x.device()),
-    };
-    gradients.into_iter().zip(wants).map(or_empty).collect()
+    let gradients = asked.gradients()?.into_iter().zip(wants);
+    gradients
+        .map(|(gradient, is_wanted)| masked(x, is_wanted, x.dtype(), || Ok(gradient.expect("it is wanted"))))
+        .collect()
 }
 
 fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
@@ -157,8 +147,7 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     let [of_input, of_weight, of_bias] = mask(call, 9)?;
-    let is_alike = gradient.dtype() == x.dtype() && weight.is_none_or(|weight| weight.dtype() == x.dtype());
-    if is_alike && x.elements() > 0 && !is_recorded(call.tensors) {
+    if is_of_kernels(call, weight) {
         return group_norm_by_kernels(call, groups, [of_input, of_weight, of_bias]);
     }
     let compute = x.dtype().compute();
