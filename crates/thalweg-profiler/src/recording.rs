@@ -6,11 +6,12 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use thalweg_driver::{Activities, ActivityKind, ActivityTracer, Driver, Result, StreamHandle};
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::annotation::current_operator;
 use crate::driver::Operators;
@@ -78,7 +79,7 @@ impl Recording {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the tracer of a recording that uses the devices' clocks.

@@ -1,9 +1,10 @@
 //! Events: markers in a stream that other streams and the host can wait for.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{EventFlags, EventHandle, Label};
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::graph::Command;
 use crate::stream::same_device;
@@ -82,7 +83,7 @@ impl Event {
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<Recorded>>> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recorded.lock()
     }
 
     fn recorded(&self) -> Option<Arc<Recorded>> {

@@ -10,7 +10,7 @@
 //! - The table is bounded: at [`CAPACITY`] entries it is cleared. If shapes change with each call, a call costs as much as
 //!   without a table.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Cluster, DevicePointer, Label, Launch, LaunchMode};
@@ -69,11 +69,11 @@ impl Device {
         make: impl FnOnce() -> Result<PreparedLaunch>,
     ) -> Result<Arc<PreparedLaunch>> {
         let table = self.launches();
-        if let Some(found) = table.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+        if let Some(found) = table.read().get(key) {
             return Ok(found.clone());
         }
         let made = Arc::new(make()?);
-        let mut launches = table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut launches = table.write();
         if launches.len() >= CAPACITY {
             launches.clear();
         }

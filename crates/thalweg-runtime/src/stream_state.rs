@@ -1,9 +1,10 @@
 //! The state of a device's streams: the driver's handles, the commands that may still be under way, and the pool.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{Driver, Label, StreamHandle};
+use thalweg_lock::Mutex;
 
 use crate::Result;
 use crate::forgotten::ForgottenStreams;
@@ -83,8 +84,8 @@ impl StreamState {
         Self { driver: driver.clone(), handle, priority, kind, forgotten: None, log: Mutex::default() }
     }
 
-    pub(crate) fn log(&self) -> std::sync::MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn log(&self) -> thalweg_lock::MutexGuard<'_, Log> {
+        self.log.lock()
     }
 
     /// Returns the labels that are not known to be complete, oldest first.
@@ -167,7 +168,7 @@ impl StreamPool {
         device: u32,
         priority: i32,
     ) -> thalweg_driver::Result<Arc<StreamState>> {
-        let mut pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.priorities.lock();
         if !pools.iter().any(|pool| pool.priority == priority) {
             pools.push(PriorityPool { priority, streams: Vec::new(), next: 0 });
         }
@@ -199,8 +200,8 @@ impl StreamPool {
 
     /// Returns every known stream except the default stream.
     pub(crate) fn all(&self) -> Vec<Arc<StreamState>> {
-        let pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = self.priorities.lock();
+        let mut external = self.external.lock();
         external.retain(|state| state.strong_count() > 0);
         let pooled = pools.iter().flat_map(|pool| pool.streams.iter().cloned());
         let capture = self.capture.get().into_iter().chain(self.copies.get()).cloned();

@@ -25,11 +25,12 @@
 //! reports them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::{HostFault, HostKernel, HostLaunch, Touched};
+use thalweg_lock::Mutex;
 
 use super::bytes::Bytes;
 use super::finding::{Finding, FindingKind};
@@ -71,7 +72,7 @@ impl HostKernel for Speaking {
         let mut touched = launch.take_touched();
         if !touched.is_empty() {
             touched.iter_mut().for_each(|touched| unite(&mut touched.parts));
-            self.said.lock().unwrap_or_else(PoisonError::into_inner).append(&mut touched);
+            self.said.lock().append(&mut touched);
         }
         Ok(())
     }
@@ -164,7 +165,7 @@ impl Chosen {
 
     /// Processes the reports of host functions.
     pub(super) fn hear(&mut self) {
-        let said = std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner));
+        let said = std::mem::take(&mut *self.said.lock());
         for Touched { ticket, parts } in said {
             let Some(access) = self.accesses.get_mut(&ticket) else { continue };
             let mut known: SmallVec<[(ObjectId, Ranges); 1]> = SmallVec::new();

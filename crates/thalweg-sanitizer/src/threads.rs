@@ -10,9 +10,10 @@
 //! channels and flags are seen if the program reports them; otherwise accesses that they order are reported as possible races.
 
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use thalweg_driver::{HostClock, HostFunction};
+use thalweg_lock::Mutex;
 
 use super::SanitizerDriver;
 use super::clock::Clock;
@@ -45,7 +46,7 @@ impl Drop for Ends {
     fn drop(&mut self) {
         for (checker, host) in self.0.drain(..) {
             if let Some(model) = checker.upgrade() {
-                model.lock().unwrap_or_else(PoisonError::into_inner).thread_ended(host);
+                model.lock().thread_ended(host);
             }
         }
     }
@@ -84,7 +85,7 @@ impl SanitizerDriver {
                 known.is_watched |= watches;
                 return (known.host, begins);
             }
-            let host = self.lock().attach(age());
+            let host = self.model.lock().attach(age());
             seen.retain(|known| known.checker.strong_count() > 0);
             seen.push(Seen { checker: Arc::downgrade(&self.model), host, is_watched: watches });
             (host, watches)
@@ -104,12 +105,12 @@ impl SanitizerDriver {
     /// Makes the calling thread a host with this name, ordered with others only by the clocks that it acquires.
     pub(super) fn introduce(&self, name: &str) {
         let checker = Arc::as_ptr(&self.model);
-        let host = self.lock().introduce(name);
+        let host = self.model.lock().introduce(name);
         let _ = ENDS.try_with(|ends| {
             ends.borrow_mut().0.retain(|(other, host)| {
                 let is_other = other.as_ptr() != checker;
                 if !is_other {
-                    self.lock().thread_ended(*host);
+                    self.model.lock().thread_ended(*host);
                 }
                 is_other
             });
@@ -123,10 +124,10 @@ impl SanitizerDriver {
     /// Notes that the calling thread has seen all this complete.
     pub(super) fn seen(&self, clock: &Clock) {
         if INTERNAL.get() {
-            return self.lock().observed.join(clock);
+            return self.model.lock().observed.join(clock);
         }
         let host = self.host();
-        self.lock().saw(host, clock);
+        self.model.lock().saw(host, clock);
     }
 
     /// Returns the clock of the calling thread, or of the host function that it runs.
@@ -135,7 +136,7 @@ impl SanitizerDriver {
             return HostClock(Arc::new(clock));
         }
         let host = self.host();
-        HostClock(Arc::new(self.lock().hosts[host as usize].clock.clone()))
+        HostClock(Arc::new(self.model.lock().hosts[host as usize].clock.clone()))
     }
 }
 

@@ -12,14 +12,15 @@
 //! lock; a thread that changes this takes the lock later and sees the first one counted as sleeping.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use smallvec::SmallVec;
 use thalweg_driver::{Code, INTERRUPTION_INTERVAL, StreamHandle, interruption};
+use thalweg_lock::{Condvar, Mutex, MutexGuard};
 
 use super::control::sighting::Entering;
 use super::control::{CallKind, Control, INSIDE, Wait};
@@ -169,18 +170,12 @@ impl Machine {
     pub(super) fn lock(self: &Arc<Self>) -> Locked<'_> {
         // A panic inside the critical section is a bug of ours that has been reported already; the state is still usable
         // for the threads that did not panic.
-        let guard = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { machine: self, guard: Some(guard) }
+        Locked { machine: self, guard: Some(self.state.lock()) }
     }
 
     /// Enters the critical section, if no thread is in it.
     pub(super) fn try_lock(self: &Arc<Self>) -> Option<Locked<'_>> {
-        let guard = match self.state.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(Locked { machine: self, guard: Some(guard) })
+        Some(Locked { machine: self, guard: Some(self.state.try_lock()?) })
     }
 
     /// Enters the critical section once the queues of these streams have room.
@@ -496,9 +491,9 @@ impl<'a> Locked<'a> {
                 machine.state.lock()
             }
             None => condition.wait(guard),
-            Some(time) => Ok(condition.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0),
+            Some(time) => condition.wait_timeout(guard, time).0,
         };
-        Locked { machine, guard: Some(guard.unwrap_or_else(PoisonError::into_inner)) }
+        Locked { machine, guard: Some(guard) }
     }
 
     /// Sleeps outside the critical section, for at most `time`.
@@ -507,8 +502,7 @@ impl<'a> Locked<'a> {
         let mut guard = self.guard.take().expect("held until the drop");
         // A controlled machine has no threads to wake: this settles memory only.
         machine.wake(&mut guard);
-        let slept = condition.wait_timeout(guard, time);
-        let (guard, _) = slept.unwrap_or_else(PoisonError::into_inner);
+        let (guard, _) = condition.wait_timeout(guard, time);
         Locked { machine, guard: Some(guard) }
     }
 

@@ -6,10 +6,11 @@
 //! - Where parameters may be unused, the map of those that are used is reduced before the first bucket.
 //! - During a pass only the hooks of that pass change the state. They run one after the other.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Error, Result, Stream};
 use thalweg_tensor::autograd::{HookHandle, reached};
 use thalweg_tensor::{Tensor, no_grad};
@@ -113,7 +114,7 @@ impl Reducer {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn group(&self) -> &ProcessGroup {

@@ -1,8 +1,9 @@
 //! The units of one model: their order, and the reductions in progress.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 
@@ -39,7 +40,7 @@ impl Drop for Inside<'_> {
 
 impl Context {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn add(&self, unit: &Arc<Unit>) {

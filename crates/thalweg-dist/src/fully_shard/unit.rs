@@ -1,10 +1,11 @@
 //! [`Unit`]: a module's parameters, sharded or gathered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Device, Error, Result, Stream};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::{Tensor, no_grad};
@@ -248,7 +249,7 @@ impl Unit {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn group(&self) -> &ProcessGroup {
@@ -287,14 +288,14 @@ impl Unit {
     }
 
     pub(super) fn context(&self) -> Arc<Context> {
-        self.context.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.context.lock().clone()
     }
 
     /// Adds the units within a module to this unit's context.
     pub(super) fn take_in(&self, nested: &[Arc<Self>]) {
         let context = self.context();
         for unit in nested {
-            *unit.context.lock().unwrap_or_else(PoisonError::into_inner) = context.clone();
+            *unit.context.lock() = context.clone();
             context.add(unit);
             unit.is_root.store(false, Ordering::Relaxed);
         }
@@ -305,11 +306,11 @@ impl Unit {
     }
 
     pub(super) fn set_reshards_after_forward(&self, reshards: bool) {
-        *self.reshards_after_forward.lock().unwrap_or_else(PoisonError::into_inner) = Some(reshards);
+        *self.reshards_after_forward.lock() = Some(reshards);
     }
 
     pub(super) fn reshards_after_forward(&self) -> bool {
-        let chosen = *self.reshards_after_forward.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = *self.reshards_after_forward.lock();
         chosen.unwrap_or(!self.is_root.load(Ordering::Relaxed))
     }
 

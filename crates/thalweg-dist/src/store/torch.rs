@@ -8,9 +8,9 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
 use super::{Store, number, timed_out};
@@ -79,7 +79,7 @@ impl TorchStore {
                 self.address
             ))
         };
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.lock();
         let mut stream = match connection.take() {
             Some(stream) => stream,
             None => greeted(&self.address).map_err(refuse)?,

@@ -21,7 +21,6 @@
 //! has one lock anyway.
 
 use std::ops::Range;
-use std::sync::{PoisonError, TryLockError};
 
 use crate::ids::SizeClass;
 use crate::statistics::stats::{ByPool, DeviceStatistics, Statistic};
@@ -264,7 +263,7 @@ impl Default for Totals {
 
 impl Totals {
     fn calm(&self) -> MutexGuard<'_, Calm> {
-        self.calm.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calm.lock()
     }
 
     /// Returns whether arena `number` may change its gauges without notice. If not, call [`turn_to`](Self::turn_to) first,
@@ -281,10 +280,9 @@ impl Totals {
     #[cold]
     pub(crate) fn turn_to(&self, number: u64, patient: bool, with: &With<'_>) -> bool {
         let mut calm = match self.calm.try_lock() {
-            Ok(calm) => calm,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) if patient => self.calm(),
-            Err(TryLockError::WouldBlock) => return false,
+            Some(calm) => calm,
+            None if patient => self.calm(),
+            None => return false,
         };
         let before = self.exclusive.load(Ordering::Relaxed);
         if before == number || before == SHARED {
@@ -520,27 +518,27 @@ mod loom_tests {
         arenas: [Mutex<Gauges>; 2],
         /// The lower bound of the value, with its peak. A change happens at some moment while the arena's lock is held: for the
         /// lower bound, additions are counted late and removals early; for the upper bound, the reverse.
-        least: std::sync::Mutex<(u64, u64)>,
-        most: std::sync::Mutex<(u64, u64)>,
+        least: thalweg_lock::Mutex<(u64, u64)>,
+        most: thalweg_lock::Mutex<(u64, u64)>,
     }
 
     impl Model {
         fn with(&self) -> impl Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
             |number, change| {
-                change(&mut self.arenas[number as usize].lock().expect("no thread panics"));
+                change(&mut self.arenas[number as usize].lock());
                 true
             }
         }
 
         fn change(&self, number: u64, class: SizeClass, added: u64, removed: u64) {
-            let mut gauges = self.arenas[number as usize].lock().expect("no thread panics");
+            let mut gauges = self.arenas[number as usize].lock();
             while !self.totals.is_quiet(number) {
                 drop(gauges);
                 assert!(self.totals.turn_to(number, true, &self.with()));
-                gauges = self.arenas[number as usize].lock().expect("no thread panics");
+                gauges = self.arenas[number as usize].lock();
             }
-            let count = |truth: &std::sync::Mutex<(u64, u64)>, added, removed| {
-                let mut truth = truth.lock().expect("no thread panics");
+            let count = |truth: &thalweg_lock::Mutex<(u64, u64)>, added, removed| {
+                let mut truth = truth.lock();
                 truth.0 = truth.0 + added - removed;
                 truth.1 = truth.1.max(truth.0);
             };
@@ -555,7 +553,7 @@ mod loom_tests {
         fn read(&self) -> Statistic {
             let mut statistics = DeviceStatistics::default();
             let each = |change: &mut dyn FnMut(&mut Gauges)| {
-                self.arenas.iter().for_each(|arena| change(&mut arena.lock().expect("no thread panics")));
+                self.arenas.iter().for_each(|arena| change(&mut arena.lock()));
             };
             self.totals.read(&mut statistics, &self.with(), &each);
             statistics.allocated_bytes.all
@@ -581,8 +579,7 @@ mod loom_tests {
             threads[0].iter().for_each(|&(n, class, a, r)| model.change(n, class, a, r));
             handles.into_iter().for_each(|handle| handle.join().expect("no thread panics"));
             let read = model.read();
-            let [least, most] =
-                [&model.least, &model.most].map(|truth| *truth.lock().expect("no thread panics"));
+            let [least, most] = [&model.least, &model.most].map(|truth| *truth.lock());
             assert_eq!(read.current, least.0);
             assert!(read.peak >= least.1, "the peak is {}, not {}", read.peak, least.1);
             // Two arenas, each with up to the slack above the true value in each class.

@@ -6,7 +6,7 @@
 //! What is kept of an event is decided in [`history`](crate::history), and whether it is recorded in
 //! [`watch`](crate::trace::watch).
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
@@ -359,7 +359,7 @@ impl DeviceAllocator {
     /// Writes a snapshot into these files when a request fails for lack of memory; `None` ends that. The error names the file, or
     /// the reason why it was not written.
     pub fn write_snapshots_on_out_of_memory(&self, files: Option<SnapshotFiles>) {
-        *self.common().watch.files.lock().unwrap_or_else(PoisonError::into_inner) = files.map(Arc::new);
+        *self.common().watch.files.lock() = files.map(Arc::new);
     }
 }
 

@@ -27,8 +27,9 @@
 //! One lock is held for the entire slow path, and an arena's only for a stage: actions of other threads between two stages may
 //! make it longer, never wrong, since each stage ends either with a block for the caller or with nothing.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
+use thalweg_lock::MutexGuard;
 use thalweg_snapshot::Action;
 
 use super::allocator::DeviceAllocator;

@@ -22,7 +22,8 @@
 //! Graphs, and the reaction of their owner to the death of a block, are not handled here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use thalweg_lock::Mutex;
 
 use crate::device::blocks::BlockId;
 use crate::ids::{PoolId, StreamId};
@@ -43,11 +44,11 @@ impl LivenessWatch {
 
     /// Returns the addresses of the blocks that have died, in the order of their deaths.
     pub fn died(&self) -> Vec<u64> {
-        self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.died.lock().clone()
     }
 
     pub(crate) fn tell(&self, address: u64) {
-        self.died.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        self.died.lock().push(address);
         self.disturbed.store(true, Ordering::Release);
     }
 }

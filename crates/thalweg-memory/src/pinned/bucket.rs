@@ -19,9 +19,10 @@
 //! This module does not handle captures, the choice of the bucket that serves a request, and how memory is pinned.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
+use thalweg_lock::Mutex;
 use thalweg_snapshot::Action;
 
 use super::captures::PrivatePool;

@@ -8,9 +8,9 @@
 //! The upstream is called with no lock held, except for the one call that pins the reserve.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::Action;
 
 use super::settings::{HostSettings, Request};
@@ -170,7 +170,7 @@ impl Pinning {
 
     /// Locks the accounts, to read or change them.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Accounts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

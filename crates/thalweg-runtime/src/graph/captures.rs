@@ -5,12 +5,13 @@
 //! is above them, or below.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Access, CaptureInfo, CaptureMode, CaptureStatus, Label};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{Block, PoolId};
 
 use super::branches::Branches;
@@ -39,17 +40,13 @@ pub(super) type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
 
 impl UnderWay {
     pub(super) fn has(&self, id: u64) -> bool {
-        lock(&self.ids).contains(&id)
+        self.ids.lock().contains(&id)
     }
 
     /// Returns whether the number is that of a body of a conditional node.
     fn is_body(&self, id: u64) -> bool {
-        lock(&self.ids).first() != Some(&id)
+        self.ids.lock().first() != Some(&id)
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A value in memory that a captured region relies on. The graph keeps it alive.
@@ -119,24 +116,24 @@ impl Captures {
 
     /// Notes a pool that was made for one graph.
     pub(super) fn made_for_one_graph(&self, pool: WeakPool) {
-        let mut pools = lock(&self.pools);
+        let mut pools = self.pools.lock();
         pools.retain(WeakPool::is_there);
         pools.push(pool);
     }
 
     /// Returns the pool of this name, if it was made for one graph.
     pub(super) fn pool_of_one_graph(&self, id: PoolId) -> Option<GraphPool> {
-        lock(&self.pools).iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
+        self.pools.lock().iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
     }
 
     /// Notes that a pool that served one graph was released.
     pub(super) fn leave(&self, pool: PoolId) {
-        *lock(&self.left) = Some(pool);
+        *self.left.lock() = Some(pool);
     }
 
     /// Returns the pool of a graph that is gone, if there is one.
     pub(super) fn take_left(&self) -> Option<PoolId> {
-        lock(&self.left).take()
+        self.left.lock().take()
     }
 
     /// Returns the number of the capture that a stream takes part in, or 0.
@@ -291,7 +288,7 @@ impl Captures {
 
     /// Notes the number under which a body of a conditional node on a stream is captured.
     pub(super) fn body_began(&self, stream: &Stream, id: u64) {
-        self.note(stream, |capture, _| lock(&capture.ids).push(id));
+        self.note(stream, |capture, _| capture.ids.lock().push(id));
     }
 
     /// Returns the stream on which the bodies of a stream's conditional nodes are captured.
@@ -338,6 +335,6 @@ impl Captures {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<UnderWay>> {
-        lock(&self.under_way)
+        self.under_way.lock()
     }
 }

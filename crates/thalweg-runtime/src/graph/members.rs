@@ -1,10 +1,11 @@
 //! The graphs of one pool: which of the pool's memory each one writes, leaves and reads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 use thalweg_driver::Label;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::contract::{Contract, InputKind, Output};
 use super::ranges::Ranges;
@@ -124,7 +125,7 @@ impl Members {
     }
 
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
     }
 
     /// Returns the outputs of graphs of the pool that a graph reads as inputs of this kind.

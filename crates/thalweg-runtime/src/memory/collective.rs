@@ -1,13 +1,14 @@
 //! Memory that NCCL allocates, as a source of segments, which are registered with communicators.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use thalweg_driver::{DevicePointer, Driver, Result};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{SegmentSource, StreamId, UpstreamError};
 
 use super::outside_capture;
-use super::upstream::{lock, upstream_error};
+use super::upstream::upstream_error;
 use crate::{Communicator, Device, Label};
 
 /// Segments that NCCL allocates (`ncclMemAlloc`). With some communicators all segments are registered, including later ones:
@@ -75,7 +76,7 @@ impl CollectiveMemory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.users.retain(|user| user.communicator.strong_count() > 0);
         state
     }

@@ -4,11 +4,12 @@
 //! of the check to the program.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use thalweg_driver::Driver;
+use thalweg_lock::Mutex;
 use thalweg_sanitizer::{Finding, FindingKind, SanitizerDriver};
 use thalweg_sim::{Choice, Schedule, SimConfig, SimDriver, Trace};
 
@@ -154,7 +155,7 @@ impl Check {
         if plan.holds_freed {
             problems.retain(Problem::is_use_after_free);
         }
-        let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
+        let notes = std::mem::take(&mut *notes.lock());
         let mut trace = machine.trace().unwrap_or_default();
         trace.observations += u64::from(was_seen);
         Run { problems, unrecorded_after_fault: excused, possible, trace, notes }
@@ -300,7 +301,7 @@ impl Schedule for Noting {
     fn next(&mut self, choices: &[Choice<'_>]) -> usize {
         let chosen = self.schedule.next(choices);
         if let (1.., Some(choice), Some(default)) = (chosen, choices.get(chosen), choices.first()) {
-            let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut notes = self.notes.lock();
             if notes.len() < NOTES {
                 notes.push(format!("{} goes on before {}", describe(choice), describe(default)));
             }

@@ -7,10 +7,11 @@
 //! The legacy default stream comes after the frontiers of all blocking streams of its device, and they come after its own;
 //! nothing else is needed.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use thalweg_driver::{Code, EventFlags, GraphNodeKind};
+use thalweg_lock::Mutex;
 
 use crate::executor::command::{Body, CommandId, Frontier};
 use crate::executor::plug::Reached;

@@ -53,12 +53,13 @@ mod turn;
 
 use std::borrow::Cow;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use thalweg_driver::{Code, INTERRUPTION_INTERVAL, Label};
+use thalweg_lock::Condvar;
 
 use self::sighting::{Activity, Alive, Entering, Sighted, Tick, made_since};
 use super::executor::command::{Claim, CommandId};

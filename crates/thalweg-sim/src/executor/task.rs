@@ -21,14 +21,15 @@
 use std::any::Any;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::{
     Access, Code, FillPattern, GraphNodeWork, HostFunction, Label, host::HostFault, host::HostKernel,
     host::HostLaunch, host::PhysicalRanges, host::Resolve,
 };
+use thalweg_lock::Mutex;
 
 use super::snapshot::Snapshot;
 use crate::memory::{HostAddress, Memory, Resolved, Toucher};
@@ -98,7 +99,7 @@ impl HostTarget {
     /// `source` is valid for reads of `bytes` bytes, no more than the memory has; nothing writes them meanwhile, and they
     /// do not overlap the memory.
     unsafe fn write(&self, source: *const u8, bytes: usize) {
-        let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let target = self.0.lock();
         if let Some(target) = *target {
             // SAFETY: the end of the borrow removes the address under the lock that is held here, before the borrow of the
             // memory ends. So the memory exists and is only ours, and it is as long as the borrowed slice. The rest is the
@@ -130,7 +131,7 @@ impl<'a> BorrowedTarget<'a> {
 impl Drop for BorrowedTarget<'_> {
     fn drop(&mut self) {
         // This waits for a command that is writing now, which needs nothing else to end.
-        *self.target.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.target.0.lock() = None;
     }
 }
 

@@ -8,9 +8,9 @@
 
 use std::io;
 use std::ops::Deref;
-use std::sync::Mutex;
 
 use thalweg_driver::Process;
+use thalweg_lock::Mutex;
 
 use super::backing::Backing;
 use crate::memory::{PHYSICAL_BITS, Piece};
@@ -111,7 +111,7 @@ impl Drop for Lease {
             return;
         }
         // A lock that is not free (in the child of a fork it may never be) costs a backing, and nothing else.
-        if let Ok(mut cache) = CACHE.try_lock()
+        if let Some(mut cache) = CACHE.try_lock()
             && cache.len() < CACHED
         {
             cache.push((self.process, backing));
@@ -121,7 +121,7 @@ impl Drop for Lease {
 
 /// Takes a backing of this size from the cache.
 fn take(process: Process, devices: u32, device_bytes: u64) -> Option<Backing> {
-    let mut cache = CACHE.try_lock().ok()?;
+    let mut cache = CACHE.try_lock()?;
     let fits =
         |(made_in, backing): &(Process, Backing)| *made_in == process && backing.is_of(devices, device_bytes);
     let position = cache.iter().rposition(fits)?;

@@ -1,10 +1,11 @@
 //! Streams and events.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::EventFlags;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::executor::command::{CommandId, Frontier, Origin};
 use crate::executor::plug::Reached;
@@ -81,7 +82,7 @@ pub(crate) struct Event {
 impl Event {
     /// Returns its latest record, for a look or a change.
     pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock()
     }
 }
 
@@ -109,7 +110,7 @@ impl EventNode {
 
 impl Reached for LaunchedEventNode {
     fn queued(&self, command: CommandId) -> Frontier {
-        let mut record = self.node.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = self.node.record.lock();
         if self.node.records {
             let frontier = Frontier::from_slice(&[command]);
             *record = Record::Live { frontier, stamp: Some(Arc::clone(&self.stamp)) };

@@ -46,10 +46,11 @@ mod trace;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar};
+use thalweg_lock::RwLock;
 use thalweg_ops::schema::{Kind, Schema};
 use thalweg_profiler::record_operator;
 use thalweg_runtime::{Device, Error, Label, Result};
@@ -169,7 +170,7 @@ impl Slot {
 
     /// Changes the list of registered kernels.
     fn change(&self, change: impl FnOnce(&mut Vec<(u64, Option<KernelFunction>)>)) {
-        let mut registered = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registered = self.registered.write();
         change(&mut registered);
         self.is_registered.store(!registered.is_empty(), Ordering::Release);
     }
@@ -177,7 +178,7 @@ impl Slot {
     /// Runs the newest kernel, if there is one.
     fn answer(&self, call: &Call<'_>) -> Found {
         if self.is_registered.load(Ordering::Acquire) {
-            let registered = self.registered.read().unwrap_or_else(PoisonError::into_inner);
+            let registered = self.registered.read();
             let newest = registered.last().map(|(_, kernel)| kernel.clone());
             // A kernel may register others.
             drop(registered);

@@ -9,10 +9,11 @@
 //! writes the state before every replay.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, bf16, element_count, f16};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::graph::Upkeep;
 use thalweg_runtime::{Device, Error, Label, Result, STREAMS_PER_PRIORITY, Stream};
 
@@ -68,10 +69,6 @@ struct Order {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Order> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Orders a stream that is not capturing after the last draw.
     fn follow(&self, order: &mut Order, stream: &Stream) -> Result<()> {
         if order.last != *stream {
@@ -115,11 +112,11 @@ struct CapturedDraws(Arc<Shared>);
 
 impl Upkeep for CapturedDraws {
     fn captured(&self) {
-        self.0.lock().forget_ended();
+        self.0.order.lock().forget_ended();
     }
 
     fn before_replay(&self, stream: &Stream) -> Result<()> {
-        self.0.follow(&mut self.0.lock(), stream)
+        self.0.follow(&mut self.0.order.lock(), stream)
     }
 
     fn after_replay(&self, _stream: &Stream) {}
@@ -399,7 +396,7 @@ impl DeviceGenerator {
     fn ordered(&self) -> Result<MutexGuard<'_, Order>> {
         let Self(shared) = self;
         let current = self.device().current_stream();
-        let mut order = shared.lock();
+        let mut order = shared.order.lock();
         match current.capture_id()? {
             None => shared.follow(&mut order, &current)?,
             Some(capture) => {

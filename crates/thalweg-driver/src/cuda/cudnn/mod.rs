@@ -18,15 +18,15 @@ mod graph;
 mod tests;
 
 use std::hash::Hash;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::Mutex;
 
 use self::attention::{Recipe, Strides};
 use self::convolution::{ConvolutionPlan, ConvolutionRecipe};
 use self::descriptors::{Api, Descriptor};
 use self::graph::Role;
-use super::objects::handles::lock;
 use super::search::SearchEnvironment;
 use super::sys::RawStream;
 use crate::library::ElementFormat;
@@ -290,7 +290,7 @@ impl Cudnn {
     pub(super) fn workspace(&self, device: u32, call: &AttentionCall) -> Result<u64> {
         let detail = || describe(call);
         let recipe = self.recipe(call, detail)?;
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (_, plan) =
             self.plan(device, &mut state, &recipe).map_err(|error| error.with_detail(&detail()))?;
         Ok(plan.workspace_bytes)
@@ -307,7 +307,7 @@ impl Cudnn {
     ) -> Result<()> {
         let detail = || format!("{}, for {}", describe(call), label());
         let recipe = self.recipe(call, detail)?;
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (handle, plan) =
             self.plan(device, &mut state, &recipe).map_err(|error| error.with_detail(&detail()))?;
         let workspace = workspace_of(call.workspace, plan.workspace_bytes).map_err(|why| {

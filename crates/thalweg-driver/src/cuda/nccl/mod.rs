@@ -26,9 +26,11 @@ mod version;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, TryLockError};
+use std::sync::{Once, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use self::version::Version;
 use crate::collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
@@ -172,10 +174,9 @@ impl Communicator {
         let begin = Instant::now();
         loop {
             match self.in_use.try_lock() {
-                Ok(guard) => return Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if begin.elapsed() >= limit => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+                Some(guard) => return Some(guard),
+                None if begin.elapsed() >= limit => return None,
+                None => std::thread::sleep(LOOK),
             }
         }
     }

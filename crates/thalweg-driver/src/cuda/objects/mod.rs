@@ -4,12 +4,12 @@ pub(super) mod handles;
 pub(super) mod pinned;
 pub(super) mod ranges;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Mutex, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::Mutex;
 
-use self::handles::lock;
 use crate::cuda::sys::{
     RawContext, RawEvent, RawFunction, RawGraph, RawGraphExec, RawGraphNode, RawModule, RawPhysical, RawPool,
     RawStream,
@@ -117,7 +117,7 @@ impl Graph {
     }
 
     pub(in crate::cuda) fn is_under_construction(&self) -> bool {
-        lock(&self.capture).is_some()
+        self.capture.lock().is_some()
     }
 }
 

@@ -11,10 +11,11 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
 use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
@@ -201,7 +202,7 @@ static RECORDS: Mutex<Option<Records>> = Mutex::new(None);
 static TABLE: OnceLock<CuptiTable> = OnceLock::new();
 
 fn records() -> MutexGuard<'static, Option<Records>> {
-    RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
+    RECORDS.lock()
 }
 
 fn new_buffer() -> Option<Buffer> {
@@ -447,7 +448,7 @@ impl Cupti {
     }
 
     fn subscriber(&self) -> MutexGuard<'_, Option<usize>> {
-        self.subscriber.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subscriber.lock()
     }
 
     fn enable(&self) -> Result<()> {

@@ -45,11 +45,12 @@ mod texts;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ring::Entry;
 use texts::Held;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
 
 use crate::ids::StreamId;
@@ -401,7 +402,7 @@ impl History {
     }
 
     fn configured(&self) -> MutexGuard<'_, Configured> {
-        self.configured.lock().unwrap_or_else(PoisonError::into_inner)
+        self.configured.lock()
     }
 }
 

@@ -6,10 +6,11 @@
 //! pointers. Without debug information there are names but no lines.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::Frame;
 
 use super::{StackId, StackSource};
@@ -38,11 +39,11 @@ impl RustStacks {
     }
 
     fn stacks(&self) -> MutexGuard<'_, Stacks> {
-        self.stacks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stacks.lock()
     }
 
     fn frames_at(&self, pointer: usize) -> Arc<[Frame]> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         let frames = places.entry(pointer).or_insert_with(|| {
             let mut frames = Vec::new();
             backtrace::resolve(pointer as *mut c_void, |symbol| {
