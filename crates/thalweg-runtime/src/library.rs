@@ -16,9 +16,7 @@ use thalweg_driver::{
     MatmulEpilogue, Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{
-    Addresses, LibraryAttention, MaskStrides, PerOperand as PerAttentionOperand, Strides,
-};
+use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
 use thalweg_kernels::convolution;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
@@ -468,9 +466,9 @@ fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCa
         query: operands.q,
         key: operands.k,
         value: operands.v,
-        mask: attention.mask.map(|MaskStrides { batch, head, query, .. }| AttentionMask {
+        mask: attention.mask.map(|mask| AttentionMask {
             address: DevicePointer::new(at.mask),
-            strides: [batch, head, query],
+            strides: [mask.strides.batch, mask.strides.head, mask.strides.query],
         }),
         output: operands.o,
         log_sum_exp: DevicePointer::new(at.lse),
