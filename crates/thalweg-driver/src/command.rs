@@ -25,9 +25,9 @@ use crate::{DevicePointer, FunctionHandle, HostPointer};
 pub struct Label {
     /// The operator (`add`, `matmul`, `copy`).
     pub operator: &'static str,
-    /// The place where it was called.
+    /// The source line that called the operator.
     pub location: &'static Location<'static>,
-    /// The line of a program in another language that called it.
+    /// The line of a program in another language that called the operator.
     pub program: Option<&'static SourceLine>,
 }
 

@@ -33,9 +33,9 @@ impl BlockKind {
 /// The time for which a block is kept for another stream's work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum UseKind {
-    /// Until the work that the stream has when the block is freed is done (`record_stream`).
+    /// The block is kept until the work that the stream has when the block is freed is done (`record_stream`).
     UntilFree,
-    /// Until the work that the stream has now is done (`record_use`).
+    /// The block is kept until the work that the stream has now is done (`record_use`).
     SoFar,
 }
 

@@ -66,7 +66,8 @@ pub(crate) enum Kind {
 pub enum AddressProblem {
     /// The address is not a multiple of 512.
     Misaligned,
-    /// Not all of the range is free: part of it is taken, or work on other streams still uses it, or it ends too soon.
+    /// Part of the range is not free: it is taken, or work on other streams still uses it, or the free memory ends before the
+    /// range does.
     Occupied,
     /// No cached memory is at this address on this stream and in this pool.
     Unknown,
@@ -319,7 +320,7 @@ pub enum Advice {
     ReleasePool {
         /// The pool to release.
         pool: PoolId,
-        /// The size of its memory.
+        /// The size of the pool's memory.
         bytes: u64,
     },
     /// Set `cross_stream_reuse:ordered`.
@@ -337,7 +338,7 @@ pub enum Advice {
     ExpandablePool {
         /// The pool.
         pool: PoolId,
-        /// The memory that it caches.
+        /// The memory that the pool caches.
         bytes: u64,
     },
     /// Set `expandable_page_mb:2` from the start.

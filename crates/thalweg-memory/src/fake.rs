@@ -202,7 +202,7 @@ impl Ranges {
 struct Timeline {
     /// The number of events that were recorded on the stream.
     recorded: u64,
-    /// The number of them that have passed.
+    /// The number of recorded events that have passed.
     passed: u64,
     may_end: bool,
 }

@@ -15,7 +15,7 @@ use crate::{Device, Error, Result, Stream};
 #[derive(Debug)]
 pub struct Event {
     flags: EventFlags,
-    /// Whether graphs record it and wait for it at each replay.
+    /// Whether graphs record the event and wait for it at each replay.
     is_external: bool,
     recorded: Mutex<Option<Arc<Recorded>>>,
 }

@@ -21,7 +21,7 @@ pub(crate) struct StreamState {
     pub(crate) handle: StreamHandle,
     pub(crate) priority: i32,
     pub(crate) kind: StreamKind,
-    /// The list that an external stream is added to when its last handle is dropped.
+    /// The list to which an external stream is added when its last handle is dropped.
     pub(crate) forgotten: Option<Arc<ForgottenStreams>>,
     pub(crate) log: Mutex<Log>,
 }

@@ -97,7 +97,7 @@ pub(super) struct Part {
     pub(super) object: ObjectId,
     /// The bytes, as offsets in the object.
     pub(super) bytes: Bytes,
-    /// The number to add to an offset to get its address.
+    /// The number that is added to an offset to get an address.
     pub(super) address: u64,
     /// The accesses that must all have touched the byte.
     pub(super) touched: Tickets,

@@ -104,7 +104,7 @@ pub struct Work {
     pub start: u64,
     /// The number of bytes that the work touches.
     pub bytes: u64,
-    /// Whether the work touches only some of them, and it is not known which.
+    /// Whether the work touches only some of the bytes, without it being known which.
     pub is_some: bool,
     /// The stream, host thread or graph that the work is part of.
     pub actor: String,

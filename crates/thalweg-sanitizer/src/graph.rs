@@ -87,7 +87,7 @@ impl Graph {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainPosition {
     pub(super) chain: u32,
-    /// Whether nodes of other chains depend on it.
+    /// Whether nodes of other chains depend on this node.
     pub(super) is_awaited: bool,
 }
 

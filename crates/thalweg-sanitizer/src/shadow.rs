@@ -31,7 +31,7 @@ pub(super) type BlockId = u32;
 pub(super) enum MarkKind {
     /// A command of a stream, or a node of a graph.
     Command,
-    /// The allocation of the memory: its uses come after.
+    /// The allocation of the memory, which comes before all of its uses.
     Allocation,
     /// The free of the memory.
     Free,
@@ -61,7 +61,7 @@ pub(super) struct Mark {
     pub(super) is_certain: bool,
     /// Whether the work touched every byte of the range.
     pub(super) is_whole: bool,
-    /// The ticket under which the bytes of an uncertain access will be reported; 0 if they never will.
+    /// The ticket under which the bytes of an uncertain access will be reported; 0 if they will never be reported.
     pub(super) ticket: Ticket,
 }
 
@@ -90,12 +90,12 @@ impl Mark {
 /// The state of bytes: whether they have been written since they were allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Written {
-    /// None of them.
+    /// None of the bytes have been written.
     #[default]
     No,
-    /// All of them.
+    /// All of the bytes have been written.
     Yes,
-    /// Of all bytes with this number, at most `most_bytes` were written; which ones is not known.
+    /// Some of the bytes that share this number have been written: at most `most_bytes`, and it is not known which.
     Some { number: u64, most_bytes: u64 },
 }
 

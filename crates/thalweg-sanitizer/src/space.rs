@@ -71,9 +71,9 @@ pub(super) struct Object {
     pub(super) shadow: Shadow,
     /// The place where the object was allocated.
     pub(super) allocated: SiteId,
-    /// Whether blocks of a caching allocator are carved from it: then every used byte belongs to one.
+    /// Whether blocks of a caching allocator are carved from the object. Every used byte then belongs to a block.
     pub(super) has_blocks: bool,
-    /// The number of handles and mappings that refer to it.
+    /// The number of handles and mappings that refer to the object.
     keepers: u32,
 }
 

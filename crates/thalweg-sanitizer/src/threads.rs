@@ -23,7 +23,7 @@ use super::model::{HostId, Model};
 struct Seen {
     checker: Weak<Mutex<Model>>,
     host: HostId,
-    /// Whether its end will be noticed.
+    /// Whether the end of the thread will be noticed.
     is_watched: bool,
 }
 

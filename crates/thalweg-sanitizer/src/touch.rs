@@ -32,11 +32,11 @@ pub(super) type Troubles = SmallVec<[Trouble; 1]>;
 /// The rules by which an access is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Manner {
-    /// As work that is submitted now.
+    /// Work that is submitted now.
     Submitted,
-    /// As a node of a graph that is launched now: the owner of the memory was checked separately.
+    /// A node of a graph that is launched now: the owner of the memory was checked separately.
     Launched,
-    /// As work that a program reports: unreported work may have written there, too.
+    /// Work that a program reports. Work that was not reported may have written there, too.
     Told,
 }
 
@@ -51,9 +51,8 @@ struct Look<'a> {
     written: Written,
     /// Whether any of the bytes was written before.
     found_written: bool,
-    /// For each [`Written::Some`] that was found: its number, its `most_bytes`, and the number of its bytes that this access
+    /// The [`Written::Some`] states that were found: the number, `most_bytes`, and the number of those bytes that this access
     /// reads.
-    /// access reads.
     found_some: SmallVec<[(u64, u64, u64); 1]>,
     /// The block that the first of the bytes belongs to.
     holder: Option<BlockId>,

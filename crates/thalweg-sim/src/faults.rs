@@ -60,7 +60,7 @@ pub enum Fault {
     LinkStalls {
         /// The number of the collective.
         collective: u64,
-        /// The link of the ring of its ranks, modulo their number: link 0 is between the first two.
+        /// The link in the ring of the communicator's ranks, modulo the number of ranks: link 0 is between the first two ranks.
         link: u32,
     },
 }

@@ -15,7 +15,7 @@ pub struct Event {
     pub action: Action,
     /// The address of the memory; for [`Action::Oom`], the number of bytes that were left on the device.
     pub address: u64,
-    /// The size in bytes: for allocations and frees the requested size, for segments their size.
+    /// The size in bytes: for allocations and frees the requested size, for segments the size of the segment.
     pub size_bytes: u64,
     /// The stream that the memory belongs to.
     pub stream: StreamId,
@@ -76,24 +76,24 @@ pub struct FrameView<'r> {
 pub struct SegmentView {
     /// The device's number.
     pub device: i32,
-    /// The address at which it begins.
+    /// The address at which the segment begins.
     pub address: u64,
     /// The size.
     pub total_bytes: u64,
-    /// The stream that its blocks belong to.
+    /// The stream that the segment's blocks belong to.
     pub stream: StreamId,
-    /// The class of the requests that it serves: small or large.
+    /// The class of the requests that the segment serves: small or large.
     pub class: SizeClass,
     /// The pool; (0, 0) for the shared one.
     pub pool_id: (u64, u64),
-    /// Whether it is a mapped range that may grow.
+    /// Whether the segment is a mapped range that may grow.
     pub is_expandable: bool,
 }
 
 /// A block of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockView {
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
     /// The size.
     pub size_bytes: u64,
@@ -101,7 +101,7 @@ pub struct BlockView {
     pub requested_bytes: u64,
     /// The state of the block.
     pub state: BlockState,
-    /// The stack of its allocation.
+    /// The stack of the block's allocation.
     pub stack: Option<StackId>,
 }
 

@@ -20,8 +20,8 @@ pub type PipelineLoss<'m> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 'm;
 pub struct PipelineOptions<'m> {
     /// The loss (`loss_fn`), which the last stage's rank calls. The default is none.
     pub loss: Option<Box<PipelineLoss<'m>>>,
-    /// Whether gradients are divided by the number of microbatches, so that for losses that are means they are the gradients of
-    /// the full batch. The default is true.
+    /// Whether gradients are divided by the number of microbatches. If the loss is a mean, they are then the gradients of the
+    /// full batch. The default is true.
     pub scale_grads: bool,
     /// Whether a step returns the last stage's results, which stay in memory until then. The default is true. An evaluation
     /// always returns them.

@@ -87,7 +87,7 @@ fn check_devices(module: &impl Module, group: &ProcessGroup) -> Result<()> {
 /// A plan that is being applied.
 struct Work {
     group: ProcessGroup,
-    /// Whether the plan changes the module; otherwise it is only checked.
+    /// Whether the plan is applied to the module, and not only checked.
     carries_out: bool,
     /// The modules that the plan names.
     named: Vec<String>,

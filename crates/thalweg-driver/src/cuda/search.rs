@@ -291,7 +291,7 @@ impl fmt::Display for FoundBy {
 pub struct Found {
     /// The library's file.
     pub path: PathBuf,
-    /// The way in which it was found.
+    /// The way in which the library was found.
     pub by: FoundBy,
     /// The library's version in its vendor's notation, if it can be read without a device.
     pub version: Option<String>,

@@ -12,7 +12,7 @@ use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
 pub struct Summary {
     /// The device.
     pub device: usize,
-    /// The number of entries of its trace; if it is 0, only the moment at which the file was written is known.
+    /// The number of entries of the trace. If it is 0, only the moment at which the file was written is known.
     pub entries: usize,
     /// The time from the first entry to the last in microseconds, if the entries have times.
     pub duration_us: Option<i64>,
@@ -76,9 +76,9 @@ impl Start {
 /// The memory at one moment. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Moment {
-    /// The number of entries of the trace before it.
+    /// The number of entries of the trace before this moment.
     pub entry: usize,
-    /// The live bytes, as they were requested.
+    /// The live bytes, by requested size.
     pub live_bytes: u64,
     /// The number of live blocks.
     pub live_blocks: usize,
@@ -125,7 +125,7 @@ pub struct PoolUse {
     pub segments: usize,
     /// The total size of the segments.
     pub reserved_bytes: u64,
-    /// The part of it in blocks that are live or pending.
+    /// The bytes of blocks that are live or whose free is pending.
     pub active_bytes: u64,
 }
 
@@ -142,7 +142,7 @@ pub struct OutOfMemoryEntry {
     pub reserved_bytes: u64,
     /// The stack of the request.
     pub stack: Option<StackId>,
-    /// The reasons why reserved memory that was not active did not serve it.
+    /// The reasons why reserved memory that was not active did not serve the request.
     pub fragmentation: Fragmentation,
     /// The live memory at that time by the stack of its allocation, the most bytes first.
     pub by_stack: Vec<StackGroup>,

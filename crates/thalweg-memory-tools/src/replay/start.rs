@@ -49,12 +49,12 @@ pub(super) struct HeldSegment {
 pub(super) struct OlderBlock {
     pub(super) number: u32,
     pub(super) requested_bytes: u64,
-    /// The bytes that it takes in its segment, if known.
+    /// The bytes that the block takes in its segment, if known.
     pub(super) size_bytes: Option<u64>,
-    /// The greatest number of bytes that it can take.
+    /// The greatest number of bytes that the block can take.
     pub(super) room_bytes: u64,
     pub(super) stream: StreamId,
-    /// The entry of the trace that frees it.
+    /// The entry of the trace that frees the block.
     pub(super) freed: Option<usize>,
 }
 

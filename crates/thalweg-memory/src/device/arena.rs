@@ -52,7 +52,7 @@ pub(crate) struct Arena {
     pub(crate) number: u64,
     pub(crate) key: ArenaKey,
     pub(crate) common: Arc<Common>,
-    /// The source of its segments, if not the upstream.
+    /// The source of the arena's segments; the upstream if `None`.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
     state: BiasedMutex<ArenaState>,
     returned: Inbox<(BlockId, Uses, Option<StackId>)>,

@@ -28,7 +28,7 @@ use crate::upstream::UpstreamError;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) size_bytes: u64,
-    /// The rank of its segment among those of a pool whose addresses have no meaning; 0 elsewhere.
+    /// The rank of the block's segment among the segments of a pool whose addresses have no meaning; 0 elsewhere.
     pub(crate) registration: u32,
     pub(crate) block: BlockId,
     pub(crate) address: u64,

@@ -58,7 +58,7 @@ pub(crate) enum Eligibility {
     Idle([u64; 2]),
     /// All blocks: the other stream waits for this one, or is this one.
     Ordered,
-    /// All blocks, for this stream; and their addresses keep their pages.
+    /// All blocks, for a request of the arena's own stream. The pages also stay mapped at their old addresses.
     Aliased,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct PageDemand {
     pub(crate) request: Request,
     /// The rule for blocks whose pages may be taken.
     pub(crate) eligibility: Eligibility,
-    /// Whether the pages are for the same arena that they are taken from.
+    /// Whether the pages are for the arena that they are taken from.
     pub(crate) own: bool,
     /// The greatest number of pages to take.
     pub(crate) wanted: usize,

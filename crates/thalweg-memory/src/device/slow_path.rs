@@ -793,7 +793,7 @@ enum Donors {
     /// This stream, whose pages also stay mapped at their old addresses; and, for a capture, shared memory that the host knows to
     /// be idle.
     Own,
-    /// This stream, and the blocks of other streams that have finished with them.
+    /// This stream, and blocks of other streams that those streams have finished with.
     Idle,
     /// All streams; this one waits for them.
     All,

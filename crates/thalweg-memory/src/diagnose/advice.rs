@@ -69,11 +69,11 @@ struct ArenaCopy {
     owner: Owner,
     /// Whether the request is for this arena.
     own: bool,
-    /// Whether its free memory may be returned to the upstream.
+    /// Whether the arena's free memory may be returned to the upstream.
     releasable: bool,
-    /// Whether its free blocks serve requests of the shared pool.
+    /// Whether the arena's free blocks serve requests of the shared pool.
     helps: bool,
-    /// Whether it takes segments from another source, so that the memory it returns is not the device's.
+    /// Whether the arena takes segments from another source, so that the memory that it returns is not the device's.
     has_source: bool,
     segments: Vec<SegmentCopy>,
 }

@@ -14,7 +14,7 @@ pub(crate) const NO_STREAM: StreamId = StreamId::from_raw(0);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holding {
     pub(crate) requested_bytes: u64,
-    /// The stack of the allocation, if it is recorded.
+    /// The stack of the allocation, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
 }
 

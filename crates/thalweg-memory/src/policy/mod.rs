@@ -38,7 +38,7 @@ pub(crate) struct Request {
     pub(crate) requested_bytes: u64,
     pub(crate) size_bytes: u64,
     pub(crate) class: SizeClass,
-    /// The stack of the request, if it is recorded.
+    /// The stack of the request, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether the request is for a certain address.
     pub(crate) exact_address: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Policy {
     pub(crate) large_segment_bytes: u64,
     /// The granularity of segments for larger requests: their size is a multiple of this.
     pub(crate) segment_granularity_bytes: u64,
-    /// The settings for rounding to steps between powers of two; `None` if it is off.
+    /// The settings for rounding to steps between powers of two; `None` if this rounding is off.
     pub(crate) power2: Option<PowerTwoDivisions>,
     /// Whether new segments are expandable.
     pub(crate) expandable: bool,

@@ -35,7 +35,7 @@ struct Inner {
 /// A mistake at a position of the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Fault {
-    /// The position, in bytes of the text. Empty at its end.
+    /// The position of the mistake, as a range of bytes of the text. The range is empty at the end of the text.
     pub range: Range<usize>,
     /// The key that the mistake concerns, if known.
     pub key: Option<&'static str>,
@@ -51,7 +51,7 @@ pub(super) enum FaultKind {
     UnknownKey { nearest: Option<&'static str> },
     /// The text is not well formed here.
     Syntax,
-    /// The value is not a value of this key.
+    /// The key does not accept this value.
     Value,
 }
 

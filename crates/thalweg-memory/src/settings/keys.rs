@@ -161,7 +161,7 @@ pub struct KeyDescription {
     pub default: &'static str,
     /// The effective value, as it would be set in a text; a description if no value expresses it (`unlimited`).
     pub value: String,
-    /// Whether the key was set, and not left to its default.
+    /// Whether the key was set explicitly.
     pub is_set: bool,
     /// The allocator that the key has an effect on.
     pub concerns: Concerns,

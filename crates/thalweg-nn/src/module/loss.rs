@@ -133,7 +133,7 @@ losses! {
     MultiMarginLoss = "multi_margin_loss"(x target; p margin weight reduction) {
         /// The power, 1 or 2.
         skip p: i64 = 1,
-        /// By how much the target must be above the others.
+        /// The amount by which the target's score must exceed another class's score for that class to add no loss.
         skip margin: f64 = 1.0,
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
@@ -153,13 +153,13 @@ losses! {
     /// max(0, −target · (x1 − x2) + margin), for pairs whose order is the target, 1 or −1.
     #[derive(Copy, PartialEq)]
     MarginRankingLoss = "margin_ranking_loss"(x1 x2 target; margin reduction) {
-        /// By how much the better one must be better.
+        /// The amount by which the value that should be greater must exceed the other one for the pair to have no loss.
         skip margin: f64 = 0.0,
     }
     /// 1 − cos(x1, x2) where the target is 1, max(0, cos(x1, x2) − margin) where it is −1: of rows (rows, features), or of one of (features).
     #[derive(Copy, PartialEq)]
     CosineEmbeddingLoss = "cosine_embedding_loss"(x1 x2 target; margin reduction) {
-        /// The greatest cosine of a target −1 that costs nothing.
+        /// The greatest cosine at which a pair with target −1 has no loss.
         skip margin: f64 = 0.0,
     }
 }

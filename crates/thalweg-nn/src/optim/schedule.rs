@@ -295,7 +295,8 @@ pub struct OneCycleLr {
     pub div_factor: f64,
     /// The ratio of the first rate to the last.
     pub final_div_factor: f64,
-    /// Whether the rate falls to the first one in as many steps as it rises, then to the last.
+    /// Whether the rate has three phases: it rises, falls back to its first value in the same number of steps, then falls to the
+    /// last value.
     pub three_phase: bool,
 }
 

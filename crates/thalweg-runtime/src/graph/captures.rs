@@ -69,11 +69,12 @@ pub(super) type Upkeeps = Vec<(usize, Arc<dyn Upkeep>)>;
 
 /// The notes of a capture that is under way.
 pub(super) struct UnderWay {
-    /// The number of the capture, followed by those of the captures of its conditional nodes' bodies.
+    /// The number of the capture, followed by the numbers of the captures of its conditional nodes' bodies.
     pub(crate) ids: Ids,
     pub(crate) thread: ThreadId,
     pub(crate) mode: CaptureMode,
-    /// For each of the capture's streams on which a conditional node was captured, the stream on which the bodies are captured.
+    /// The pairs of streams for conditional nodes: a stream of the capture on which a conditional node was captured, and the
+    /// stream on which the node's bodies are captured.
     pub(crate) body_streams: Vec<(Stream, Stream)>,
     /// The reason why the capture must fail, if there is one.
     pub(crate) broken: Option<String>,

@@ -50,7 +50,7 @@ impl Command<'_> {
 pub(super) struct CapturedCommand {
     pub(super) node: GraphNodeHandle,
     pub(super) label: Label,
-    /// The indices of the commands that it depends on, in the driver's order.
+    /// The indices of the commands that this command depends on, in the driver's order.
     predecessors: SmallVec<[u32; 2]>,
     pub(super) work: Work,
 }

@@ -74,15 +74,15 @@ struct Communicator {
 }
 
 struct Rank {
-    /// The device; `None` until it joins.
+    /// The device; `None` until the rank joins.
     device: Option<u32>,
-    /// The number of collectives that were submitted to it.
+    /// The number of collectives that were submitted to the rank.
     calls: u64,
-    /// The number of splits that it has called.
+    /// The number of splits that the rank has called.
     splits: u64,
-    /// The number of calls by which it registered symmetric memory.
+    /// The number of calls by which the rank registered symmetric memory.
     windows: u64,
-    /// The number of its latest group, and of the submission that contained it.
+    /// The number of the rank's latest group, and of the submission that contained it.
     group: (u64, u64),
     /// The parts of the previous group, which come before those of the latest.
     before: Frontier,
@@ -90,7 +90,7 @@ struct Rank {
     /// The latest call.
     last: Option<Label>,
     is_gone: bool,
-    /// Whether it was destroyed without waiting for its parts.
+    /// Whether the rank was destroyed without waiting for its parts.
     is_aborted: bool,
 }
 
@@ -110,7 +110,7 @@ struct Meeting {
     is_running: bool,
     /// Whether all parts have arrived.
     has_departed: bool,
-    /// The moment at which its data arrives, if the data takes time.
+    /// The moment at which the meeting's data arrives, if the data takes time.
     opens: Option<Instant>,
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct Collectives {
     windows: Windows,
     meetings: BTreeMap<u64, Meeting>,
     by_key: FxHashMap<(u64, Key), u64>,
-    /// The meeting and the seat of a command, by its slot.
+    /// The meeting that a command takes part in and the command's seat there, by the command's slot.
     by_slot: FxHashMap<u32, (u64, usize)>,
     attended: Vec<u64>,
     communicators_made: u64,

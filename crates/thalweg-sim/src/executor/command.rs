@@ -33,8 +33,8 @@ pub(crate) enum Body {
     Mark(Option<Arc<dyn Reached>>),
     /// A stream-ordered free of the allocation at this address.
     PoolFree(u64),
-    /// A command that chooses, when it is reached, the commands to queue next. At the end of the commands that it queued,
-    /// the second value is the slot of the first.
+    /// A command that chooses the commands to queue next, when it is reached. At the end of the commands that it queued, the
+    /// second value is the slot of the first one.
     Step(Box<dyn QueueingCommand>, Option<u32>),
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Body {
 pub(crate) struct Origin {
     /// The priority.
     pub(crate) level: u8,
-    /// The actor whose step it is.
+    /// The actor that takes the step.
     pub(crate) actor: Actor,
 }
 

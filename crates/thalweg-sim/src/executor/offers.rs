@@ -15,7 +15,7 @@ use crate::schedules::{Actor, Touched};
 pub(crate) struct Offer<'a> {
     pub(crate) index: u32,
     pub(crate) number: u64,
-    /// The number of the command among its actor's.
+    /// The number of the command among its actor's commands.
     pub(crate) step: u64,
     pub(crate) actor: Actor,
     pub(crate) label: Label,

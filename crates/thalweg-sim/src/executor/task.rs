@@ -67,8 +67,8 @@ pub(crate) enum Work {
     ToCell(Arc<AtomicU32>),
     /// A function of the host.
     Host(HostFunction),
-    /// The command waits at the [gate](super::plug::Gate), which can interpret the value, and one of several commands there
-    /// runs for all.
+    /// The command waits at the [gate](super::plug::Gate), which can interpret the value. One of the commands that meet there
+    /// runs for all of them.
     Gated(Box<dyn Any + Send + Sync>),
     /// The work that one gated command does for several.
     Joint(Box<dyn JointWork>),

@@ -113,9 +113,9 @@ pub(super) enum SpanAccess {
     Pinned,
     /// Every device.
     Managed,
-    /// The owner, and devices that have enabled access to it.
+    /// The device that owns the memory, and devices that have enabled access to it.
     Plain,
-    /// The owner.
+    /// The device that owns the memory.
     Pool,
     /// The devices whose bits are set.
     Mapped { readers: u64, writers: u64 },

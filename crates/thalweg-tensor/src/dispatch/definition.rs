@@ -165,7 +165,7 @@ pub(crate) enum OutRule {
     Boolean,
     /// A truth value, or a byte.
     Truth,
-    /// No condition: a given tensor with the right number of elements keeps its shape.
+    /// Accepts any tensor; a given tensor with the right number of elements keeps its shape.
     KeepsShape,
 }
 

@@ -136,7 +136,7 @@ pub(in crate::cuda) struct Communicator {
     pub(in crate::cuda) info: CommunicatorInfo,
     /// The registrations, locked by the thread that uses the communicator.
     pub(in crate::cuda) in_use: Mutex<Registrations>,
-    /// Whether it was aborted: the number is invalid then.
+    /// Whether the communicator was aborted, which makes `raw` invalid.
     is_over: AtomicBool,
 }
 
@@ -145,7 +145,7 @@ pub(in crate::cuda) struct Communicator {
 pub(in crate::cuda) enum Ended {
     /// No thread used the communicator.
     Idle(Result<()>),
-    /// A thread was in a call with it.
+    /// A thread was in a call with the communicator.
     InCall(Result<()>),
     /// The communicator was aborted before.
     Before,

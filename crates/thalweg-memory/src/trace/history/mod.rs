@@ -76,13 +76,13 @@ pub enum Enabled {
 /// level includes the levels before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum ContextLevel {
-    /// Never.
+    /// No stack is taken.
     Never,
-    /// At allocations, for the blocks and segments of a snapshot.
+    /// A stack is taken at allocations, for the blocks and segments of a snapshot.
     State,
-    /// At allocations, for live blocks and also for the events of their allocation.
+    /// A stack is taken at allocations, for live blocks and also for the events of their allocation.
     Alloc,
-    /// Also when memory is freed.
+    /// A stack is also taken when memory is freed.
     #[default]
     All,
 }

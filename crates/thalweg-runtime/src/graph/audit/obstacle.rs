@@ -8,7 +8,7 @@ use thalweg_driver::{Code, Label, SourceLine};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ObstacleKind {
-    /// The host waits for the device, or queries its progress: nothing of a capture runs, so there is nothing to wait for.
+    /// The host waits for the device, or queries its progress. Nothing runs during a capture, so there is nothing to wait for.
     HostSynchronisation,
     /// Work on the legacy default stream, which no capture contains.
     LegacyStream,
