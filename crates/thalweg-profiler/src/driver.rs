@@ -207,8 +207,8 @@ fn copy_name(copy: &Copy) -> &'static str {
 impl Driver for ProfilerDriver {
     thalweg_driver::wraps!(inner);
 
-    /// Returns whether launches must list their ranges: a command's bytes are those of its ranges, and code that opens a device
-    /// queries this once, before anything is recorded.
+    /// Returns whether launches must list the ranges that they access, from which a command's bytes are counted. Code that opens
+    /// a device queries this once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
         self.reads_accesses
     }

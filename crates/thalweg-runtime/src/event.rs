@@ -90,7 +90,7 @@ impl Event {
         self.slot().clone()
     }
 
-    /// Returns the driver's event, and whether it was created by this call; if there is none, it is created on the device.
+    /// Returns the driver's event, and whether this call created it. If there is no event yet, one is created on the device.
     fn recorded_on(&self, device: &Device) -> Result<(Arc<Recorded>, bool)> {
         let mut slot = self.slot();
         if let Some(recorded) = &*slot {

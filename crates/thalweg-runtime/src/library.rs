@@ -378,7 +378,8 @@ impl Stream {
     }
 }
 
-/// Returns a product at its addresses and the library's call for it, without a workspace; `None` if there is nothing to compute.
+/// Returns a product at its addresses, and the library's call for the product, without a workspace; `None` if there is nothing to
+/// compute.
 fn placed_call(
     product: &Matmul,
     at: [DevicePointer; 3],

@@ -35,7 +35,7 @@ pub struct Stream {
 }
 
 impl Device {
-    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool are
+    /// Returns the legacy default stream, which waits for all blocking streams, as they wait for it. Streams of the pool are
     /// non-blocking.
     pub fn default_stream(&self) -> Stream {
         Stream::from_state(self, self.default_stream_state().clone())
@@ -163,7 +163,7 @@ impl Stream {
         self.state.priority
     }
 
-    /// Returns whether it is the device's default stream.
+    /// Returns whether the stream is its device's default stream.
     pub fn is_default(&self) -> bool {
         self.state.kind == StreamKind::Default
     }

@@ -61,7 +61,8 @@ impl Model {
         }
     }
 
-    /// Returns the key of a trouble, by which it is reported once, and its final kind; `None` if it must not be reported.
+    /// Returns the trouble's final kind, and the key under which it is reported only once; `None` if the trouble must not be
+    /// reported.
     fn unsaid(&self, trouble: &Trouble, mark: &Mark) -> Option<(Key, Trouble)> {
         let mut trouble = *trouble;
         let is_race = trouble.kind == FindingKind::Race;

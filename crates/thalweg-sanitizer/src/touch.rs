@@ -85,7 +85,7 @@ impl Look<'_> {
         all
     }
 
-    /// Returns whether it depends on data that this access and an unordered one race.
+    /// Returns whether a race between this access and an unordered one depends on the data that chooses their bytes.
     fn is_question(&self, other: &Mark) -> bool {
         kind_of(other) == FindingKind::Race && !self.mark.surely_meets(other)
     }
@@ -139,7 +139,7 @@ impl Look<'_> {
         }
     }
 
-    /// Returns the accesses that this one races with, and whether it reads bytes that were never written.
+    /// Returns the accesses that this access races with, and whether this access reads bytes that were never written.
     fn visit(&mut self, seen: &mut Seen<'_>, piece: &Piece) -> (Conflicts, bool) {
         let mut conflicts = self.conflicts(seen.state);
         let is_plain = self.mark.is_certain && !matches!(seen.state.written, Written::Some { .. });

@@ -148,7 +148,7 @@ pub struct TraceEntry {
 }
 
 impl TraceEntry {
-    /// Creates an entry with only an action and its memory.
+    /// Creates an entry that has an action and its memory, and nothing else.
     pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         Self {
             action,

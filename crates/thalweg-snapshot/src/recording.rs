@@ -43,7 +43,7 @@ pub struct Remarks<'r> {
 pub struct StackId(pub(super) u32);
 
 impl StackId {
-    /// Returns its number, from 0: small, and the same each time that the file is read.
+    /// Returns the number of the stack, from 0. The number is small, and is the same each time that the file is read.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -54,7 +54,8 @@ impl StackId {
 pub struct FrameId(u32);
 
 impl FrameId {
-    /// Returns its number, from 0 and below [`Recording::frame_count`]: the same each time that the file is read.
+    /// Returns the number of the frame, from 0 and below [`Recording::frame_count`]. It is the same each time that the file is
+    /// read.
     pub fn number(self) -> u32 {
         self.0
     }

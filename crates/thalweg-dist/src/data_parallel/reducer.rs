@@ -337,7 +337,7 @@ impl Reducer {
         Ok(Flight { work, mean, dtype })
     }
 
-    /// Makes every parameter's gradient its part of the reduced buckets.
+    /// Replaces every parameter's gradient by its part of the reduced buckets.
     fn finish(&self, state: &mut State) -> Result<()> {
         let used = match state.map.take() {
             Some(map) => Some(map.by_any_rank(&self.group)?),

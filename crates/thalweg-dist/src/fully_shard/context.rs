@@ -143,7 +143,7 @@ impl Context {
         }
     }
 
-    /// Adds all reduced gradients to their shards.
+    /// Adds the reduced gradients to the gradients of their shards.
     pub(super) fn finish(&self) -> Result<()> {
         self.state().recorded = 0;
         self.hand_out()

@@ -130,7 +130,7 @@ impl ColwiseParallel {
         redistribute(input, group, self.input_layouts, Placement::Replicate, gradient)
     }
 
-    /// Returns the output in its layout.
+    /// Returns the output, converted to the layout that the style requests.
     fn output(&self, output: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
         let to = self.output_layouts;
         redistribute(output, group, Placement::Shard(-1), to, to)
@@ -144,7 +144,7 @@ impl RowwiseParallel {
         redistribute(input, group, self.input_layouts, own, own)
     }
 
-    /// Returns the sum of all ranks' outputs, in its layout, with a bias.
+    /// Returns the sum of all ranks' outputs with a bias, converted to the layout that the style requests.
     fn output(&self, output: &Tensor, bias: Option<&Tensor>, group: &ProcessGroup) -> Result<Tensor> {
         let to = self.output_layouts;
         let sum = redistribute(output, group, Placement::Partial, to, to)?;

@@ -57,7 +57,7 @@ impl Library {
         Self::Nvtx,
     ];
 
-    /// Returns the library's name, as its vendor writes it.
+    /// Returns the library's name in its vendor's spelling.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "the CUDA driver",
@@ -86,7 +86,7 @@ impl Library {
         }
     }
 
-    /// Returns the environment variable that names its file.
+    /// Returns the environment variable that names the library's file.
     pub const fn variable(self) -> &'static str {
         match self {
             Self::Driver => "THALWEG_CUDA_LIBRARY",

@@ -135,8 +135,8 @@ fn endless_bytes(program: &RecordedProgram) -> u64 {
     needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
 }
 
-/// Returns whether the program runs to its end on a GPU, including the requests that failed in the recording; and its peak of
-/// reserved memory.
+/// Returns whether the program runs to its end on a GPU, including the requests that failed in the recording, and the program's
+/// peak of reserved memory.
 ///
 /// # Errors
 /// Those of [`run`].

@@ -375,7 +375,8 @@ pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<RecordedStep>
 }
 
 impl HeldSegment {
-    /// Returns whether the segment is possible: its size is a multiple of the unit, and a small plain one has the usual size.
+    /// Returns whether the allocator could have made the segment: its size is a multiple of the unit, and a small plain segment
+    /// has the usual size.
     fn is_usual(&self) -> bool {
         let is_whole = self.bytes > 0 && self.bytes.is_multiple_of(MIN_BLOCK_BYTES);
         is_whole

@@ -138,7 +138,7 @@ impl Arena {
         self.state.lock()
     }
 
-    /// Locks the state as it is, unless the lock is taken.
+    /// Locks the state as it is; `None` if the lock is taken.
     #[inline]
     pub(crate) fn try_state(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
         self.state.try_lock()
@@ -246,7 +246,7 @@ impl Arena {
         waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
     }
 
-    /// Returns whether the arena is empty; if so, its sums are added to the totals.
+    /// Returns whether the arena is empty. If it is, adds the sums of its figures to the totals.
     pub(crate) fn forget_if_empty(&self) -> bool {
         let mut state = self.lock();
         if state.blocks.segments().next().is_some() {

@@ -78,7 +78,7 @@ pub(crate) struct Gauges {
     pending: [[u64; 2]; 2],
 }
 
-/// Returns whether a figure is above its published value, or below it by more than `slack`.
+/// Returns whether a figure is larger than its published value, or smaller by more than `slack`.
 #[inline]
 fn is_outside(current: u64, published: u64, slack: u64) -> bool {
     published.wrapping_sub(current) > slack
@@ -443,7 +443,7 @@ impl Totals {
         (sum[0].wrapping_add(sum[1]), self.exclusive.load(Ordering::Relaxed) != SHARED)
     }
 
-    /// Sets every peak to its present value.
+    /// Sets the peak of every figure to the present value of the figure.
     pub(crate) fn reset_peak(&self, with: &With<'_>, each: &Each<'_>) {
         let _calm = self.calm();
         self.fold_exclusive(with);

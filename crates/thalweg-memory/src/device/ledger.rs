@@ -36,7 +36,7 @@ impl Ledger {
         self.statistics.reserved_bytes.all.current
     }
 
-    /// Sets every peak to its present value. Pools that have no memory any more are forgotten.
+    /// Sets the peak of every figure to the present value of the figure, and forgets pools that have no memory any more.
     pub(crate) fn reset_peak(&mut self) {
         self.statistics.reset_peak();
         self.private.retain(|_, statistic| statistic.current > 0);

@@ -98,7 +98,7 @@ impl<'a> SlowPath<'a> {
         self.central.as_mut().expect("the lock is held between two stages")
     }
 
-    /// Runs all stages, and repeats them once if other threads have freed enough meanwhile.
+    /// Runs all stages. Repeats them once if other threads have freed enough memory meanwhile.
     fn obtain(mut self) -> Result<Obtained, AllocationError> {
         self.central().ledger.given_back_at = self.request.stack;
         let obtained = self.run_twice();

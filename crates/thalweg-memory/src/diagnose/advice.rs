@@ -209,7 +209,7 @@ impl SegmentCopy {
         released_bytes
     }
 
-    /// Makes it expandable: pages, and addresses behind them to grow into.
+    /// Makes the segment expandable: its memory becomes pages, with room to grow in the addresses that follow.
     fn expand(&mut self, page_bytes: [u64; 2], reserve_bytes: u64) {
         self.page_bytes = Some(page_bytes[self.class as usize]);
         let bytes: u64 = self.blocks.iter().map(|block| block.size_bytes).sum();

@@ -253,7 +253,7 @@ impl Shelf {
         }
     }
 
-    /// Ends the wait of a block: it becomes free, or retired. The stack is that of the free, if it is still known.
+    /// Ends the wait of a block, which becomes free or retired. `stack` is the stack of the block's free, if still known.
     fn settle(&mut self, block: PinnedBlock, outcome: WaitOutcome, stack: Option<StackId>, common: &Common) {
         self.active_requests.decrease(1);
         self.active_bytes.decrease(block.size_bytes);

@@ -56,7 +56,7 @@ pub(super) enum FaultKind {
 }
 
 impl Fault {
-    /// Creates the fault of a value that its key does not accept.
+    /// Creates the fault for a value that the key does not accept.
     pub fn value(
         key: &'static str,
         range: Range<usize>,
@@ -87,7 +87,7 @@ impl SettingsError {
         matches!(self.0.fault.kind, FaultKind::UnknownKey { .. })
     }
 
-    /// Returns whether a key has a value that it does not accept.
+    /// Returns whether the error is a value that its key does not accept.
     pub fn is_invalid_value(&self) -> bool {
         self.0.fault.kind == FaultKind::Value
     }

@@ -59,7 +59,7 @@ impl<T: Clone> Key<T> {
         self.get(settings).expect("the default of this key is a value")
     }
 
-    /// Sets a value that is valid on its own. The caller checks whether it is consistent with the others.
+    /// Sets a value that is valid on its own. The caller checks whether the value is consistent with other keys' values.
     pub fn set(&self, settings: &mut Settings, value: T) -> Result<(), SettingsError> {
         if !(self.valid)(&value) {
             let found = Written { value: &value, syntax: &self.syntax };
@@ -88,7 +88,7 @@ pub(super) trait AnyKey: Sync {
     fn concerns(&self) -> Concerns;
     fn is_set(&self, settings: &Settings) -> bool;
     fn clear(&self, settings: &mut Settings);
-    /// Reads a value and sets it; `default` resets the key.
+    /// Reads the key's value and sets it; the word `default` resets the key.
     fn read(&self, cursor: &mut Cursor<'_>, settings: &mut Settings) -> Result<(), Fault>;
     /// Returns the value that was set, as text.
     fn written(&self, settings: &Settings) -> Option<String>;

@@ -116,7 +116,7 @@ impl Mlp {
         Ok(Self { expand, contract, activation: Activation::Gelu })
     }
 
-    /// Returns the layers with this function between them.
+    /// Returns the layers with this activation function between them.
     #[must_use]
     pub fn with_activation(self, activation: Activation) -> Self {
         Self { activation, ..self }

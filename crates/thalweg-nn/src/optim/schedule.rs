@@ -429,7 +429,7 @@ impl<S: Schedule> LrScheduler<S> {
         Ok(scheduler)
     }
 
-    /// Begins the next epoch: sets its learning rates. Asynchronous.
+    /// Begins the next epoch, and sets the optimizer's learning rates for it. Asynchronous.
     ///
     /// # Errors
     /// Those of [`LrScheduler::new`]; also if a group was added to the optimizer.

@@ -122,7 +122,7 @@ impl Captures {
         pools.push(pool);
     }
 
-    /// Returns the pool of this name, if it was made for one graph.
+    /// Returns the pool with this identifier, if it was made for one graph.
     pub(super) fn pool_of_one_graph(&self, id: PoolId) -> Option<GraphPool> {
         self.pools.lock().iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
     }

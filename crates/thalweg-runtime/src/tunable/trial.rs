@@ -74,8 +74,8 @@ pub(super) enum Timed {
 }
 
 impl<'s> Trial<'s> {
-    /// Makes as many copies of the operands as it takes to fill `rotating_bytes`, so that none is found in a cache, with
-    /// generated numbers if no operands are given. `None` if there is not even memory for one copy.
+    /// Copies the operands often enough to fill `rotating_bytes`, so that no trial finds its operands in a cache. Without given
+    /// operands the copies contain generated numbers. `None` if memory does not suffice for one copy.
     pub(super) fn new(
         stream: &'s Stream,
         shape: Shape,

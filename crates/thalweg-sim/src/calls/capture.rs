@@ -386,7 +386,8 @@ impl MachineState {
         capture
     }
 
-    /// Removes a stream that is destroyed from its capture. A capture without its origin cannot be ended, and is over.
+    /// Removes a stream that is being destroyed from its capture. A capture that loses its origin can no longer be ended by a
+    /// call, and is over.
     pub(crate) fn leave_capture(&mut self, own: u64) {
         let Some(branch) = self.stream_mut(own).capture.take() else { return };
         let id = branch.capture;

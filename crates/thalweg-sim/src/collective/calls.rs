@@ -208,7 +208,7 @@ impl StreamPlace {
     }
 }
 
-/// Destroys a rank, once its collectives are done.
+/// Destroys a rank after its collectives are done.
 pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> CallResult<()> {
     let (communicator, rank) = locked.communicator(handle)?;
     locked.forbid_in_capture("communicator_destroy")?;

@@ -62,12 +62,12 @@ impl Sighted {
         Self { system: SystemThread::current(), life, sightings: 0 }
     }
 
-    /// Returns whether it is the thread with this number in the system.
+    /// Returns whether the sighted thread has this number in the system.
     pub(crate) fn is_number(&self, number: i32) -> bool {
         self.life.strong_count() > 0 && self.system == SystemThread(number)
     }
 
-    /// Returns whether it is the calling thread.
+    /// Returns whether the sighted thread is the calling thread.
     pub(crate) fn is_here(&self) -> bool {
         self.activity() != Activity::Gone && self.system == SystemThread::current()
     }

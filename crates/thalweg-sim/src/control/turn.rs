@@ -200,7 +200,7 @@ impl<'a> Locked<'a> {
         self.settle();
     }
 
-    /// Waits for the turn again, if it was lost while this thread was asleep in a command.
+    /// Waits for the turn again, if this thread lost the turn while it was asleep in a command.
     fn regain(mut self, me: u32) -> Self {
         while self.control().turn != Some(me) && !self.control().has_ended {
             let phase = Phase::Parked(Wait::Turn { is_quiet: false });

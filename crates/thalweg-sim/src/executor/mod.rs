@@ -204,7 +204,7 @@ impl<G: Gate> Executor<G> {
         self.details = Some(Box::default());
     }
 
-    /// Returns why the device is lost, if it is.
+    /// Returns the reason why the device is lost, if it is lost.
     pub(super) fn lost(&self, device: u32) -> Option<&Refusal> {
         self.lost[device as usize].as_ref()
     }
@@ -406,7 +406,7 @@ impl<G: Gate> Executor<G> {
 
     // ---- Workers --------------------------------------------------------------------------------------------------
 
-    /// Returns the next command for a worker, with its bytes held.
+    /// Returns the next command for a worker, after acquiring the command's bytes in the range lock.
     pub(super) fn take(&mut self, memory: &Memory) -> Option<Job> {
         let Self { ready, slots, running, waiting_claims, lost, .. } = self;
         let index = ready.take(|index| {

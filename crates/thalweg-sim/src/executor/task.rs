@@ -136,7 +136,7 @@ impl Drop for BorrowedTarget<'_> {
 }
 
 impl Task {
-    /// Returns the rules that bind its accesses.
+    /// Returns the rules that bind the task's accesses.
     pub(crate) fn toucher(&self) -> Toucher {
         if matches!(self.work, Work::Kernel { .. } | Work::ToCell(_)) {
             Toucher::Kernel
@@ -167,7 +167,7 @@ impl Task {
         }
     }
 
-    /// Resolves its accesses.
+    /// Resolves the task's accesses.
     pub(crate) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
         match &self.work {
             Work::Joint(joint) => joint.resolve(memory, &self.accesses),

@@ -65,7 +65,7 @@ impl Stream {
         self.priority.unsigned_abs() as u8
     }
 
-    /// Returns the origin of its commands.
+    /// Returns the origin of the stream's commands.
     pub(crate) fn origin(&self) -> Origin {
         Origin { level: self.level(), actor: Actor::Stream(self.number) }
     }
@@ -80,7 +80,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Returns its latest record, for a look or a change.
+    /// Returns the event's latest record, to read or change it.
     pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
         self.record.lock()
     }
