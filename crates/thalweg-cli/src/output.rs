@@ -16,7 +16,7 @@ const DEFAULT_WIDTH: usize = 80;
 /// The minimum width that is assumed: on a narrower terminal most lines would have one word.
 const LEAST_WIDTH: usize = 40;
 
-/// The error by which output was lost, other than a closed pipe.
+/// The first write error other than a closed pipe: output was lost.
 static LOST: OnceLock<std::io::Error> = OnceLock::new();
 
 /// The exit status of usage errors, and of commands that could not be run.

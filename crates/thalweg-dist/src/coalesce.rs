@@ -109,7 +109,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Replaces the tensor on every rank by that of rank `src`.
+    /// Replaces the tensor on every rank by the tensor of rank `src`.
     #[track_caller]
     pub fn broadcast(&mut self, tensor: &Tensor, src: u32) -> Result<()> {
         let label = label_at("broadcast", Location::caller());

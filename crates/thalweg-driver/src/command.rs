@@ -43,7 +43,7 @@ impl Label {
         Self { operator, location, program: program_line() }
     }
 
-    /// Returns the source line to show: that of the program in another language if there is one.
+    /// Returns the source line to show: the line of the program in another language, if there is one, otherwise the line of Rust.
     pub fn source(self) -> SourceLine {
         self.program.copied().unwrap_or_else(|| self.location.into())
     }

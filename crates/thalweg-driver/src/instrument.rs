@@ -95,7 +95,7 @@ pub trait Instrument: Send + Sync {
     /// is joined, or with a message. In a host function it is the knowledge of the work that precedes the function.
     fn host_release(&self) -> HostClock;
 
-    /// Adds the knowledge of another thread to that of the calling thread.
+    /// Adds the knowledge in `clock`, another thread's, to the calling thread's knowledge.
     fn host_acquire(&self, clock: &HostClock);
 }
 

@@ -106,11 +106,11 @@ pub struct OutOfMemory {
     pub private_pool_bytes: u64,
     /// Free memory of private pools, which only serves their own requests.
     pub private_pool_cached_bytes: u64,
-    /// Free memory of the shared pool on other streams than that of the request.
+    /// Free memory of the shared pool on streams other than the request's.
     pub other_streams_cached_bytes: u64,
     /// The largest free block, wherever it is.
     pub largest_free_block_bytes: u64,
-    /// The most that may be taken from the upstream, if there is such a limit.
+    /// The most that may be taken from the upstream, if there is a limit.
     pub allowed_bytes: Option<u64>,
     /// The device's figures, if the upstream could report them.
     pub device: Option<MemoryInfo>,
@@ -119,7 +119,7 @@ pub struct OutOfMemory {
     /// Whether the request was refused only because of the memory fraction, without an attempt to make room
     /// (`throw_on_cudamalloc_oom`).
     pub rejected: bool,
-    /// The one change with which this request would have been served.
+    /// The single change that would have let this request succeed.
     pub advice: Option<Advice>,
     /// The file of the requested snapshot, or the reason why it was not written.
     pub snapshot: Option<Result<PathBuf, String>>,
@@ -299,7 +299,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// A change with which a request would have been served. Sizes are in bytes.
+/// A change that would have let a request succeed. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Advice {
@@ -348,12 +348,12 @@ pub enum Advice {
         /// The new value in percent of the device.
         percent: u32,
     },
-    /// Free memory that others use on the device.
+    /// Free memory that other users of the device occupy.
     FreeOutside {
         /// The size to free.
         bytes: u64,
     },
-    /// Request less.
+    /// Request less memory.
     AskForLess {
         /// The size by which to reduce the request.
         bytes: u64,

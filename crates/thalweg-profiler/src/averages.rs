@@ -22,7 +22,7 @@ pub struct Average {
     pub host_nanoseconds: u64,
     /// Nanoseconds on devices.
     pub device_nanoseconds: u64,
-    /// The declared bytes of the commands that ran, if they are known: those of a graph's kernels are not.
+    /// The declared bytes of the commands that ran, if they are known. The bytes of a graph's kernels are not.
     pub bytes: u64,
     /// Nanoseconds on devices of the work that is counted in `bytes`.
     pub bytes_nanoseconds: u64,

@@ -60,8 +60,8 @@ impl ProfilerDriver {
         Self::of(inner, true)
     }
 
-    /// Creates a profiler to which launches list their bytes only if the inner driver needs them, so that not recording costs
-    /// only a load.
+    /// Creates a profiler that makes launches list their bytes only if the inner driver needs them. While nothing is recorded, a
+    /// call then costs one load.
     pub(crate) fn idle(inner: Arc<dyn Driver>) -> Arc<Self> {
         let reads_accesses = inner.reads_accesses();
         Self::of(inner, reads_accesses)

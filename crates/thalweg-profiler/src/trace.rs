@@ -106,7 +106,7 @@ pub struct Command {
     pub shape: Option<[[u32; 3]; 2]>,
 }
 
-/// A stream of a device, by which activities are sorted.
+/// A stream of a device, as a key for sorting activities.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ActivityStream {
     /// A stream of the program, by the driver's number.
@@ -120,8 +120,8 @@ pub enum ActivityStream {
 pub struct Activity {
     /// The kernel's name, or the source and target of a copy.
     pub name: String,
-    /// The innermost operator that was called, else that of the command's label; within a graph, that of the captured launch. If
-    /// none is known, `name`.
+    /// The innermost operator that was called; else the operator in the command's label, which within a graph is the label of the
+    /// captured launch. `name` if no operator is known.
     pub operator: String,
     /// The kind of work.
     pub category: Category,
@@ -239,7 +239,7 @@ impl Trace {
         }
     }
 
-    /// Returns sums per operator, those with the most device time first.
+    /// Returns the sums per operator, the operators with the most device time first.
     pub fn key_averages(&self) -> KeyAverages {
         KeyAverages::of(self)
     }

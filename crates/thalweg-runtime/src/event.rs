@@ -241,7 +241,7 @@ impl Event {
     }
 }
 
-/// Makes a call by which a graph gets a node of an external event.
+/// Makes a call that adds a node for an external event to a graph.
 fn capture_node(
     stream: &Stream,
     event: EventHandle,
@@ -259,7 +259,7 @@ impl Stream {
         event.wait_as(self, Label::here("wait_event"))
     }
 
-    /// Makes later work on this stream wait for all work that is now on the other.
+    /// Makes later work on this stream wait for all work that is now on the other stream.
     #[track_caller]
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
         let event = other.record_event()?;

@@ -83,7 +83,8 @@ impl Device {
 }
 
 impl Stream {
-    /// Queues a kernel of the loop IR. Each address is that of an operand's first element. Does nothing if there are no rows.
+    /// Queues a kernel of the loop IR. Each address is the address of an operand's first element. Does nothing if there are no
+    /// rows.
     pub fn launch(
         &self,
         prepared: &PreparedLaunch,

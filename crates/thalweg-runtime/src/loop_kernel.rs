@@ -21,7 +21,7 @@ const WORK_OF_A_THREAD: u64 = 100_000;
 pub(crate) struct LoopKernel {
     kernel: Arc<Kernel>,
     program: HostProgram,
-    /// The words in which the kernel reports indices out of range.
+    /// The words that the kernel reports indices out of range to.
     out_of_range: HostWords,
 }
 
@@ -64,7 +64,8 @@ struct Running<'r> {
     spans: SmallVec<[u64; 8]>,
 }
 
-/// An input as a thread sees it: elements that no part writes, or those of an output of its own part.
+/// An input as a thread sees it: elements that no part of the launch writes, or elements of an output that the thread's own part
+/// writes.
 enum PartInput<'a> {
     Slice(Slice<'a>),
     Output(usize),

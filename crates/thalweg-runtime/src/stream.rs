@@ -84,15 +84,15 @@ impl Stream {
         }
     }
 
-    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same, so that a region that
-    /// is captured again reuses its previous memory.
+    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same stream, so that a
+    /// region that is captured again reuses its previous memory.
     pub(crate) fn for_captures(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_captures(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
     }
 
-    /// Returns the stream on which a device's data loaders copy. It is always the same, so that one loader reuses the memory of
-    /// the previous one.
+    /// Returns the stream on which a device's data loaders copy. It is always the same stream, so that a data loader reuses the
+    /// memory of the previous one.
     pub fn for_copies(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_copies(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))

@@ -81,7 +81,7 @@ impl Mark {
         }
     }
 
-    /// Returns whether the work comes before an actor with this clock.
+    /// Returns whether the work precedes everything that an actor with this clock does next.
     pub(super) fn is_before(&self, clock: &Clock) -> bool {
         clock.covers(self.strand, self.number)
     }
@@ -107,7 +107,7 @@ pub(super) const UNCERTAIN: usize = 64;
 pub(super) struct ShadowState {
     /// The last write.
     pub(super) write: Option<Mark>,
-    /// The accesses since that write, except reads that come before other certain ones: reads, and uncertain writes.
+    /// The accesses since that write: reads, and uncertain writes. Reads that precede other certain accesses are left out.
     pub(super) since: SmallVec<[Mark; 1]>,
     /// Whether the bytes have been written since they were allocated.
     pub(super) written: Written,
@@ -226,7 +226,7 @@ struct Frame<'a> {
     around: Option<Around<'a>>,
 }
 
-/// The rows of which a shadow is one.
+/// The rows that contain a shadow as one of them.
 #[derive(Clone, Copy)]
 struct Around<'a> {
     frame: &'a Frame<'a>,
@@ -402,7 +402,8 @@ impl Shadow {
         self.meet(at, reach, step, left)
     }
 
-    /// Makes an even span, or rows of which several fit into one new row, `count` rows of `step` bytes.
+    /// Divides a range into `count` rows of `step` bytes. The range is an even span, or consists of shorter rows, several of
+    /// which fit into one new row.
     fn make_rows(&mut self, start: u64, step: u64, count: u64) {
         let end = start + step * count;
         self.cut(start);
@@ -472,7 +473,7 @@ impl Shadow {
         }
     }
 
-    /// Returns the number of spans, including those of rows.
+    /// Returns the number of spans, including the spans within rows.
     #[cfg(test)]
     fn size(&self) -> usize {
         let size = |span: &Span| match &span.content {
@@ -483,13 +484,13 @@ impl Shadow {
     }
 }
 
-/// The way in which the pieces of a strided access fall into a span.
+/// The way in which the pieces of a strided access are placed within a span.
 enum Meeting {
-    /// The first piece must be handled on its own.
+    /// The first piece must be handled separately.
     One,
-    /// This many pieces have the same position in rows, the first of which begins here.
+    /// The next `count` pieces have the same position in their rows. The first of these rows begins at `row`.
     Rows { row: u64, count: u64 },
-    /// The pieces have the same position in rows, and extend over the end of their row. `end` is the end of the first row.
+    /// The pieces have the same position in their rows, and extend beyond the end of the row. `end` is the end of the first row.
     Across { end: u64 },
     /// The rows are longer, and each contains a group of pieces.
     Grouped { step: u64, group: u64, count: u64 },

@@ -90,8 +90,8 @@ impl Look<'_> {
         kind_of(other) == FindingKind::Race && !self.mark.surely_meets(other)
     }
 
-    /// Returns the accesses by which data decides whether this one reads bytes that were never written: readers that must have
-    /// touched such bytes, and writers that must not have. `None` if data does not decide it.
+    /// Returns the accesses whose data decides whether this access reads bytes that were never written: readers that must have
+    /// touched such bytes, and writers that must not have. `None` if the answer does not depend on data.
     fn may_read_nothing(&self, state: &ShadowState) -> Option<(Tickets, Tickets)> {
         let reader: Tickets = if self.mark.is_certain { smallvec![] } else { smallvec![self.mark.ticket] };
         let uncertain = state.since.iter().filter(|other| other.mode.writes() && !other.is_certain);
@@ -324,7 +324,7 @@ impl Model {
     }
 }
 
-/// Returns the kind of finding for unordered work after such a mark.
+/// Returns the kind of finding to report for work that is not ordered after this mark.
 fn kind_of(other: &Mark) -> FindingKind {
     match other.kind {
         MarkKind::Command | MarkKind::Host => FindingKind::Race,

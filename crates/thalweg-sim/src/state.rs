@@ -146,7 +146,7 @@ impl MachineState {
         }
     }
 
-    /// Checks that there is such a device.
+    /// Checks that a device with this number exists.
     pub(super) fn device(&mut self, device: u32) -> CallResult<&mut Device> {
         let count = self.devices.len();
         self.devices.get_mut(device as usize).ok_or_else(|| {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 const INDEX_BITS: u32 = 24;
 const FIELD_MASK: u64 = (1 << INDEX_BITS) - 1;
 
-/// Objects of one kind.
+/// A table of objects of one kind, by handle.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     driver: u16,

@@ -151,9 +151,9 @@ pub(super) struct Mended {
 /// A part that is missing in the middle of a history: see [`Recording::gap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
-    /// The entry before which the gap is; the first of several.
+    /// The entry that follows the gap; the first of several.
     pub entry: usize,
-    /// Whether one gap explains all inconsistencies.
+    /// Whether a single gap explains all inconsistencies.
     pub is_one: bool,
     /// The number of blocks that must have been freed in the gap.
     pub freed_blocks: usize,

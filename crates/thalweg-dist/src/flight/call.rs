@@ -9,7 +9,7 @@ use thalweg_tensor::Tensor;
 const SYMMETRIC: [&str; 5] =
     ["all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"];
 
-/// The text for no tensors.
+/// The text for a call without tensors.
 const NOTHING: &str = "nothing";
 
 /// The progress of a call of a flight record when it was written (PyTorch's flight recorder: `state`).

@@ -88,7 +88,7 @@ impl Context {
         next.iter().try_for_each(|unit| unit.gather())
     }
 
-    /// Gathers the units whose backward passes follow that of this one, if they will need their parameters.
+    /// Gathers the units whose backward passes follow this unit's, if those passes will need the units' parameters.
     pub(super) fn prefetch_backward(&self, unit: &Arc<Unit>) -> Result<()> {
         let count = unit.options().prefetch;
         let next: Vec<Arc<Unit>> = {

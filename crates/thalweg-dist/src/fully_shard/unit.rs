@@ -472,7 +472,7 @@ impl Unit {
         all.submit()
     }
 
-    /// Adds reduced gradients to those of the shards, on the current stream.
+    /// Adds reduced gradients to the gradients of the shards, on the current stream.
     pub(super) fn take_gradients(&self, reduction: Reduction) -> Result<()> {
         let Reduction { work, gradients } = reduction;
         work.wait()?;

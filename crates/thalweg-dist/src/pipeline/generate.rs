@@ -188,7 +188,8 @@ impl VRow {
     }
 }
 
-/// Returns a rank's row of ZBV. With fewer microbatches than fill the pipeline, the row is that of a longer batch with gaps.
+/// Returns a rank's row of ZBV. If there are too few microbatches to fill the pipeline, the row is that of a larger batch, with
+/// gaps.
 fn v_row(rank: usize, ranks: usize, microbatches: usize) -> Vec<Action> {
     const F: usize = 0;
     const I: usize = 1;

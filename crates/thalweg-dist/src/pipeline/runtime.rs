@@ -41,7 +41,7 @@ impl<'m> PipelineOptions<'m> {
     }
 }
 
-/// The results of a batch on the last stage's rank, by microbatch. Empty on the others.
+/// The results of a batch by microbatch, on the last stage's rank. Empty on other ranks.
 #[derive(Default, Debug)]
 pub struct PipelineOutput {
     pub(super) outputs: Vec<(usize, Tensor)>,

@@ -270,7 +270,7 @@ impl Parallelize for Embedding {
     }
 }
 
-/// Returns the rows for those indices that are in this rank's part of a table, and zeros for others.
+/// Returns the rows for those indices that are in this rank's part of a table, and zeros for the other indices.
 fn own_rows(table: &Embedding, indices: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
     let (rank, ranks) = (group.rank() as usize, group.size() as usize);
     let rows = table.weight.shape()[0];

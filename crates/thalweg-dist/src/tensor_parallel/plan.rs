@@ -235,7 +235,7 @@ impl TensorParallel {
         &self.group
     }
 
-    /// Returns how a parameter is divided; `None` for others, which every rank has in full.
+    /// Returns how a parameter is divided; `None` for a parameter that every rank has in full.
     pub fn split(&self, name: &str) -> Option<Split> {
         self.divided.iter().find(|(divided, _)| divided == name).map(|(_, split)| *split)
     }

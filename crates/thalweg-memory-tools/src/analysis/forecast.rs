@@ -176,8 +176,8 @@ impl Forecast {
         }
     }
 
-    /// Returns by how many bytes the peak of the reserved memory is below that of `first`, with each beginning; the smaller one
-    /// first.
+    /// Returns how many bytes lower the peak of the reserved memory is than in `first`. Compares the tidy results and the worn
+    /// results, and returns the smaller difference first.
     fn saved_bytes(&self, first: &Self) -> (i128, i128) {
         let saved = |first: &ReplayFigures, other: &ReplayFigures| {
             i128::from(first.peak_reserved_bytes) - i128::from(other.peak_reserved_bytes)

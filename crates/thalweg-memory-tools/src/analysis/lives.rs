@@ -14,7 +14,7 @@ use thalweg_snapshot::{Action, Event, Recording, StackId};
 pub struct Lives {
     /// The blocks: first those that were live before the trace, by address, then in order of allocation.
     pub blocks: Vec<BlockLife>,
-    /// The segments, in the same order. A mapped range of which a part was unmapped continues as the rest.
+    /// The segments, in the same order. If a part of a mapped range was unmapped, the rest continues as the same segment.
     pub segments: Vec<SegmentLife>,
 }
 

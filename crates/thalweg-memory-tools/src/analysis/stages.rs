@@ -40,7 +40,7 @@ struct Scope {
     end_us: i64,
 }
 
-/// The live and the reserved memory.
+/// The live and the reserved bytes at one moment.
 #[derive(Clone, Copy, Default)]
 struct Level {
     live_bytes: u64,

@@ -48,11 +48,12 @@ pub struct Doubts {
     pub leaves_out_ends: bool,
     /// The number of blocks at the end that are in no segment, or overlap another.
     pub misplaced_blocks: usize,
-    /// The greatest number of bytes by which the live memory exceeds the reserved memory; 0 if there is a gap, which explains it.
+    /// The greatest number of bytes by which the live memory exceeds the reserved memory; 0 if there is a gap, which explains the
+    /// excess.
     pub excess_bytes: u64,
 }
 
-/// The state before the trace.
+/// The memory when the trace began.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Start {
     /// The number of blocks that were live.

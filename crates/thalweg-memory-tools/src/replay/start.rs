@@ -189,7 +189,7 @@ impl Backwards {
         self.segments.range(..end).next_back().map(|(&address, &segment)| (address, segment))
     }
 
-    /// Returns the index of a private pool. Beyond 65 535 pools, the others count as the last.
+    /// Returns the index of a private pool. Pools after the first 65 535 share the last index.
     fn pool(&mut self, id: (u64, u64)) -> Option<u16> {
         if id == SHARED {
             return None;
@@ -279,7 +279,8 @@ impl Layout {
     }
 }
 
-/// Returns the class of an expandable segment in which this many bytes are mapped at once. Small ones grow by one page of 2 MiB.
+/// Returns the class of an expandable segment in which this many bytes are mapped at once. Segments of the small class grow by
+/// one page of 2 MiB.
 fn class_of_pages(bytes: u64) -> SizeClass {
     if bytes.is_multiple_of(LARGE_PAGE_BYTES) { SizeClass::Large } else { SizeClass::Small }
 }

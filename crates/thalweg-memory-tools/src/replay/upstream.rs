@@ -66,8 +66,8 @@ pub struct ReplayUpstream {
 }
 
 impl ReplayUpstream {
-    /// Creates a device of `total_bytes` on which a segment that the trace of `program` has for the same request, with the same
-    /// size, gets the recorded address, if possible; others get invented addresses.
+    /// Creates a device of `total_bytes` that reuses the addresses in the trace of `program`. If the trace has a segment of the
+    /// same size for the same request, the segment gets the recorded address, if possible. Other segments get invented addresses.
     pub fn scripted(program: &RecordedProgram, total_bytes: u64) -> Self {
         let this = Self::with_script(program.opened().collect(), total_bytes);
         this.inner.lock().mapped_for = program.mapped().collect();

@@ -403,7 +403,7 @@ impl ArenaState {
         true
     }
 
-    /// Takes the best of the other free blocks, if there is one, and stores its range in `span`. Returns whether there was one.
+    /// Takes the best block from the bins, if there is one, and stores its range in `span`. Returns whether there was one.
     #[inline(never)]
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         self.bin_last_freed(arena);
@@ -477,8 +477,8 @@ impl ArenaState {
         self.search(request)
     }
 
-    /// Takes the best free block for a request out of its bin, without advancing the clock by which blocks age: for a search that
-    /// [`cached`](Self::cached) has counted already.
+    /// Takes the best free block for a request out of its bin. Does not advance the clock by which blocks age, because
+    /// [`cached`](Self::cached) has already counted the search.
     #[inline(always)]
     pub(crate) fn search(&mut self, request: &Request) -> Option<Span> {
         let entry = self.find(request)?;

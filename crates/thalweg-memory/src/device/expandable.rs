@@ -218,7 +218,7 @@ impl ArenaState {
         self.pages[&self.blocks.segment_of(block).id].page_bytes
     }
 
-    /// Returns how many pages `request` lacks at the place where it would be served; `None` if there is no such place.
+    /// Returns how many pages `request` lacks at the place that would serve it; `None` if no place could.
     pub(crate) fn missing_pages(&self, request: &Request) -> Option<usize> {
         self.plan(request).map(|plan| plan.pages)
     }

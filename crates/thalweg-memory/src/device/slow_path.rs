@@ -174,8 +174,8 @@ impl<'a> SlowPath<'a> {
         if freed > 0 { self.cached() } else { Ok(None) }
     }
 
-    /// Makes the stream wait for the oldest block that waits for uses on other streams and would serve, if there are enough such
-    /// blocks to keep the device busy meanwhile.
+    /// Makes the stream wait for the oldest block that would serve and that waits for uses on other streams. Does so only if
+    /// there are enough such blocks to keep the device busy meanwhile.
     fn order_oldest(&mut self) -> Found {
         let Some(depth) = self.policy.record_use_depth else { return Ok(None) };
         let mut state = self.arena.lock();
@@ -704,7 +704,8 @@ impl<'a> SlowPath<'a> {
         if self.policy.stitching { self.grow_with(Donors::All) } else { Ok(None) }
     }
 
-    /// Releases as many bytes as pages are missing, of the other size if there are any, and calls the upstream again. *Blocks*.
+    /// Releases as many bytes as are missing, in pages of the other size if there are any, and calls the upstream again.
+    /// *Blocks*.
     fn release_some(&mut self) -> Found {
         if self.is_capturing() || !self.policy.stitching || !self.is_expandable() {
             return Ok(None);

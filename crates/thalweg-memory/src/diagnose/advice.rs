@@ -217,7 +217,7 @@ impl SegmentCopy {
         push(&mut self.blocks, BlockCopy { size_bytes, state: CopyState::Unmapped });
     }
 
-    /// Returns the fewest bytes of pages with which `size_bytes` would fit here.
+    /// Returns the fewest bytes of additional pages that would make room for `size_bytes` here.
     fn missing_bytes(&self, size_bytes: u64) -> Option<u64> {
         let page_bytes = self.page_bytes?;
         (0..self.blocks.len())
@@ -399,8 +399,8 @@ impl Situation {
     }
 }
 
-/// Returns the smallest of the numbers from `low` to `high` for which `holds` is true, if it is true for `high`. If `holds` is
-/// true for a number, it must be true for all greater ones.
+/// Returns the smallest number from `low` to `high` for which `holds` is true; `None` if it is false for `high`. If `holds` is
+/// true for a number, it must be true for all greater numbers.
 fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (low, high);
     if low > high || !holds(high) {
@@ -415,7 +415,7 @@ fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
 
 /// The changes.
 impl Situation {
-    /// Returns the first change with which the request fits.
+    /// Returns the first change that would have let the request succeed.
     pub(crate) fn advice(&self) -> Option<Advice> {
         if self.size_bytes > MAX_REQUEST_BYTES {
             return Some(Advice::Divide);

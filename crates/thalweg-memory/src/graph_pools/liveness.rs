@@ -28,7 +28,7 @@ use thalweg_lock::Mutex;
 use crate::device::blocks::BlockId;
 use crate::ids::{PoolId, StreamId};
 
-/// A watch over blocks that others hold: a flag that is cleared when one of them is freed.
+/// A watch over blocks that callers hold: a flag that is cleared when one of the blocks is freed.
 #[derive(Debug, Default)]
 pub struct LivenessWatch {
     disturbed: AtomicBool,

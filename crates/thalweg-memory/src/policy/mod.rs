@@ -20,7 +20,7 @@ use crate::ids::SizeClass;
 use crate::settings::{Backend, CrossStreamReuse, Policy as PolicySetting, PowerTwoDivisions, Settings};
 use crate::trace::history::StackId;
 
-/// The unit of sizes and addresses: those of every block are a multiple of it.
+/// The unit of sizes and addresses: the size and the address of every block are multiples of it.
 pub const MIN_BLOCK_BYTES: u64 = 512;
 /// The size up to which requests are small.
 pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;

@@ -70,7 +70,7 @@ impl<T: Clone> Key<T> {
     }
 }
 
-/// A value as text.
+/// The text of a key's value, for display.
 struct Written<'a, T: 'static> {
     value: &'a T,
     syntax: &'a Syntax<T>,
@@ -82,7 +82,7 @@ impl<T> fmt::Display for Written<'_, T> {
     }
 }
 
-/// A key without its type.
+/// A key, independent of the type of its value.
 pub(super) trait AnyKey: Sync {
     fn name(&self) -> &'static str;
     fn concerns(&self) -> Concerns;

@@ -43,7 +43,7 @@ fn norm(channels: usize, d: &Device) -> Result<BatchNorm2d> {
     BatchNorm2d::new(channels, BatchNormOptions::default(), d)
 }
 
-/// Three convolutions, of which the middle one has few channels, with a residual connection.
+/// Three convolutions with a residual connection. The middle convolution has few channels.
 #[derive(Module)]
 pub struct Bottleneck {
     conv1: Conv2d,

@@ -33,8 +33,9 @@ impl Field for Option<Tensor> {
     }
 }
 
-/// Defines losses, each of which is one operator. An entry has the operator with its tensors and then its other arguments, which are fields, in
-/// the operator's order; and the fields beside `reduction`, with PyTorch's defaults.
+/// Defines losses, each of which is one operator. An entry names the operator, the tensors that it takes, and its other arguments
+/// in the operator's order. These arguments are fields. The braces declare the fields, except `reduction`, with PyTorch's
+/// defaults.
 macro_rules! losses {
     ($(
         $(#[$attribute:meta])*
@@ -100,7 +101,7 @@ losses! {
     /// x where the target is 1, max(0, margin − x) where it is −1.
     #[derive(Copy, PartialEq)]
     HingeEmbeddingLoss = "hinge_embedding_loss"(x target; margin reduction) {
-        /// The least x of a target −1 that costs nothing.
+        /// The least x at which an element with target −1 has no loss.
         skip margin: f64 = 1.0,
     }
     /// e^x − target · x, the likelihood of counts up to a constant.
@@ -117,7 +118,7 @@ losses! {
     CrossEntropyLoss = "cross_entropy_loss"(x target; weight reduction ignore_index label_smoothing) {
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
+        /// A class whose rows do not contribute to the loss.
         skip ignore_index: i64 = -100,
         /// The part of a target that is spread evenly over all classes.
         skip label_smoothing: f64 = 0.0,
@@ -126,7 +127,7 @@ losses! {
     NLLLoss = "nll_loss_nd"(x target; weight reduction ignore_index) {
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
+        /// A class whose rows do not contribute to the loss.
         skip ignore_index: i64 = -100,
     }
     /// The mean over a row's classes of max(0, margin − x at the target + x)ᵖ.

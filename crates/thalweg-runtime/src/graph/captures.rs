@@ -35,7 +35,7 @@ pub(crate) struct Captures {
     replays: AtomicU64,
 }
 
-/// The number of a capture, followed by those of its bodies' captures.
+/// The number of a capture, followed by the numbers of its bodies' captures.
 pub(super) type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
 
 impl UnderWay {
@@ -43,7 +43,7 @@ impl UnderWay {
         self.ids.lock().contains(&id)
     }
 
-    /// Returns whether the number is that of a body of a conditional node.
+    /// Returns whether the number belongs to the capture of a body of a conditional node.
     fn is_body(&self, id: u64) -> bool {
         self.ids.lock().first() != Some(&id)
     }

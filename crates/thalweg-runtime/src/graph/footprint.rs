@@ -54,7 +54,7 @@ pub(super) struct Footprint<P> {
     watch: Arc<LivenessWatch>,
 }
 
-/// A block that the capture allocated.
+/// A block that the capture allocated, without its start.
 struct Own {
     end: u64,
     requested_bytes: u64,

@@ -40,7 +40,7 @@ pub(super) struct Member {
     pub(super) wanted: AtomicBool,
     /// Whether an output of the graph is lost.
     pub(super) any_lost: AtomicBool,
-    /// Whether a replay of the graph overwrites outputs of others.
+    /// Whether a replay of the graph overwrites outputs of other graphs.
     pub(super) overwrites: AtomicBool,
     /// Whether the graph is dropped.
     pub(super) gone: AtomicBool,
@@ -50,11 +50,11 @@ pub(super) struct Member {
 #[derive(Debug)]
 pub(super) struct Reads {
     pub(super) producer: Arc<Member>,
-    /// The indices of the outputs in the other graph, with the first command that reads each.
+    /// The indices of the outputs in the other graph, each with the first command that reads the output.
     pub(super) outputs: Vec<(usize, Label)>,
 }
 
-/// An output in the pool.
+/// An output of a graph in the pool.
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) output: Output,

@@ -71,7 +71,7 @@ pub(super) enum Work {
     Other { parameters: Box<[u8]>, accesses: Box<[Access]> },
 }
 
-/// A kernel launch that is kept.
+/// A copy of a captured kernel launch.
 #[derive(PartialEq, Debug)]
 pub(super) struct Kernel {
     function: FunctionHandle,
@@ -117,7 +117,7 @@ impl Steps {
         self.has_undeclared |= !nodes.iter().all(is_known);
     }
 
-    /// Declares the ranges that these nodes touch, and those of the nodes between them and the last known ones.
+    /// Declares the ranges that these nodes touch, and the ranges of the nodes between them and the last known nodes.
     pub(super) fn declare(&mut self, nodes: &[GraphNodeHandle]) {
         self.declared.extend(nodes);
     }

@@ -28,7 +28,7 @@ use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
 thread_local! {
-    /// The mode by which captures bind this thread. As with CUDA, it belongs to the thread and not to a driver.
+    /// The capture mode that applies to this thread. As with CUDA, it belongs to the thread and not to a driver.
     static THREAD_MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 

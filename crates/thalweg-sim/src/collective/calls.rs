@@ -168,7 +168,7 @@ impl MachineState {
         Ok((own, Task { device, label, accesses: SmallVec::from_slice(&accesses), work }))
     }
 
-    /// Returns the position after which a stream's next command comes.
+    /// Returns the position that a stream's next command follows.
     fn place(&self, own: u64) -> StreamPlace {
         let stream = self.stream(own);
         let nodes = stream.capture.as_ref().map(|branch| branch.nodes.clone()).unwrap_or_default();

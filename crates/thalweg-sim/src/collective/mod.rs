@@ -84,7 +84,7 @@ struct Rank {
     windows: u64,
     /// The number of the rank's latest group, and of the submission that contained it.
     group: (u64, u64),
-    /// The parts of the previous group, which come before those of the latest.
+    /// The parts of the previous group, which precede the parts of the latest group.
     before: Frontier,
     members: Frontier,
     /// The latest call.
@@ -275,7 +275,7 @@ impl Collectives {
         found.is_some_and(|communicator| !communicator.ranks[part.rank as usize].is_gone)
     }
 
-    /// Describes the rank for which a part waited when this rank aborted the communicator: one that has not made the call,
+    /// Describes the rank that a part was waiting for when this rank aborted the communicator: a rank that has not made the call,
     /// if there is one.
     fn abortion(&self, meeting: &Meeting, seat: usize, first: &Seated, aborted: u32) -> String {
         let ranks = &self.communicators[&meeting.communicator].ranks;

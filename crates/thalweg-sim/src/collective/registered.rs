@@ -74,7 +74,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Checks a symmetric registration against those of the other ranks in the same call.
+    /// Checks a symmetric registration against the other ranks' registrations in the same call.
     fn enter_window(&mut self, new: &Registration) -> Result<(), String> {
         let Ok((communicator, rank)) = self.communicator(new.communicator) else { return Ok(()) };
         let gate = &mut self.executor.gate;

@@ -70,8 +70,8 @@ use super::schedules::{Schedule, Trace};
 /// for something to be done.
 const FRUITLESS_LOOKS: u32 = 16;
 
-/// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one does
-/// not, so that a program that queries twice and gives up can be seen to do so.
+/// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one query does
+/// not. A run can therefore include a program that queries twice and gives up.
 const NOT_READY: u32 = 8;
 
 /// The number of checked objects that are remembered.
@@ -82,9 +82,9 @@ const LOOKED_AT: usize = 32;
 /// pass or for another process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The number of times that decisions check, after the arrival of a thread that was not introduced, for others that are on
-/// their way, and wait for a moment if there are any. A thread that makes its first call only when another is done with its
-/// work may know of that work, for all that the machine can see.
+/// The number of decisions, after the arrival of a thread that was not introduced, that check for other threads on their way to
+/// their first call, and wait for a moment if there are any. As far as the machine can see, a thread that makes its first call
+/// after another thread has finished its work may know of that work.
 const ARRIVAL_LOOKS: u32 = 64;
 
 /// The least number of polls in that time for a livelock: a thread that sleeps in between is not busy.

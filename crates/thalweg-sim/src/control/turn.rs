@@ -16,9 +16,9 @@ use crate::refusal::CallResult;
 /// The time between two checks of other threads.
 const LOOK: Duration = Duration::from_micros(300);
 
-/// The number of consecutive checks that must find nothing outside of the driver that could continue before a deadlock is
-/// declared. The system's list of threads may miss one while others end ([`control`](crate::control) explains why this
-/// number suffices).
+/// The number of consecutive checks that must find no thread outside of the driver that could continue, before a deadlock is
+/// declared. The system's list of threads may miss a thread while other threads end ([`control`](crate::control) explains why
+/// this number suffices).
 const DEADLOCK_LOOKS: u32 = 16;
 
 impl<'a> Locked<'a> {

@@ -22,7 +22,7 @@ impl CommandId {
     }
 }
 
-/// Commands after which something comes.
+/// The latest commands of a stream or another order: commands that follow must wait for these.
 pub(crate) type Frontier = SmallVec<[CommandId; 2]>;
 
 /// The kind of a command, with its work.
@@ -57,7 +57,7 @@ impl Origin {
     }
 }
 
-/// A command that is queued with others.
+/// A command that is queued together with other commands.
 pub(crate) struct Planned<'a> {
     pub(crate) body: Body,
     pub(crate) origin: Origin,

@@ -261,7 +261,7 @@ impl<G: Gate> Executor<G> {
         frontier.retain(|id| !self.is_done(*id));
     }
 
-    /// Queues a command after others.
+    /// Queues a command that follows other commands.
     pub(super) fn add(
         &mut self,
         body: Body,
@@ -301,7 +301,7 @@ impl<G: Gate> Executor<G> {
         id
     }
 
-    /// Queues commands; those without predecessors among them come after `entry`. Returns their identifiers, in order.
+    /// Queues commands. Those without predecessors in the list follow `entry`. Returns the commands' identifiers, in order.
     pub(super) fn add_all<'a>(
         &mut self,
         planned: impl IntoIterator<Item = Planned<'a>>,

@@ -53,7 +53,7 @@ const PINNED_BYTES: u64 = 1 << 44;
 const PINNED_PAGE_BYTES: u64 = 4096;
 /// The number of bits of an offset in a physical address of a device. The device's number is above them.
 pub(super) const PHYSICAL_BITS: u32 = 44;
-/// The size from which on freed pieces return the host's memory to the system.
+/// The size from which freed pieces return the host's memory to the system.
 const DISCARD_BYTES: u64 = 8 << 20;
 
 /// All memory of a machine.
@@ -350,8 +350,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a part of the area inaccessible. A host that refuses (too many mappings) leaves the old mapping in place: no
-    /// span refers to it any more, so nothing can touch it.
+    /// Makes a part of the area inaccessible. If the host refuses (too many mappings), the old mapping stays in place. This is
+    /// safe: no span refers to it any more, so nothing can touch it.
     pub(super) fn unmap_area(&mut self, offset: u64, bytes: u64) {
         let _ = self.backing.unmap(offset, bytes);
     }

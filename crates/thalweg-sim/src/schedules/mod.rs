@@ -130,9 +130,9 @@ impl Footprint {
 /// The actor of a step: a host thread, a stream, or a node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Actor {
-    /// A host thread, numbered in the order in which they were started; the one that created the driver is 0.
+    /// A host thread, numbered in the order in which threads were started; the thread that created the driver is 0.
     Host(u32),
-    /// A stream, numbered in the order in which they were created; the default streams of the devices are the first.
+    /// A stream, numbered in the order in which streams were created, starting with the default streams of the devices.
     Stream(u32),
     /// A node of a graph, by its number in the graph, launched on a stream.
     Node {

@@ -73,7 +73,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 101;
     pub(in crate::cuda) const CONVOLUTION_DILATIONS: u32 = 102;
     pub(in crate::cuda) const CONVOLUTION_STRIDES: u32 = 103;
-    /// After the last element, and before the first.
+    /// The paddings after the last element, and before the first.
     pub(in crate::cuda) const CONVOLUTION_PADDINGS: [u32; 2] = [104, 105];
     pub(in crate::cuda) const CONVOLUTION_AXES: u32 = 106;
     pub(in crate::cuda) const HEURISTIC_MODE: u32 = 200;
@@ -110,7 +110,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const OPERATION_MATMUL_B: u32 = 1521;
     pub(in crate::cuda) const OPERATION_MATMUL_OUTPUT: u32 = 1522;
     pub(in crate::cuda) const OPERATION_MATMUL_MODE: u32 = 1523;
-    /// Rows, columns, and the sum's length.
+    /// The overrides of the number of rows, of columns, and of terms of each sum.
     pub(in crate::cuda) const OPERATION_MATMUL_OVERRIDES: [u32; 3] = [1525, 1526, 1527];
     pub(in crate::cuda) const REDUCTION_OPERATOR: u32 = 1600;
     pub(in crate::cuda) const REDUCTION_COMPUTE: u32 = 1601;

@@ -57,7 +57,7 @@ const TAKES_INFINITY: usize = 91_000;
 /// The alignment of the parts of the workspace, in bytes.
 const PART: u64 = 256;
 
-/// The number of plans of a device at which all are dropped.
+/// The number of a device's plans at which its cache is emptied.
 const PLANS: usize = 1024;
 
 /// The plan of a pass, without addresses.

@@ -43,7 +43,7 @@ use crate::{Code, Error, Result};
 /// The interval at which an abort checks whether a call is done.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The statuses after which a communicator still works: they report a wrong argument or a wrong use.
+/// The statuses that leave a communicator usable: they report a wrong argument or a wrong use.
 const MISTAKES: [u32; 2] = [4, 5];
 
 /// `ncclComm_t`, as a number.
@@ -112,7 +112,7 @@ entry_points! {
 type ErrorString = unsafe extern "C" fn(u32) -> *const c_char;
 type LastError = unsafe extern "C" fn(RawCommunicator) -> *const c_char;
 
-/// The library.
+/// NCCL's library, loaded.
 pub(in crate::cuda) struct Nccl {
     pub(in crate::cuda) table: NcclTable,
     pub(in crate::cuda) error_string: Option<ErrorString>,
@@ -130,7 +130,7 @@ pub(in crate::cuda) struct Registered {
     pub(in crate::cuda) symmetric: bool,
 }
 
-/// A rank.
+/// A rank's communicator.
 pub(in crate::cuda) struct Communicator {
     pub(in crate::cuda) raw: RawCommunicator,
     pub(in crate::cuda) info: CommunicatorInfo,

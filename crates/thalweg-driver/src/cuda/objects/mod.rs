@@ -148,12 +148,12 @@ pub(in crate::cuda) struct Condition {
     pub(in crate::cuda) is_used: Mutex<bool>,
 }
 
-/// The families by root.
+/// The bodies and conditions of each root, by the root's handle.
 pub(in crate::cuda) type Families = Mutex<FxHashMap<GraphHandle, Family>>;
 
 /// The bodies and conditions that belong to a root.
 pub(in crate::cuda) struct Family {
-    /// The number of the capture that builds the root, if one does, and the stream through which that is known.
+    /// The number of the capture that builds the root, and a stream of that capture; `None` if no capture builds the root.
     pub(in crate::cuda) builder: Option<(u64, StreamHandle)>,
     pub(in crate::cuda) conditions: Vec<ConditionHandle>,
     pub(in crate::cuda) bodies: Vec<GraphHandle>,

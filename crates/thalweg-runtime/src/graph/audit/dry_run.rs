@@ -48,7 +48,7 @@ struct Member {
     place: StreamIdentity,
     /// The nodes that the stream's next command depends on.
     branch: SmallVec<[u32; 2]>,
-    /// The wait by which the stream joined; `None` for the region's stream.
+    /// The wait that made the stream join the capture; `None` for the region's stream.
     joined: Option<Site>,
     /// The stream's last command.
     last: Option<Site>,
