@@ -147,8 +147,8 @@ macro_rules! calls { ($form:ident) => { $form! {
     /// access (see its properties).
     fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
 
-    /// Frees memory of `memory_allocate`, or of another call that names this one. Blocks until the work that may use it is
-    /// done. *Not in capture.*
+    /// Frees memory of `memory_allocate`, or of another call whose documentation names this function. Blocks until the work that
+    /// may use the memory is done. *Not in capture.*
     fn memory_free(&self, pointer: DevicePointer) -> Result<()>;
 
     // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------

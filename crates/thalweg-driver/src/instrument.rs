@@ -62,9 +62,9 @@ pub trait Instrument: Send + Sync {
     /// specifies.
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label);
 
-    /// Declares that the graph that `stream` captures may use memory of earlier captures whenever it is launched, whether
-    /// that is freed or not, and graph outputs. The program that launches the graph must make sure that the same bytes are
-    /// there again then.
+    /// Declares that the graph that `stream` captures may use memory of earlier captures, freed or not, and graph outputs,
+    /// whenever it is launched. The program that launches the graph must make sure that the memory then has the same contents
+    /// again.
     fn capture_vouched(&self, stream: StreamHandle);
 
     /// Reports where the program created a stream. If a stream is returned to the program again later, the first place

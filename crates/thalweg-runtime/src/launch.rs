@@ -25,8 +25,8 @@ use crate::{Device, Result, Stream};
 const CAPACITY: usize = 1 << 14;
 
 impl PreparedLaunch {
-    /// Prepares a launch of this geometry on the kernel's device. If the kernel's blocks form clusters, the driver is asked how
-    /// many clusters run at the same time: further ones would begin only when all rows of the first are done.
+    /// Prepares a launch of this geometry on the kernel's device. If the kernel's blocks form clusters, asks the driver how many
+    /// clusters can run at the same time, because further clusters would begin only when all rows of the first ones are done.
     ///
     /// # Errors
     /// [`Error::is_not_supported`](crate::Error::is_not_supported) if such a cluster does not fit on the device.

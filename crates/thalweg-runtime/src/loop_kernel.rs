@@ -133,8 +133,8 @@ impl Running<'_> {
         Ok(ran)
     }
 
-    /// Returns parts that are large enough for a thread each, if they do not conflict: an input that is written has exactly the
-    /// elements of one output, and outputs do not overlap each other or any other input.
+    /// Divides the work into parts, each large enough for a thread. `None` if the parts would conflict: an input that is written
+    /// must have exactly the elements of one output, and outputs must not overlap each other or any other input.
     fn parts(&self) -> Option<Vec<Part>> {
         let geometry = &self.arguments.geometry;
         if self.launch.has_tickets() {
@@ -208,8 +208,8 @@ impl Running<'_> {
         Ok(PartOfLaunch { part, geometry, inputs, outputs })
     }
 
-    /// Reports the elements that data chose of each operand that the launch declared separately. The elements of an operand that
-    /// was declared together with overlapping ones stay unknown.
+    /// Reports, for each operand that the launch declared separately, the elements that data chose. The elements of an operand
+    /// that was declared together with overlapping ones stay unknown.
     fn say_what_was_chosen(&self, chosen: &[Elements]) {
         let Self { kernel, launch, arguments, .. } = self;
         let (body, geometry) = (&kernel.kernel.body, &arguments.geometry);

@@ -290,8 +290,8 @@ impl Shadow {
         }
     }
 
-    /// Visits every span of some bytes, cut to them; the visitor may change their states. With `fuses`, spans that are equal
-    /// afterwards are merged.
+    /// Visits every span that overlaps some bytes, cut to these bytes. The visitor may change the spans' states. With `fuses`,
+    /// spans that are equal afterwards are merged.
     pub(super) fn each(&mut self, bytes: &Bytes, fuses: bool, mut visit: impl FnMut(Seen<'_>)) {
         self.each_of(bytes, Frame { base: 0, rows: 1, fuses, around: None }, &mut visit);
     }
@@ -359,8 +359,9 @@ impl Shadow {
         }
     }
 
-    /// Determines how `left` pieces of `reach` bytes, the first at `at` and each a step after the previous one, fall into the
-    /// span of the first. Makes the span rows of that length if possible.
+    /// Determines how the pieces of an access are placed in the span of the first piece. There are `left` pieces of `reach`
+    /// bytes; the first is at `at`, and each further one is a step after the previous one. If possible, divides the span into
+    /// rows of that step.
     fn meet(&mut self, at: u64, reach: u64, step: u64, left: u64) -> Meeting {
         let (&first, span) = self.spans.range(..=at).next_back().expect("spans cover all bytes");
         let end = span.end;

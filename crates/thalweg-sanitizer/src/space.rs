@@ -29,7 +29,7 @@ pub(super) enum Shared {
 
 impl Shared {
     /// Returns the identity of a handle. `None` for a file without a number of its own, as GPU drivers export them: memory that
-    /// is imported through it counts as another's.
+    /// is imported through such a file counts as another process's memory.
     pub(super) fn of(handle: &ShareableHandle) -> Option<Self> {
         match handle {
             ShareableHandle::Fabric(bytes) => Some(Self::Fabric(bytes.clone())),

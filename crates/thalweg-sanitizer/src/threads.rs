@@ -215,8 +215,8 @@ impl Model {
         }
     }
 
-    /// Returns an unregistered thread that has done or seen complete the work of a mark, so that it may have notified another
-    /// thread in a way that is not seen.
+    /// Returns an unregistered thread that has done the work of a mark or seen it complete, and may therefore have notified
+    /// another thread in a way that the sanitizer cannot see.
     pub(super) fn may_have_told(&self, other: &super::shadow::Mark) -> Option<&str> {
         if self.attached < 2 {
             return None;

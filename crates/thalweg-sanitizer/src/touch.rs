@@ -242,8 +242,8 @@ impl Model {
         }
     }
 
-    /// Returns the state of bytes after an uncertain write: the bytes of this and of earlier uncertain writes, added up, are the most
-    /// that may be written.
+    /// Returns the state of bytes after an uncertain write. The most bytes that may have been written are the bytes of this write
+    /// and of earlier uncertain writes, added up.
     fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
         let most_bytes = match access.touch {
             Touch::Some { most_bytes } | Touch::Chosen { most_bytes, .. } => most_bytes,

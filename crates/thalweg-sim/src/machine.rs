@@ -344,8 +344,8 @@ impl Job {
         matches!(self.task.work, Work::Host(_))
     }
 
-    /// Runs the job outside of the critical section. Meanwhile it is the command of this machine that the thread is inside.
-    /// Returns its number, its device and its result.
+    /// Runs the job outside of the critical section. While it runs, the thread counts as being inside this command of the
+    /// machine. Returns the command's number, device and result.
     pub(super) fn run(self, machine: &Arc<Machine>) -> (u32, u32, CallResult<()>) {
         let (index, device) = (self.index(), self.task.device);
         let before = INSIDE.replace(Some((Arc::as_ptr(machine).addr(), self.task.label)));

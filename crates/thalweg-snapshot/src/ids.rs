@@ -77,8 +77,8 @@ pub(super) struct Vacant {
     at: u32,
 }
 
-/// The distance from an occupied slot to the next that is tried. With this step, sixteen adjacent values whose slots are taken
-/// get adjacent slots again, and all slots are visited.
+/// The distance from an occupied slot to the next slot that is tried. If the slots of sixteen adjacent values are taken, this
+/// step leads to sixteen adjacent slots again. Repeated steps visit all slots.
 const STEP: u32 = 17;
 
 /// Returns the bits of a hash that are stored with a number.

@@ -127,8 +127,8 @@ impl Context {
         self.state().reductions.push_back((unit.clone(), reduction));
     }
 
-    /// Adds the reduced gradients of all units but the last to their shards, since the computation has continued while they were
-    /// reduced. After the last backward pass it does so for all units.
+    /// Adds reduced gradients to their shards: after the last backward pass for all units, before that for all units but the
+    /// latest, whose reduction may still be running while the computation continues.
     pub(super) fn hand_out(&self) -> Result<()> {
         loop {
             let (unit, reduction) = {

@@ -86,8 +86,8 @@ impl Categories {
     }
 }
 
-/// The categories that one frame votes for: over all frames, the lowest of each counts. The rule is given by its index, or by a
-/// greater number if none matches.
+/// The votes of one frame: for a rule of the user, by index (a greater number if no rule matches), and for a built-in category.
+/// The lowest votes of a stack's frames decide.
 #[derive(Clone, Copy, Debug)]
 struct Vote {
     rule: u16,

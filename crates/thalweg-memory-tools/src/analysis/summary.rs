@@ -26,8 +26,9 @@ pub struct Summary {
     pub at_peak: Moment,
     /// The moment at which the file was written.
     pub at_end: Moment,
-    /// The growth of the peak of live memory from the second to the last quarter of the trace, as a fraction of the former: in a
-    /// program that repeats its steps it should be near 0. `None` if the trace is too short, or nothing was live.
+    /// The growth of the peak of live memory from the second to the last quarter of the trace, as a fraction of the second
+    /// quarter's peak. It should be near 0 in a program that repeats its steps. `None` if the trace is too short, or nothing was
+    /// live.
     pub growth: Option<f64>,
     /// The memory of each pool at the end: the shared one is (0, 0).
     pub pools: Vec<PoolUse>,

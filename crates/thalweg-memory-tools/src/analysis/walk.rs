@@ -136,8 +136,8 @@ pub(super) struct FirstPass {
     pub(super) older: FxHashMap<u64, Live>,
     /// The number of these blocks that the trace frees.
     pub(super) unseen_frees: usize,
-    /// The changes of the live and the reserved memory from the start to each peak, in bytes, and the entry of the peak; 0 is the
-    /// start.
+    /// The greatest change of the live memory since the start, in bytes, with the entry at which it was reached; 0 is the start.
+    /// `reserved` is the same for the reserved memory.
     pub(super) live: Peak,
     pub(super) reserved: Peak,
     /// The greatest change of the live memory minus the reserved memory.

@@ -508,8 +508,8 @@ impl ArenaState {
     }
 
     /// Returns the block that wastes least. A block before unmapped addresses counts with the size that it could grow to, so a
-    /// slightly larger block that cannot grow is preferred. The blocks are considered in order, up to the first that is not
-    /// better than the one before it.
+    /// slightly larger block that cannot grow is preferred to it. Checks blocks in order until one is not better than the block
+    /// before it.
     #[cold]
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
         let bins = &self.free[request.class as usize];

@@ -407,8 +407,8 @@ impl ArenaState {
         plan.map_or(0..0, |plan| self.blocks.span(plan.first).address..plan.end)
     }
 
-    /// Takes free pages away according to `order`, from the smallest blocks first. Pages where the request itself will grow, if
-    /// that is in this arena, are left alone. Does not wait.
+    /// Takes free pages away according to `order`, the smallest blocks' pages first. Skips pages where the request itself will
+    /// grow, if the request is for this arena. Does not wait.
     pub(crate) fn give_pages(
         &mut self,
         arena: &Arena,
@@ -457,7 +457,8 @@ impl ArenaState {
         self.process_events(arena);
     }
 
-    /// Removes the pages of a range that work in flight may still touch or, if it is to be an alias, future work.
+    /// Removes the pages of a range from the arena, but leaves them mapped: work in flight may still touch them, or, with
+    /// `is_alias`, future work.
     fn leave_stale_mapping(
         &mut self,
         arena: &Arena,

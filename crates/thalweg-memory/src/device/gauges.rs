@@ -137,8 +137,8 @@ impl Gauges {
         self.pending[0][0] + self.pending[1][0] > 0
     }
 
-    /// Updates the rows of active memory. The peak is exact if this was called at every increase while anything was pending: at
-    /// other times active memory equals allocated memory, and it is never less.
+    /// Updates the rows of active memory. Active memory is never less than allocated memory, and equals it while nothing is
+    /// pending. The peak is therefore exact if this was called at every increase while anything was pending.
     fn derive(&mut self) {
         (0..2).for_each(|class| self.derive_current(class));
         for (active, allocated) in DERIVED {

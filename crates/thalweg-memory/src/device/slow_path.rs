@@ -681,7 +681,7 @@ impl<'a> SlowPath<'a> {
         if released_bytes >= needed_bytes { self.take_more() } else { Ok(None) }
     }
 
-    /// Takes memory that becomes eligible if this stream waits, on the device; the alternative is to let the host wait for
+    /// Takes memory that becomes eligible if this stream waits on the device. The alternative would be to make the host wait for
     /// everything.
     fn order_anything(&mut self) -> Found {
         if self.is_capturing() {

@@ -28,7 +28,7 @@ pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;
 pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
 /// The size from which a request gets a segment of its own size.
 const MIN_OWN_SEGMENT_BYTES: u64 = 10 << 20;
-/// The size that no request may exceed (64 PiB): no device has addresses for more, the rounded size fits in the bins, and sums of
+/// The size that no request may exceed (64 PiB). No device has addresses for more, the rounded size fits in the bins, and sums of
 /// sizes cannot overflow.
 pub const MAX_REQUEST_BYTES: u64 = 1 << 56;
 

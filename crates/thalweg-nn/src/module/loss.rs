@@ -157,7 +157,8 @@ losses! {
         /// The amount by which the value that should be greater must exceed the other one for the pair to have no loss.
         skip margin: f64 = 0.0,
     }
-    /// 1 − cos(x1, x2) where the target is 1, max(0, cos(x1, x2) − margin) where it is −1: of rows (rows, features), or of one of (features).
+    /// 1 − cos(x1, x2) for targets 1, and max(0, cos(x1, x2) − margin) for targets −1. The inputs have the shape (rows,
+    /// features), or (features) for a single row.
     #[derive(Copy, PartialEq)]
     CosineEmbeddingLoss = "cosine_embedding_loss"(x1 x2 target; margin reduction) {
         /// The greatest cosine at which a pair with target −1 has no loss.
@@ -220,8 +221,8 @@ impl Default for GaussianNLLLoss {
 }
 
 impl GaussianNLLLoss {
-    /// Returns the loss of predictions with variances of the same shape, of that shape with a last extent of 1, or without the
-    /// last dimension. Variances have no gradient where they are below the least. Asynchronous.
+    /// Returns the loss of predictions. The variances have the predictions' shape, or that shape with a last extent of 1, or
+    /// without the last dimension. Variances below `eps` have no gradient. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.

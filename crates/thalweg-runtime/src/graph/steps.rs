@@ -165,8 +165,8 @@ impl Steps {
         self.steps.push(CapturedCommand { node, label: command.label(), predecessors, work });
     }
 
-    /// Notes that the capture ends at these nodes. (A conditional node counts as one that we do not see, because no node of its
-    /// kind can be updated.)
+    /// Notes that the capture ends at these nodes. A node that was not recorded here makes the steps partial. This includes
+    /// conditional nodes, because no node of their kind can be updated.
     pub(super) fn ended(&mut self, nodes: &[GraphNodeHandle]) {
         self.look(nodes);
         self.is_partial |= nodes.iter().any(|node| !self.places.contains_key(node));

@@ -192,8 +192,8 @@ struct StreamPlace {
 }
 
 impl StreamPlace {
-    /// Adds another position. Commands that are there already are not added twice, or the position would grow by the number
-    /// of parts with each group.
+    /// Adds another position's commands to this one. Commands that are in both are not added twice; otherwise the position would
+    /// grow by the number of parts with each group.
     fn add(&mut self, other: &Self) {
         for command in &other.frontier {
             if !self.frontier.contains(command) {

@@ -5,8 +5,8 @@ use super::plug::{Failure, Gate, Next, Verdict, Web};
 use super::{Details, Executor};
 
 impl<G: Gate> Executor<G> {
-    /// Runs the commands that the gate lets through, and fails those that it gives up. The latter are completed with the
-    /// next marks.
+    /// Runs the commands that the gate lets through, and fails the commands that it gives up. Failed commands are completed with
+    /// the next marks.
     pub(super) fn open_gate(&mut self) {
         while let Some(verdict) = self.gate.verdict(&self.lost) {
             match verdict {

@@ -313,8 +313,8 @@ impl Memory {
         self.release_pages(segment.device, &segment.pieces);
     }
 
-    /// Releases a segment that a running command may still touch: in a program that frees in stream order and races with
-    /// the free. No span refers to it any more.
+    /// Releases a segment that a running command may still touch, which happens if a program's stream-ordered free races with the
+    /// command. No span refers to the segment any more.
     pub(super) fn condemn(&mut self, segment: Segment) {
         self.condemned.push(segment);
     }
@@ -496,7 +496,7 @@ impl Memory {
         self.spans.range(address..address + bytes).map(|(&start, span)| (start, span))
     }
 
-    /// Returns the place of the memory at an address: `Some(device)`, or `Some(None)` for the host. `None` if there is no
+    /// Returns the device of the memory at an address: `Some(device)`, or `Some(None)` for host memory. `None` if there is no
     /// memory.
     pub(super) fn place(&self, address: u64) -> Option<Option<u32>> {
         let (&start, span) = self.spans.range(..=address).next_back()?;

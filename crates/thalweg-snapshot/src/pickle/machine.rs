@@ -299,8 +299,8 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    /// Runs the following instructions as long as they are of the same kind, as most of a file with stacks is. An invalid one is
-    /// not run here; its error is reported when it is run on its own.
+    /// Runs the following instructions as long as they are of the same kind, as most instructions of a file with stacks are.
+    /// Stops before an invalid instruction, whose error is reported when it is run on its own.
     #[inline]
     fn recall_more(&mut self) {
         let Self { source, stack, memo, .. } = self;

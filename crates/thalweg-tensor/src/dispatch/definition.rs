@@ -36,7 +36,7 @@ pub(crate) struct OpDef {
     /// Whether the operator draws random numbers although its schema has no generator: PyTorch's overload with a generator is a
     /// separate operator.
     pub generator: bool,
-    /// The dtype that autocast gives its tensors.
+    /// The dtype to which autocast casts the operator's tensors.
     pub autocast: Autocast,
     /// The computation of complex numbers.
     pub complex: Complex,

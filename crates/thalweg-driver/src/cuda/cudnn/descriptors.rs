@@ -83,8 +83,8 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const PLAN_HANDLE: u32 = 400;
     pub(in crate::cuda) const PLAN_ENGINE_CONFIGURATION: u32 = 401;
     pub(in crate::cuda) const PLAN_WORKSPACE_BYTES: u32 = 402;
-    /// The attributes of a convolution and its two gradients: the factors of result and addend, the convolution, and
-    /// weight, input and output.
+    /// The attributes of a convolution, and of its two gradients: the factors of result and addend, the convolution descriptor,
+    /// the weight, the input and the output.
     pub(in crate::cuda) const OPERATION_CONVOLUTION: [u32; 6] = [700, 701, 702, 703, 704, 705];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: [u32; 6] = [706, 707, 708, 709, 710, 711];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: [u32; 6] = [712, 713, 714, 715, 716, 717];
@@ -281,8 +281,8 @@ impl Descriptor {
     }
 }
 
-/// A builder of the library's descriptors of a graph. A descriptor is kept alive by those that refer to it, so these live
-/// until the plan is made.
+/// A builder of the library's descriptors of a graph. A descriptor must live as long as another descriptor refers to it, so the
+/// builder keeps all of them until the plan is made.
 struct Builder<'a> {
     api: &'a Arc<Api>,
     tensors: Vec<Descriptor>,
