@@ -59,7 +59,7 @@ codes! {
     DeviceUnavailable = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
     /// There is no device at all.
     NoDevice = 100, "CUDA_ERROR_NO_DEVICE";
-    /// There is no device of this number.
+    /// No device has this number.
     InvalidDevice = 101, "CUDA_ERROR_INVALID_DEVICE";
     /// The image is not loadable.
     InvalidImage = 200, "CUDA_ERROR_INVALID_IMAGE";

@@ -36,7 +36,7 @@ pub struct ProfilerDriver {
 pub(crate) struct Operators(Mutex<HashMap<String, &'static str>>);
 
 impl Operators {
-    /// Returns the operator of the last captured launch of a kernel of this name.
+    /// Returns the operator of the last captured launch of the kernel with this name.
     pub(crate) fn of_kernel(&self, name: &str) -> Option<&'static str> {
         self.0.lock().get(name).copied()
     }

@@ -62,7 +62,7 @@ impl Device {
         }
     }
 
-    /// Returns the prepared launch of this key, which is made at the first call.
+    /// Returns the prepared launch with this key, and prepares it at the first call.
     pub fn prepared_launch(
         &self,
         key: &LaunchKey,

@@ -443,7 +443,7 @@ impl Model {
 
     // ---- Marks ----------------------------------------------------------------------------------------------------
 
-    /// Returns a mark of the stream's command of this number.
+    /// Returns a mark for the command with this number on the stream.
     pub(super) fn mark(&mut self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
         let strand = self.streams[id as usize].strand;
         Mark {

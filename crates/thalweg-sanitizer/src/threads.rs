@@ -103,7 +103,8 @@ impl SanitizerDriver {
         host
     }
 
-    /// Makes the calling thread a host with this name, ordered with others only by the clocks that it acquires.
+    /// Registers the calling thread under a name. Its work is ordered with other threads' work only by the clocks that it
+    /// acquires.
     pub(super) fn introduce(&self, name: &str) {
         let checker = Arc::as_ptr(&self.model);
         let host = self.model.lock().introduce(name);

@@ -314,7 +314,7 @@ impl TensorParallel {
     }
 }
 
-/// The parameters of a norm over ranks.
+/// The options for the total norm of tensors that are divided over ranks.
 struct Total {
     norm_type: f64,
     max_norm: f64,

@@ -167,7 +167,7 @@ pub struct KeyDescription {
     pub concerns: Concerns,
 }
 
-/// Returns the key of this name.
+/// Returns the key with this name.
 pub(super) fn find(name: &str) -> Option<&'static dyn AnyKey> {
     KEYS.iter().copied().find(|key| key.name() == name)
 }

@@ -128,7 +128,7 @@ impl Members {
         self.books.lock()
     }
 
-    /// Returns the outputs of graphs of the pool that a graph reads as inputs of this kind.
+    /// Returns the outputs of the pool's graphs that a graph reads, as inputs of kind `kind`.
     pub(super) fn reads(&self, contract: &Contract, kind: InputKind) -> Vec<Reads> {
         self.books().read_by(contract, kind)
     }
@@ -190,7 +190,7 @@ impl Books {
         });
     }
 
-    /// Returns the outputs of other graphs that a graph reads as inputs of this kind.
+    /// Returns the outputs of other graphs that a graph reads, as inputs of kind `kind`.
     fn read_by(&self, contract: &Contract, kind: InputKind) -> Vec<Reads> {
         let mut reads: Vec<Reads> = Vec::new();
         let of_pool = contract.inputs().iter().filter(|input| input.kind == kind && input.is_read);

@@ -139,7 +139,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Returns a call as a task, and the stream with this handle.
+    /// Checks a rank's part of a collective. Returns the part as a task, and the handle of its stream.
     fn part(&mut self, call: &Collective, group: u64) -> CallResult<(u64, Task)> {
         let label = call.label;
         let refuse = |code, text: String| Err(Refusal::new(code, format!("`{label}`: {text}")));

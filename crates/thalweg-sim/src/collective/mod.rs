@@ -184,7 +184,7 @@ impl Rank {
 }
 
 impl Communicator {
-    /// Returns the key of the meeting for the rank's next part of this kind, and the part's seat there.
+    /// Returns the key of the meeting for the rank's next part, by the part's kind, and the part's seat there.
     fn next(&mut self, part: &Part) -> (Key, usize) {
         let (pair, seat) = match part.operation {
             CollectiveOperation::Send { peer } => ((part.rank, peer), 0),

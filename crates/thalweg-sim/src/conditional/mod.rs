@@ -97,7 +97,7 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Begins a launch of a node on the stream of this number.
+    /// Begins a launch of a node on the stream with number `stream`.
     pub(crate) fn first(branch: &Arc<Branch>, stream: u32) -> Self {
         Self { branch: Arc::clone(branch), stream, number: 0 }
     }

@@ -112,7 +112,7 @@ impl Backing {
         unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
     }
 
-    /// Returns whether the backing has files of this number and size.
+    /// Returns whether the backing has this many files, each of this size.
     pub(crate) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
         self.files.len() == devices as usize && self.device_bytes == device_bytes
     }
