@@ -704,8 +704,7 @@ impl<'a> SlowPath<'a> {
         if self.policy.stitching { self.grow_with(Donors::All) } else { Ok(None) }
     }
 
-    /// Releases as many bytes as are missing, in pages of the other size if there are any, and calls the upstream again.
-    /// *Blocks*.
+    /// Releases the missing bytes, in pages of the other size if there are any, and calls the upstream again. *Blocks*.
     fn release_some(&mut self) -> Found {
         if self.is_capturing() || !self.policy.stitching || !self.is_expandable() {
             return Ok(None);
