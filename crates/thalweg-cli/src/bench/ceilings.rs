@@ -6,7 +6,7 @@ use thalweg::{DType, Device, Result, Tensor};
 
 use super::measure::least_span;
 
-/// The number of bytes that the measured copy reads and writes.
+/// The number of bytes that the measurement copies.
 const COPY_BYTES: usize = 1 << 30;
 
 /// The number of rows and columns of the measured matrices.
