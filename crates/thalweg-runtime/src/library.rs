@@ -30,10 +30,10 @@ use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
-/// The size below which no algorithm that needs scratch memory is worthwhile, unless there are many terms.
+/// The number of operations below which no algorithm that needs scratch memory is worthwhile, unless each sum has many terms.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
 
-/// The number of terms from which an algorithm that divides them, and needs scratch memory for the parts, may be worthwhile.
+/// The number of terms of a sum from which it may be worthwhile to divide the terms, which needs scratch memory for the parts.
 const WORKSPACE_TERMS: u64 = 1 << 11;
 
 /// The maximum number of rows for which a product that reads its weight once is a kernel of our own; with more rows, the library
@@ -378,7 +378,8 @@ impl Stream {
     }
 }
 
-/// Returns a product at its addresses and the library's call for it, without a workspace; `None` if there is nothing to compute.
+/// Returns a product at its addresses, and the library's call for the product, without a workspace; `None` if there is nothing to
+/// compute.
 fn placed_call(
     product: &Matmul,
     at: [DevicePointer; 3],

@@ -57,7 +57,7 @@ const TAKES_INFINITY: usize = 91_000;
 /// The alignment of the parts of the workspace, in bytes.
 const PART: u64 = 256;
 
-/// The number of plans of a device at which all are dropped.
+/// The number of a device's plans at which its cache is emptied.
 const PLANS: usize = 1024;
 
 /// The plan of a pass, without addresses.
@@ -204,8 +204,8 @@ impl Recipe {
     }
 }
 
-/// Returns the plan for a recipe, made at the first call. If it is not supported, that is kept, too; other failures are
-/// not. At [`PLANS`] all plans are dropped.
+/// Returns the plan for a recipe, which is made at the first call. That a recipe is not supported is remembered, too; other
+/// failures are not. When there are [`PLANS`] plans, all are dropped.
 fn kept<R: Copy + Eq + Hash, P>(
     plans: &mut FxHashMap<R, Result<Arc<P>>>,
     recipe: &R,
