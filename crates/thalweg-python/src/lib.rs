@@ -38,6 +38,7 @@ mod history;
 mod index;
 mod lines;
 mod memory;
+mod networks;
 mod node;
 mod optim;
 mod profiler;
@@ -63,6 +64,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
     tensor::register(module)?;
     functions::register(module)?;
+    networks::register(module)?;
     generator::register(module)?;
     table::register(module)?;
     autograd::register(module)?;
