@@ -1,9 +1,10 @@
 """Operators that are calls of vendors' libraries: recurrent networks, Fourier transforms, decompositions. On the simulated GPU they
 are host functions."""
 
+import cmath
+import math
 import random
 
-import numpy as np
 import thalweg as th
 import thalweg.nn as nn
 from support import close, raises
@@ -28,7 +29,7 @@ def _flat(result):
 def _step(net, inputs, leaves):
     for tensor in [*leaves, *net.parameters()]:
         tensor.grad = None
-    results = _flat(net(*inputs))
+    results = _flat(net(*[make() for make in inputs]))
     sum((result * result).sum() for result in results).backward()
     return results + [tensor.grad for tensor in [*leaves, *net.parameters()]]
 
@@ -53,13 +54,13 @@ def test_networks_are_those_of_their_steps():
         layers = net.num_layers * (2 if net.bidirectional else 1)
         sizes = [net.proj_size or net.hidden_size] + ([net.hidden_size] if isinstance(net, nn.LSTM) else [])
         states = [th.randn(layers, batch, size, dtype=th.float64, requires_grad=True) for size in sizes]
-        inputs = [x]
+        inputs = [lambda: x]
         if draw.random() < 0.5:
             lengths = [draw.randint(1, length) for _ in range(batch)]
             lengths[0] = length
-            inputs = [nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=net.batch_first, enforce_sorted=False)]
+            inputs = [lambda: nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=net.batch_first, enforce_sorted=False)]
         if draw.random() < 0.7:
-            inputs.append(tuple(states) if len(states) == 2 else states[0])
+            inputs.append(lambda: tuple(states) if len(states) == 2 else states[0])
         else:
             states = []
         mine = _step(net, inputs, [x, *states])
@@ -126,32 +127,56 @@ def test_networks_under_their_names():
         th.gru(x, h[:1], net._flat_weights[:3], True, 1, 0.0, False, False, False)
 
 
+def _transformed(line, forward=True):
+    """Returns a transform by its definition."""
+    size, sign = len(line), -1 if forward else 1
+    roots = [cmath.exp(sign * 2j * cmath.pi * turn / size) for turn in range(size)]
+    return [sum(number * roots[t * k % size] for t, number in enumerate(line)) for k in range(size)]
+
+
+def _drawn(draw, *shape, dtype=th.float64):
+    return th.tensor([draw.uniform(-1, 1) for _ in range(math.prod(shape))], dtype=dtype).reshape(*shape)
+
+
+def _near(found, expected, tolerance):
+    assert len(found) == len(expected)
+    assert all(abs(one - other) <= tolerance for one, other in zip(found, expected)), (found, expected)
+
+
 def test_transforms_of_any_size_and_layout():
     draw = random.Random(3)
+    factors = {None: (lambda n: 1, lambda n: 1 / n), "ortho": (lambda n: n ** -0.5,) * 2, "forward": (lambda n: 1 / n, lambda n: 1)}
     for size in (1, 2, 3, 4, 6, 7, 16, 30, 61, 67, 101, 128, 134):
-        dtype = draw.choice((np.float32, np.float64))
-        tolerance = 1e-4 if dtype == np.float32 else 1e-9
-        x = np.random.RandomState(size).randn(3, size, 2).astype(dtype)
-        z = x + 1j * x[::-1]
+        dtype = draw.choice((th.float32, th.float64))
+        tolerance = 1e-3 if dtype == th.float32 else 1e-9
+        x, y = (_drawn(draw, 2, size, 2, dtype=dtype) for _ in range(2))
         norm = draw.choice((None, "ortho", "forward"))
-        for name in ("fft", "ifft"):
-            found = getattr(th.fft, name)(th.tensor(z), dim=1, norm=norm)
-            assert np.allclose(found.numpy(), getattr(np.fft, name)(z, axis=1, norm=norm), atol=tolerance), (name, size)
-        half = th.fft.rfft(th.tensor(x), dim=1, norm=norm)
-        assert np.allclose(half.numpy(), np.fft.rfft(x, axis=1, norm=norm), atol=tolerance), size
-        back = th.fft.irfft(half, n=size, dim=1, norm=norm)
-        assert np.allclose(back.numpy(), x, atol=tolerance), size
-    x = np.random.RandomState(0).randn(2, 3, 4, 5, 6)
+        z, half = th.complex(x, y), th.fft.rfft(x, dim=1, norm=norm)
+        for row, column in ((0, 0), (1, 1)):
+            for forward, name in ((True, "fft"), (False, "ifft")):
+                scale = factors[norm][not forward](size)
+                expected = [scale * number for number in _transformed(z[row, :, column].tolist(), forward)]
+                _near(getattr(th.fft, name)(z, dim=1, norm=norm)[row, :, column].tolist(), expected, tolerance)
+            scale = factors[norm][0](size)
+            expected = [scale * number for number in _transformed(x[row, :, column].tolist())][:size // 2 + 1]
+            _near(half[row, :, column].tolist(), expected, tolerance)
+        _near(th.fft.irfft(half, n=size, dim=1, norm=norm).flatten().tolist(), x.flatten().tolist(), tolerance)
+    x = _drawn(draw, 2, 3, 4, 5, 3)
     for dims in ((0,), (1, 3), (4, 0, 2), (0, 1, 2, 3), (3, 1, 4, 0, 2)):
-        found = th.fft.rfftn(th.tensor(x), dim=dims)
-        assert np.allclose(found.numpy(), np.fft.rfftn(x, axes=dims)), dims
-        assert np.allclose(th.fft.fftn(th.tensor(x), dim=dims).numpy(), np.fft.fftn(x, axes=dims)), dims
-        size = [x.shape[dim] for dim in dims]
-        assert np.allclose(th.fft.irfftn(found, s=size, dim=dims).numpy(), x), dims
+        whole = x.to(th.complex128)
+        for dim in dims:
+            lines = whole.movedim(dim, -1)
+            moved = [_transformed(line) for line in lines.reshape(-1, x.shape[dim]).tolist()]
+            whole = th.tensor(moved, dtype=th.complex128).reshape(lines.shape).movedim(-1, dim)
+        _near(th.fft.fftn(x, dim=dims).flatten().tolist(), whole.flatten().tolist(), 1e-9)
+        half = th.fft.rfftn(x, dim=dims)
+        _near(half.flatten().tolist(), whole.narrow(dims[-1], 0, x.shape[dims[-1]] // 2 + 1).flatten().tolist(), 1e-9)
+        _near(th.fft.irfftn(half, s=[x.shape[dim] for dim in dims], dim=dims).flatten().tolist(), x.flatten().tolist(), 1e-9)
     # Strided views: transposed, every other element, broadcast.
-    whole = th.tensor(np.random.RandomState(1).randn(6, 8) + 0j)
+    whole = _drawn(draw, 6, 8).to(th.complex128)
     for view in (whole.T, whole[::2, 1::2], whole[0].expand(3, 8), whole[:, 3]):
-        assert np.allclose(th.fft.fft(view).numpy(), np.fft.fft(view.numpy()))
+        expected = [number for line in view.reshape(-1, view.shape[-1]).tolist() for number in _transformed(line)]
+        _near(th.fft.fft(view).flatten().tolist(), expected, 1e-9)
 
 
 def test_an_inverse_leaves_its_input_alone():
@@ -162,9 +187,9 @@ def test_an_inverse_leaves_its_input_alone():
 
 
 def test_decompositions_of_batches():
-    state = np.random.RandomState(2)
+    draw = random.Random(2)
     for batch, rows, columns in ((1, 3, 3), (3, 4, 4), (40, 3, 3), (2, 5, 3), (2, 3, 5)):
-        a = th.tensor(state.randn(batch, rows, columns))
+        a = _drawn(draw, batch, rows, columns)
         for mode in ("reduced", "complete"):
             q, r = th.linalg.qr(a, mode=mode)
             close((q @ r).flatten(), a.flatten().tolist(), 1e-9)
@@ -187,3 +212,34 @@ def test_decompositions_of_batches():
             close((factor.mT @ x).flatten(), a.flatten().tolist(), 1e-9)
     with raises(th.linalg.LinAlgError, "singular"):
         th.linalg.inv(th.zeros(2, 2, 2))
+
+
+def test_spectra_of_complex_matrices():
+    draw = random.Random(4)
+    for batch, rows, columns in ((2, 4, 4), (1, 5, 3), (2, 3, 5), (1, 1, 1)):
+        a = th.complex(_drawn(draw, batch, rows, columns), _drawn(draw, batch, rows, columns))
+        for full in (False, True):
+            u, s, v = th.linalg.svd(a, full_matrices=full)
+            least = min(rows, columns)
+            product = (u[..., :least] * s.unsqueeze(-2)) @ v[:, :least]
+            _near(product.flatten().tolist(), a.flatten().tolist(), 1e-9)
+            for basis in (u, v.mH):
+                n = basis.shape[-1]
+                _near((basis.mH @ basis).flatten().tolist(), th.eye(n, dtype=th.complex128).expand(batch, n, n).flatten().tolist(), 1e-9)
+        if rows == columns:
+            hermitian = a + a.mH
+            values, vectors = th.linalg.eigh(hermitian)
+            _near(((vectors * values.unsqueeze(-2)) @ vectors.mH).flatten().tolist(), hermitian.flatten().tolist(), 1e-9)
+            b = th.complex(_drawn(draw, batch, rows, 2), _drawn(draw, batch, rows, 2))
+            for upper in (False, True):
+                for unit in (False, True):
+                    x = th.linalg.solve_triangular(a, b, upper=upper, unitriangular=unit)
+                    whole = a.triu(int(unit)) if upper else a.tril(-int(unit))
+                    whole = whole + th.eye(rows, dtype=th.complex128) if unit else whole
+                    _near((whole @ x).flatten().tolist(), b.flatten().tolist(), 1e-8)
+    # Equal eigenvalues, and a matrix without full rank.
+    same = th.eye(3, dtype=th.complex128)
+    _near((th.linalg.eigh(same)[1].mH @ th.linalg.eigh(same)[1]).flatten().tolist(), same.flatten().tolist(), 1e-9)
+    u, s, v = th.linalg.svd(th.zeros(3, 2, dtype=th.complex128), full_matrices=False)
+    assert s.tolist() == [0.0, 0.0]
+    _near((v @ v.mH).flatten().tolist(), th.eye(2, dtype=th.complex128).flatten().tolist(), 1e-9)
