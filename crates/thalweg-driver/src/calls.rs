@@ -13,7 +13,8 @@ pub(crate) use crate::{
     GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
     HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall,
     MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
-    PoolHandle, PoolUsage, Registration, Result, ShareableHandle, StreamHandle, TensorMap, TensorTiles,
+    PoolHandle, PoolUsage, RecurrentMemory, RecurrentShape, Registration, Result, ShareableHandle,
+    StreamHandle, TensorMap, TensorTiles,
 };
 
 /// Invokes a macro with the list of all calls. Each of them is written as in a trait: documentation, name, `&self`, arguments and
@@ -312,6 +313,10 @@ macro_rules! calls { ($form:ident) => { $form! {
     /// The error is [`NotSupported`](crate::Code::NotSupported), with the reason, if the library cannot do the call, and
     /// [`LibraryMissing`](crate::Code::LibraryMissing) if the library is missing.
     fn library_workspace(&self, device: u32, call: &GpuCall) -> Result<u64>;
+
+    /// Returns the layout of a recurrent network's weights, and the bytes that its passes need. Prepares the calls, which may
+    /// take some tenths of a second for the first call of a shape on a device. Fails as `library_workspace` does.
+    fn recurrent_memory(&self, device: u32, shape: &RecurrentShape) -> Result<RecurrentMemory>;
 
     /// Returns up to `most` algorithms of the library for a product. The library's own first choice is first, and all of
     /// them work with the call's workspace. Of addresses and workspace only the alignment matters. May take some tenths of

@@ -113,6 +113,9 @@ pub struct LibrarySupport {
     pub attention: bool,
     /// [`crate::GpuCall::Convolution`]: a cuDNN with convolutions was found, or the device runs host functions.
     pub convolution: bool,
+    /// [`crate::GpuCall::Recurrent`]: a cuDNN was found, or the device runs host functions.
+    /// [`Driver::recurrent_memory`](crate::Driver::recurrent_memory) reports whether it supports a shape.
+    pub recurrent: bool,
 }
 
 /// A version of CUDA.

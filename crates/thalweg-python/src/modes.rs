@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Once};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -14,6 +14,7 @@ use thalweg::dispatch::{
 use thalweg::ops::schema::{Kind, Literal, Parameter};
 use thalweg::tensor::Tensors;
 use thalweg::{Device, Tensor};
+use thalweg_lock::Mutex;
 
 use crate::call::{Function, Overload, Passed};
 use crate::convert::{number_object, tensor_of};
@@ -197,7 +198,7 @@ fn _call_overload<'py>(
 /// Returns the function of one overload. It is made when it is first called.
 fn of_one_overload(name: &str) -> PyResult<&'static Function> {
     static MADE: Mutex<Option<HashMap<String, &'static Function>>> = Mutex::new(None);
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut made = MADE.lock();
     let made = made.get_or_insert_default();
     if let Some(&known) = made.get(name) {
         return Ok(known);

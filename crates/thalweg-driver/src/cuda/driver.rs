@@ -82,6 +82,7 @@ impl CudaDriver {
                 matmul_version: self.blas_lt().map_or(0, BlasLt::version),
                 attention: self.cudnn().is_ok(),
                 convolution: self.cudnn().is_ok(),
+                recurrent: self.cudnn().is_ok(),
             },
         })
     }
