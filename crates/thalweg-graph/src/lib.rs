@@ -17,9 +17,13 @@ mod arena;
 mod embedding;
 pub mod fuse;
 mod grouping;
+mod loops;
+mod machine;
 mod program;
 mod segment;
 
-pub use fuse::{Machine, Refusal};
+pub use fuse::Refusal;
+pub use grouping::Apart;
+pub use machine::Machine;
 pub use program::{Program, Step, plan};
 pub use segment::{Lifetime, Memory, Node, Operand, Segment};
