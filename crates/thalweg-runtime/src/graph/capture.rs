@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use thalweg_driver::{CaptureMode, Code, StreamHandle};
+use thalweg_driver::{CaptureMode, Code, Label, StreamHandle};
 use thalweg_memory::{Backend, StreamFilter, StreamId};
 
 use super::branches::Branches;
@@ -17,6 +17,7 @@ use super::members::OverwritePolicy;
 use super::report::GraphMemory;
 use super::steps::Steps;
 use super::{GraphPool, REGION};
+use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
@@ -74,6 +75,7 @@ pub struct Capture {
 
 impl Capture {
     pub(super) fn begin(device: &Device, options: CaptureOptions) -> Result<Self> {
+        queue_deferred(Label::here("capture"))?;
         check(device, &options)?;
         Self::open(device, options).map_err(|error| error.context(REGION))
     }
@@ -167,6 +169,7 @@ impl Capture {
     }
 
     fn close(mut self) -> Result<CapturedGraph> {
+        queue_deferred(Label::here("end of a capture"))?;
         let device = self.stream.device().clone();
         let driver = device.driver();
         let captures = device.captures();
@@ -229,6 +232,10 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         let device = self.stream.device();
+        if self.open {
+            // Work that was deferred in the region is not to be queued after it.
+            let _ = queue_deferred(Label::here("end of a capture"));
+        }
         if self.open
             && let Ok(graph) = device.driver().stream_end_capture(self.stream.handle())
         {
