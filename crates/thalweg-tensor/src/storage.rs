@@ -5,9 +5,10 @@
 //! receives other memory. A new layout is appended to the former ones, which are never moved, since references to them exist.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_ir::Layout;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, Result, Stream, queue_deferred};
 
 use crate::dispatch::is_inference;
@@ -155,7 +156,7 @@ impl Storage {
 
     /// Gives the storage its memory.
     pub(crate) fn fulfil(&self, buffer: Buffer) {
-        let mut own = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.buffer.lock();
         self.address.store(buffer.pointer().address(), Ordering::Release);
         *own = buffer;
     }
@@ -165,7 +166,7 @@ impl Storage {
         if self.is_pending() {
             self.awaited();
         }
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buffer.lock()
     }
 
     /// Returns the buffer of a storage that nothing else holds, to be made an output of a graph.
@@ -174,7 +175,7 @@ impl Storage {
             self.awaited();
         }
         *self.address.get_mut() = MOVES;
-        self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.buffer.get_mut()
     }
 
     /// Returns the number of holders of a storage, without loops that are deferred: what writes it is ordered after them.
@@ -382,7 +383,7 @@ impl Layouts {
                 count: Mutex::new(0),
             })
         });
-        let mut count = later.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = later.count.lock();
         let mut recent = (count.saturating_sub(RECENT) + 1..=*count).rev();
         let known = match layout == self.first {
             true => Some(0),
@@ -419,7 +420,7 @@ mod tests {
             layouts.set(Layout::contiguous(&[2]));
         }
         let later = layouts.later.get().unwrap();
-        assert_eq!(*later.count.lock().unwrap(), 100, "layouts that come again are kept once");
+        assert_eq!(*later.count.lock(), 100, "layouts that come again are kept once");
         assert_eq!(layouts.now().shape(), [2]);
     }
 }

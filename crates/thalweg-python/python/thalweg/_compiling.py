@@ -63,7 +63,7 @@ def check(backend, mode, options):
     if mode is not None and mode not in MODES:
         raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(MODES)}")
     if not isinstance(backend, str):
-        raise NotImplementedError("torch.compile: a backend that is a function expects an FX graph, which there is not here; leave `backend` out")
+        raise NotImplementedError("torch.compile: a backend that is a function expects an FX graph, and none is made: the function itself runs; leave `backend` out")
     if backend not in BACKENDS:
         raise RuntimeError(f"Invalid backend: {backend!r}, see `torch._dynamo.list_backends()` for available backends.")
 

@@ -1,11 +1,12 @@
 //! [`Window`]: the loops of a thread that wait, with their operands.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_execute::alignment_of;
 use thalweg_graph::{Lifetime, Memory, Node, Operand, Segment};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_ops::lower::{LaunchNumbers, LoopLaunch};
 use thalweg_runtime::{DevicePointer, Error, Label, Result, Stream};
 
@@ -78,7 +79,7 @@ const MOST_FAILURES: usize = 16;
 
 impl Window {
     pub(super) fn waiters(&self) -> MutexGuard<'_, Waiters> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiters.lock()
     }
 
     /// Returns whether a loop may wait with those that wait already.
@@ -102,7 +103,7 @@ impl Window {
 
     /// Remembers the failure of a program that was to write these storages.
     pub(super) fn failed(&self, error: &Error, storages: impl Iterator<Item = usize>) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock();
         if failures.len() == MOST_FAILURES {
             failures.remove(0);
         }
@@ -111,7 +112,7 @@ impl Window {
 
     /// Returns the failure of the program that was to write a storage.
     pub fn check(&self, storage: &Storage) -> Result<()> {
-        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.failures.lock();
         let at = std::ptr::from_ref(storage).addr();
         match failures.iter().find(|(_, storages)| storages.contains(&at)) {
             Some((error, _)) => {
