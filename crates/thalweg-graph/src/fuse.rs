@@ -1,4 +1,4 @@
-//! Fusion of two loops: when it is legal, when it is not slower, and the loop that results.
+//! Fusion of two loops: when it is allowed, when it is not slower, and the loop that results.
 //!
 //! A loop that reads what another one writes, or what it reads, is fused with it if
 //!
@@ -517,9 +517,16 @@ fn accepted(mut fused: Loop, members: [&Loop; 2], machine: &Machine) -> Result<L
     if wanted.iter().any(|wanted| *wanted != order(&class)) {
         return Err(Refusal::Order);
     }
+    keeps_form(&fused, class, members)?;
+    Ok(fused)
+}
+
+/// Checks that exponentials keep their accuracy, and the kernel its form.
+fn keeps_form(fused: &Loop, class: Class, members: [(&Loop, Class); 2]) -> Result<(), Refusal> {
+    let is_fast = fused.launch.body.has_fast_exponentials();
     let changes_exponentials = |(member, _): &(&Loop, Class)| {
         let own = &member.launch.body;
-        own.has_fast_exponentials() != body.has_fast_exponentials() && has_exponentials(own)
+        own.has_fast_exponentials() != is_fast && has_exponentials(own)
     };
     if members.iter().any(changes_exponentials) {
         return Err(Refusal::Exponentials);
@@ -533,7 +540,7 @@ fn accepted(mut fused: Loop, members: [&Loop; 2], machine: &Machine) -> Result<L
     };
     let keeps_a_vector = members.iter().any(|(_, former)| class.vector >= former.vector);
     match keeps_a_vector && !members.iter().any(loses_form) {
-        true => Ok(fused),
+        true => Ok(()),
         false => Err(Refusal::Form),
     }
 }

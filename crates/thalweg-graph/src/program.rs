@@ -28,7 +28,7 @@ pub struct Step {
     pub members: SmallVec<[u32; 4]>,
 }
 
-/// What a segment runs, in which order, and where its temporary memory is.
+/// The launches of a segment, in their order, and the places of its temporary memory.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The launches.
