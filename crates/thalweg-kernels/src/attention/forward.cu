@@ -31,7 +31,7 @@ typedef mask_of_queries<TILE / 2> mask_tile;
 
 #if DROPPED
 // What is drawn needs more registers than there are while products are under way.
-#define DROP(s, query, first) { row_draws<TILE / 2> words; words.draw(words, drawn, query, first); words.drop(s, words, drawn); }
+#define DROP(s, query, first) drop(s, drawn, query, first)
 #else
 #define DROP(s, query, first)
 #endif

@@ -78,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         #pragma unroll
         for (u32 i = 0; i < HEAD / 2; ++i) { o[i] = 0; }
         TAKE_KEYS(n);
+        keep(s);
         products_begin();
         product_of_rows<TILE, QUERIES>(s, own_q, k + n % STAGES * TILE_BYTES);
         products_commit();
@@ -104,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             products_commit();
             TAKE_VALUES(n - 1);
             keep(o);
+            keep(p);
             products_begin();
             product_of_registers<TILE>(o, p, v + (n - 1) % STAGES * TILE_BYTES);
             products_commit();
@@ -127,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         GIVE(q_free + 8 * buffer);
         TAKE_VALUES(n);
         keep(o);
+        keep(p);
         products_begin();
         product_of_registers<TILE>(o, p, v + n % STAGES * TILE_BYTES);
         products_commit();

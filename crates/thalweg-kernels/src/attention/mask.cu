@@ -25,10 +25,7 @@ DEVICE void add_gradients(f32 (&sum)[TILE / 2], const arguments& x, const place 
     product_of_rows<TILE, 64>(s, q, k);
     product_of_rows<TILE, 64>(gp, g, v);
 #if DROPPED
-    const draws drawn = draws_of(x, head);
-    row_draws<TILE / 2> words;
-    words.draw(words, drawn, row, key);
-    words.drop(gp, words, drawn);
+    drop(gp, draws_of(x, head), row, key);
 #endif
     tile.add(s, tile, added, row, key);
     #pragma unroll

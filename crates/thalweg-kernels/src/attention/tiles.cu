@@ -78,7 +78,22 @@ DEVICE bool is_causal(const arguments& x) { return x.flags & 1; }
 #if DROPPED
 DRAWS
 
-// What a tile of scores draws: of 16 queries from `query` on, and COUNT · 2 keys.
+// Sets what is dropped of a tile of scores to 0, of 16 queries from `query` on, and COUNT · 2 keys: piece by piece.
+template <u32 COUNT> DEVICE void drop(f32 (&s)[COUNT], const draws& d, const i64 query, const i64 first) {
+    const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
+    #pragma unroll
+    for (u32 i = 0; i < COUNT / 8; ++i) {
+        u32 words[4];
+        words_of(words, d, piece + i);
+        #pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            s[i * 8 + j * 2] = low_is_kept(d, words[j]) ? s[i * 8 + j * 2] : 0;
+            s[i * 8 + j * 2 + 1] = high_is_kept(d, words[j]) ? s[i * 8 + j * 2 + 1] : 0;
+        }
+    }
+}
+
+// The same in two steps: what a tile draws, while products are under way, and what it drops.
 template <u32 COUNT> struct row_draws {
     u32 words[COUNT / 8][4];
 
@@ -88,7 +103,6 @@ template <u32 COUNT> struct row_draws {
         for (u32 i = 0; i < COUNT / 8; ++i) { words_of(x.words[i], d, piece + i); }
     }
 
-    // Sets what is dropped to 0.
     DEVICE void drop(f32 (&s)[COUNT], const row_draws& x, const draws& d) {
         #pragma unroll
         for (u32 i = 0; i < COUNT; i += 2) {
@@ -317,6 +331,12 @@ DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i
 }
 
 #if WARP_GROUPS
+// What products read is not computed behind their beginning.
+template <u32 COUNT> DEVICE void keep(u32 (&x)[COUNT]) {
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) { asm volatile("" : "+r"(x[i]) :: "memory"); }
+}
+
 // Arrives once this thread's copies so far are done, without waiting.
 DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory"); }
 DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -349,7 +369,7 @@ DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], 
 DEVICE void products_begin() {}
 DEVICE void products_commit() {}
 template <u32 PENDING> DEVICE void products_wait() {}
-template <u32 COUNT> DEVICE void keep(f32 (&x)[COUNT]) {}
+template <class T, u32 COUNT> DEVICE void keep(T (&x)[COUNT]) {}
 
 DEVICE void multiply(f32* x, const u32 (&a)[4], const u32 b0, const u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

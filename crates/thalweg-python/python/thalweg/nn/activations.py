@@ -121,6 +121,17 @@ class PReLU(Module):
         return f"num_parameters={self.num_parameters}"
 
 
+def _seen_keys(attn_mask, key_padding_mask, batch, heads):
+    """Returns a single mask of truth values as the keys that are seen, which attention reads as they are; `None` for other masks."""
+    truth = getattr(_core, "bool")
+    if attn_mask is None and key_padding_mask is not None and key_padding_mask.dtype == truth:
+        return key_padding_mask.logical_not().reshape(-1, 1, 1, key_padding_mask.shape[-1])
+    if key_padding_mask is None and attn_mask is not None and attn_mask.dtype == truth:
+        seen = attn_mask.logical_not()
+        return seen.unflatten(0, [batch, heads]) if seen.dim() == 3 else seen
+    return None
+
+
 class MultiheadAttention(Module):
     """Multi-head attention over projected queries, keys and values."""
 
@@ -174,7 +185,8 @@ class MultiheadAttention(Module):
         query, key, value = (known[id(tensor)] for tensor in (query, key, value))
         _checks.check_masks(query.shape[0], self.num_heads, query.shape[1], key.shape[1], attn_mask, key_padding_mask)
         heads, further = self._heads(query, key, value)
-        mask = self._mask(attn_mask, key_padding_mask, query)
+        seen = None if need_weights or further else _seen_keys(attn_mask, key_padding_mask, query.shape[0], self.num_heads)
+        mask = self._mask(attn_mask, key_padding_mask, query) if seen is None else seen
         if further:
             # Keys that are added are visible to all queries.
             mask = None if mask is None else F.pad(mask, (0, further))
