@@ -629,7 +629,8 @@ mod tests {
         let device = Device::sim(0)?;
         let label = Label::here("fft");
         for size in [2, 5, 64, 65, 67, 96, 130, 134] {
-            let numbers: Vec<f64> = (0..4 * size).map(|at| ((at * 37 + 11) % 101) as f64 / 50.0 - 1.0).collect();
+            let numbers: Vec<f64> =
+                (0..4 * size).map(|at| ((at * 37 + 11) % 101) as f64 / 50.0 - 1.0).collect();
             let x = Tensor::from_slice(&numbers, &[2, size, 2], &device)?.view_as_complex()?;
             for forward in [false, true] {
                 let composed = one(&x, 1, forward, label)?;

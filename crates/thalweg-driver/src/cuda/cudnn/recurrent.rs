@@ -415,128 +415,114 @@ impl Cudnn {
         // SAFETY: the handle and the stream are alive.
         let set = unsafe { self.api.set_stream(handle, stream) };
         self.api.check(set, || "the stream".to_owned()).map_err(|error| error.with_detail(&detail()))?;
-        let memory = Memory { workspace: workspace.address(), reserve };
+        let run = Run {
+            table: &self.api.table,
+            handle,
+            plan: &plan,
+            call,
+            workspace: workspace.address(),
+            reserve: reserve.unwrap_or(0),
+        };
         // SAFETY: the lock is held, so only this thread uses the handle and the device's plans. Workspace and reserve have the
         // sizes of the plan; the addresses are used by kernels only, and the contract leaves those to the caller.
-        let outcome = unsafe { self.run(handle, &plan, call, memory) };
-        self.api.check(outcome, || "the pass".to_owned()).map_err(|error| error.with_detail(&detail()))
-    }
-
-    /// Makes the library's call for a pass.
-    ///
-    /// # Safety
-    /// No other thread uses the handle or the plan, which belong to each other; workspace and reserve are as long as the plan
-    /// says.
-    unsafe fn run(
-        &self,
-        handle: usize,
-        plan: &RecurrentPlan,
-        call: &RecurrentCall,
-        Memory { workspace, reserve }: Memory,
-    ) -> CallStatus {
-        let table = &self.api.table;
-        let [hx, cx] = addresses(Some(call.first));
-        let (x, y, weights) = (call.input.address(), call.output.address(), call.weights.address());
-        let (network, input, output) = (plan.network.raw, plan.input.raw, plan.output.raw);
-        let (hidden, cell, weight_bytes) = (plan.hidden.raw, plan.cell.raw, plan.weight_bytes);
-        let workspace_bytes = plan.memory.workspace_bytes as usize;
-        // The lengths are part of the descriptions; the library wants none on the device.
-        let lengths = 0_u64;
-        let (reserve, reserve_bytes, mode) = match reserve {
-            Some(reserve) => (reserve, plan.memory.reserve_bytes as usize, FORWARD[1]),
-            None => (0, 0, FORWARD[0]),
+        let outcome = unsafe {
+            match call.pass {
+                RecurrentPass::Forward { last } => run.forward(last),
+                RecurrentPass::Backward { output, last, input, first } => {
+                    run.backward([output, input].map(DevicePointer::address), last, first)
+                }
+                RecurrentPass::Weights { weights } => run.weights(weights.address()),
+            }
         };
-        match call.pass {
-            RecurrentPass::Forward { last } => {
-                let [hy, cy] = addresses(Some(last));
-                // SAFETY: the caller's promise.
-                unsafe {
-                    table.forward(
-                        handle,
-                        network,
-                        mode,
-                        lengths,
-                        input,
-                        x,
-                        output,
-                        y,
-                        hidden,
-                        hx,
-                        hy,
-                        cell,
-                        cx,
-                        cy,
-                        weight_bytes,
-                        weights,
-                        workspace_bytes,
-                        workspace,
-                        reserve_bytes,
-                        reserve,
-                    )
-                }
-            }
-            RecurrentPass::Backward { output: dy, last, input: dx, first } => {
-                let ([dhy, dcy], [dhx, dcx]) = (addresses(last), addresses(Some(first)));
-                let (dy, dx) = (dy.address(), dx.address());
-                // SAFETY: the caller's promise.
-                unsafe {
-                    table.backward(
-                        handle,
-                        network,
-                        lengths,
-                        output,
-                        y,
-                        dy,
-                        input,
-                        dx,
-                        hidden,
-                        hx,
-                        dhy,
-                        dhx,
-                        cell,
-                        cx,
-                        dcy,
-                        dcx,
-                        weight_bytes,
-                        weights,
-                        workspace_bytes,
-                        workspace,
-                        reserve_bytes,
-                        reserve,
-                    )
-                }
-            }
-            RecurrentPass::Weights { weights } => {
-                let weights = weights.address();
-                // SAFETY: the caller's promise.
-                unsafe {
-                    table.backward_weights(
-                        handle,
-                        network,
-                        ADD,
-                        lengths,
-                        input,
-                        x,
-                        hidden,
-                        hx,
-                        output,
-                        y,
-                        weight_bytes,
-                        weights,
-                        workspace_bytes,
-                        workspace,
-                        reserve_bytes,
-                        reserve,
-                    )
-                }
-            }
-        }
+        self.api.check(outcome, || "the pass".to_owned()).map_err(|error| error.with_detail(&detail()))
     }
 }
 
-/// The addresses of the memory between and during passes.
-#[derive(Clone, Copy)]
-struct Memory {
+/// A pass with everything that the library's calls need.
+struct Run<'r> {
+    table: &'r CudnnTable,
+    handle: usize,
+    plan: &'r RecurrentPlan,
+    call: &'r RecurrentCall,
     workspace: u64,
-    reserve: Option<u64>,
+    /// 0 for a forward pass that keeps nothing.
+    reserve: u64,
+}
+
+/// The lengths of sequences on the device: the library wants none, since they are part of the descriptions.
+const NO_LENGTHS: u64 = 0;
+
+impl Run<'_> {
+    /// Returns the addresses of input, output and weights.
+    fn operands(&self) -> [u64; 3] {
+        [self.call.input, self.call.output, self.call.weights].map(DevicePointer::address)
+    }
+
+    /// Returns the sizes of workspace and reserve.
+    fn sizes(&self) -> [usize; 2] {
+        let reserve = if self.reserve == 0 { 0 } else { self.plan.memory.reserve_bytes };
+        [self.plan.memory.workspace_bytes, reserve].map(|bytes| bytes as usize)
+    }
+
+    /// Queues the forward pass.
+    ///
+    /// # Safety
+    /// No other thread uses the handle or the plan, which belong to each other; workspace and reserve are as long as the plan
+    /// says. The same holds for the other passes.
+    #[rustfmt::skip]
+    unsafe fn forward(&self, last: RecurrentStates) -> CallStatus {
+        let Self { table, handle, plan, workspace, reserve, .. } = *self;
+        let ([x, y, weights], [room, kept]) = (self.operands(), self.sizes());
+        let ([hx, cx], [hy, cy]) = (addresses(Some(self.call.first)), addresses(Some(last)));
+        let mode = FORWARD[usize::from(reserve != 0)];
+        // SAFETY: the caller's promise.
+        unsafe {
+            table.forward(
+                handle, plan.network.raw, mode, NO_LENGTHS, plan.input.raw, x, plan.output.raw, y, plan.hidden.raw, hx, hy,
+                plan.cell.raw, cx, cy, plan.weight_bytes, weights, room, workspace, kept, reserve,
+            )
+        }
+    }
+
+    /// Queues the pass of the gradients of input and first states.
+    ///
+    /// # Safety
+    /// That of the forward pass.
+    #[rustfmt::skip]
+    unsafe fn backward(
+        &self,
+        [dy, dx]: [u64; 2],
+        last: Option<RecurrentStates>,
+        first: RecurrentStates,
+    ) -> CallStatus {
+        let Self { table, handle, plan, workspace, reserve, .. } = *self;
+        let ([_, y, weights], [room, kept]) = (self.operands(), self.sizes());
+        let [hx, cx] = addresses(Some(self.call.first));
+        let ([dhy, dcy], [dhx, dcx]) = (addresses(last), addresses(Some(first)));
+        // SAFETY: the caller's promise.
+        unsafe {
+            table.backward(
+                handle, plan.network.raw, NO_LENGTHS, plan.output.raw, y, dy, plan.input.raw, dx, plan.hidden.raw, hx, dhy, dhx,
+                plan.cell.raw, cx, dcy, dcx, plan.weight_bytes, weights, room, workspace, kept, reserve,
+            )
+        }
+    }
+
+    /// Queues the pass of the weights' gradients.
+    ///
+    /// # Safety
+    /// That of the forward pass.
+    #[rustfmt::skip]
+    unsafe fn weights(&self, gradient: u64) -> CallStatus {
+        let Self { table, handle, plan, workspace, reserve, .. } = *self;
+        let ([x, y, _], [room, kept]) = (self.operands(), self.sizes());
+        let [hx, _] = addresses(Some(self.call.first));
+        // SAFETY: the caller's promise.
+        unsafe {
+            table.backward_weights(
+                handle, plan.network.raw, ADD, NO_LENGTHS, plan.input.raw, x, plan.hidden.raw, hx, plan.output.raw, y,
+                plan.weight_bytes, gradient, room, workspace, kept, reserve,
+            )
+        }
+    }
 }
