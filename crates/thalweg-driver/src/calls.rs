@@ -69,9 +69,9 @@ macro_rules! calls { ($form:ident) => { $form! {
     /// Returns the priority after clamping.
     fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
 
-    /// Returns whether the stream synchronizes with the legacy default stream: each waits for all earlier work of the
-    /// other. Streams of `stream_create` never do; streams that were made elsewhere may. `true` for the legacy default
-    /// stream itself.
+    /// Returns whether the stream synchronizes with the legacy default stream: each of the two waits for all earlier work of the
+    /// other. Streams of `stream_create` never do; streams that were made elsewhere may. `true` for the legacy default stream
+    /// itself.
     fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool>;
 
     /// Returns whether all work on the stream is done. *Not in capture*, of this stream or another.
@@ -148,8 +148,8 @@ macro_rules! calls { ($form:ident) => { $form! {
     /// access (see its properties).
     fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
 
-    /// Frees memory of `memory_allocate`, or of another call that names this one. Blocks until the work that may use it is
-    /// done. *Not in capture.*
+    /// Frees memory of `memory_allocate`, or of another call whose documentation names this function. Blocks until the work that
+    /// may use the memory is done. *Not in capture.*
     fn memory_free(&self, pointer: DevicePointer) -> Result<()>;
 
     // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------

@@ -17,9 +17,7 @@ use thalweg_driver::{
     ReductionSchemes,
 };
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{
-    Addresses, LibraryAttention, MaskStrides, PerOperand as PerAttentionOperand, Strides,
-};
+use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
 use thalweg_kernels::convolution;
 use thalweg_kernels::decompose::library;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
@@ -34,8 +32,11 @@ use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
-/// The size below which no algorithm that needs scratch memory is worthwhile.
+/// The number of operations below which no algorithm that needs scratch memory is worthwhile, unless each sum has many terms.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
+
+/// The number of terms of a sum from which it may be worthwhile to divide the terms, which needs scratch memory for the parts.
+const WORKSPACE_TERMS: u64 = 1 << 11;
 
 /// The maximum number of rows for which a product that reads its weight once is a kernel of our own; with more rows, the library
 /// is faster for large weights.
@@ -250,7 +251,8 @@ impl Stream {
 
     /// Returns the scratch memory of a product of the library.
     fn workspace_bytes(&self, product: &Matmul) -> u64 {
-        let wants = !self.device().is_simulated() && product.flops() >= WORKSPACE_FLOPS;
+        let is_large = product.flops() >= WORKSPACE_FLOPS || product.k >= WORKSPACE_TERMS;
+        let wants = !self.device().is_simulated() && is_large;
         if wants { cublaslt_workspace_size() } else { 0 }
     }
 
@@ -447,7 +449,8 @@ impl Stream {
     }
 }
 
-/// Returns a product at its addresses and the library's call for it, without a workspace; `None` if there is nothing to compute.
+/// Returns a product at its addresses, and the library's call for the product, without a workspace; `None` if there is nothing to
+/// compute.
 fn placed_call(
     product: &Matmul,
     at: [DevicePointer; 3],
@@ -535,9 +538,9 @@ fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCa
         query: operands.q,
         key: operands.k,
         value: operands.v,
-        mask: attention.mask.map(|MaskStrides { batch, head, query, .. }| AttentionMask {
+        mask: attention.mask.map(|mask| AttentionMask {
             address: DevicePointer::new(at.mask),
-            strides: [batch, head, query],
+            strides: [mask.strides.batch, mask.strides.head, mask.strides.query],
         }),
         output: operands.o,
         log_sum_exp: DevicePointer::new(at.lse),

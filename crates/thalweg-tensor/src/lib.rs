@@ -4,6 +4,7 @@
 //! - [`dispatch`]: which kernel runs a call, and registration of your own kernels.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
+//! - [`compile`]: functions whose loops are fused.
 //! - [`graph`]: entire steps, callables with their backward passes, and trees of functions as CUDA graphs.
 //! - [`mlp`]: two linear layers with GELU between them, fused where cuBLASLt supports it.
 //! - [`decoder`]: the layers of a decoder for one token.
@@ -20,6 +21,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `deferred`, [`compile`] | loops that wait to become programs, and the functions that make them wait |
 //! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and the parts of calls |
 //! | [`autograd`] | nodes, formulas, and the engine |
 //! | [`dispatch`] | operators as data, the kernels that follow from them, the registry |
@@ -40,7 +42,9 @@ mod arithmetic;
 pub mod autocast;
 pub mod autograd;
 pub mod caller;
+pub mod compile;
 pub mod decoder;
+mod deferred;
 mod destination;
 pub mod deterministic;
 pub mod dispatch;

@@ -5,9 +5,9 @@
 //! A captured call is refused: some routines wait for the device, or choose by its memory's contents.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::Mutex;
 
-use super::objects::handles::lock;
+use thalweg_lock::Mutex;
+
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points};
@@ -211,7 +211,7 @@ impl Dense {
 
     /// Returns the bytes of scratch memory that a call needs. The device's context is current.
     pub(super) fn workspace(&self, device: u32, call: &DenseCall) -> Result<u64> {
-        let mut slot = lock(&self.devices[device as usize]);
+        let mut slot = self.devices[device as usize].lock();
         let handles = self.handles(&mut slot)?;
         Ok(self.run(handles, call)?.workspace_bytes())
     }
@@ -225,7 +225,7 @@ impl Dense {
         label: impl Fn() -> String,
     ) -> Result<()> {
         let detail = || format!("{}, for {}", describe(call), label());
-        let mut slot = lock(&self.devices[device as usize]);
+        let mut slot = self.devices[device as usize].lock();
         let handles = self.handles(&mut slot).map_err(|error| error.with_detail(&detail()))?;
         let mut run = self.run(handles, call).map_err(|error| error.with_detail(&detail()))?;
         let (start, bytes) = call.workspace.unwrap_or((DevicePointer::new(0), 0));

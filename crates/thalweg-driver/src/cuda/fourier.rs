@@ -5,11 +5,11 @@
 //! read their tables. Stream and workspace are set before each call; one lock per device orders the calls.
 
 use std::ffi::{CStr, c_int};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::Mutex;
 
-use super::objects::handles::lock;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points};
@@ -198,7 +198,7 @@ impl Fourier {
 
     /// Returns the bytes of scratch memory that a transform needs. The device's context is current.
     pub(super) fn workspace(&self, device: u32, call: &FourierCall) -> Result<u64> {
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         Ok(self.plan(&mut state, &call.shape)?.workspace_bytes)
     }
 
@@ -212,7 +212,7 @@ impl Fourier {
         label: impl Fn() -> String,
     ) -> Result<()> {
         let detail = || format!("{}, for {}", describe(&call.shape), label());
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let plan = self.plan(&mut state, &call.shape).map_err(|error| error.with_detail(&detail()))?;
         let (start, bytes) = call.workspace.unwrap_or((DevicePointer::new(0), 0));
         if bytes < plan.workspace_bytes || !start.address().is_multiple_of(ALIGNMENT) {

@@ -66,7 +66,7 @@ impl Library {
         Self::Nvtx,
     ];
 
-    /// Returns the library's name, as its vendor writes it.
+    /// Returns the library's name in its vendor's spelling.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "the CUDA driver",
@@ -101,7 +101,7 @@ impl Library {
         }
     }
 
-    /// Returns the environment variable that names its file.
+    /// Returns the environment variable that names the library's file.
     pub const fn variable(self) -> &'static str {
         match self {
             Self::Driver => "THALWEG_CUDA_LIBRARY",
@@ -316,7 +316,7 @@ impl fmt::Display for FoundBy {
 pub struct Found {
     /// The library's file.
     pub path: PathBuf,
-    /// The way in which it was found.
+    /// The way in which the library was found.
     pub by: FoundBy,
     /// The library's version in its vendor's notation, if it can be read without a device.
     pub version: Option<String>,

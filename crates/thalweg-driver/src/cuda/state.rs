@@ -1,7 +1,9 @@
 //! The state of [`CudaDriver`], how it is opened, and how a call enters a device.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
+
+use thalweg_lock::Mutex;
 
 use super::blaslt::BlasLt;
 use super::context::{ContextGuard, Cuda, Device, check_not_forked};
@@ -9,7 +11,7 @@ use super::cudnn::Cudnn;
 use super::dense::Dense;
 use super::fourier::Fourier;
 use super::nccl::{Communicator, LazyNccl};
-use super::objects::handles::{Table, lock};
+use super::objects::handles::Table;
 use super::objects::pinned::Pinned;
 use super::objects::ranges::Ranges;
 use super::objects::{
@@ -73,7 +75,7 @@ impl CudaDriver {
         static DRIVER: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
         // Before the lock: the parent may have held it when it forked.
         check_not_forked("cuInit")?;
-        let mut driver = lock(&DRIVER);
+        let mut driver = DRIVER.lock();
         if let Some(driver) = &*driver {
             return Ok(Arc::clone(driver));
         }

@@ -197,8 +197,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Returns the number of which the row distance of the stored values is a multiple: in elements for
-    /// [`Gelu`](Self::Gelu), in bits for [`Relu`](Self::Relu).
+    /// Returns the number that the row distance of the stored values must be a multiple of: in elements for [`Gelu`](Self::Gelu),
+    /// in bits for [`Relu`](Self::Relu).
     pub const fn row_multiple(self) -> u64 {
         match self {
             Self::Gelu => 8,
@@ -235,7 +235,7 @@ pub struct MatmulCall {
     pub d: Matrix,
     /// The format of the elements of both operands.
     pub format: ElementFormat,
-    /// The format of the elements of the output: that of the operands, or 32-bit floats where those are of 16 bits.
+    /// The format of the output's elements: the format of the operands, or 32-bit floats for operands of 16 bits.
     pub output_format: ElementFormat,
     /// The way in which products are accumulated.
     pub compute: ComputeFormat,

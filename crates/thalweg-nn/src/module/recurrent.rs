@@ -179,7 +179,7 @@ impl<K: RecurrentStep + Default> Recurrent<K> {
 }
 
 impl<K: RecurrentStep> Recurrent<K> {
-    /// Makes a network whose steps are those of `kind`.
+    /// Makes a network with the steps of `kind`.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if an option does not fit.
@@ -408,7 +408,7 @@ impl<K: RecurrentStep + Default> RecurrentCell<K> {
 }
 
 impl<K: RecurrentStep> RecurrentCell<K> {
-    /// Makes a cell whose step is that of `kind`.
+    /// Makes a cell with the step of `kind`.
     ///
     /// # Errors
     /// Those of the allocation.

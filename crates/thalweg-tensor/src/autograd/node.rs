@@ -6,9 +6,10 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Result, Stream};
 
 use super::hook_list::HookList;
@@ -16,6 +17,7 @@ use super::leaf::{Kept, TensorHook};
 use super::origin::{Origin, origin};
 use super::request::Request;
 use super::saved::SavedPlace;
+use crate::deferred;
 use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
@@ -107,7 +109,7 @@ pub(super) struct NodeHooks {
 
 impl NodeHooks {
     pub(super) fn retained(&self) -> MutexGuard<'_, Vec<(usize, Arc<Kept>)>> {
-        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retained.lock()
     }
 }
 
@@ -124,6 +126,8 @@ pub struct Node {
     pub(crate) stream: Stream,
     /// The gradient that a leaf keeps, in a leaf's node.
     pub(crate) kept: Option<Arc<Kept>>,
+    /// Whether a compiled function recorded the node: its backward function is compiled, too.
+    pub(super) is_compiled: bool,
     /// The call that recorded the node, if that was in anomaly mode.
     pub(super) origin: Option<Arc<Origin>>,
     /// The hooks, which few nodes have.
@@ -158,7 +162,8 @@ impl Node {
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
         let origin = origin(function.name(), || running_node()?.origin.clone());
         let (hooks, attachment) = (OnceLock::new(), OnceLock::new());
-        Self { function, edges, outputs, sequence, stream, kept, origin, hooks, attachment }
+        let is_compiled = deferred::is_on();
+        Self { function, edges, outputs, sequence, stream, kept, is_compiled, origin, hooks, attachment }
     }
 }
 

@@ -110,7 +110,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 101;
     pub(in crate::cuda) const CONVOLUTION_DILATIONS: u32 = 102;
     pub(in crate::cuda) const CONVOLUTION_STRIDES: u32 = 103;
-    /// After the last element, and before the first.
+    /// The paddings after the last element, and before the first.
     pub(in crate::cuda) const CONVOLUTION_PADDINGS: [u32; 2] = [104, 105];
     pub(in crate::cuda) const CONVOLUTION_AXES: u32 = 106;
     pub(in crate::cuda) const HEURISTIC_MODE: u32 = 200;
@@ -120,8 +120,8 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const PLAN_HANDLE: u32 = 400;
     pub(in crate::cuda) const PLAN_ENGINE_CONFIGURATION: u32 = 401;
     pub(in crate::cuda) const PLAN_WORKSPACE_BYTES: u32 = 402;
-    /// The attributes of a convolution and its two gradients: the factors of result and addend, the convolution, and
-    /// weight, input and output.
+    /// The attributes of a convolution, and of its two gradients: the factors of result and addend, the convolution descriptor,
+    /// the weight, the input and the output.
     pub(in crate::cuda) const OPERATION_CONVOLUTION: [u32; 6] = [700, 701, 702, 703, 704, 705];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: [u32; 6] = [706, 707, 708, 709, 710, 711];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: [u32; 6] = [712, 713, 714, 715, 716, 717];
@@ -147,7 +147,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const OPERATION_MATMUL_B: u32 = 1521;
     pub(in crate::cuda) const OPERATION_MATMUL_OUTPUT: u32 = 1522;
     pub(in crate::cuda) const OPERATION_MATMUL_MODE: u32 = 1523;
-    /// Rows, columns, and the sum's length.
+    /// The overrides of the number of rows, of columns, and of terms of each sum.
     pub(in crate::cuda) const OPERATION_MATMUL_OVERRIDES: [u32; 3] = [1525, 1526, 1527];
     pub(in crate::cuda) const REDUCTION_OPERATOR: u32 = 1600;
     pub(in crate::cuda) const REDUCTION_COMPUTE: u32 = 1601;
@@ -327,8 +327,8 @@ impl Descriptor {
     }
 }
 
-/// A builder of the library's descriptors of a graph. A descriptor is kept alive by those that refer to it, so these live
-/// until the plan is made.
+/// A builder of the library's descriptors of a graph. A descriptor must live as long as another descriptor refers to it, so the
+/// builder keeps all of them until the plan is made.
 struct Builder<'a> {
     api: &'a Arc<Api>,
     tensors: Vec<Descriptor>,

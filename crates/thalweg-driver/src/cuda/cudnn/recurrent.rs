@@ -12,7 +12,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::descriptors::{Api, CudnnTable};
-use super::{Cudnn, DeviceState, kept, lock, workspace_of};
+use super::{Cudnn, DeviceState, kept, workspace_of};
 use crate::cuda::sys::RawStream;
 use crate::cuda::table::CallStatus;
 use crate::library::ElementFormat;
@@ -381,7 +381,7 @@ impl Cudnn {
         device: u32,
         shape: &RecurrentShape,
     ) -> Result<RecurrentMemory> {
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (_, plan) = self
             .recurrent_plan(device, &mut state, shape)
             .map_err(|error| error.with_detail(&describe(shape)))?;
@@ -397,7 +397,7 @@ impl Cudnn {
         label: impl Fn() -> String,
     ) -> Result<()> {
         let detail = || format!("{}, for {}", describe(&call.shape), label());
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (handle, plan) = self
             .recurrent_plan(device, &mut state, &call.shape)
             .map_err(|error| error.with_detail(&detail()))?;
