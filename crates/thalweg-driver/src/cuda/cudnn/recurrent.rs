@@ -26,6 +26,10 @@ const NAME: &str = "cudnnSetRNNDescriptor_v8";
 
 /// The algorithm that runs any network (`CUDNN_RNN_ALGO_STANDARD`).
 pub(in crate::cuda) const STANDARD: u32 = 0;
+/// One kernel over all steps that keeps the weights on the chip (`CUDNN_RNN_ALGO_PERSIST_STATIC`).
+pub(in crate::cuda) const PERSISTENT: u32 = 1;
+/// One kernel over all steps that keeps the weights of few features in registers (`CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H`).
+pub(in crate::cuda) const PERSISTENT_SMALL: u32 = 3;
 /// No biases, and both of them (`cudnnRNNBiasMode_t`).
 pub(in crate::cuda) const BIASES: [u32; 2] = [0, 2];
 /// The input is multiplied by a weight (`CUDNN_LINEAR_INPUT`).
@@ -61,6 +65,33 @@ pub(in crate::cuda) const fn data_type(format: ElementFormat) -> Option<u32> {
         ElementFormat::R_16F => Some(2),
         ElementFormat::R_16BF => Some(9),
         _ => None,
+    }
+}
+
+/// Returns the algorithm for a network. Those of one kernel take sequences of one length; their limits, of both passes, and where
+/// they are faster, are known from PyTorch's use of the library.
+fn algorithm(shape: &RecurrentShape) -> u32 {
+    let RecurrentShape { kind, inputs, hidden, layers, bidirectional, format, .. } = *shape;
+    let is_even = shape.lengths.first() == shape.lengths.last();
+    if shape.projected > 0 || !is_even || format == ElementFormat::R_64F {
+        return STANDARD;
+    }
+    let is_simple = matches!(kind, RecurrentKind::Relu | RecurrentKind::Tanh);
+    if hidden <= if is_simple { 256 } else { 128 } {
+        return PERSISTENT_SMALL;
+    }
+    let has_blocks = hidden <= 1024 && hidden.is_multiple_of(128) && inputs.is_multiple_of(128);
+    let sequences = shape.sequences();
+    let is_one_layer = layers == 1 && !bidirectional;
+    let is_few = sequences.is_multiple_of(8) && sequences <= 128;
+    let is_ahead = match kind {
+        RecurrentKind::Gated => false,
+        RecurrentKind::LongShortTerm => is_few,
+        RecurrentKind::Relu | RecurrentKind::Tanh => is_few && (sequences < 96 || hidden < 896),
+    };
+    match format == ElementFormat::R_16F && is_one_layer && has_blocks && is_ahead {
+        true => PERSISTENT,
+        false => STANDARD,
     }
 }
 
@@ -164,7 +195,7 @@ impl Maker<'_> {
         let outcome = unsafe {
             self.api.table.network_set(
                 network.raw,
-                STANDARD,
+                algorithm(shape),
                 mode(shape.kind),
                 BIASES[usize::from(shape.has_biases)],
                 u32::from(shape.bidirectional),
@@ -524,5 +555,45 @@ impl Run<'_> {
                 plan.weight_bytes, gradient, room, workspace, kept, reserve,
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_kernel_runs_networks_of_few_features_and_even_sequences() {
+        let shape = RecurrentShape {
+            kind: RecurrentKind::LongShortTerm,
+            inputs: 256,
+            hidden: 128,
+            projected: 0,
+            layers: 2,
+            bidirectional: true,
+            has_biases: true,
+            lengths: vec![5; 64].into(),
+            format: ElementFormat::R_32F,
+            allow_tf32: true,
+        };
+        assert_eq!(algorithm(&shape), PERSISTENT_SMALL);
+        for other in [
+            RecurrentShape { hidden: 129, ..shape.clone() },
+            RecurrentShape { projected: 8, ..shape.clone() },
+            RecurrentShape { lengths: vec![5, 4].into(), ..shape.clone() },
+            RecurrentShape { format: ElementFormat::R_64F, ..shape.clone() },
+        ] {
+            assert_eq!(algorithm(&other), STANDARD, "{other:?}");
+        }
+        let short = RecurrentShape {
+            hidden: 768,
+            layers: 1,
+            bidirectional: false,
+            format: ElementFormat::R_16F,
+            ..shape.clone()
+        };
+        assert_eq!(algorithm(&short), PERSISTENT);
+        assert_eq!(algorithm(&RecurrentShape { kind: RecurrentKind::Gated, ..short.clone() }), STANDARD);
+        assert_eq!(algorithm(&RecurrentShape { inputs: 40, ..short }), STANDARD);
     }
 }

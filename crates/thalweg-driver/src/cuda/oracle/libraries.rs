@@ -275,6 +275,8 @@ fn numbers_of_networks_transforms_and_decompositions() {
     let complex = FourierKind::Complex { forward: true };
     same_numbers! {
         network::STANDARD => dnn::cudnnRNNAlgo_t::CUDNN_RNN_ALGO_STANDARD;
+        network::PERSISTENT => dnn::cudnnRNNAlgo_t::CUDNN_RNN_ALGO_PERSIST_STATIC;
+        network::PERSISTENT_SMALL => dnn::cudnnRNNAlgo_t::CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H;
         network::BIASES[0] => dnn::cudnnRNNBiasMode_t::CUDNN_RNN_NO_BIAS;
         network::BIASES[1] => dnn::cudnnRNNBiasMode_t::CUDNN_RNN_DOUBLE_BIAS;
         network::LINEAR_INPUT => dnn::cudnnRNNInputMode_t::CUDNN_LINEAR_INPUT;
