@@ -6,6 +6,7 @@ import operator
 import typing
 
 from .. import _core
+from .._names import _assert
 from ._names import qualified as _get_qualified_name
 from ._names import type_repr as _type_repr
 from .immutable_collections import immutable_dict, immutable_list
@@ -302,7 +303,5 @@ class Node:
 
 Node.__module__ = __name__
 has_side_effect(builtins.print)
-for _name in ("_assert", "_assert_async"):
-    if hasattr(_core, _name):
-        has_side_effect(getattr(_core, _name))
+has_side_effect(_assert)
 has_side_effect(operator.setitem)
