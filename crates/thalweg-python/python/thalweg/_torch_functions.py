@@ -1,7 +1,7 @@
 """Functions that arguments or modes take over (`__torch_function__`, `__torch_dispatch__` of subclasses).
 
 The extension finds calls of its functions that are taken over (`src/overrides.rs`). Functions that are written in Python, and the
-attributes of `Tensor` that are no operators, are looked after here:
+attributes of `Tensor` that are not operators, are looked after here:
 
 - Functions of Python are made overridable when a program first needs it (`activate`): their code is replaced by a call that looks
   at the arguments first. So they cost nothing more until then, and keep their identity.
@@ -196,7 +196,7 @@ def _init_subclass(cls, **options):
         _install(cls)
 
 
-# ---- Attributes of tensors that are no operators -------------------------------------------------------------------
+# ---- Attributes of tensors that are not operators -------------------------------------------------------------------
 
 # The operator by which PyTorch names what a symbol of Python calls.
 _BY_SYMBOL = {
@@ -219,7 +219,7 @@ def _original(name):
 
 
 def _overridable_attributes():
-    """Yields the names and values of the attributes of `Tensor` that are no operators of the table and that overrides see."""
+    """Yields the names and values of the attributes of `Tensor` that are not operators of the table and that overrides see."""
     operators = set(_core._operator_methods)
     for name, value in list(vars(Tensor).items()):
         is_hidden = name.startswith("_") and not name.startswith("__") and name not in _SHOWN
