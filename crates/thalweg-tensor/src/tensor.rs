@@ -406,7 +406,7 @@ impl Tensor {
     }
 
     /// Returns a number that is unique among live tensors.
-    pub(crate) fn identity(&self) -> usize {
+    pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 

@@ -43,6 +43,7 @@ from .func import vmap
 from .futures import Future
 from .jit import ScriptFunction, ScriptModule
 from .serialization import load, save
+from .testing import FileCheck
 
 # Names that are also builtins are not exported by `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
@@ -83,4 +84,7 @@ def __getattr__(name):
     if name == "default_generator":
         # Created on first access, because it opens the device.
         return globals().setdefault(name, _core._default_generator("cpu"))
+    if name in ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"):
+        from . import _sparse
+        return getattr(_sparse, name)
     return _rest(name)

@@ -461,6 +461,12 @@ class Module(States):
         """Moves parameters and buffers to a GPU, in place."""
         return self._apply(lambda tensor: tensor.cuda(device))
 
+    def xpu(self, device=None):
+        """Raises: there are no devices of this kind."""
+        raise NotImplementedError("Module.xpu is left out: there is no backend of it")
+
+    ipu = mtia = xpu
+
     def cpu(self):
         """Moves parameters and buffers to the simulated GPU, in place."""
         return self._apply(lambda tensor: tensor.cpu())
