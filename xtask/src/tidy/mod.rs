@@ -158,11 +158,11 @@ fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
         add(Level::Error, 1, "does not open with what it is for (//!)".into());
     }
     let lines = text.lines().count();
-    if let Some(level) = judge(lines, &FILE) {
+    if let Some(level) = level_of(lines, &FILE) {
         add(level, 0, format!("has {lines} lines, more than {}", limit(level, &FILE)));
     }
     for function in scan::functions(text) {
-        if let Some(level) = judge(function.lines, &FUNCTION) {
+        if let Some(level) = level_of(function.lines, &FUNCTION) {
             let scan::Function { name, line, lines } = function;
             add(level, line, format!("fn {name} has {lines} lines, more than {}", limit(level, &FUNCTION)));
         }
@@ -183,7 +183,7 @@ fn names(line: &str, folder: &str) -> bool {
     })
 }
 
-fn judge(lines: usize, limit: &Limit) -> Option<Level> {
+fn level_of(lines: usize, limit: &Limit) -> Option<Level> {
     match lines {
         _ if lines > limit.error => Some(Level::Error),
         _ if lines > limit.warning => Some(Level::Warning),

@@ -91,7 +91,7 @@ pub(super) fn read(
             .map_err(|what| SnapshotError::new(format!("entry {index} of the trace: {what}")))?;
     }
     reading.find_live_on(&last);
-    reading.begin_behind_first(&last);
+    reading.begin_after_first(&last);
     let tells_of_segments = trace.clone().map(|event| event.action).any(is_of_segments);
     if reading.older.is_empty() && !tells_of_segments {
         // The trace begins with the program, and segments were left out of it: which of them existed before is not known.
@@ -245,7 +245,7 @@ impl Reading {
 
     /// Starts after the first entry if the beginning is lost, so that the block of that entry counts as older: the memory may
     /// have been taken for it in a lost entry, and then a search in the memory before the trace would find another address.
-    fn begin_behind_first(&mut self, last: &[LastSegment]) {
+    fn begin_after_first(&mut self, last: &[LastSegment]) {
         let (steps, entries) = (&mut self.program.steps, &mut self.program.entries);
         let Some(&RecordedStep::Allocate {
             block: number,

@@ -102,7 +102,7 @@ fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f6
             layer.products[0][1]
         )));
     }
-    let behind = |norm: [_; 2], [weight, bias]: [_; 2], gelu| NormLinear {
+    let after = |norm: [_; 2], [weight, bias]: [_; 2], gelu| NormLinear {
         norm,
         eps,
         weight,
@@ -110,10 +110,10 @@ fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f6
         gelu,
         addend: None,
     };
-    let packed = norm_linear(input, &behind(layer.norms[0], layer.products[0], false))?;
+    let packed = norm_linear(input, &after_norm(layer.norms[0], layer.products[0], false))?;
     let mixed = attended(&packed, layer.caches, position)?;
     let [[out, out_bias], [contract, contract_bias]] = [layer.products[1], layer.products[3]];
     let x = linear_add(&mixed, out, Some(out_bias), input)?;
-    let hidden = norm_linear(&x, &behind(layer.norms[1], layer.products[2], true))?;
+    let hidden = norm_linear(&x, &after_norm(layer.norms[1], layer.products[2], true))?;
     linear_add(&hidden, contract, Some(contract_bias), &x)
 }

@@ -67,12 +67,12 @@ impl Linear {
     #[track_caller]
     pub fn forward_norm(&self, norm: &LayerNorm, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
-        functional::norm_linear(input, &self.behind(norm, false)?)
+        functional::norm_linear(input, &self.after_norm(norm, false)?)
     }
 
     /// Returns the layer with a layer norm before it and optionally GELU after it.
     #[track_caller]
-    pub(crate) fn behind<'t>(&'t self, norm: &'t LayerNorm, gelu: bool) -> Result<NormLinear<'t>> {
+    pub(crate) fn after_norm<'t>(&'t self, norm: &'t LayerNorm, gelu: bool) -> Result<NormLinear<'t>> {
         let (Some(scale), Some(shift)) = (&norm.weight, &norm.bias) else {
             return Err(Error::invalid("LayerNorm: a linear layer behind it takes a weight and a bias")
                 .at(outermost(Location::caller())));
@@ -133,7 +133,7 @@ impl Mlp {
         if !has_few_rows(input) || self.activation != Activation::Gelu {
             return input.add(&self.forward(&norm.forward(input)?)?);
         }
-        let hidden = functional::norm_linear(input, &self.expand.behind(norm, true)?)?;
+        let hidden = functional::norm_linear(input, &self.expand.after_norm(norm, true)?)?;
         self.contract.forward_add(&hidden, input)
     }
 }

@@ -40,7 +40,7 @@ impl Numbers {
 
 fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
     let Numbers { classes, ignored, dimension } = Numbers::of(call);
-    let room = call.room(0);
+    let room = call.reusable_memory(0);
     let [x, target] = [call.saved(0)?, call.saved(1)?];
     let result = match room {
         Some(room) => room,

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
 use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::graph::audit::ObstacleKind;
-use thalweg_runtime::{Error, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
 use super::Body::{Composite, Kernel};
 use super::index::{checked, gathered, long, number_like};
@@ -97,14 +97,14 @@ operators! {
         fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single)), first: Consumed;
     /// Returns the elements where a mask is true, as a vector. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
-        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
+        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Unshared];
     /// Returns the elements at indices into all elements, row-major; negative indices are counted from the end.
     "take(Tensor self, Tensor index) -> Tensor"
         fn take(index: tensor) = Composite(|call| {
             let (x, index) = (call.tensor(0), flat_index(call, "take")?);
             let rows = x.reshape(&[1, x.elements(), 1])?;
             gathered(&rows, &index)?.reshape(call.tensor(1).shape()).map(single)
-        }), out: [Apart];
+        }), out: [Unshared];
     /// Returns the tensor with the elements of a source written at indices into all elements, or added to the elements there.
     "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
         fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {
@@ -208,7 +208,7 @@ impl Indexed {
                     x.shape()
                 )));
             }
-            let _telling = Telling::of(call.label.operator, RangeOf::Dimension(dim));
+            let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(dim));
             places = place(&places, index, extent, stride)?;
             stride = stride.saturating_mul(extent);
         }

@@ -464,8 +464,8 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
         return Ok(Tensors::from_iter([values.reshape(&[1])?, inverse, counts]));
     }
     let dim = wrap(dim, x.rank())?;
-    let turned = x.movedim(&[dim as i64], &[0])?;
-    let (shape, count): (Shape, usize) = (turned.shape().into(), turned.shape()[0]);
+    let transposed = x.movedim(&[dim as i64], &[0])?;
+    let (shape, count): (Shape, usize) = (transposed.shape().into(), transposed.shape()[0]);
     let width: usize = shape[1..].iter().product();
     if width == 0 {
         return Err(Error::invalid(match count {
@@ -473,7 +473,7 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
             _ => "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
         }));
     }
-    let mut rows = turned.reshape(&[count, width])?;
+    let mut rows = transposed.reshape(&[count, width])?;
     let mut order = None;
     if sorts {
         // Sorts by the last column first: later sorts keep the order of equal elements.
@@ -508,8 +508,8 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
     let is_there = x.reshape(&[count])?.to_dtype(DType::Bool)?;
     // Each is written to its rank; those beyond the size to one extra position at the end.
     let ranks = is_there.to_dtype(DType::I64)?.cumsum(0)?;
-    let behind = Tensor::full(&[], size as i64, DType::I64, device)?;
-    let target = is_there.select_where(&ranks.sub_scalar(1)?.clamp(0, size as i64)?, &behind)?;
+    let after = Tensor::full(&[], size as i64, DType::I64, device)?;
+    let target = is_there.select_where(&ranks.sub_scalar(1)?.clamp(0, size as i64)?, &after)?;
     let places = Tensor::arange(count, 0, 1, DType::I64, device)?;
     let missing = Tensor::full(&[size + 1], -1, DType::I64, device)?;
     let found =

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
-use crate::destination::apart;
+use crate::destination::without_offers;
 use crate::dispatch::{Arguments, Call, Ints, over};
 use crate::tensor::Tensor;
 

@@ -126,7 +126,7 @@ pub struct GPT2Decoder {
     /// The tokens so far, each at its position.
     history: Tensor,
     /// The memory through which the blocks of the head's kernel synchronise.
-    meeting: Tensor,
+    barrier: Tensor,
 }
 
 impl GPT2LMHeadModel {
@@ -170,7 +170,7 @@ impl GPT2LMHeadModel {
                 token: numbers(1)?,
                 position: numbers(1)?,
                 history: numbers(context)?,
-                meeting: numbers(2)?,
+                barrier: numbers(2)?,
             };
             let parts: Option<Vec<_>> = decoder.layers.iter().map(Layer::parts).collect();
             decoder.exchange = match parts {
@@ -227,12 +227,12 @@ impl GPT2Decoder {
     /// Those of the device.
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
-            let (row, head) = (self.read()?, self.head.behind(&self.norm, false)?);
+            let (row, head) = (self.read()?, self.head.after_norm(&self.norm, false)?);
             let state = DecoderState {
                 token: &self.token,
                 position: &self.position,
                 history: &self.history,
-                meeting: &self.meeting,
+                barrier: &self.barrier,
             };
             match self.temperature {
                 None => functional::next_token_(&row, &head, state),
