@@ -59,7 +59,8 @@ pub fn prepared(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> R
 pub fn prepare(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
     let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
     device.with_clusters(|has_clusters| {
-        let plan = launch.plan(alignment_bytes, shared_memory_bytes, has_clusters).map_err(to_runtime_error)?;
+        let plan =
+            launch.plan(alignment_bytes, shared_memory_bytes, has_clusters).map_err(to_runtime_error)?;
         if Environment::get().explain {
             eprintln!("{}: {}", launch.name, plan.explain(&launch.body));
         }

@@ -20,6 +20,7 @@
 
 mod arguments;
 pub mod attention;
+pub mod compact;
 pub mod convolution;
 pub mod decoder_layers;
 pub mod decompose;
@@ -29,6 +30,7 @@ pub mod extremum_columns;
 pub mod extremum_place;
 pub mod foreach;
 pub mod gather;
+pub mod histogram;
 pub mod magnitudes;
 pub mod matmul;
 mod native;
@@ -65,9 +67,11 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(compact::sources());
     all.extend(extremum_columns::sources());
     all.extend(extremum_place::sources());
     all.extend(gather::sources());
+    all.extend(histogram::sources());
     all.extend(magnitudes::sources());
     all.extend(next_token::sources());
     all.extend(scatter::group::sources());

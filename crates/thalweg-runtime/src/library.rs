@@ -16,9 +16,7 @@ use thalweg_driver::{
     MatmulEpilogue, Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{
-    Addresses, LibraryAttention, MaskStrides, PerOperand as PerAttentionOperand, Strides,
-};
+use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
 use thalweg_kernels::convolution;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
@@ -32,8 +30,11 @@ use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
-/// The size below which no algorithm that needs scratch memory is worthwhile.
+/// The size below which no algorithm that needs scratch memory is worthwhile, unless there are many terms.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
+
+/// The number of terms from which an algorithm that divides them, and needs scratch memory for the parts, may be worthwhile.
+const WORKSPACE_TERMS: u64 = 1 << 11;
 
 /// The maximum number of rows for which a product that reads its weight once is a kernel of our own; with more rows, the library
 /// is faster for large weights.
@@ -248,7 +249,8 @@ impl Stream {
 
     /// Returns the scratch memory of a product of the library.
     fn workspace_bytes(&self, product: &Matmul) -> u64 {
-        let wants = !self.device().is_simulated() && product.flops() >= WORKSPACE_FLOPS;
+        let is_large = product.flops() >= WORKSPACE_FLOPS || product.k >= WORKSPACE_TERMS;
+        let wants = !self.device().is_simulated() && is_large;
         if wants { cublaslt_workspace_size() } else { 0 }
     }
 
@@ -464,9 +466,9 @@ fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCa
         query: operands.q,
         key: operands.k,
         value: operands.v,
-        mask: attention.mask.map(|MaskStrides { batch, head, query, .. }| AttentionMask {
+        mask: attention.mask.map(|mask| AttentionMask {
             address: DevicePointer::new(at.mask),
-            strides: [batch, head, query],
+            strides: [mask.strides.batch, mask.strides.head, mask.strides.query],
         }),
         output: operands.o,
         log_sum_exp: DevicePointer::new(at.lse),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use thalweg::memory_tools::analysis::{FrameChoice, StackGroup, backward_node, choice};
+use thalweg::memory_tools::analysis::{FrameChoice, StackGroup, backward_node, informative_frame};
 use thalweg::snapshot::{FrameId, FrameView, Recording, StackId};
 
 /// The text for blocks whose stack is not known.

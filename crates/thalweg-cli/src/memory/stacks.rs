@@ -79,7 +79,7 @@ impl PageStacks {
                 .collect();
             let mut push = |kept: &[u32]| {
                 self.used_frames += kept.len();
-                model.stacks.push(Stack { frames: kept.to_vec(), informative_frame: (at - first) as u32 });
+                model.stacks.push(Stack { frames: kept.to_vec(), frame: (at - first) as u32 });
                 model.stacks.len() as u32 - 1
             };
             let number = match depth {
@@ -138,8 +138,8 @@ mod tests {
             assert_eq!(model.stacks.iter().map(|stack| stack.frames.len()).sum::<usize>(), frames);
             for (number, block) in blocks.iter().enumerate() {
                 let (stack, _) = found.get(block.stack).expect("it has one");
-                let Stack { frames, informative_frame } = &model.stacks[stack as usize];
-                let frame = &model.frames[frames[*informative_frame as usize] as usize];
+                let Stack { frames, frame: place } = &model.stacks[stack as usize];
+                let frame = &model.frames[frames[*place as usize] as usize];
                 assert_eq!((&*frame.file, frame.line as usize), ("train.py", number / 2));
             }
         }

@@ -452,7 +452,7 @@ impl Pass {
 #[derive(Default)]
 struct Left {
     streams: SmallVec<[Stream; 4]>,
-    kept: SmallVec<[Arc<leaf::RetainedNode>; 4]>,
+    kept: SmallVec<[Arc<leaf::KeptGradient>; 4]>,
 }
 
 impl Left {

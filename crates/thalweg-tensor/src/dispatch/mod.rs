@@ -316,6 +316,16 @@ impl Operator {
         self.body.words()
     }
 
+    /// Returns whether the operator is computed by other operators, which autograd records.
+    pub fn is_composite(&self) -> bool {
+        matches!(self.body, Body::Composite(_))
+    }
+
+    /// Returns whether the operator writes the results of another one into given tensors.
+    pub fn writes_by_another(&self) -> bool {
+        matches!(self.body, Body::InPlace(_) | Body::InPlaceView(_) | Body::Out(_))
+    }
+
     /// Returns whether a built-in kernel records a gradient of the operator's own. Composite operators get theirs from the
     /// operators that they call; some operators have none.
     pub fn records_gradient(&self) -> bool {

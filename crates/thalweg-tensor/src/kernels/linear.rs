@@ -125,49 +125,59 @@ impl Added {
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let Operands { input, weight, bias, addend } = Operands::new(call)?;
     let (product, [a, b]) = product(input, &transposed(weight)?)?;
+    layer(&product, [&a, &b], (bias, addend), call)
+}
+
+/// Returns the product of two matrices plus a bias, which is added to each row, and an addend of the result's shape.
+pub(super) fn layer(
+    product: &Matmul,
+    [a, b]: [&Tensor; 2],
+    (bias, addend): (Option<&Tensor>, Option<&Tensor>),
+    call: &Call<'_>,
+) -> Result<Tensors> {
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
-    let result = Tensor::result_on(&shape, input.dtype(), &stream, call.label)?;
-    let fits = fits(&product);
-    if fits || stream.takes_few_rows(&product, [a.pointer(), b.pointer(), result.pointer()]) {
+    let result = Tensor::result_on(&shape, a.dtype(), &stream, call.label)?;
+    let pointers = [a.pointer(), b.pointer(), result.pointer()];
+    let fits = fits(product);
+    if fits || stream.takes_few_rows(product, pointers) {
         let added = Added::new(bias, addend)?;
-        let (at, (bias, addend)) = (added.at([&a, &b, &result]), added.described());
+        let (at, (bias, addend)) = (added.at([a, b, &result]), added.described());
         if fits {
-            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::unfused(product) };
+            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::unfused(*product) };
             stream.launch_native(&Placed { kernel, at }, call.label)?;
         } else {
-            let kernel = FewRows { bias, addend, ..FewRows::unfused(product) };
+            let kernel = FewRows { bias, addend, ..FewRows::unfused(*product) };
             stream.launch_native(&Placed { kernel, at }, call.label)?;
         }
-    } else {
-        let into_result = |operator, inputs: &[&Tensor]| {
-            let target = std::slice::from_ref(&result);
-            let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
-            run_into(operator, inputs, &arguments, target, call.label)
-        };
-        // The library adds the bias itself; otherwise the result starts as one of them and the product is added to it, rounded
-        // once.
-        let stored = bias.filter(|_| stream.takes_bias(&product));
-        let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
-        let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
-        let pointers = [a.pointer(), b.pointer(), result.pointer()];
-        match &stored {
-            Some(bias) => {
-                let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
-                stream.matmul_with(&product, pointers, &epilogue, call.label)?;
-            }
-            None => {
-                let first = added.next();
-                if let Some(first) = first {
-                    into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
-                }
-                let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
-                stream.matmul(&Matmul { beta, ..product }, pointers, call.label)?;
-            }
+        return Ok(SmallVec::from_elem(result, 1));
+    }
+    let into_result = |operator, inputs: &[&Tensor]| {
+        let target = std::slice::from_ref(&result);
+        let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
+        run_into(operator, inputs, &arguments, target, call.label)
+    };
+    // The library adds the bias itself; otherwise the result starts as one of them and the product is added to it, rounded
+    // once.
+    let stored = bias.filter(|_| stream.takes_bias(product));
+    let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
+    let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
+    match &stored {
+        Some(bias) => {
+            let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
+            stream.matmul_with(product, pointers, &epilogue, call.label)?;
         }
-        for added in added {
-            into_result(&table::add, &[&result, added])?;
+        None => {
+            let first = added.next();
+            if let Some(first) = first {
+                into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
+            }
+            let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
+            stream.matmul(&Matmul { beta, ..*product }, pointers, call.label)?;
         }
+    }
+    for added in added {
+        into_result(&table::add, &[&result, added])?;
     }
     Ok(SmallVec::from_elem(result, 1))
 }

@@ -338,6 +338,28 @@ impl DeviceGenerator {
         Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
 
+    /// Reserves words of every subsequence for a kernel that draws them itself: returns the state from which it draws, a tensor of
+    /// seed and offset of its own, and advances the offset by these words, a multiple of four.
+    pub(crate) fn reserve(&self, words: u64, label: Label) -> Result<Tensor> {
+        let _order = self.ordered()?;
+        no_grad(|| {
+            let state = self.0.state.copied(label.location)?;
+            self.advance(&self.0.state.select(0, 1)?, words, label)?;
+            Ok(state)
+        })
+    }
+
+    /// Adds the words that a draw has used to the offset.
+    fn advance(&self, offset: &Tensor, words: u64, label: Label) -> Result<()> {
+        let advance = LoopArguments {
+            scalars: SmallVec::from_slice(&[Scalar::I64(words as i64)]),
+            ..LoopArguments::default()
+        };
+        let label = Label { operator: "advance_generator", ..label };
+        let results = std::slice::from_ref(offset);
+        no_grad(|| run_into(&thalweg_ops::table::add_scalar, &[offset], &advance, results, label))
+    }
+
     /// Draws for `count` elements, and then advances the offset.
     fn call(
         &self,
@@ -361,20 +383,7 @@ impl DeviceGenerator {
         };
         let tensors: SmallVec<[&Tensor; 3]> = input.into_iter().chain([&seed, &offset]).collect();
         let results = operator.call_loop(&tensors, &arguments, None, label)?;
-        let advance = LoopArguments {
-            scalars: SmallVec::from_slice(&[Scalar::I64((numbers.draws * self.words(count)) as i64)]),
-            ..LoopArguments::default()
-        };
-        let label = Label { operator: "advance_generator", ..label };
-        no_grad(|| {
-            run_into(
-                &thalweg_ops::table::add_scalar,
-                &[&offset],
-                &advance,
-                std::slice::from_ref(&offset),
-                label,
-            )
-        })?;
+        self.advance(&offset, (numbers.draws * self.words(count)) as u64, label)?;
         Ok(results)
     }
 

@@ -8,8 +8,8 @@ use thalweg_nn::functional::{
 };
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
-use thalweg_tensor::decoder::{DecoderState, exchange_for, fused_decoder_layers, fused_next_token};
-use thalweg_tensor::norm_linear::NormLinear;
+use thalweg_tensor::fused::NormLinear;
+use thalweg_tensor::fused::decoder::{DecoderState, exchange_for, fused_decoder_layers, fused_next_token};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, own_device, random, values};

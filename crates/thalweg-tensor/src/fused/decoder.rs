@@ -12,9 +12,9 @@ use thalweg_kernels::decoder_layers::{
 use thalweg_kernels::next_token::{NextToken, NextTokenAddresses, NextTokenLaunch};
 use thalweg_runtime::{Device, DevicePointer, OutOfRangeReport, RangeOf, Result};
 
+use super::NormLinear;
 use crate::autocast::is_taken_as_it_is;
 use crate::caller::label_at;
-use crate::norm_linear::NormLinear;
 use crate::tensor::Tensor;
 
 /// The tensors of a layer in GPT-2's form: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`.
@@ -324,7 +324,7 @@ pub fn fused_next_token(
         token: state.token.pointer(),
         position: state.position.pointer(),
         history: state.history.pointer(),
-        barrier: state.barrier.pointer(),
+        meeting: state.barrier.pointer(),
     };
     let label = label_at("next_token", location);
     let _report = OutOfRangeReport::of("next_token", RangeOf::Dimension(0));
