@@ -443,8 +443,8 @@ impl ProcessGroup {
         self.0.communicator.abort()
     }
 
-    /// Ends the group if a rank cannot be reached, and returns an error with the ranks that it may be. Other errors are returned
-    /// unchanged.
+    /// Ends the group if a rank cannot be reached, and returns an error that names the ranks that it may be. Other errors are
+    /// returned unchanged.
     pub(crate) fn lost(&self, error: Error, entry: Entry) -> Error {
         let is_lost = error.driver_error().is_some_and(|error| error.code() == Code::CommunicatorFailed);
         // An abort also ends calls with such an error.

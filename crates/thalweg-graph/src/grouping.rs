@@ -42,7 +42,7 @@ struct Grouping<'s> {
     segment: &'s Segment,
     machine: &'s Machine,
     loops: Vec<Loop>,
-    /// What the nodes read that are not among the loops yet, with their numbers.
+    /// The memory that nodes read which are not in a loop yet, with the nodes' numbers.
     later: Vec<(u32, Touched)>,
     apart: Vec<Apart>,
 }

@@ -13,7 +13,7 @@ use crate::segment::{Lifetime, Operand, Segment};
 /// A launch of a program.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The launch, without numbers.
+    /// The launch, except for its scalar arguments, which `numbers` locates.
     pub launch: LoopLaunch,
     /// The launches as which it is executed, if its rows are few and long.
     pub steps: Option<Steps>,

@@ -187,7 +187,7 @@ impl<A> Drop for DeferredReferences<A> {
 
 impl<A> fmt::Debug for DeferredReferences<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pile").field("references", &self.references).finish()
+        f.debug_struct("DeferredReferences").field("references", &self.references).finish()
     }
 }
 

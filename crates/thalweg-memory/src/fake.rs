@@ -135,8 +135,8 @@ impl Calls {
     }
 }
 
-/// Invented addresses: of pinned memory, of expandable segments and of plain ones. If a region is full, the further region for
-/// the same purpose follows.
+/// The regions of invented addresses: for pinned memory, expandable segments and plain segments. If a region is full, the second
+/// region for the same purpose is used.
 const HOST: Range<u64> = 0x1000_0000_0000..0x4000_0000_0000;
 const GROWING: Range<u64> = 0x4000_0000_0000..0x7000_0000_0000;
 const PLAIN: Range<u64> = 0x7000_0000_0000..1 << 48;
@@ -202,7 +202,7 @@ impl Ranges {
 struct Timeline {
     /// The number of events that were recorded on the stream.
     recorded: u64,
-    /// The number of them that have passed.
+    /// The number of recorded events that have passed.
     passed: u64,
     may_end: bool,
 }

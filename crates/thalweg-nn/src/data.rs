@@ -152,7 +152,7 @@ struct Task {
     into: PinnedBatch,
 }
 
-/// A finished task.
+/// A finished task, with its filled batch.
 struct Filled {
     number: usize,
     count: usize,

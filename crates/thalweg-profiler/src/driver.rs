@@ -36,7 +36,7 @@ pub struct ProfilerDriver {
 pub(crate) struct Operators(Mutex<HashMap<String, &'static str>>);
 
 impl Operators {
-    /// Returns the operator of the last captured launch of a kernel of this name.
+    /// Returns the operator of the last captured launch of the kernel with this name.
     pub(crate) fn of_kernel(&self, name: &str) -> Option<&'static str> {
         self.0.lock().get(name).copied()
     }
@@ -60,8 +60,8 @@ impl ProfilerDriver {
         Self::of(inner, true)
     }
 
-    /// Creates a profiler to which launches list their bytes only if the inner driver needs them, so that not recording costs
-    /// only a load.
+    /// Creates a profiler that makes launches list their bytes only if the inner driver needs them. While nothing is recorded, a
+    /// call then costs one load.
     pub(crate) fn idle(inner: Arc<dyn Driver>) -> Arc<Self> {
         let reads_accesses = inner.reads_accesses();
         Self::of(inner, reads_accesses)
@@ -207,8 +207,8 @@ fn copy_name(copy: &Copy) -> &'static str {
 impl Driver for ProfilerDriver {
     thalweg_driver::wraps!(inner);
 
-    /// Returns whether launches must list their ranges: a command's bytes are those of its ranges, and code that opens a device
-    /// queries this once, before anything is recorded.
+    /// Returns whether launches must list the ranges that they access, from which a command's bytes are counted. Code that opens
+    /// a device queries this once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
         self.reads_accesses
     }

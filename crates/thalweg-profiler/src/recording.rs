@@ -306,7 +306,7 @@ fn category(kind: ActivityKind) -> Category {
     }
 }
 
-/// Returns the name of an activity: for kernels their own, demangled; for copies and fills that of the command.
+/// Returns the name of an activity. A kernel has its own name, which is demangled; a copy or a fill has the name of its command.
 fn activity_name(it: &thalweg_driver::Activity, command: Option<&Command>) -> String {
     match (it.kind, command) {
         (ActivityKind::Kernel, _) => demangled(&it.name),

@@ -41,6 +41,7 @@ mod index;
 mod lines;
 mod memory;
 mod modes;
+mod networks;
 mod node;
 mod optim;
 mod overrides;
@@ -69,6 +70,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     functions::register(module)?;
     overrides::register(module)?;
     modes::register(module)?;
+    networks::register(module)?;
     generator::register(module)?;
     table::register(module)?;
     autograd::register(module)?;

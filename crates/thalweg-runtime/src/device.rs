@@ -173,8 +173,8 @@ impl Device {
         }
     }
 
-    /// Returns the calling thread's current device: the one of [`Device::make_current`], else that of [`Device::make_default`],
-    /// else [`Device::best`].
+    /// Returns the calling thread's current device: the one set by [`Device::make_current`], else the one set by
+    /// [`Device::make_default`], else [`Device::best`].
     pub fn current() -> Result<Self> {
         if let Some(device) = current_device().or_else(default_device) {
             return Ok(device);

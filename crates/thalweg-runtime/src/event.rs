@@ -15,7 +15,7 @@ use crate::{Device, Error, Result, Stream};
 #[derive(Debug)]
 pub struct Event {
     flags: EventFlags,
-    /// Whether graphs record it and wait for it at each replay.
+    /// Whether graphs record the event and wait for it at each replay.
     is_external: bool,
     recorded: Mutex<Option<Arc<Recorded>>>,
 }
@@ -90,7 +90,7 @@ impl Event {
         self.slot().clone()
     }
 
-    /// Returns the driver's event, and whether it was created by this call; if there is none, it is created on the device.
+    /// Returns the driver's event, and whether this call created it. If there is no event yet, one is created on the device.
     fn recorded_on(&self, device: &Device) -> Result<(Arc<Recorded>, bool)> {
         let mut slot = self.slot();
         if let Some(recorded) = &*slot {
@@ -241,7 +241,7 @@ impl Event {
     }
 }
 
-/// Makes a call by which a graph gets a node of an external event.
+/// Makes a call that adds a node for an external event to a graph.
 fn capture_node(
     stream: &Stream,
     event: EventHandle,
@@ -259,7 +259,7 @@ impl Stream {
         event.wait_as(self, Label::here("wait_event"))
     }
 
-    /// Makes later work on this stream wait for all work that is now on the other.
+    /// Makes later work on this stream wait for all work that is now on the other stream.
     #[track_caller]
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
         let event = other.record_event()?;

@@ -47,7 +47,7 @@ impl ForgottenStreams {
         }
     }
 
-    /// Returns whether the stream is transient, so that its owner may have destroyed it.
+    /// Returns whether the stream is transient: its owner may have destroyed it already.
     pub(crate) fn is_transient(&self, stream: StreamHandle) -> bool {
         self.transient.read().contains(&stream)
     }
@@ -81,7 +81,7 @@ impl ForgottenStreams {
         }
     }
 
-    /// Returns whether the work is complete; if so, its event is destroyed.
+    /// Returns whether the last work of a stream is complete. If so, the event for it is destroyed.
     fn is_over(&self, last: LastWork) -> bool {
         let LastWork::Event(event) = last else { return false };
         let is_over = outside_capture(&self.driver, || self.driver.event_query(event)).unwrap_or(false);

@@ -19,8 +19,8 @@ use crate::loop_kernel::LoopKernel;
 use crate::{Device, Error, Result};
 
 impl Device {
-    /// Returns the kernel of this key, which is made and loaded at the first call. That takes some 100 ms on a GPU without a
-    /// cache; later calls cost a hash.
+    /// Returns the kernel with this key. Makes and loads it at the first call, which takes some 100 ms on a GPU without a cache;
+    /// later calls cost one hash lookup.
     pub fn kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) -> Result<Arc<LoadedKernel>> {
         let table = self.kernels();
         if let Some(found) = table.loops.read().get(key) {

@@ -25,8 +25,8 @@ use crate::{Device, Result, Stream};
 const CAPACITY: usize = 1 << 14;
 
 impl PreparedLaunch {
-    /// Prepares a launch of this geometry on the kernel's device. If the kernel's blocks form clusters, the driver is asked how
-    /// many clusters run at the same time: further ones would begin only when all rows of the first are done.
+    /// Prepares a launch of this geometry on the kernel's device. If the kernel's blocks form clusters, asks the driver how many
+    /// clusters can run at the same time, because further clusters would begin only when all rows of the first ones are done.
     ///
     /// # Errors
     /// [`Error::is_not_supported`](crate::Error::is_not_supported) if such a cluster does not fit on the device.
@@ -62,7 +62,7 @@ impl Device {
         }
     }
 
-    /// Returns the prepared launch of this key, which is made at the first call.
+    /// Returns the prepared launch with this key, and prepares it at the first call.
     pub fn prepared_launch(
         &self,
         key: &LaunchKey,
@@ -83,7 +83,8 @@ impl Device {
 }
 
 impl Stream {
-    /// Queues a kernel of the loop IR. Each address is that of an operand's first element. Does nothing if there are no rows.
+    /// Queues a kernel of the loop IR. Each address is the address of an operand's first element. Does nothing if there are no
+    /// rows.
     pub fn launch(
         &self,
         prepared: &PreparedLaunch,

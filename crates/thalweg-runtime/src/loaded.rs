@@ -66,7 +66,7 @@ impl KernelTable {
     }
 }
 
-/// The key by which a caller names a prepared launch: numbers that no launch of another kernel or geometry has.
+/// The key of a prepared launch: numbers that no launch of another kernel or geometry has.
 pub type LaunchKey = SmallVec<[u64; 40]>;
 
 /// The prepared launches of one device.

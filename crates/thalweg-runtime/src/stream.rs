@@ -35,7 +35,7 @@ pub struct Stream {
 }
 
 impl Device {
-    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool are
+    /// Returns the legacy default stream, which waits for all blocking streams, as they wait for it. Streams of the pool are
     /// non-blocking.
     pub fn default_stream(&self) -> Stream {
         Stream::from_state(self, self.default_stream_state().clone())
@@ -84,15 +84,15 @@ impl Stream {
         }
     }
 
-    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same, so that a region that
-    /// is captured again reuses its previous memory.
+    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same stream, so that a
+    /// region that is captured again reuses its previous memory.
     pub(crate) fn for_captures(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_captures(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
     }
 
-    /// Returns the stream on which a device's data loaders copy. It is always the same, so that one loader reuses the memory of
-    /// the previous one.
+    /// Returns the stream on which a device's data loaders copy. It is always the same stream, so that a data loader reuses the
+    /// memory of the previous one.
     pub fn for_copies(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_copies(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
@@ -163,7 +163,7 @@ impl Stream {
         self.state.priority
     }
 
-    /// Returns whether it is the device's default stream.
+    /// Returns whether the stream is its device's default stream.
     pub fn is_default(&self) -> bool {
         self.state.kind == StreamKind::Default
     }

@@ -21,7 +21,7 @@ pub(crate) struct StreamState {
     pub(crate) handle: StreamHandle,
     pub(crate) priority: i32,
     pub(crate) kind: StreamKind,
-    /// The list that an external stream is added to when its last handle is dropped.
+    /// The list to which an external stream is added when its last handle is dropped.
     pub(crate) forgotten: Option<Arc<ForgottenStreams>>,
     pub(crate) log: Mutex<Log>,
 }
@@ -113,8 +113,8 @@ impl StreamState {
         Ok(is_idle)
     }
 
-    /// Removes the command of this number, which was refused. If others were submitted after it, it stays: one suspect too many
-    /// does no harm.
+    /// Removes the command with this number, which the driver refused. If later commands have been submitted, keeps it: an extra
+    /// suspect in an error report is harmless.
     pub(crate) fn retract(&self, number: u64) {
         let mut log = self.log();
         if log.next() == number + 1 {
@@ -138,7 +138,7 @@ impl Drop for StreamState {
 pub(crate) struct StreamPool {
     priorities: Mutex<Vec<PriorityPool>>,
     pub(crate) external: Mutex<Vec<std::sync::Weak<StreamState>>>,
-    /// The stream of captures for which the caller chose none.
+    /// The stream for captures whose caller chose no stream.
     capture: OnceLock<Arc<StreamState>>,
     /// The stream on which data loaders copy.
     copies: OnceLock<Arc<StreamState>>,

@@ -118,8 +118,8 @@ impl SanitizerDriver {
         self.fails.store(fails, Ordering::Relaxed);
     }
 
-    /// Enables or disables looking up the line of the program at which each block is freed, for later reports. This takes
-    /// milliseconds each time; without it, the line of a drop is known only if something is wrong with the drop itself.
+    /// Enables or disables looking up the source line of each free, for later reports. A lookup takes milliseconds; without it,
+    /// the line of a drop is known only if something is wrong with the drop itself.
     pub fn trace_drops(&self, traces: bool) {
         self.model.lock().traces_drops = traces;
     }
@@ -130,8 +130,8 @@ impl SanitizerDriver {
         self.model.lock().threads_are_one = true;
     }
 
-    /// Returns the findings so far, each once, in order. Those that depend on bytes chosen by data are found when the work has
-    /// run. Possible races of work that has not run yet ([`Finding::is_possible`]) come last.
+    /// Returns the findings so far, each once, in order. Findings that depend on bytes chosen by data are found when the work has
+    /// run. Possible races of work that has not run yet ([`Finding::is_possible`]) are last.
     pub fn findings(&self) -> Vec<Finding> {
         self.model.lock().found()
     }
@@ -157,8 +157,8 @@ impl SanitizerDriver {
         }
     }
 
-    /// Returns the accesses of a launch with a ticket for each whose bytes are chosen by data; `None` if there is no such access,
-    /// or if the bytes will not be reported.
+    /// Returns the accesses of a launch, with a ticket for each access whose bytes are chosen by data. `None` if no access needs
+    /// a ticket, or if the bytes will not be reported.
     fn with_tickets(&self, stream: StreamHandle, accesses: &[Access]) -> Option<SmallVec<[Access; 4]>> {
         let is_chosen = |access: &Access| matches!(access.touch, Touch::Chosen { .. });
         // A launch of a graph runs the captured work many times.

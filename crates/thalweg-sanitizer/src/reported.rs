@@ -55,7 +55,7 @@ impl SanitizerDriver {
         true
     }
 
-    /// Reports that an event, by its `CUevent`, was recorded on a stream.
+    /// Reports that an event, given as its `CUevent`, was recorded on a stream.
     pub fn reported_record(&self, event: u64, stream: StreamHandle) {
         let is_captured = self.captures_natively(stream);
         let host = self.host();

@@ -35,7 +35,7 @@ use crate::executor::task::Work;
 /// The time that a thread spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// The interval at which the thread that keeps the time of links checks them.
+/// The interval at which the thread for timed links checks them.
 const TICK: Duration = Duration::from_micros(200);
 
 /// The number of host functions that can wait for the program at once.
@@ -95,7 +95,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Creates a machine without workers, on which the schedule decides. The calling thread has the turn.
+    /// Creates a machine without workers, on which the schedule decides the order. The calling thread has the turn.
     pub(super) fn start_controlled(mut state: MachineState, schedule: Box<dyn Schedule>) -> Arc<Self> {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
@@ -344,8 +344,8 @@ impl Job {
         matches!(self.task.work, Work::Host(_))
     }
 
-    /// Runs the job outside of the critical section. Meanwhile it is the command of this machine that the thread is inside.
-    /// Returns its number, its device and its result.
+    /// Runs the job outside of the critical section. While it runs, the thread counts as being inside this command of the
+    /// machine. Returns the command's number, device and result.
     pub(super) fn run(self, machine: &Arc<Machine>) -> (u32, u32, CallResult<()>) {
         let (index, device) = (self.index(), self.task.device);
         let before = INSIDE.replace(Some((Arc::as_ptr(machine).addr(), self.task.label)));
@@ -525,7 +525,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits for something: the only function in which a host thread waits. It fails on a controlled machine only.
+    /// Waits until a condition holds. Host threads wait in no other function. Fails only on a controlled machine.
     pub(super) fn wait_until(mut self, wait: Wait) -> CallResult<Self> {
         if self.machine.is_controlled {
             return self.wait_in_turn(wait);

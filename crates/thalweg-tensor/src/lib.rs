@@ -54,6 +54,7 @@ mod moves;
 mod ndarray;
 mod operators;
 pub mod random;
+pub mod recurrent;
 mod scoped;
 pub mod sdp;
 mod sizes;

@@ -22,7 +22,7 @@ use crate::sanitizer::{AtSite, Sanitizer};
 use crate::stacks::Stacks;
 use crate::status::{Error, Result};
 
-/// PyTorch counts devices in eight bits.
+/// The maximum number of devices: PyTorch stores a device's index in a signed byte.
 const MOST_DEVICES: usize = 128;
 
 /// From this size on PyTorch has a different message for oversize requests, which programs search for.

@@ -5,7 +5,7 @@
 //! - Nothing is left undone in sources: none of the words of [`UNDONE`].
 //! - No file names a folder of a machine ([`MACHINE_FOLDERS`]). A line that must contain one has the mark `tidy: a made-up path`.
 //! - The texts of both licences exist.
-//! - No crate has a large circle of modules that use each other ([`circles`]).
+//! - No crate has a large circle of modules that use each other, and no module uses a higher room of its crate ([`circles`]).
 //! - Nothing is decided by an operator's name ([`by_name`]).
 //! - Every crate can be published ([`packages`]).
 //! - The words are those of the glossary, and each documentation comment is complete ([`words`], [`openings`]).
@@ -94,6 +94,14 @@ pub fn run() -> Result<bool, String> {
         }
     }
     for (package, sources) in packages {
+        for (module, used) in circles::upward(&package, &sources) {
+            findings.push(Finding {
+                level: Level::Error,
+                file: format!("crates/{package}/src"),
+                line: 0,
+                what: format!("`{module}` uses `{used}`, which is in a higher room"),
+            });
+        }
         if let Some(circle) = circles::too_large(&sources) {
             let (count, most) = (circle.len(), circles::MOST);
             let what = format!("{count} files use each other, more than {most}: {}", circle.join(", "));

@@ -41,15 +41,16 @@ pub(super) struct State {
     pub(super) is_syncing: bool,
     /// Whether a pass is expected or in progress.
     is_expecting: bool,
-    /// Per parameter whether it gets no gradient on this rank, if known: in this pass, or in every pass with a static graph.
+    /// For each parameter, whether it gets no gradient on this rank, if known: in this pass, or in every pass with a static
+    /// graph.
     unused: Option<Vec<bool>>,
-    /// Per parameter whether it has got a gradient without a reduction since the last reduction.
+    /// For each parameter, whether it has received a gradient that has not been reduced yet.
     accumulated: Vec<bool>,
     /// The map of used parameters of this pass.
     map: Option<UsedMap>,
-    /// Per parameter whether any rank uses it; known after the first pass of a static graph.
+    /// For each parameter, whether any rank uses it; known after the first pass of a static graph.
     pub(super) used: Option<Vec<bool>>,
-    /// Per parameter whether its gradient is ready in this pass.
+    /// For each parameter, whether its gradient is ready in this pass.
     is_ready: Vec<bool>,
     /// The parameters in the order in which their gradients became ready.
     order: Vec<usize>,
@@ -336,7 +337,7 @@ impl Reducer {
         Ok(Flight { work, mean, dtype })
     }
 
-    /// Makes every parameter's gradient its part of the reduced buckets.
+    /// Replaces every parameter's gradient by its part of the reduced buckets.
     fn finish(&self, state: &mut State) -> Result<()> {
         let used = match state.map.take() {
             Some(map) => Some(map.by_any_rank(&self.group)?),

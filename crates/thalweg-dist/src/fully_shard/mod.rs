@@ -129,10 +129,10 @@ enum Part {
     Buffer(Tensor),
 }
 
-/// A unit, with the address of its group's state, by which units of other groups are skipped.
+/// A unit, with the address of its group's state. The address serves to skip units of other groups.
 type Registered = (usize, Weak<Unit>);
 
-/// All units of this process, in which the units within a module are found.
+/// All units of this process, among which the units within a module are found.
 static UNITS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
 fn registered() -> MutexGuard<'static, Vec<Registered>> {

@@ -27,13 +27,13 @@ pub struct OffloadedOptimizer<O> {
     windows: Vec<Window>,
 }
 
-/// The parameters of a unit.
+/// A unit and its parameters.
 struct Window {
     unit: Arc<Unit>,
     members: Vec<Member>,
 }
 
-/// A parameter with its states.
+/// A parameter with its optimizer states.
 struct Member {
     /// The parameter's index in its unit.
     place: usize,

@@ -25,8 +25,8 @@ pub(super) struct Sharded {
     rows: Rows,
     /// The shape of the padded rows.
     padded_shape: Vec<usize>,
-    /// This rank's rows, a leaf tensor. If they are in host memory it has no elements. Its gradient then has none either, and
-    /// only shows whether there is a gradient.
+    /// This rank's rows, a leaf tensor. If the rows are in host memory, the tensor has no elements. Its gradient then has no
+    /// elements either, and only shows that there is a gradient.
     pub(super) shard: Tensor,
     /// The tensor that represents the shard in autograd: the shard itself, or a tensor of one element on the device.
     source: Tensor,
@@ -63,7 +63,7 @@ struct State {
     recorded: usize,
     /// Whether a recorded pass has saved parts of parameters.
     has_notes: bool,
-    /// Whether the backward pass has used the parameters since they were gathered.
+    /// Whether the backward pass has used the parameters since they were gathered last.
     is_asked: bool,
     /// The gradients of full parameters that were not reduced.
     accumulated: Vec<Option<Tensor>>,
@@ -472,7 +472,7 @@ impl Unit {
         all.submit()
     }
 
-    /// Adds reduced gradients to those of the shards, on the current stream.
+    /// Adds reduced gradients to the gradients of the shards, on the current stream.
     pub(super) fn take_gradients(&self, reduction: Reduction) -> Result<()> {
         let Reduction { work, gradients } = reduction;
         work.wait()?;

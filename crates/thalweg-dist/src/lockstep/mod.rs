@@ -229,7 +229,7 @@ impl Exchange<'_> {
         self.store().set(&self.key(self.number, what, self.group.rank()), text.as_bytes())
     }
 
-    /// Returns a rank's message, for which it waits at most the group's timeout.
+    /// Returns a rank's message, after waiting for it for at most the group's timeout.
     fn of(&self, what: &str, rank: u32) -> Result<String> {
         let (key, begin) = (self.key(self.number, what, rank), Instant::now());
         let timeout = self.group.0.options.timeout;

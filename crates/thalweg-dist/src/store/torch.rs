@@ -17,7 +17,7 @@ use super::{Store, number, timed_out};
 
 /// The number by which the server recognizes a client.
 const MAGIC: u32 = 0x3C85_F7CE;
-/// Kinds of requests.
+/// The kinds of requests, by PyTorch's numbers.
 const VALIDATE: u8 = 0;
 const SET: u8 = 1;
 const COMPARE_SET: u8 = 2;

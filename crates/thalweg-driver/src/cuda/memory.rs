@@ -528,7 +528,8 @@ impl CudaDriver {
         }
     }
 
-    /// Copies from pinned to pinned memory with a host function, because the driver's own such copy would block the host.
+    /// Copies from pinned to pinned memory with a host function, because the driver's own copy between pinned blocks would block
+    /// the host.
     fn copy_pinned(
         &self,
         stream: StreamHandle,

@@ -118,7 +118,7 @@ impl Block {
         cuda.check(outcome, || "staging memory".to_owned())
     }
 
-    /// Records the event on the stream after which the block is free.
+    /// Records the event whose completion frees the block, on the stream.
     pub(super) fn record(&mut self, cuda: &Cuda, stream: &Stream) -> Result<()> {
         // SAFETY: the event is this block's own, the stream is looked up.
         let outcome = unsafe { cuda.table.event_record(self.event, stream.raw) };

@@ -8,6 +8,8 @@ use thalweg_lock::Mutex;
 use super::blaslt::BlasLt;
 use super::context::{ContextGuard, Cuda, Device, check_not_forked};
 use super::cudnn::Cudnn;
+use super::dense::Dense;
+use super::fourier::Fourier;
 use super::nccl::{Communicator, LazyNccl};
 use super::objects::handles::Table;
 use super::objects::pinned::Pinned;
@@ -44,6 +46,8 @@ pub struct CudaDriver {
     pub(super) environment: SearchEnvironment,
     pub(super) blas: OnceLock<Result<BlasLt>>,
     pub(super) cudnn: OnceLock<Result<Cudnn>>,
+    pub(super) dense: OnceLock<Result<Dense>>,
+    pub(super) fourier: OnceLock<Result<Fourier>>,
     pub(super) cupti: OnceLock<Result<Cupti>>,
     pub(super) communicators: Table<Communicator>,
     pub(super) nccl: LazyNccl,
@@ -115,6 +119,8 @@ impl CudaDriver {
             environment,
             blas: OnceLock::new(),
             cudnn: OnceLock::new(),
+            dense: OnceLock::new(),
+            fourier: OnceLock::new(),
             cupti: OnceLock::new(),
             communicators: Table::new("communicator"),
             nccl: OnceLock::new(),

@@ -27,11 +27,12 @@ pub(crate) const MOST_BYTES: u64 = 1 << 41;
 struct Inner {
     /// The trace's segments, as (address, bytes), by the number of the block for which each was taken.
     script: FxHashMap<u32, (u64, u64)>,
-    /// The addresses where segments may have begun to grow, by the number of the block for which they did.
+    /// The addresses at which expandable segments may have begun to grow, each by the number of the block for which the segment
+    /// grew.
     mapped_for: FxHashMap<u32, u64>,
     /// The address of the next segment that is laid out as recorded.
     next: Option<u64>,
-    /// The ranges of addresses that are recorded too: their size, and their address in the recording.
+    /// The reserved address ranges that the recording contains too: by address, the size and the address in the recording.
     ranges: BTreeMap<u64, (u64, u64)>,
     addresses: Addresses,
     /// The fake's address of each present segment, by address.
@@ -65,8 +66,8 @@ pub struct ReplayUpstream {
 }
 
 impl ReplayUpstream {
-    /// Creates a device of `total_bytes` on which a segment that the trace of `program` has for the same request, with the same
-    /// size, gets the recorded address, if possible; others get invented addresses.
+    /// Creates a device of `total_bytes` that reuses the addresses in the trace of `program`. If the trace has a segment of the
+    /// same size for the same request, the segment gets the recorded address, if possible. Other segments get invented addresses.
     pub fn scripted(program: &RecordedProgram, total_bytes: u64) -> Self {
         let this = Self::with_script(program.opened().collect(), total_bytes);
         this.inner.lock().mapped_for = program.mapped().collect();

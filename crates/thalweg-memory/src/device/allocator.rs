@@ -406,7 +406,7 @@ impl DeviceAllocator {
         self.statistics().memory_stats()
     }
 
-    /// Sets every peak to its present value.
+    /// Sets the peak of every figure to the present value of the figure.
     pub fn reset_peak_memory_stats(&self) {
         let mut central = self.central();
         central.ledger.reset_peak();
@@ -424,7 +424,7 @@ impl DeviceAllocator {
         self.common.totals.reset_accumulated(&Common::each(&arenas));
     }
 
-    /// Returns all arenas, after they have processed the blocks that were dropped while they were busy.
+    /// Returns all arenas. First, each arena processes the blocks that were dropped while it was busy.
     fn settled_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.common.all_arenas();
         arenas.iter().for_each(|arena| drop(arena.lock()));
@@ -519,7 +519,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Returns the class of a stream, if it has one.
+    /// Returns the reserve class of a stream, if one was set.
     pub fn expandable_segment_reserve_class(&self, stream: StreamId) -> Option<String> {
         self.reserve_classes.read().get(&stream).cloned()
     }

@@ -32,8 +32,8 @@ pub(crate) struct Common {
     pub(crate) pending_lists: PendingLists,
     /// The number of captures that are under way on the device.
     captures: AtomicUsize,
-    /// Held for reading while events are touched without an arena's lock (the arena is being dropped, or there is none), so that
-    /// no capture begins meanwhile.
+    /// Held for reading while events are touched without an arena's lock, because the arena is being dropped or there is none. No
+    /// capture can begin while it is held.
     gate: RwLock<()>,
     /// The sequence number of the next recorded event.
     sequence: AtomicU64,

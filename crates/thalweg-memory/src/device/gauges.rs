@@ -31,7 +31,7 @@ const SLACK_BYTES: u64 = 512 << 10;
 /// The amount by which a published count of blocks may be above the true one, for each class of each arena.
 const SLACK_COUNT: u64 = 64;
 
-/// A quantity that is counted on every allocation. The names are those of the fields of [`DeviceStatistics`].
+/// A quantity that is counted on every allocation. The names are the field names of [`DeviceStatistics`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Quantity {
     Allocation,
@@ -57,9 +57,10 @@ const UNUSED: u64 = u64::MAX - 1;
 
 type Row = [u64; QUANTITIES];
 
-/// A function that runs another on the gauges of the arena with a number, under its lock, and returns whether it could.
+/// A function that runs another function on the gauges of the arena with a given number, under the arena's lock. Returns whether
+/// that arena was found.
 pub(crate) type With<'a> = dyn Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + 'a;
-/// A function that runs another on the gauges of all arenas, one after the other, each under its lock.
+/// A function that runs another function on the gauges of all arenas, one arena after the other, each under its lock.
 pub(crate) type Each<'a> = dyn Fn(&mut dyn FnMut(&mut Gauges)) + 'a;
 
 /// The figures of one arena.
@@ -78,7 +79,7 @@ pub(crate) struct Gauges {
     pending: [[u64; 2]; 2],
 }
 
-/// Returns whether a figure is above its published value, or below it by more than `slack`.
+/// Returns whether a figure is larger than its published value, or smaller by more than `slack`.
 #[inline]
 fn is_outside(current: u64, published: u64, slack: u64) -> bool {
     published.wrapping_sub(current) > slack
@@ -102,7 +103,7 @@ impl Gauges {
         }
     }
 
-    /// Counts a block that a caller frees and that waits for nothing.
+    /// Counts a block that a caller frees and that becomes free at once.
     #[inline]
     pub(crate) fn returned(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         self.subtract(class, Quantity::Allocation, 1);
@@ -136,8 +137,8 @@ impl Gauges {
         self.pending[0][0] + self.pending[1][0] > 0
     }
 
-    /// Updates the rows of active memory. The peak is exact if this was called at every increase while anything was pending: at
-    /// other times active memory equals allocated memory, and it is never less.
+    /// Updates the rows of active memory. Active memory is never less than allocated memory, and equals it while nothing is
+    /// pending. The peak is therefore exact if this was called at every increase while anything was pending.
     fn derive(&mut self) {
         (0..2).for_each(|class| self.derive_current(class));
         for (active, allocated) in DERIVED {
@@ -443,7 +444,7 @@ impl Totals {
         (sum[0].wrapping_add(sum[1]), self.exclusive.load(Ordering::Relaxed) != SHARED)
     }
 
-    /// Sets every peak to its present value.
+    /// Sets the peak of every figure to the present value of the figure.
     pub(crate) fn reset_peak(&self, with: &With<'_>, each: &Each<'_>) {
         let _calm = self.calm();
         self.fold_exclusive(with);

@@ -133,7 +133,7 @@ impl PendingLists {
 }
 
 impl Common {
-    /// Returns the arenas in which something may wait, oldest first.
+    /// Returns the arenas that may have waiting blocks, the oldest first.
     pub(crate) fn waiting_arenas(&self) -> Vec<Arc<Arena>> {
         let waiting = self.pending_lists.waiting.within(0..=u64::MAX);
         waiting.into_iter().filter_map(|number| self.arena(number)).collect()

@@ -31,11 +31,11 @@ use crate::upstream::SegmentSource;
 /// The options of a private pool (`torch.cuda.MemPool`).
 #[derive(Clone, Default)]
 pub struct PoolOptions {
-    /// The source of its segments; the allocator's upstream if `None`.
+    /// The source of the pool's segments; the allocator's upstream if `None`.
     pub source: Option<Arc<dyn SegmentSource>>,
-    /// Whether its free blocks serve requests of the shared pool when memory is short.
+    /// Whether the pool's free blocks serve requests of the shared pool when memory is short.
     pub use_on_oom: bool,
-    /// Whether its blocks are never split, so that each request gets an entire segment.
+    /// Whether the pool's blocks are never split, so that each request gets an entire segment.
     pub no_split: bool,
     /// Whether free pages that are needed in one piece (`stitching`) are mapped there and also stay mapped at their old address:
     /// the same memory at two addresses, for as long as the pool is held. For users that rely on the pool's addresses, as graphs

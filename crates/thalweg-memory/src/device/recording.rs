@@ -44,7 +44,7 @@ impl ArenaState {
         self.report_event(arena, event);
     }
 
-    /// Records that a caller freed a block, or that it has become free, or both at the same moment. The stack is that of the
+    /// Records that a caller freed a block, or that it has become free, or both at the same moment. `stack` is the stack of the
     /// free, if there is one.
     #[cold]
     #[inline(never)]
@@ -87,8 +87,8 @@ impl ArenaState {
         self.report(arena, action, span.address, span.size_bytes, stack);
     }
 
-    /// Records that memory is about to be returned to the upstream, or moved away. The block still exists. The stack is that of
-    /// the code that returns or takes it.
+    /// Records that memory is about to be returned to the upstream, or moved away. The block still exists. `stack` is the stack
+    /// of the code that returns or moves the memory.
     pub(crate) fn report_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
         if !arena.common.watch.is_on() {
             return;

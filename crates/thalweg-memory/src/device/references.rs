@@ -32,7 +32,7 @@ impl LeftReferences {
         self.left.pop().unwrap_or_else(|| Arc::clone(arena))
     }
 
-    /// Returns the deferred references, to which a block adds its own, unless [`is_closed`](Self::is_closed).
+    /// Returns the pile on which a freed block leaves its reference, unless [`is_closed`](Self::is_closed).
     #[inline]
     pub(crate) fn left(&mut self) -> &mut DeferredReferences<Arena> {
         &mut self.left

@@ -21,7 +21,7 @@ use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 pub(crate) struct SparePage {
     pub(crate) page: PageId,
     pub(crate) bytes: u64,
-    /// The class that it is counted in.
+    /// The class whose statistics count the page.
     pub(crate) class: SizeClass,
     /// The stream whose later work may use the page; any stream if `None`.
     pub(crate) after: Option<StreamId>,

@@ -28,7 +28,7 @@ use thalweg_lock::Mutex;
 use crate::device::blocks::BlockId;
 use crate::ids::{PoolId, StreamId};
 
-/// A watch over blocks that others hold: a flag that is cleared when one of them is freed.
+/// A watch over blocks that callers hold: a flag that is cleared when one of the blocks is freed.
 #[derive(Debug, Default)]
 pub struct LivenessWatch {
     disturbed: AtomicBool,
@@ -56,15 +56,15 @@ impl LivenessWatch {
 /// A block that a caller held when the blocks were listed. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LiveBlock {
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
     /// The size, in bytes.
     pub size_bytes: u64,
     /// The number of bytes that were requested.
     pub requested_bytes: u64,
-    /// The private pool that it belongs to, if any.
+    /// The private pool that the block belongs to, if any.
     pub pool: Option<PoolId>,
-    /// The stream of its arena.
+    /// The stream of the block's arena.
     pub stream: StreamId,
     pub(crate) arena: u64,
     pub(crate) block: BlockId,

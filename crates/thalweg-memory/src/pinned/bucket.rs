@@ -39,7 +39,7 @@ use crate::upstream::HostUpstream;
 /// The owner of a block: where it was taken from, and where it is returned to.
 #[derive(Clone, Debug)]
 pub(crate) enum PinnedOwner {
-    /// The bucket of its size.
+    /// The shared bucket of the block's size.
     Shared,
     /// A private pool.
     Private(Arc<PrivatePool>),
@@ -70,7 +70,7 @@ pub(crate) struct Freed {
     pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
     /// Whether an event could not be recorded, so that the end of the uses can never be known.
     pub(crate) failed: bool,
-    /// The stack of the free, if it is recorded.
+    /// The stack of the free, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether the free has been recorded in the history.
     pub(crate) reported: bool,
@@ -253,7 +253,7 @@ impl Shelf {
         }
     }
 
-    /// Ends the wait of a block: it becomes free, or retired. The stack is that of the free, if it is still known.
+    /// Ends the wait of a block, which becomes free or retired. `stack` is the stack of the block's free, if still known.
     fn settle(&mut self, block: PinnedBlock, outcome: WaitOutcome, stack: Option<StackId>, common: &Common) {
         self.active_requests.decrease(1);
         self.active_bytes.decrease(block.size_bytes);

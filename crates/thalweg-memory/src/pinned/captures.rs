@@ -118,7 +118,7 @@ impl Gate {
         GateGuard(self.scopes.read())
     }
 
-    /// Holds the gate if it is open and this does not require waiting.
+    /// Holds the gate if the gate is open and can be held without waiting.
     pub(crate) fn try_hold_open(&self) -> Option<GateGuard<'_>> {
         self.scopes.try_read().map(GateGuard).filter(GateGuard::is_open)
     }
@@ -194,7 +194,8 @@ impl PrivatePools {
         self.0.lock().values().map(|counted| counted.pool.clone()).collect()
     }
 
-    /// Forgets a closed pool if it is empty, and only the caller could still add a block. Returns whether it did.
+    /// Forgets a closed pool if it is empty and only the caller could still add a block to it. Returns whether the pool was
+    /// forgotten.
     pub(crate) fn forget(&self, pool: &Arc<PrivatePool>, is_empty: impl FnOnce() -> bool) -> bool {
         let mut pools = self.0.lock();
         // The two references are the caller's and ours. Others are cloned from one of these, or from ours with the lock held.

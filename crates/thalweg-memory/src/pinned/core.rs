@@ -295,7 +295,7 @@ impl Core {
         }
     }
 
-    /// Empties the closed pools, and forgets those of which no caller holds a block.
+    /// Empties the closed pools, and forgets those closed pools whose blocks have all been freed by callers.
     pub(crate) fn sweep(&self) {
         for pool in self.pools.all() {
             if pool.is_closed() {
@@ -405,13 +405,13 @@ impl Core {
         &self.shared[exponent(size_bytes)]
     }
 
-    /// Runs `action` on every bucket in turn, those of private pools last.
+    /// Runs `action` on every bucket in turn, ending with the buckets of private pools.
     pub(crate) fn each_bucket(&self, mut action: impl FnMut(&mut Shelf)) {
         let pools = self.pools.all();
         self.buckets(&pools).for_each(|bucket| action(&mut self.lock(bucket)));
     }
 
-    /// Returns all buckets, those of these pools last.
+    /// Returns all buckets, ending with the buckets of these pools.
     pub(crate) fn buckets<'a>(&'a self, pools: &'a [Arc<PrivatePool>]) -> impl Iterator<Item = &'a Bucket> {
         self.shared.iter().chain(pools.iter().map(|pool| &pool.bucket))
     }

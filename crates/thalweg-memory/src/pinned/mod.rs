@@ -250,7 +250,7 @@ impl HostAllocator {
         self.statistics().memory_stats_nested()
     }
 
-    /// Sets every peak to its present value.
+    /// Sets the peak of every figure to the present value of the figure.
     pub fn reset_peak_memory_stats(&self) {
         self.core.reset_peak();
     }

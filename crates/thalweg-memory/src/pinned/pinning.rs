@@ -52,7 +52,7 @@ fn granules(bytes: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) size_bytes: u64,
-    /// The stack of the call that pinned it, if it was recorded.
+    /// The stack of the call that pinned the block, if stacks were recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether the block is never used again, and in no bucket.
     pub(crate) lost: bool,

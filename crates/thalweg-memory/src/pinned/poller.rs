@@ -47,7 +47,7 @@ impl Wake {
     }
 }
 
-/// The thread. Dropping this stops it, and waits for its end.
+/// The thread that checks events of pinned memory. Dropping this stops the thread, and waits for its end.
 pub(crate) struct Poller {
     core: Arc<Core>,
     stop: Arc<AtomicBool>,

@@ -21,7 +21,7 @@ use thalweg_tensor::no_grad;
 /// element of f32 each.
 #[derive(Clone, Debug)]
 pub struct GradientScale {
-    /// The factor by which the gradients were multiplied, and are to be divided.
+    /// The factor that the gradients were multiplied by, and must be divided by.
     pub scale: Tensor,
     /// A number that is not 0 if a gradient is not finite: the step then changes nothing, and does not count.
     pub found_inf: Tensor,
@@ -269,7 +269,7 @@ pub(super) fn memory_order(tensor: &Tensor) -> SmallVec<[usize; 8]> {
     order
 }
 
-/// Returns the elements of a tensor as a vector, in the order that those of another have in memory.
+/// Returns the elements of a tensor as a vector, in the memory order of another tensor.
 fn in_order_of(tensor: &Tensor, other: &Tensor) -> Result<Tensor> {
     if other.is_contiguous() {
         tensor.contiguous()

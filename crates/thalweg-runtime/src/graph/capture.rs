@@ -292,8 +292,8 @@ fn nested() -> Error {
     Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
 }
 
-/// Returns a filter for the streams that take part in the captures of these numbers. For the origin it makes no call of the
-/// driver.
+/// Returns a filter for the streams that take part in the captures with these numbers. Makes no call of the driver for the
+/// origin.
 fn streams_of_capture(origin: &Stream, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
     let (driver, origin) = (origin.device().driver().clone(), origin.id());
     let (ids, questions) = (ids.clone(), questions.clone());

@@ -72,7 +72,7 @@ pub(super) struct Content {
     /// The streams on which the graph was replayed.
     pub(super) replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
     pub(super) pool: GraphPool,
-    /// The pools of other graphs whose memory it uses.
+    /// The pools of other graphs whose memory this graph uses.
     pub(super) kept: Vec<GraphPool>,
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Captures {
     replays: AtomicU64,
 }
 
-/// The number of a capture, followed by those of its bodies' captures.
+/// The number of a capture, followed by the numbers of its bodies' captures.
 pub(super) type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
 
 impl UnderWay {
@@ -43,7 +43,7 @@ impl UnderWay {
         self.ids.lock().contains(&id)
     }
 
-    /// Returns whether the number is that of a body of a conditional node.
+    /// Returns whether the number belongs to the capture of a body of a conditional node.
     fn is_body(&self, id: u64) -> bool {
         self.ids.lock().first() != Some(&id)
     }
@@ -69,11 +69,12 @@ pub(super) type Upkeeps = Vec<(usize, Arc<dyn Upkeep>)>;
 
 /// The notes of a capture that is under way.
 pub(super) struct UnderWay {
-    /// The number of the capture, followed by those of the captures of its conditional nodes' bodies.
+    /// The number of the capture, followed by the numbers of the captures of its conditional nodes' bodies.
     pub(crate) ids: Ids,
     pub(crate) thread: ThreadId,
     pub(crate) mode: CaptureMode,
-    /// For each of the capture's streams on which a conditional node was captured, the stream on which the bodies are captured.
+    /// The pairs of streams for conditional nodes: a stream of the capture on which a conditional node was captured, and the
+    /// stream on which the node's bodies are captured.
     pub(crate) body_streams: Vec<(Stream, Stream)>,
     /// The reason why the capture must fail, if there is one.
     pub(crate) broken: Option<String>,
@@ -121,7 +122,7 @@ impl Captures {
         pools.push(pool);
     }
 
-    /// Returns the pool of this name, if it was made for one graph.
+    /// Returns the pool with this identifier, if it was made for one graph.
     pub(super) fn pool_of_one_graph(&self, id: PoolId) -> Option<GraphPool> {
         self.pools.lock().iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
     }

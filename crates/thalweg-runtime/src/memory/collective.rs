@@ -92,8 +92,8 @@ impl CollectiveMemory {
         Ok(true)
     }
 
-    /// Registers the segments that were added since the last such call as symmetric memory. *Blocks* on GPUs until all ranks do.
-    /// Returns `false` if they are registered in the other way.
+    /// Registers the segments that were added since the last call of this function as symmetric memory. *Blocks* on GPUs until
+    /// all ranks have called it. Returns `false` if the segments are already registered as ordinary memory.
     pub(crate) fn register_symmetric(&self, communicator: &Arc<Communicator>, label: Label) -> Result<bool> {
         let mut state = self.state();
         let place = state.users.iter().position(|user| user.is(communicator));

@@ -168,8 +168,8 @@ impl OutputHandle {
         Ok(())
     }
 
-    /// Keeps an object alive until the buffer is dropped: the blocks of the memory, if the handle may be dropped first and others
-    /// allocate from the pool.
+    /// Keeps an object alive until the buffer is dropped. Pass the blocks of the memory if the handle may be dropped first and
+    /// other work allocates from the pool.
     pub fn keep(&self, kept: Arc<dyn Any + Send + Sync>) {
         self.0.state().kept = Some(kept);
     }

@@ -177,7 +177,7 @@ impl SharedBuffer {
         &self.device
     }
 
-    /// Returns the address in this process, which usually differs from that in the process that shared it.
+    /// Returns the address in this process, which usually differs from the address in the process that shared the memory.
     pub fn pointer(&self) -> DevicePointer {
         self.pointer
     }

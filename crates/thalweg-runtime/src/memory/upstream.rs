@@ -35,7 +35,7 @@ pub(crate) struct DriverUpstream {
     events: Mutex<EventCache>,
     /// The stream-ordered pool, made at first use.
     pub(super) pool: Mutex<Option<PoolHandle>>,
-    /// The descriptors through which other processes open exported pages; open until the page is destroyed.
+    /// The descriptors through which other processes open exported pages. A descriptor stays open until its page is destroyed.
     pub(super) descriptors: Mutex<FxHashMap<PageId, OwnedFd>>,
     /// A counter with a random start that grows whenever a descriptor is closed, since its number may then be reused.
     pub(super) serial: AtomicU64,

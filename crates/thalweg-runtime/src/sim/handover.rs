@@ -1,4 +1,4 @@
-//! A channel, a mutex and a flag, by which host threads pass values in a way that the sanitizer observes.
+//! A channel, a mutex and a flag that pass values between host threads, and that the sanitizer can observe.
 
 use std::collections::VecDeque;
 use std::fmt;

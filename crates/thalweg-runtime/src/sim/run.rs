@@ -38,7 +38,7 @@ impl<E: fmt::Display> ProgramResult for Result<(), E> {
     }
 }
 
-/// The status of a process that ends because a run hangs: that of a panic.
+/// The exit status of a process that ends because a run hangs: the same as after a panic.
 const HANGS: i32 = 101;
 
 /// The result of a run.
@@ -59,7 +59,7 @@ impl Run {
         self.problems.first()
     }
 
-    /// Returns whether the run shows such a problem.
+    /// Returns whether the run shows a problem like this one.
     pub(super) fn shows(&self, problem: &Problem) -> bool {
         self.problems.iter().any(|found| found.is_like(problem))
     }
@@ -178,7 +178,7 @@ impl Check {
     }
 }
 
-/// The findings of a run.
+/// The findings of a run, sorted by certainty.
 struct Sorted {
     certain: Vec<Problem>,
     /// Races that are only possible, not certain.
@@ -199,8 +199,8 @@ fn after_faults(machine: &Arc<SimDriver>, sanitizer: &SanitizerDriver) -> Arc<At
     before
 }
 
-/// Moves a standstill to the front, because it explains the other problems. If the program reports the standstill itself, that
-/// problem is moved, since it names the line.
+/// Moves a deadlock or livelock to the front, because it explains the other problems. If the program reports it itself, the
+/// program's report is moved instead, because that names the line.
 fn put_first(problems: &mut Vec<Problem>, stuck: Option<String>) {
     let Some(stuck) = stuck else { return };
     let reported = problems.iter().position(|problem| match problem {

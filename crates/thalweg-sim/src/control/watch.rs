@@ -41,8 +41,8 @@ fn lock() -> MutexGuard<'static, Watch> {
     WATCH.lock()
 }
 
-/// Watches a machine from now on. If the system cannot start a thread, nothing watches it; nor under Miri, which reports a
-/// thread that outlives the tests as an error.
+/// Starts a thread that watches a machine. If the system cannot start a thread, nothing watches the machine. Nothing does under
+/// Miri either, which reports a thread that outlives the tests as an error.
 pub(crate) fn watch(machine: &Arc<Machine>) {
     if cfg!(miri) {
         return;

@@ -67,8 +67,8 @@ pub(crate) enum Work {
     ToCell(Arc<AtomicU32>),
     /// A function of the host.
     Host(HostFunction),
-    /// The command waits at the [gate](super::plug::Gate), which can interpret the value, and one of several commands there
-    /// runs for all.
+    /// The command waits at the [gate](super::plug::Gate), which can interpret the value. One of the commands that meet there
+    /// runs for all of them.
     Gated(Box<dyn Any + Send + Sync>),
     /// The work that one gated command does for several.
     Joint(Box<dyn JointWork>),
@@ -136,7 +136,7 @@ impl Drop for BorrowedTarget<'_> {
 }
 
 impl Task {
-    /// Returns the rules that bind its accesses.
+    /// Returns the rules that bind the task's accesses.
     pub(crate) fn toucher(&self) -> Toucher {
         if matches!(self.work, Work::Kernel { .. } | Work::ToCell(_)) {
             Toucher::Kernel
@@ -167,7 +167,7 @@ impl Task {
         }
     }
 
-    /// Resolves its accesses.
+    /// Resolves the task's accesses.
     pub(crate) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
         match &self.work {
             Work::Joint(joint) => joint.resolve(memory, &self.accesses),

@@ -17,7 +17,7 @@ use crate::memory::{PHYSICAL_BITS, Piece};
 
 /// The greatest number of backings in the cache.
 const CACHED: usize = 16;
-/// The number of written bytes from which on the host's memory is returned to the system instead of cleared.
+/// The number of written bytes from which the host's memory is returned to the system instead of being cleared.
 const CLEARED_BYTES: u64 = 4 << 20;
 
 /// The unused backings, with the process that created them: the child of a fork shares their memory with its parent.
@@ -32,7 +32,7 @@ pub(crate) struct Lease {
     is_recycled: bool,
     /// Physical ranges that may have been written: first address and end.
     written: Vec<(u64, u64)>,
-    /// The end of the part of the area in which something was mapped.
+    /// The end of the part of the area that was used for mappings.
     mapped_end: u64,
 }
 

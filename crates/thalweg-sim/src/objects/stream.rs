@@ -29,7 +29,7 @@ pub(crate) struct Stream {
     pub(crate) number: u32,
     pub(crate) device: u32,
     pub(crate) priority: i32,
-    /// Whether it synchronizes with the legacy default stream.
+    /// Whether the stream synchronizes with the legacy default stream.
     pub(crate) is_blocking: bool,
     pub(crate) is_legacy: bool,
     pub(crate) frontier: Frontier,
@@ -39,7 +39,7 @@ pub(crate) struct Stream {
 /// A stream's part of a capture.
 pub(crate) struct Branch {
     pub(crate) capture: u64,
-    /// The nodes that the next one will depend on.
+    /// The nodes that the branch's next node will depend on.
     pub(crate) nodes: SmallVec<[u32; 2]>,
 }
 
@@ -65,7 +65,7 @@ impl Stream {
         self.priority.unsigned_abs() as u8
     }
 
-    /// Returns the origin of its commands.
+    /// Returns the origin of the stream's commands.
     pub(crate) fn origin(&self) -> Origin {
         Origin { level: self.level(), actor: Actor::Stream(self.number) }
     }
@@ -75,12 +75,12 @@ impl Stream {
 pub(crate) struct Event {
     pub(crate) device: u32,
     pub(crate) flags: EventFlags,
-    /// Its latest record, shared with the nodes of graphs that name it.
+    /// The event's latest record, shared with the graph nodes that use the event.
     pub(crate) record: Arc<Mutex<Record>>,
 }
 
 impl Event {
-    /// Returns its latest record, for a look or a change.
+    /// Returns the event's latest record, to read or change it.
     pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
         self.record.lock()
     }
@@ -91,7 +91,7 @@ impl Event {
 pub(crate) struct EventNode {
     /// The latest record of the event.
     pub(crate) record: Arc<Mutex<Record>>,
-    /// Whether the node records it, and does not wait for it.
+    /// Whether the node records the event, and does not wait for it.
     pub(crate) records: bool,
 }
 

@@ -288,7 +288,7 @@ struct MatmulPlan {
     algorithm: Algorithm,
 }
 
-/// The number of plans at which all are dropped.
+/// The number of plans at which the cache is emptied.
 const PLANS: usize = 4096;
 
 /// The library, with its handles and plans.

@@ -47,7 +47,7 @@ pub(super) struct ConvolutionRecipe {
 /// The engines that can run a pass, without addresses; the first choice of the library's heuristics is first.
 pub(super) struct ConvolutionPlan {
     engines: Vec<(Descriptor, u64)>,
-    /// The index of the fastest engine, once they were tried.
+    /// The index of the fastest engine, once the engines have been tried.
     fastest: OnceLock<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Attention and convolution through cuDNN's graph interface.
+//! Attention and convolution through cuDNN's graph interface, and recurrent networks.
 //!
 //! - `graph` is a graph of operations as data, `attention` the graphs of attention and its backward pass.
 //! - `descriptors` turns a graph into the library's objects, and those into a *plan*: the first engine of its heuristics
@@ -14,6 +14,7 @@ mod attention;
 mod convolution;
 mod descriptors;
 mod graph;
+pub(in crate::cuda) mod recurrent;
 #[cfg(test)]
 mod tests;
 
@@ -27,12 +28,14 @@ use self::attention::{Recipe, Strides};
 use self::convolution::{ConvolutionPlan, ConvolutionRecipe};
 use self::descriptors::{Api, Descriptor};
 use self::graph::Role;
+use self::recurrent::RecurrentPlan;
 use super::search::SearchEnvironment;
 use super::sys::RawStream;
 use crate::library::ElementFormat;
 use crate::library::attention::{
     AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
 };
+use crate::library::recurrent::RecurrentShape;
 use crate::{Code, DevicePointer, Error, Result};
 
 #[cfg(test)]
@@ -57,7 +60,7 @@ const TAKES_INFINITY: usize = 91_000;
 /// The alignment of the parts of the workspace, in bytes.
 const PART: u64 = 256;
 
-/// The number of plans of a device at which all are dropped.
+/// The number of a device's plans at which its cache is emptied.
 const PLANS: usize = 1024;
 
 /// The plan of a pass, without addresses.
@@ -77,6 +80,7 @@ struct DeviceState {
     handle: Option<usize>,
     plans: FxHashMap<Recipe, Result<Arc<AttentionPlan>>>,
     convolutions: FxHashMap<ConvolutionRecipe, Result<Arc<ConvolutionPlan>>>,
+    networks: FxHashMap<RecurrentShape, Result<Arc<RecurrentPlan>>>,
 }
 
 /// The library, with its handles and plans.
@@ -204,9 +208,9 @@ impl Recipe {
     }
 }
 
-/// Returns the plan for a recipe, made at the first call. If it is not supported, that is kept, too; other failures are
-/// not. At [`PLANS`] all plans are dropped.
-fn kept<R: Copy + Eq + Hash, P>(
+/// Returns the plan for a recipe, which is made at the first call. That a recipe is not supported is remembered, too; other
+/// failures are not. When there are [`PLANS`] plans, all are dropped.
+fn kept<R: Clone + Eq + Hash, P>(
     plans: &mut FxHashMap<R, Result<Arc<P>>>,
     recipe: &R,
     make: impl FnOnce() -> Result<P>,
@@ -219,7 +223,7 @@ fn kept<R: Copy + Eq + Hash, P>(
         plans.clear();
     }
     if plan.as_ref().is_ok() || plan.as_ref().is_err_and(Error::is_not_supported) {
-        plans.insert(*recipe, plan.clone());
+        plans.insert(recipe.clone(), plan.clone());
     }
     plan
 }

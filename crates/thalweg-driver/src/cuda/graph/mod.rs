@@ -28,7 +28,7 @@ use crate::cuda::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
 use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
 
-/// The number of predecessors of a node for which the first query has room.
+/// The number of predecessors of a node that the first query has room for.
 const USUAL_PREDECESSORS: usize = 8;
 
 /// The driver's information about a stream's capture.
@@ -323,8 +323,8 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
     }
 
-    /// Returns the capture that builds a graph, or the graph that contains it as a body, and the stream through which that
-    /// capture is known.
+    /// Returns the number of the capture that builds a graph, and a stream of that capture. For a body of a conditional node,
+    /// this is the capture of the graph that contains the body.
     pub(in crate::cuda) fn builder(
         &self,
         graph: &Graph,

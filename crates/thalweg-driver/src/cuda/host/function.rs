@@ -30,7 +30,7 @@ struct Call {
     function: HostFunction,
     label: Label,
     fault: Arc<Fault>,
-    /// Whether it belongs to a graph and runs at each launch.
+    /// Whether the host function belongs to a graph and runs at each launch.
     repeats: bool,
 }
 

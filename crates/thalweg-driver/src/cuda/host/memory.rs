@@ -58,7 +58,7 @@ impl CudaDriver {
         block.used_by.load(Ordering::Relaxed) != 0 && !self.capturing.lock().is_empty()
     }
 
-    /// Frees a block of which the caller has the only share: waits for the devices whose streams copied from or to it.
+    /// Frees a block that only the caller still refers to. First waits for the devices whose streams copied from or to the block.
     fn free_unshared(&self, block: &PinnedBlock) -> Result<()> {
         let used_by = block.used_by.load(Ordering::Relaxed);
         let has_context = || self.devices.iter().filter(|device| device.existing_context().is_some());

@@ -30,7 +30,7 @@ pub(in crate::cuda) struct PinnedBlock {
     bytes: u64,
     /// Memory of the process that the driver pinned; `None` if the driver allocated the block.
     registered: Option<Anonymous>,
-    /// A bit for each device whose streams copied from or to it; the last bit is for all further devices.
+    /// One bit per device whose streams copied from or to the block; the last bit stands for all further devices.
     pub(in crate::cuda) used_by: AtomicU64,
 }
 

@@ -52,7 +52,7 @@ entry_points! {
     }
 }
 
-/// `CUPTI_ACTIVITY_KIND_MEMCPY` and the others that are read.
+/// The values of `CUpti_ActivityKind` that are read, such as `CUPTI_ACTIVITY_KIND_MEMCPY`.
 pub(in crate::cuda) mod kind {
     pub(in crate::cuda) const COPY: u32 = 1;
     pub(in crate::cuda) const FILL: u32 = 2;
@@ -323,7 +323,7 @@ impl Records {
         });
     }
 
-    /// Adds a copy or a fill; its numbers are those of the call, the device and the stream.
+    /// Adds a copy or a fill. The numbers identify its call, device and stream.
     fn moved(
         &mut self,
         kind: ActivityKind,
@@ -392,7 +392,7 @@ impl Clock {
     }
 }
 
-/// The library, loaded.
+/// CUPTI's library, loaded.
 pub(in crate::cuda) struct Cupti {
     table: &'static CuptiTable,
     error_text: Option<unsafe extern "C" fn(u32, *mut *const c_char) -> u32>,

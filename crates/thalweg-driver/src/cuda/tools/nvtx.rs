@@ -61,7 +61,7 @@ fn text(message: &str) -> CString {
     CString::new(message.replace('\0', " ")).unwrap_or_default()
 }
 
-/// Begins a range inside those of the calling thread, and returns how many the thread had (`torch.cuda.nvtx.range_push`).
+/// Begins a range inside the calling thread's open ranges, and returns how many were open (`torch.cuda.nvtx.range_push`).
 pub fn range_push(message: &str) -> usize {
     if let Some(functions) = functions() {
         let message = text(message);

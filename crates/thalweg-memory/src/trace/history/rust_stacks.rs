@@ -18,7 +18,7 @@ use super::{StackId, StackSource};
 /// The greatest number of frames of a stack; further frames, which are the ones next to `main`, are left out.
 const MOST_FRAMES: usize = 128;
 
-/// A source of stacks of Rust functions, and of those of other languages that have unwind tables.
+/// A source of stacks of functions in Rust and in other languages that have unwind tables.
 #[derive(Default)]
 pub struct RustStacks {
     stacks: Mutex<Stacks>,

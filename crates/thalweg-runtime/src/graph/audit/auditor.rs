@@ -126,7 +126,7 @@ impl Auditor {
         })
     }
 
-    /// Returns the caller: the calling thread, and the code that makes a call of this name.
+    /// Returns the calling thread, and the code that makes the call, for a driver call with this name.
     fn caller(&self, call: &'static str) -> Caller {
         let (site, kind) = match next_call::take() {
             Some((label, kind)) => (label.into(), kind),
