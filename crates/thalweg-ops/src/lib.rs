@@ -39,4 +39,6 @@ pub use elementwise::{elementwise, parts, table};
 pub use gradient::{
     ForwardBody, GradientBody, PartialGradient, forward, forward_into, gradient, gradient_of, without,
 };
-pub use plan::{Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan};
+pub use plan::{
+    Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan, plan_in_lanes,
+};

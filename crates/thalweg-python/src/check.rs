@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use thalweg::distributed::simulated_devices;
 use thalweg::sim::Check;
 use thalweg_lock::Mutex;
 
-use crate::failure::guarded;
+use crate::failure::{guarded, run};
 use crate::lines::Reader;
 use crate::regions::set_aside;
 
@@ -71,7 +72,19 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
     }
 }
 
-/// Adds the function.
+/// Gives this process, which was forked from one that had used a device, a simulated GPU of its own, under every name of a
+/// device. Tensors from before the fork stay on the former one, which this process cannot use.
+#[pyfunction]
+fn _start_in_child(py: Python<'_>) -> PyResult<()> {
+    let devices = run(py, || simulated_devices(1))?;
+    // They last as long as the process.
+    devices.into_iter().for_each(|device| std::mem::forget(device.make_default()));
+    std::mem::forget((Running::begin(), apart()));
+    Ok(())
+}
+
+/// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(_start_in_child, module)?)?;
     module.add_function(wrap_pyfunction!(_check, module)?)
 }

@@ -15,7 +15,7 @@ use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
-use crate::overrides::subscript_taken_over;
+use crate::overrides::{subscript_taken_over, taken_over};
 
 /// Returns a number as a tensor without dimensions that the device fills, which also works in a capture. Returns `None` for
 /// values that are not numbers of the dtype's kind.
@@ -41,7 +41,11 @@ pub fn call<'py>(
     places: &[Bound<'py, PyAny>],
 ) -> PyResult<Bound<'py, PyAny>> {
     let number = number.ok_or_else(|| left_out("the operator table has no such operator"))?;
-    functions()[number].call(py, &Passed { receiver, places, names: &[] })
+    let (function, passed) = (&functions()[number], Passed { receiver, places, names: &[] });
+    match taken_over(py, &function.name, &passed)? {
+        Some(answer) => Ok(answer),
+        None => function.call(py, &passed),
+    }
 }
 
 /// Returns the number of a function by its literal name. The number is looked up only once.
@@ -283,10 +287,13 @@ impl PyTensor {
         slf: &Bound<'py, Self>,
         subscript: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(answer) = subscript_taken_over(slf, subscript, None, false)? {
+            return Ok(answer);
+        }
         let tensor = slf.tensor();
         let indices = match read_subscript(subscript, tensor.device()) {
             Ok(indices) => indices,
-            Err(error) => return subscript_taken_over(slf, subscript)?.ok_or(error),
+            Err(error) => return subscript_taken_over(slf, subscript, None, true)?.ok_or(error),
         };
         let part = Self::object_of(slf.py(), run(slf.py(), || tensor.i(indices))?, Some(slf.as_any()))?;
         Ok(part.into_any())
@@ -297,6 +304,9 @@ impl PyTensor {
         subscript: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        if subscript_taken_over(slf, subscript, Some(value), false)?.is_some() {
+            return Ok(());
+        }
         let tensor = slf.tensor();
         let indices = read_subscript(subscript, tensor.device())?;
         let value = match value.cast::<Self>() {

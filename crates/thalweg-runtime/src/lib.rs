@@ -24,6 +24,7 @@ mod accesses;
 pub mod backends;
 mod communicator;
 mod copy;
+mod deferred;
 mod device;
 pub mod disk_cache;
 mod elements;
@@ -50,6 +51,7 @@ mod stream_state;
 pub mod tunable;
 
 pub use communicator::{CollectivePart, Communicator};
+pub use deferred::{QueueDeferred, queue_deferred, set_deferred};
 pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, ErrorClass, Result};

@@ -4,6 +4,7 @@
 //! - [`dispatch`]: which kernel runs a call, and registration of your own kernels.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
+//! - [`compile`]: functions whose loops are fused.
 //! - [`graph`]: entire steps, callables with their backward passes, and trees of functions as CUDA graphs.
 //! - [`fused`]: functions of several operators in fewer launches, by a table of patterns.
 //! - [`sdp`]: which backend computes attention.
@@ -18,6 +19,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `deferred`, [`compile`] | loops that wait to become programs, and the functions that make them wait |
 //! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and the parts of calls |
 //! | [`autograd`] | nodes, formulas, and the engine |
 //! | [`dispatch`] | operators as data, the kernels that follow from them, the registry |
@@ -38,6 +40,8 @@ mod arithmetic;
 pub mod autocast;
 pub mod autograd;
 pub mod caller;
+pub mod compile;
+mod deferred;
 mod destination;
 pub mod deterministic;
 pub mod dispatch;

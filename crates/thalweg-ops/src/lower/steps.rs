@@ -326,6 +326,7 @@ impl Staged<'_> {
             inner,
             placements,
             scalars,
+            lanes: None,
         };
         self.steps.list.push(Step { launch, takes_numbers: true, inputs, outputs });
     }

@@ -27,7 +27,9 @@ use super::{
     Backward, BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, is_grad_enabled, leaf,
     no_grad, pass, record, running,
 };
+use crate::deferred::Region;
 use crate::moves::is_one_driver;
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
@@ -235,7 +237,18 @@ impl Pass {
     }
 
     fn walk(&mut self, left: &mut Left) -> Result<()> {
+        let mut compiled = None;
+        let outcome = self.walk_with(left, &mut compiled);
+        let ended = compiled.map_or(Ok(()), Region::end);
+        outcome.and(ended)
+    }
+
+    /// Runs ready nodes. From the first node on that a compiled function recorded, their loops are compiled.
+    fn walk_with(&mut self, left: &mut Left, compiled: &mut Option<Region>) -> Result<()> {
         while let Some(Ready(node)) = self.ready.pop() {
+            if node.is_compiled && compiled.is_none() {
+                *compiled = Some(Region::enter());
+            }
             if let Some(kept) = self.begun.remove(&node.sequence) {
                 left.note(&node, self);
                 self.finish(kept).map_err(|error| anomaly::explain(&node, error))?;
@@ -431,7 +444,7 @@ impl Pass {
             let sum = match arrived(edge) {
                 Some((arrived, stream)) => {
                     let is_ours =
-                        Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+                        Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
                     let is_here = *stream == node.stream && edge.node.stream == node.stream;
                     (is_ours && is_here).then(|| arrived.clone())
                 }

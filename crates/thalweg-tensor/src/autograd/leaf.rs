@@ -10,6 +10,7 @@ use thalweg_runtime::Result;
 use super::hook_list::HookList;
 use super::is_grad_enabled;
 use super::node::{Backward, Gradients};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// A hook that sees a gradient and may replace it. `None` is the zero gradient of a result for which none has arrived, while one
@@ -105,7 +106,7 @@ fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
 /// dimensions (row-major, if the leaf has gaps), so that an optimizer traverses both in the same order. Returns `arrived` itself
 /// if this is already so and only this pass holds it, else a copy.
 fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
-    let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+    let is_ours = Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
     let Some(order) = leaf.dense_order() else {
         let stays = is_ours && arrived.is_contiguous();
         return if stays { Ok(arrived.clone()) } else { arrived.copied(Location::caller()) };

@@ -17,6 +17,7 @@ use super::leaf::{KeptGradient, TensorHook};
 use super::origin::{Origin, origin};
 use super::request::Request;
 use super::saved::SavedPlace;
+use crate::deferred;
 use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
@@ -125,6 +126,8 @@ pub struct Node {
     pub(crate) stream: Stream,
     /// The gradient that a leaf keeps, in a leaf's node.
     pub(crate) kept: Option<Arc<KeptGradient>>,
+    /// Whether a compiled function recorded the node: its backward function is compiled, too.
+    pub(super) is_compiled: bool,
     /// The call that recorded the node, if that was in anomaly mode.
     pub(super) origin: Option<Arc<Origin>>,
     /// The hooks, which few nodes have.
@@ -163,7 +166,8 @@ impl Node {
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
         let origin = origin(function.name(), || running_node()?.origin.clone());
         let (hooks, attachment) = (OnceLock::new(), OnceLock::new());
-        Self { function, edges, outputs, sequence, stream, kept, origin, hooks, attachment }
+        let is_compiled = deferred::is_on();
+        Self { function, edges, outputs, sequence, stream, kept, is_compiled, origin, hooks, attachment }
     }
 }
 

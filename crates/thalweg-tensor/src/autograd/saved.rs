@@ -11,6 +11,7 @@ use thalweg_runtime::{Error, Result};
 use super::node::{Edge, Node, running_node};
 use super::{is_grad_enabled, no_grad};
 use crate::scoped::{Scoped, put, scoped};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// A function that returns a packed tensor.
@@ -153,9 +154,9 @@ impl Saved {
         let state = self.state.lock();
         let State::Tensor(tensor, version) = state.as_ref()? else { return None };
         let storage = tensor.storage();
-        let is_ours = Arc::strong_count(&tensor.0) == 1 && Arc::strong_count(storage) == 1;
+        let is_ours = Arc::strong_count(&tensor.0) == 1 && Storage::holders(storage) == 1;
         let stream = tensor.device().current_stream();
-        let fits = is_ours && tensor.is_contiguous() && storage.buffer().is_used_only_on(&stream);
+        let fits = is_ours && tensor.is_contiguous() && storage.is_used_only_on(&stream);
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 

@@ -13,7 +13,7 @@ pub(crate) use thalweg_ops::lower::widen;
 use thalweg_ops::{DTypeRule, LoopOp};
 use thalweg_runtime::{Label, OutOfRangeReport, RangeOf, Result};
 
-use self::launch::StepTemporaries;
+use self::launch::{StepTemporaries, put_off};
 use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use self::backward::{LoopBackward, autograd, node};
@@ -43,10 +43,13 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
         launch(&into, &call.tensors, &outputs, call.label)?;
         return Ok(outputs);
     }
+    let numbers = lowered.numbers(&call.arguments);
+    if put_off(lowered.launch(), &numbers, &call.tensors, &outputs, call.label)? {
+        return Ok(outputs);
+    }
     let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
-    let numbers = lowered.numbers(&call.arguments);
     if let Some(steps) = lowered.steps() {
         let mut temporaries =
             StepTemporaries { stream: &stream, label: call.label, buffers: SmallVec::new() };

@@ -44,7 +44,7 @@ struct Known {
 impl Resolved {
     /// Resolves a call, or finds it resolved.
     pub(crate) fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
-        let alignment_bytes = alignment_of(call.tensors.iter().map(|tensor| tensor.pointer()));
+        let alignment_bytes = alignment_of(call.tensors.iter().map(|tensor| tensor.aligned_like()));
         // A thread whose thread-local variables are already destroyed caches nothing.
         let found = KNOWN.try_with(|known| {
             let Known { key, calls } = &mut *known.borrow_mut();

@@ -64,6 +64,11 @@ impl Stack {
         Ok(Self { matrices: below.add(&adjoint(&below)?)?.add(&diagonal)?, ..self })
     }
 
+    /// Returns the matrices in the batch's shape and the argument's dtype.
+    pub(super) fn whole(&self) -> Result<Tensor> {
+        self.to_result(&self.matrices)
+    }
+
     /// Returns real matrices with a block of 2 by 2 for each number.
     fn blocks(&self) -> Result<Tensor> {
         let [count, rows, columns] = self.sizes();

@@ -229,12 +229,16 @@ fn permutation(call: &Call<'_>) -> Result<Tensor> {
     Ok(order)
 }
 
+/// Returns the rows (batch, rows) in their order after swaps.
+pub(super) fn order_of(pivots: &Tensor, rows: usize) -> Result<Tensor> {
+    let arguments = [pivots.into(), (rows as i64).into()];
+    super::call(built_in!("thalweg::permutation")?, &arguments, None, std::panic::Location::caller())
+}
+
 /// Returns the rows of matrices in their order after swaps, or, if `is_backward`, in their order before.
 pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<Tensor> {
     let [batch, rows, columns] = sizes(x)?;
-    let arguments = [pivots.into(), (rows as i64).into()];
-    let order =
-        super::call(built_in!("thalweg::permutation")?, &arguments, None, std::panic::Location::caller())?;
+    let order = order_of(pivots, rows)?;
     let order = if is_backward { order.argsort(-1, false)? } else { order };
     if x.elements() == 0 {
         return Ok(x.clone());
@@ -244,9 +248,12 @@ pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<
 
 /// Returns the factors L (rows, least) and U (least, columns) from a tensor that holds both.
 pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
-    let [_, rows, columns] = sizes(factors)?;
+    let &[_, rows, columns] = factors.shape() else {
+        return Err(Error::invalid("factors are (batch, rows, columns)"));
+    };
     let least = rows.min(columns);
-    let ones = Tensor::ones(&[least], factors.dtype(), factors.device())?.diag_embed(0, 0, 1)?;
+    let ones = Tensor::ones(&[least], DType::F64, factors.device())?.diag_embed(0, 0, 1)?;
+    let ones = ones.to_dtype(factors.dtype())?;
     let lower = factors.narrow(2, 0, least)?.tril(-1)?;
     let square = lower.narrow(1, 0, least)?.add(&ones)?;
     let lower = match rows > least {

@@ -27,6 +27,7 @@ mod attention;
 mod calculus;
 mod compare;
 mod complex;
+mod complex_factors;
 mod complex_functions;
 mod complex_matrices;
 mod complex_spectra;

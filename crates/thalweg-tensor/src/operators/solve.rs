@@ -9,7 +9,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::decompose::{signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked};
-use super::{call_all, complex_matrices, complex_spectra, operators, single};
+use super::{call_all, complex_factors, complex_matrices, complex_spectra, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -31,13 +31,15 @@ operators! {
             let upper = call.bool(2);
             let [factor, b, batch] = Stack::together(&factor, &b, "cholesky_solve")?;
             batch.to_result(&solve_cholesky(&b.matrices, &factor.matrices, upper)?).map(single)
+        }), complex: Parts(|call| {
+            complex_factors::cholesky_solve(call.tensor(0), call.tensor(1), call.bool(2)).map(single)
         });
     /// Returns the inverses of matrices from their Cholesky factors.
     "cholesky_inverse(Tensor self, bool upper=False) -> Tensor"
         fn cholesky_inverse(upper: bool) = Composite(|call| {
             let factor = Stack::square("cholesky_inverse", call.tensor(0))?;
             factor.to_result(&solve_cholesky(&factor.identity()?, &factor.matrices, call.bool(1))?).map(single)
-        });
+        }), complex: Parts(|call| complex_factors::cholesky_inverse(call).map(single));
     /// Returns the solutions X of A X = B, or X A = B, with triangular matrices A.
     "linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor"
         fn linalg_solve_triangular(b: tensor, upper: bool) = Composite(|call| {
@@ -57,15 +59,17 @@ operators! {
             let [a, b, batch] = Stack::together(&a, &b, name)?;
             let solution = solve_triangular(&a.matrices, &b.matrices, [call.bool(2), call.bool(3), call.bool(4)])?;
             Ok(Tensors::from_iter([batch.to_result(&solution)?, batch.to_result(&a.matrices)?]))
-        });
+        }), complex: Parts(complex_factors::triangular_solve);
     /// Returns both factors of P L U in one tensor, and the swapped rows, counted from 1. Blocks.
     "linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)"
         fn linalg_lu_factor() -> 2
-        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts;
+        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts, complex: Parts(|call| {
+            Ok(complex_lu(call, "torch.linalg.lu_factor", true)?.into_iter().take(2).collect())
+        });
     /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "linalg_lu_factor_ex(Tensor A, *, bool pivot=True, bool check_errors=False) -> (Tensor LU, Tensor pivots, Tensor info)"
         fn linalg_lu_factor_ex() -> 3
-        = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2)));
+        = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2))), complex: Parts(|call| complex_lu(call, "torch.linalg.lu_factor_ex", call.bool(2)));
     /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "_lu_with_info(Tensor self, bool pivot=True, bool check_errors=True) -> (Tensor LU, Tensor pivots, Tensor info)"
         = Composite(|call| factors(call, "torch.lu_factor", call.bool(1), call.bool(2))), autocast: Parts;
@@ -77,7 +81,7 @@ operators! {
             let [lower, upper] = unpacked(&packed[0])?;
             let order = if call.bool(1) { a.give_rows(&permutation(&packed[1], a.rows())?)? } else { a.nothing()? };
             Ok(Tensors::from_iter([order, a.give_rows(&lower)?, a.give_rows(&upper)?]))
-        });
+        }), complex: Parts(complex_factors::lu_parts);
     /// Returns the factors P, L and U from the result of `linalg_lu_factor`; those that are not requested are empty.
     "lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"
         fn lu_unpack(lu_pivots: tensor, unpack_data: bool, unpack_pivots: bool) -> 3
@@ -94,7 +98,7 @@ operators! {
                 [a.nothing()?, a.nothing()?]
             };
             Ok(Tensors::from_iter([order, lower, upper]))
-        });
+        }), complex: Parts(complex_factors::lu_unpack);
     /// Returns the solutions of equations with matrices from their LU factors.
     "lu_solve(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor"
         = Composite(|call| lu_solve(call.tensor(1), call.tensor(2), call.tensor(0), [true, false]).map(single)), autocast: Parts;
@@ -439,17 +443,30 @@ fn permutation(pivots: &Tensor, rows: usize) -> Result<Tensor> {
     transposed(&swapped(&eye.unsqueeze(0)?.expand(&[batch, rows, rows])?.contiguous()?, pivots, false)?)
 }
 
+fn complex_lu(call: &Call<'_>, name: &str, checks: bool) -> Result<Tensors> {
+    let results = complex_factors::lu(call.tensor(0), name, call.bool(1))?;
+    if checks {
+        no_zero_pivot(&results[2], name)?;
+    }
+    Ok(results)
+}
+
+/// Refuses factors with a pivot of 0.
+fn no_zero_pivot(info: &Tensor, name: &str) -> Result<()> {
+    check(info, |matrix, order| {
+        format!(
+            "{name}: {}U[{order},{order}] is zero and using it on lu_solve would result in a division by zero. If you still want to \
+             perform the factorization, consider calling linalg.lu(A, pivot) or linalg.lu_factor_ex(A, pivot)",
+            of_batch(matrix)
+        )
+    })
+}
+
 fn factors(call: &Call<'_>, name: &str, pivot: bool, checks: bool) -> Result<Tensors> {
     let a = Stack::new(name, call.tensor(0))?;
     let results = a.call(built_in!("thalweg::lu")?, &[pivot.into()])?;
     if checks {
-        check(&results[2], |matrix, order| {
-            format!(
-                "{name}: {}U[{order},{order}] is zero and using it on lu_solve would result in a division by zero. If you still want to \
-                 perform the factorization, consider calling linalg.lu(A, pivot) or linalg.lu_factor_ex(A, pivot)",
-                of_batch(matrix)
-            )
-        })?;
+        no_zero_pivot(&results[2], name)?;
     }
     results.iter().map(|result| a.to_result(result)).collect()
 }
@@ -630,6 +647,9 @@ fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
 
 /// Returns singular values in descending order.
 pub(super) fn values(name: &str, x: &Tensor) -> Result<Tensor> {
+    if x.dtype().is_complex() {
+        return complex_matrices::singular_values(x);
+    }
     let a = Stack::new(name, x)?;
     let tall = if a.rows() < a.columns() { a.transposed()? } else { a };
     tall.to_result(&tall.call(built_in!("thalweg::svd")?, &[])?[1])

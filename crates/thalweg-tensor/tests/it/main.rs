@@ -10,6 +10,8 @@ mod backward_operators;
 mod bad_input;
 mod channel_norms;
 mod checkpoint;
+mod compile;
+mod compile_random;
 mod complex;
 mod convolution;
 mod cross_entropy;
