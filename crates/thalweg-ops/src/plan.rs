@@ -141,7 +141,7 @@ pub fn plan_in_lanes(body: &Body, iteration: &Iteration, wanted_lanes: Option<u1
         .or_else(|| rows::online(body, &geometry, class, alignment_bytes))
         .or_else(|| rows::held(body, &geometry, class, iteration))
         .or_else(|| columns::side_by_side(body, &geometry, class, alignment_bytes))
-        .or_else(|| points::turned(body, &geometry, class, alignment_bytes))
+        .or_else(|| points::transposed_class(body, &geometry, class, alignment_bytes))
         .or_else(|| points::vectors(body, &geometry, class, alignment_bytes));
     if let Some(class) = special {
         return LaunchPlan { class, geometry };
@@ -332,13 +332,13 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
         None => String::new(),
     };
     let repeated = if class.repeated > 0 { format!("_r{:x}", class.repeated) } else { String::new() };
-    let turned = match class.turned {
+    let transposed = match class.transposed {
         0 => String::new(),
-        turned => format!("_t{turned}i{:x}", class.turned_inputs),
+        transposed => format!("_t{transposed}i{:x}", class.transposed_inputs),
     };
     write!(
         name,
-        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{shared}{repeated}{turned}"
+        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{shared}{repeated}{transposed}"
     )
     .expect("writing to a string succeeds");
     Kernel { name, body, class }

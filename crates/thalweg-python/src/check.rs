@@ -12,7 +12,7 @@ use thalweg_lock::Mutex;
 
 use crate::failure::{guarded, run};
 use crate::lines::Reader;
-use crate::regions::apart;
+use crate::regions::set_aside;
 
 /// The number of checks that are running.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
@@ -50,7 +50,7 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
             Check::new().seeds(0..seeds).allow_leaks().find(|gpu| {
                 // The program's own threads use the device of the check, too.
                 let _default = gpu.device().make_default();
-                let _apart = apart();
+                let _aside = set_aside();
                 Python::attach(|py| {
                     program.call0(py).map(drop).map_err(|error| {
                         let text = error.to_string();

@@ -93,7 +93,10 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Operand<'py> {
 }
 
 /// Returns an operand that is not a tensor as a tensor without dimensions, for an operation with another tensor.
-fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
+fn operand_tensor<'py>(
+    tensor: &Bound<'py, PyTensor>,
+    number: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
     PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is not a number"))?)
 }
@@ -232,14 +235,14 @@ impl PyTensor {
         if !is_operand(other) {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
         }
-        crate::failure::guarded(|| method!("floor_divide", &beside(slf, other)?, slf.as_any()))
+        crate::failure::guarded(|| method!("floor_divide", &operand_tensor(slf, other)?, slf.as_any()))
     }
 
     fn __rmod__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         if !is_operand(other) {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
         }
-        crate::failure::guarded(|| method!("remainder", &beside(slf, other)?, slf.as_any()))
+        crate::failure::guarded(|| method!("remainder", &operand_tensor(slf, other)?, slf.as_any()))
     }
 
     fn __neg__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

@@ -61,7 +61,7 @@ pub use kernel::{compiler, precompile};
 pub use loaded::{KernelKey, LaunchKey, LoadedKernel, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle};
-pub use out_of_range::{RangeOf, Telling};
+pub use out_of_range::{OutOfRangeReport, RangeOf};
 pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;

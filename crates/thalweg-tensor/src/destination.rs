@@ -126,7 +126,7 @@ pub(crate) fn by_parts<R>(run: impl FnOnce() -> R) -> R {
 }
 
 /// Runs a function that may take no offer, since it is not known what becomes of its tensors.
-pub(crate) fn apart<R>(run: impl FnOnce() -> R) -> R {
+pub(crate) fn without_offers<R>(run: impl FnOnce() -> R) -> R {
     if OFFERS.with_borrow(|offers| offers.is_empty()) {
         return run();
     }
@@ -261,7 +261,11 @@ impl Tensor {
 }
 
 /// Copies results elsewhere that were written into the memory of another result's target.
-pub(crate) fn untangled(results: &mut Tensors, targets: &[Tensor], location: CallLocation) -> Result<()> {
+pub(crate) fn separate_overlapping(
+    results: &mut Tensors,
+    targets: &[Tensor],
+    location: CallLocation,
+) -> Result<()> {
     for place in 0..results.len() {
         let result = &results[place];
         let is_elsewhere = |(at, target): (usize, &Tensor)| at != place && !are_disjoint(result, target);

@@ -19,7 +19,7 @@ pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> +
 
 /// The gradient that a tensor keeps, with the hooks of a leaf.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct KeptGradient {
     gradient: Mutex<Option<Tensor>>,
     hooks: OnceLock<Box<LeafHooks>>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct LeafHooks {
     pub accumulated: Arc<HookList<dyn Fn() -> Result<()> + Send + Sync>>,
 }
 
-impl Kept {
+impl KeptGradient {
     /// Returns the gradient.
     pub(crate) fn get(&self) -> Option<Tensor> {
         self.gradient.lock().clone()
@@ -119,12 +119,12 @@ fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
 
 /// The backward function of a leaf's node: it adds arriving gradients to the leaf's gradient.
 pub(crate) struct Accumulate {
-    kept: Arc<Kept>,
+    kept: Arc<KeptGradient>,
     layout: Layout,
 }
 
 impl Accumulate {
-    pub(crate) fn new(kept: Arc<Kept>, layout: &Layout) -> Self {
+    pub(crate) fn new(kept: Arc<KeptGradient>, layout: &Layout) -> Self {
         Self { kept, layout: layout.clone() }
     }
 }

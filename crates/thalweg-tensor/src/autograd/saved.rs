@@ -103,7 +103,7 @@ impl Saved {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor was written or freed; and those of hooks.
     pub fn get(&self) -> Result<Tensor> {
-        self.got(is_grad_enabled())
+        self.unpacked(is_grad_enabled())
     }
 
     /// Refuses a tensor that a pass has freed.
@@ -120,10 +120,10 @@ impl Saved {
     /// # Errors
     /// Those of [`get`](Self::get).
     pub fn get_recorded(&self) -> Result<Tensor> {
-        self.got(true)
+        self.unpacked(true)
     }
 
-    fn got(&self, is_recorded: bool) -> Result<Tensor> {
+    fn unpacked(&self, is_recorded: bool) -> Result<Tensor> {
         let state = self.state.lock().clone();
         let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
@@ -150,7 +150,7 @@ impl Saved {
     /// Returns the tensor as memory for a gradient of its shape and dtype, by which the last pass may overwrite it. This requires
     /// that it is kept unpacked and was not written since, is contiguous in row-major order, nothing else holds its memory, and
     /// no other stream has used that. Call this before [`get`](Self::get).
-    pub(crate) fn room(&self) -> Option<Tensor> {
+    pub(crate) fn reusable_memory(&self) -> Option<Tensor> {
         let state = self.state.lock();
         let State::Tensor(tensor, version) = state.as_ref()? else { return None };
         let storage = tensor.storage();

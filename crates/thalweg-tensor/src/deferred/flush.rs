@@ -193,8 +193,8 @@ fn run(
     let last = *step.members.last().expect("a step computes a loop");
     let label = loops[last as usize].label;
     if let Some(steps) = &step.steps {
-        let mut rooms = Rooms { stream, label, buffers: SmallVec::new() };
-        return run_steps(steps, &numbers, stream, (&inputs, &outputs), &mut rooms, label);
+        let mut temporaries = StepTemporaries { stream, label, buffers: SmallVec::new() };
+        return run_steps(steps, &numbers, stream, (&inputs, &outputs), &mut temporaries, label);
     }
     let alignment = alignment_of(inputs.iter().chain(&outputs).copied());
     let own;
@@ -210,13 +210,13 @@ fn run(
 }
 
 /// Memory for the steps of a launch. It is freed when dropped: reuse on the stream is ordered after the steps.
-struct Rooms<'a> {
+struct StepTemporaries<'a> {
     stream: &'a Stream,
     label: Label,
     buffers: SmallVec<[Buffer; 4]>,
 }
 
-impl Temporaries for Rooms<'_> {
+impl Temporaries for StepTemporaries<'_> {
     fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
         let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
             Error::invalid("the parts of a reduction have more elements than can be addressed")

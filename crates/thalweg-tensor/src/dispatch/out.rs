@@ -15,7 +15,7 @@ use super::in_place::{check_cast, check_result, offer_to};
 use super::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
-use crate::destination::{Offers, are_disjoint, are_same, offered, untangled};
+use crate::destination::{Offers, are_disjoint, are_same, offered, separate_overlapping};
 use crate::dtype_name::{named, unaliased_cpp_type};
 use crate::storage::Storage;
 use crate::tensor::{Tensor, Tensors};
@@ -128,7 +128,7 @@ impl OutRule {
                 format!("{name}: Expected out tensor to have scalar type Long but got scalar type {given}")
             }),
             Self::AnyDType => None,
-            Self::Apart => {
+            Self::Unshared => {
                 let shares = |out: &Tensor| inputs.iter().any(|input| !are_disjoint(input, out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
@@ -240,7 +240,7 @@ fn call_out(
                 check_result(result, target)?;
             }
         }
-        untangled(&mut results, out, location)?;
+        separate_overlapping(&mut results, out, location)?;
         results.iter().zip(out).try_for_each(|(result, target)| {
             if are_same(result, target) {
                 target.bump_version();

@@ -46,7 +46,7 @@ impl Numbers {
 
 fn by_kernel(call: &GradientCall<'_>, numbers: &Numbers) -> Result<Tensor> {
     let Numbers { classes, ignored, smoothing, dimension } = *numbers;
-    let room = call.room(0);
+    let room = call.reusable_memory(0);
     let [x, target] = [call.saved(0)?, call.saved(1)?];
     let result = match room {
         Some(room) => room,

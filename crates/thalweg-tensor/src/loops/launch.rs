@@ -23,13 +23,13 @@ pub(crate) fn operands<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Ope
 
 /// Memory for the steps of a launch, from the caching allocator. It is freed when dropped: reuse on the stream is ordered after
 /// the steps.
-pub(super) struct Rooms<'a> {
+pub(super) struct StepTemporaries<'a> {
     pub(super) stream: &'a Stream,
     pub(super) label: Label,
     pub(super) buffers: SmallVec<[Buffer; 4]>,
 }
 
-impl Temporaries for Rooms<'_> {
+impl Temporaries for StepTemporaries<'_> {
     fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
         let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
             Error::invalid("the parts of a reduction have more elements than can be addressed")
@@ -82,8 +82,8 @@ pub(crate) fn launch(
     let stream = outputs[0].device().current_stream();
     let read: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
     let written: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
-    let mut rooms = Rooms { stream: &stream, label, buffers: SmallVec::new() };
-    thalweg_execute::run(launch, &stream, (&read, &written), &mut rooms, label)
+    let mut temporaries = StepTemporaries { stream: &stream, label, buffers: SmallVec::new() };
+    thalweg_execute::run(launch, &stream, (&read, &written), &mut temporaries, label)
 }
 
 /// Launches an operator whose operands have individual placements over rows and inner dimensions.

@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::complex_matrices::{Stack, adjoint, identity};
 use super::complex_spectra::{spectrum_of, triangle};
-use super::decompose::{turned, unpacked};
+use super::decompose::{transposed, unpacked};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -58,7 +58,7 @@ fn eliminated(matrices: &Tensor, pivot: bool) -> Result<[Tensor; 3]> {
 /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
 pub(super) fn lu(x: &Tensor, name: &str, pivot: bool) -> Result<Tensors> {
     let a = Stack::new(name, x)?;
-    eliminated(&a.matrices, pivot)?.iter().map(|result| a.give(result)).collect()
+    eliminated(&a.matrices, pivot)?.iter().map(|result| a.to_result(result)).collect()
 }
 
 /// Returns the matrices P (batch, rows, rows) of swapped rows (batch, count).
@@ -75,10 +75,10 @@ pub(super) fn lu_parts(call: &Call<'_>) -> Result<Tensors> {
     let [packed, pivots, _] = eliminated(&a.matrices, call.bool(1))?;
     let [lower, upper] = unpacked(&packed)?;
     let order = match call.bool(1) {
-        true => a.give(&permutation(&pivots, a.sizes()[1])?)?,
+        true => a.to_result(&permutation(&pivots, a.sizes()[1])?)?,
         false => Tensor::empty(&[0], call.tensor(0).dtype(), call.device)?,
     };
-    Ok(Tensors::from_iter([order, a.give(&lower)?, a.give(&upper)?]))
+    Ok(Tensors::from_iter([order, a.to_result(&lower)?, a.to_result(&upper)?]))
 }
 
 /// Returns P, L and U from both factors in one tensor and the swapped rows; those that are not requested are empty.
@@ -87,11 +87,11 @@ pub(super) fn lu_unpack(call: &Call<'_>) -> Result<Tensors> {
     let [count, rows, columns] = a.sizes();
     let nothing = || Tensor::empty(&[0], call.tensor(0).dtype(), call.device);
     let pivots = call.tensor(1).reshape(&[count, rows.min(columns)])?;
-    let order = if call.bool(3) { a.give(&permutation(&pivots, rows)?)? } else { nothing()? };
+    let order = if call.bool(3) { a.to_result(&permutation(&pivots, rows)?)? } else { nothing()? };
     let [lower, upper] = match call.bool(2) {
         true => {
             let [lower, upper] = unpacked(&a.matrices)?;
-            [a.give(&lower)?, a.give(&upper)?]
+            [a.to_result(&lower)?, a.to_result(&upper)?]
         }
         false => [nothing()?, nothing()?],
     };
@@ -107,7 +107,7 @@ pub(super) fn pseudoinverse(name: &str, x: &Tensor, bounds: &Tensor) -> Result<T
     let [zero, one] = [0.0, 1.0].map(|number| Tensor::full(&[], number, DType::F64, x.device()));
     let safe = is_some.select_where(&values, &one?)?;
     let inverse = is_some.select_where(&safe.reciprocal()?, &zero?)?;
-    a.give(&right.mul(&inverse.unsqueeze(1)?.to_dtype(DType::C128)?)?.matmul(&adjoint(&left)?)?)
+    a.to_result(&right.mul(&inverse.unsqueeze(1)?.to_dtype(DType::C128)?)?.matmul(&adjoint(&left)?)?)
 }
 
 /// Returns the solutions of equations with Hermitian matrices from their Cholesky factors.
@@ -130,7 +130,7 @@ pub(super) fn cholesky_inverse(call: &Call<'_>) -> Result<Tensor> {
 pub(super) fn triangular_solve(call: &Call<'_>) -> Result<Tensors> {
     let (b, a) = (call.tensor(0), call.tensor(1));
     let (upper, transpose, unit) = (call.bool(2), call.bool(3), call.bool(4));
-    let of = if transpose { turned(a)? } else { a.clone() };
+    let of = if transpose { transposed(a)? } else { a.clone() };
     let solution = triangle(&of, b, [upper != transpose, true, unit])?;
     Ok(Tensors::from_iter([solution, a.copied(call.label.location)?]))
 }

@@ -9,7 +9,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::complex::parts;
 use super::complex_matrices::{Stack, adjoint, identity, qr};
-use super::decompose::turned;
+use super::decompose::transposed;
 use super::single;
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -43,7 +43,7 @@ fn spectrum(matrices: &Tensor) -> Result<[Tensor; 2]> {
 pub(super) fn eigen(x: &Tensor, upper: bool) -> Result<Tensors> {
     let whole = Stack::square("linalg.eigh", x)?.hermitian(upper)?;
     let [values, vectors] = spectrum(&whole.matrices)?;
-    Ok(Tensors::from_iter([whole.give(&values)?, whole.give(&vectors)?]))
+    Ok(Tensors::from_iter([whole.to_result(&values)?, whole.to_result(&vectors)?]))
 }
 
 /// Returns left singular vectors, singular values in descending order, and right singular vectors, as columns, of matrices with at
@@ -85,13 +85,13 @@ fn whole(matrices: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
 pub(super) fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     let a = Stack::new(name, x)?;
     let [left, values, right] = whole(&a.matrices, is_full)?;
-    Ok([a.give(&left)?, a.give(&values)?, a.give(&right)?])
+    Ok([a.to_result(&left)?, a.to_result(&values)?, a.to_result(&right)?])
 }
 
 /// Returns (U, S, Vᴴ) of `linalg_svd`.
 pub(super) fn svd(call: &Call<'_>) -> Result<Tensors> {
     let [left, values, right] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
-    Ok(Tensors::from_iter([left, values, turned(&right.conj()?)?]))
+    Ok(Tensors::from_iter([left, values, transposed(&right.conj()?)?]))
 }
 
 /// Returns the solutions of complex equations with triangular matrices: those of the whole matrices without their other triangle.

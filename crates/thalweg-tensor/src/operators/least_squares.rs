@@ -103,15 +103,15 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     let residuals = match is_full && rows > width {
         true => {
             let off = a.matrices.matmul(&solution)?.sub(&right.matrices)?;
-            a.give(&off.square()?.sum(&[-2], false)?)?
+            a.to_result(&off.square()?.sum(&[-2], false)?)?
         }
         // An empty tensor is a part of the same result, and has its gradient.
         false => solution.flatten_from(0)?.narrow(0, 0, 0)?.to_dtype(x.dtype())?,
     };
-    let solution = a.give(&solution)?;
+    let solution = a.to_result(&solution)?;
     let nothing = |dtype: DType| Tensor::empty(&[0], dtype, call.device);
-    let ranks = if driver == Driver::Gels { nothing(DType::I64)? } else { a.give(&rank)? };
-    let singular = if driver == Driver::Gelsd { a.give(&singular)? } else { nothing(x.dtype())? };
+    let ranks = if driver == Driver::Gels { nothing(DType::I64)? } else { a.to_result(&rank)? };
+    let singular = if driver == Driver::Gelsd { a.to_result(&singular)? } else { nothing(x.dtype())? };
     let solution = if is_vector { solution.squeeze(-1)? } else { solution };
     Ok(Tensors::from_iter([solution, residuals, ranks, singular]))
 }

@@ -4,7 +4,7 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::decompose::{symmetric, turned};
+use super::decompose::{symmetric, transposed};
 use super::matrix::matrix_power;
 use super::solve::{Stack, values};
 use super::view::wrap;
@@ -312,7 +312,7 @@ fn pseudoinverse(x: &Tensor, bounds: &Bounds, hermitian: bool) -> Result<Tensor>
     if x.dtype().is_complex() {
         let name = "linalg.pinv";
         if x.rank() > 1 && x.elements() == 0 {
-            return turned(x)?.contiguous();
+            return transposed(x)?.contiguous();
         }
         let read = match hermitian {
             true => complex_matrices::Stack::square(name, x)?.hermitian(false)?.whole()?,
@@ -324,7 +324,7 @@ fn pseudoinverse(x: &Tensor, bounds: &Bounds, hermitian: bool) -> Result<Tensor>
     }
     let a = Stack::new("linalg.pinv", x)?;
     if x.elements() == 0 {
-        return turned(x)?.contiguous();
+        return transposed(x)?.contiguous();
     }
     let read = if hermitian { symmetric(&x.detach(), false)? } else { x.detach() };
     let list = values("linalg.pinv", &read.to_dtype(DType::F64)?)?;

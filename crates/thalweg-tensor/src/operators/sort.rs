@@ -46,7 +46,7 @@ operators! {
     /// Returns the kth smallest element along a dimension, counted from 1, and its index.
     "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn kthvalue(k: int, dim: int, keepdim: bool) -> 2
-        = Composite(kthvalue), out: [Apart];
+        = Composite(kthvalue), out: [Unshared];
     /// Returns the median along a dimension, the lower of two, and its index; NaN if any element is NaN.
     "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn median_dim(dim: int, keepdim: bool) -> 2

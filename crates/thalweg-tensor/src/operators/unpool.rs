@@ -1,7 +1,7 @@
 //! Inverses of pools, pools with random windows, and bags of embeddings.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
 use super::Body::Composite;
 use super::index::long;
@@ -231,7 +231,7 @@ fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
         Tensor::zeros(&[bags], DType::I64, device)?.index_add(0, &bag, &counted.to_dtype(DType::I64)?)?;
     let width = weight.shape()[1];
     let read = {
-        let _telling = Telling::of("embedding_bag", RangeOf::Dimension(0));
+        let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
         weight.index_select(0, &indices)?
     };
     let wide = weight.dtype().compute();

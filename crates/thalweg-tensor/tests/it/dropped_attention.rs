@@ -1,9 +1,10 @@
 //! Fused attention with dropout and with gradients of masks, compared with the composition of operators in f64 under the same
 //! dropped weights.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use thalweg_ir::{DType, philox};
+use thalweg_lock::Mutex;
 use thalweg_nn::functional::{AttentionOptions, scaled_dot_product_attention};
 use thalweg_runtime::{CaptureOptions, Graph, Label, Result};
 use thalweg_tensor::Tensor;
@@ -297,14 +298,14 @@ fn nothing_of_the_size_of_the_scores_is_kept() {
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let kept = sizes.clone();
     let pack = move |tensor: &Tensor| {
-        kept.lock().unwrap().push(tensor.elements());
+        kept.lock().push(tensor.elements());
         Ok(tensor.clone())
     };
     let attend = || scaled_dot_product_attention(&x, &x, &x, options);
     let result = saved_tensors_hooks(pack, |packed: &Tensor| Ok(packed.clone()), attend).unwrap();
     result.sum(&[], false).unwrap().backward().unwrap();
     // Queries, keys, values, mask, the generator's state, result and logarithms.
-    let mut sizes = sizes.lock().unwrap().clone();
+    let mut sizes = sizes.lock().clone();
     sizes.sort_unstable();
     assert_eq!(sizes, [2, 128, 256, 2048, 2048, 2048, 2048]);
 }

@@ -29,6 +29,7 @@ mod external;
 mod extremes;
 mod factories;
 mod fused_attention;
+mod fused_patterns;
 mod general_matrices;
 mod generator;
 mod goldens;
