@@ -35,6 +35,17 @@ pub(crate) enum ViewBackward {
     Parts,
     /// The last dimension as the parts of complex numbers.
     Numbers,
+    /// Windows of a dimension.
+    Windows {
+        /// The base's shape.
+        shape: Shape,
+        /// The dimension.
+        dimension: usize,
+        /// The number of elements of a window.
+        size: usize,
+        /// The number of elements from one window to the next.
+        step: usize,
+    },
     /// Any strides over the memory.
     Strided {
         /// The base's layout.
@@ -53,6 +64,7 @@ impl Backward for ViewBackward {
             Self::Part { name, .. } => name,
             Self::Parts => "view_as_real",
             Self::Numbers => "view_as_complex",
+            Self::Windows { .. } => "unfold",
             Self::Strided { .. } => "as_strided",
         }
     }
@@ -72,10 +84,32 @@ impl Backward for ViewBackward {
             }
             Self::Parts => gradient.contiguous()?.view_as_complex()?,
             Self::Numbers => gradient.view_as_real()?,
+            Self::Windows { shape, dimension, size, step } => {
+                windows_gradient(gradient, shape, *dimension, [*size, *step])?
+            }
             Self::Strided { base, view } => strided_gradient(gradient, base, view)?,
         };
         Ok(Gradients::from_elem(Some(result), 1))
     }
+}
+
+/// Sums the gradients of windows of a dimension at the elements of the base. Parts of windows that are as long as the step do not
+/// overlap, so each such part is one addition.
+pub(crate) fn windows_gradient(
+    gradient: &Tensor,
+    shape: &[usize],
+    dimension: usize,
+    [size, step]: [usize; 2],
+) -> Result<Tensor> {
+    let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
+    let count = gradient.shape()[dimension];
+    for start in (0..size).step_by(step) {
+        let width = step.min(size - start);
+        let part = whole.narrow(dimension as i64, start, (count - 1) * step + width)?;
+        let windows = part.unfold(dimension as i64, width as i64, step as i64)?;
+        windows.add_(&gradient.narrow(-1, start, width)?)?;
+    }
+    Ok(whole)
 }
 
 /// Sums the gradient of a view with any strides in its base's memory, since elements may occur several times.

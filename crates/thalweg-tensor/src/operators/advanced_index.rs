@@ -29,6 +29,10 @@ operators! {
     "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
         fn index(indices: optional_tensors) = Composite(|call| {
             let x = call.tensor(0);
+            if let Some(mask) = mask_of(call, x).transpose()?.filter(|mask| mask.shape() == x.shape()) {
+                let arguments = [x.into(), (&mask).into()];
+                return super::call(built_in!("thalweg::compact")?, &arguments, None, call.label.location).map(single);
+            }
             match Indexed::new(call, x)? {
                 None => x.copied(call.label.location).map(single),
                 Some(indexed) => indexed.read(x).map(single),

@@ -66,6 +66,7 @@ mod opinfo;
 mod out_forms;
 mod out_of_range;
 mod pools;
+mod primitives;
 mod quantized;
 mod reduce;
 mod reductions;
