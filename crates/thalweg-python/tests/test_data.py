@@ -71,6 +71,10 @@ class Divided(data.IterableDataset):
         return iter(range(info.id, 7, info.num_workers))
 
 
+def seeded(worker_id):
+    th.manual_seed(7)
+
+
 def test_processes_make_batches():
     tensors = th.arange(8.0).view(8, 1)
     for context in ("fork", "spawn"):
@@ -82,6 +86,8 @@ def test_processes_make_batches():
         assert seeds[1] == seeds[0] + 1 and len({draw for batch in batches for draw in batch[3].tolist()}) == 8
         again = list(DataLoader(Seen(tensors), batch_size=2, num_workers=2, generator=th.Generator().manual_seed(5), multiprocessing_context="fork"))
         assert [batch[4].tolist() for batch in again] == [batch[4].tolist() for batch in batches]
+    draws = [batch[4].tolist() for batch in DataLoader(Seen(tensors), batch_size=2, num_workers=2, worker_init_fn=seeded)]
+    assert draws[0] == draws[1] != draws[2] == draws[3]
     assert sorted(sample for batch in DataLoader(Divided(), batch_size=2, num_workers=2) for sample in batch.tolist()) == list(range(7))
     loader = DataLoader(Seen(tensors), batch_size=4, num_workers=1, persistent_workers=True, pin_memory=True)
     first = [batch[0] for batch in loader]

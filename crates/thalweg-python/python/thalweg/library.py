@@ -359,7 +359,7 @@ def impl(qualname, types, func=None, *, lib=None):
 
 
 class _Context:
-    """What a function that computes shapes may ask for."""
+    """The object that a function which computes shapes may ask for new extents."""
 
     def new_dynamic_size(self, *, min=0, max=None):
         """Raises: shapes are numbers."""

@@ -44,7 +44,7 @@ def reduced(tensors, op):
                  kinds.MAX: _core.maximum, kinds.BAND: _core.bitwise_and, kinds.BOR: _core.bitwise_or, kinds.BXOR: _core.bitwise_xor}
     kind = kinds.PREMUL_SUM if isinstance(op, _PremulSum) else op
     if kind not in functions:
-        raise ValueError(f"{op} is no operation of a reduction")
+        raise ValueError(f"{op} is not an operation of a reduction")
     total = tensors[0]
     for tensor in tensors[1:]:
         total = functions[kind](total, tensor)

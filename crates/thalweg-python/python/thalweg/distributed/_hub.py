@@ -208,7 +208,7 @@ class Client:
                     own = connection.Client(self._address)
                 except (ConnectionRefusedError, socket.gaierror, ConnectionResetError, OSError):
                     if time.monotonic() > limit:
-                        raise TimeoutError(f"nobody answers at {self._address[0]}:{self._address[1]}") from None
+                        raise TimeoutError(f"no process answers at {self._address[0]}:{self._address[1]}") from None
                     time.sleep(0.05)
             self._local.connection = own
         return own

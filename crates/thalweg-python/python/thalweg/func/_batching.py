@@ -258,7 +258,7 @@ def function_called(function, args):
 
 
 class VmapInfo(collections.namedtuple("VmapInfo", ["batch_size", "randomness"])):
-    """What the method `vmap` of a function gets to know: the number of slices, and what random functions do."""
+    """The facts about a map that the method `vmap` of a function gets: the number of slices, and what random functions do."""
 
     __slots__ = ()
 

@@ -107,10 +107,8 @@ def _seed(base_seed, worker_id, is_forked):
     if is_forked:
         # Generators from before the fork belong to devices that are not there.
         vars(sys.modules[__name__.partition(".")[0]]).pop("default_generator", None)
-        _core._default_generator("cpu").manual_seed(seed)
-        generators._seed = seed
-    else:
-        generators.manual_seed(seed)
+        generators._is_forked = True
+    generators.manual_seed(seed)
     if "numpy" in sys.modules:
         import numpy
         numpy.random.seed(_generate_state(base_seed, worker_id))
