@@ -82,8 +82,8 @@ impl Pieces {
     }
 }
 
-/// Which weights of a call are kept, as truth values (heads of all batches, queries, keys), contiguous: for gradients by operators
-/// and for tests. The kernels of attention regenerate them instead.
+/// The truth values that say which weights of a call are kept, (heads of all batches, queries, keys), contiguous: for gradients by
+/// operators and for tests. The kernels of attention regenerate them instead.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KeptWeights {
     /// The number of heads of all batches.

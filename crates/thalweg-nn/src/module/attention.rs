@@ -201,7 +201,10 @@ impl MultiheadAttention {
     ) -> Result<Tensor> {
         in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
             let (heads, is_batched) = self.split(query, key, value)?;
-            let mask = self.mask(&heads, masks, is_batched)?;
+            let mask = match self.seen(&heads, masks, is_batched)? {
+                Some(seen) => Some(seen),
+                None => self.mask(&heads, masks, is_batched)?,
+            };
             let dropout = match &self.options.dropout {
                 Some((p, generator)) if self.training && *p > 0.0 => Some((*p, &**generator)),
                 _ => None,
@@ -279,6 +282,24 @@ impl MultiheadAttention {
             first += count;
         }
         Ok(parts)
+    }
+
+    /// Returns the keys that are seen, broadcast to (batch, heads, queries, keys), which attention reads as they are, if they are
+    /// given by the padding alone; otherwise `None`.
+    fn seen(
+        &self,
+        heads: &[Tensor; 3],
+        masks: AttentionMasks<'_>,
+        is_batched: bool,
+    ) -> Result<Option<Tensor>> {
+        let (batch, keys) = (heads[0].shape()[0], heads[1].shape()[2]);
+        let shape = [batch, keys];
+        let padding = masks.key_padding_mask.filter(|mask| {
+            masks.attn_mask.is_none()
+                && mask.dtype() == DType::Bool
+                && mask.shape() == &shape[usize::from(!is_batched)..]
+        });
+        padding.map(|mask| mask.logical_not()?.reshape(&[batch, 1, 1, keys])).transpose()
     }
 
     /// Returns the numbers that are added to the scores, broadcast to (batch, heads, queries, keys).

@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 pub(crate) static GRADIENT: Formula =
     Formula { inputs: &[0, 1], outputs: &[1], backward: |call| gradient(call, &Numbers::of(call, None, 4)) };
 
-/// The same against smoothed targets.
+/// The gradient of losses against smoothed targets.
 pub(crate) static SMOOTHED_GRADIENT: Formula =
     Formula { backward: |call| gradient(call, &Numbers::of(call, Some(4), 5)), ..GRADIENT };
 
