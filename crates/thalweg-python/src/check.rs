@@ -79,7 +79,7 @@ fn _start_in_child(py: Python<'_>) -> PyResult<()> {
     let devices = run(py, || simulated_devices(1))?;
     // They last as long as the process.
     devices.into_iter().for_each(|device| std::mem::forget(device.make_default()));
-    std::mem::forget((Running::begin(), apart()));
+    std::mem::forget((Running::begin(), set_aside()));
     Ok(())
 }
 
