@@ -5,13 +5,14 @@
 
 use std::fmt::Debug;
 use std::panic::Location;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use thalweg_driver::{
     CaptureMode, CaptureStatus, Code, Copy, DevicePointer, Driver, Endpoint, EventFlags, EventHandle,
     GraphHandle, HostFlags, HostPointer, Label, Result, StreamHandle,
 };
+use thalweg_lock::{Condvar, Mutex};
 
 use super::kernels::{Kernel, KernelArguments, KernelSet};
 use super::{CaseResult, Stop, place};
@@ -245,7 +246,7 @@ struct GateState {
 
 impl GateState {
     fn wait(&self) {
-        let open = self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let open = self.open.lock();
         let _ = self.changed.wait_timeout_while(open, PATIENCE, |open| !*open);
     }
 }
@@ -253,7 +254,7 @@ impl GateState {
 impl Gate {
     /// Lets the stream continue.
     pub(super) fn open(&self) {
-        *self.state.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
+        *self.state.open.lock() = true;
         self.state.changed.notify_all();
     }
 
@@ -423,7 +424,7 @@ pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> C
 
 /// Checks that a call was refused with one of the codes.
 #[track_caller]
-pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -> CaseResult {
+pub(super) fn check_refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -> CaseResult {
     match result {
         Err(error) if codes.contains(&error.code()) => Ok(()),
         Err(error) => fail(format!("{what}: expected one of {codes:?}, got {error}")),
@@ -434,5 +435,5 @@ pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -
 /// Checks that a call was refused because of a wrong argument.
 #[track_caller]
 pub(super) fn refused_argument<T: Debug>(result: Result<T>, what: &str) -> CaseResult {
-    refused(result, &[Code::InvalidValue, Code::InvalidHandle, Code::InvalidDevice], what)
+    check_refused(result, &[Code::InvalidValue, Code::InvalidHandle, Code::InvalidDevice], what)
 }

@@ -218,7 +218,7 @@ impl Overload {
     }
 
     /// Returns the reason why a call does not fit, in the words that PyTorch uses for a function with one overload.
-    fn misfit(&self, name: &str, passed: &Passed<'_, '_>) -> Option<String> {
+    fn mismatch(&self, name: &str, passed: &Passed<'_, '_>) -> Option<String> {
         let parameters = &self.schema().parameters;
         let kind = |value: &Bound<'_, PyAny>| {
             value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string())
@@ -342,6 +342,11 @@ impl Function {
             Some(overload) => self.run(py, overload, &mut bound, &rewritten, &extra),
             None => Err(self.refusal(&passed)),
         }
+    }
+
+    /// Returns the name with overload of the operator that a call runs, or `None` if no overload fits.
+    pub fn name_of_overload(&self, passed: &Passed<'_, '_>) -> PyResult<Option<&'static str>> {
+        Ok(self.fitting(passed, &mut Read::new())?.map(|overload| overload.operator.name()))
     }
 
     /// Returns the overload that fits a call, after writing its arguments to `bound`.
@@ -552,7 +557,7 @@ impl Function {
             .map(|overload| format!("\n * {}", crate::table::signature(overload, passed.receiver.is_some())))
             .collect();
         let first = match self.overloads.as_slice() {
-            [only] => only.misfit(&self.name, passed).map(|why| why + "\n").unwrap_or_default(),
+            [only] => only.mismatch(&self.name, passed).map(|why| why + "\n").unwrap_or_default(),
             _ => String::new(),
         };
         PyTypeError::new_err(format!(

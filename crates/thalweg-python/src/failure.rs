@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::create_exception;
 use pyo3::exceptions::{
@@ -15,6 +14,7 @@ use pyo3::exceptions::{
 use pyo3::prelude::*;
 use thalweg::warning::set_warning_handler;
 use thalweg::{Error, ErrorClass};
+use thalweg_lock::Mutex;
 
 create_exception!(
     thalweg,
@@ -105,7 +105,7 @@ fn message(error: &Error) -> String {
 /// Removes ` at FILE.rs:LINE` from a text, and the lines that become empty.
 fn without_lines_of_rust(text: &str) -> String {
     /// Returns the punctuation that follows a location in a Rust file, or `None` if the word is not a location.
-    fn behind_place(word: &str) -> Option<&str> {
+    fn place_after(word: &str) -> Option<&str> {
         let (_, number) = word.rsplit_once(".rs:")?;
         let signs = number.trim_start_matches(|letter: char| letter.is_ascii_digit());
         (signs.len() < number.len() && signs.chars().all(|sign| ",;.:)".contains(sign))).then_some(signs)
@@ -114,7 +114,7 @@ fn without_lines_of_rust(text: &str) -> String {
     for line in text.split('\n') {
         let mut kept = String::new();
         for (number, word) in line.split(' ').enumerate() {
-            match behind_place(word) {
+            match place_after(word) {
                 Some(signs) if kept.ends_with(" at") || kept == "at" => {
                     kept.truncate(kept.len() - "at".len());
                     kept.truncate(kept.trim_end().len());
@@ -246,7 +246,7 @@ static HAS_WARNINGS: AtomicBool = AtomicBool::new(false);
 /// Collects warnings until the call that caused them returns to Python.
 pub fn keep_warnings() {
     set_warning_handler(|text| {
-        WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+        WARNINGS.lock().push(text.to_owned());
         HAS_WARNINGS.store(true, Ordering::Relaxed);
     });
 }
@@ -256,7 +256,7 @@ pub fn keep_warnings() {
 fn show_warnings(py: Python<'_>) -> PyResult<()> {
     let texts = {
         HAS_WARNINGS.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *WARNINGS.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *WARNINGS.lock())
     };
     let class = py.get_type::<PyUserWarning>();
     for text in texts {

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, OnceLock};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -14,6 +14,7 @@ use pyo3::types::PyString;
 use rustc_hash::FxHashMap;
 use thalweg::driver::{CalledFrom, SourceLine, called_from};
 use thalweg::runtime::Environment;
+use thalweg_lock::Mutex;
 
 /// The number of readers of lines: running checks, audits and captures. A program under `thalweg sim` has one.
 static READERS: AtomicUsize = AtomicUsize::new(0);
@@ -112,14 +113,14 @@ pub fn innermost_frame(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
 
 /// Interned lines. They live as long as the process: they grow with the program's text, not with time.
 #[derive(Default)]
-struct Kept {
+struct InternedLines {
     files: HashSet<&'static str>,
     lines: FxHashMap<(usize, u32), &'static SourceLine>,
 }
 
 fn kept(file: &str, line: u32) -> &'static SourceLine {
-    static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
-    let Kept { files, lines } = &mut *KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    static KEPT: LazyLock<Mutex<InternedLines>> = LazyLock::new(Mutex::default);
+    let InternedLines { files, lines } = &mut *KEPT.lock();
     let file: &'static str = match files.get(file) {
         Some(known) => known,
         None => {

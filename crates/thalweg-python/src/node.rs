@@ -1,7 +1,7 @@
 //! Nodes of the graph that autograd records, and Python hooks of tensors and nodes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use pyo3::exceptions::{PyAttributeError, PyUserWarning};
 use pyo3::prelude::*;
@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyList, PyTuple, PyType, PyWeakrefMethods, PyWeakrefRe
 use smallvec::SmallVec;
 use thalweg::Tensor;
 use thalweg::autograd::{Gradients, HookHandle, Node};
+use thalweg_lock::Mutex;
 
 use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
@@ -24,7 +25,7 @@ struct _NodeToken(Arc<Node>);
 
 /// The Python data that is attached to a node.
 #[derive(Default)]
-struct Beside {
+struct AttachedData {
     /// A weak reference to the object of the node.
     object: Mutex<Option<Py<PyWeakrefReference>>>,
     /// For a Python function, its node class and its context.
@@ -33,22 +34,21 @@ struct Beside {
     metadata: OnceLock<Py<PyDict>>,
 }
 
-fn beside(node: &Node) -> PyResult<&Beside> {
-    node.attachment(Beside::default)
+fn attached_data(node: &Node) -> PyResult<&AttachedData> {
+    node.attachment(AttachedData::default)
         .ok_or_else(|| runtime("another library has put something beside this node"))
 }
 
 /// Attaches the node class and the context of a Python function to its node.
 pub fn put_function(node: &Node, class: Py<PyType>, context: Py<PyAny>) -> PyResult<()> {
-    let beside = Beside { function: Some((class, context)), ..Beside::default() };
+    let beside = AttachedData { function: Some((class, context)), ..AttachedData::default() };
     node.attachment(|| beside).map(drop).ok_or_else(|| runtime("something is beside this node already"))
 }
 
 /// Returns the node class with this name.
 fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
     static CLASSES: Mutex<BTreeMap<String, Py<PyType>>> = Mutex::new(BTreeMap::new());
-    let known =
-        CLASSES.lock().unwrap_or_else(PoisonError::into_inner).get(title).map(|class| class.clone_ref(py));
+    let known = CLASSES.lock().get(title).map(|class| class.clone_ref(py));
     if let Some(known) = known {
         return Ok(known);
     }
@@ -56,15 +56,14 @@ fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
     names.set_item("__module__", "thalweg.autograd.graph")?;
     let class = py.get_type::<PyType>().call1((title, (py.get_type::<PyNode>(),), names))?;
     let class = class.cast_into::<PyType>()?.unbind();
-    let mut classes = CLASSES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut classes = CLASSES.lock();
     Ok(classes.entry(title.to_owned()).or_insert(class).clone_ref(py))
 }
 
 /// Returns the object of a node: the same one as long as the program holds it.
 pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>> {
-    let kept = beside(&node)?;
-    let known =
-        kept.object.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|known| known.clone_ref(py));
+    let kept = attached_data(&node)?;
+    let known = kept.object.lock().as_ref().map(|known| known.clone_ref(py));
     if let Some(known) = known.and_then(|known| known.bind(py).upgrade()) {
         return Ok(known.cast_into::<PyNode>()?);
     }
@@ -75,7 +74,7 @@ pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>>
     let token = Bound::new(py, _NodeToken(node.clone()))?;
     let object = class.bind(py).call1((token,))?.cast_into::<PyNode>()?;
     let reference = PyWeakrefReference::new(&object)?.unbind();
-    let _former = kept.object.lock().unwrap_or_else(PoisonError::into_inner).replace(reference);
+    let _former = kept.object.lock().replace(reference);
     Ok(object)
 }
 
@@ -145,13 +144,13 @@ impl PyNode {
     /// The context of a Python function; None for other operators.
     #[getter]
     fn _context(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        Ok(beside(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
+        Ok(attached_data(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
     }
 
     /// The dictionary in which the program keeps its own data for the node.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
-        Ok(beside(&self.0)?.metadata.get_or_init(|| PyDict::new(py).unbind()).clone_ref(py))
+        Ok(attached_data(&self.0)?.metadata.get_or_init(|| PyDict::new(py).unbind()).clone_ref(py))
     }
 
     /// Returns a value that the node has saved: `_saved_self` is a tensor, and `_raw_saved_self` the handle of the saved tensor.

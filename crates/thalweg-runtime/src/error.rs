@@ -141,8 +141,8 @@ impl Error {
         self.edit(|inner| inner.context.push(Context::Text(text.into())))
     }
 
-    /// Returns the error with the call in which it happened, `operator(operands)`, and its location. Calls that were made by this
-    /// one are no longer named, because the user did not pass their operands.
+    /// Returns the error with the call in which it happened, `operator(operands)`, and its location. Calls that this call made
+    /// are no longer named, because the user did not pass their operands.
     #[must_use]
     pub fn in_call(self, call: impl Into<String>, location: &'static Location<'static>) -> Self {
         let call = call.into();
@@ -288,8 +288,8 @@ impl fmt::Display for Error {
         }
         write!(f, "{}", self.0.kind)?;
         if let Some(location) = self.0.location {
-            let told = if self.is_asynchronous() { "noticed at" } else { "at" };
-            write!(f, "\n  {told} {}:{}", location.file(), location.line())?;
+            let reported = if self.is_asynchronous() { "noticed at" } else { "at" };
+            write!(f, "\n  {reported} {}:{}", location.file(), location.line())?;
         }
         if self.is_out_of_range() {
             return Ok(());

@@ -24,6 +24,7 @@ mod accesses;
 pub mod backends;
 mod communicator;
 mod copy;
+mod deferred;
 mod device;
 pub mod disk_cache;
 mod elements;
@@ -50,6 +51,7 @@ mod stream_state;
 pub mod tunable;
 
 pub use communicator::{CollectivePart, Communicator};
+pub use deferred::{QueueDeferred, queue_deferred, set_deferred};
 pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, ErrorClass, Result};
@@ -59,13 +61,19 @@ pub use kernel::{compiler, precompile};
 pub use loaded::{KernelKey, LaunchKey, LoadedKernel, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle};
-pub use out_of_range::{RangeOf, Telling};
+pub use out_of_range::{OutOfRangeReport, RangeOf};
 pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;
 pub use thalweg_driver::{Activation, ActivationPass, MatmulActivation, MatmulEpilogue};
 pub use thalweg_driver::{CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label};
 pub use thalweg_driver::{ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat};
+pub use thalweg_driver::{DenseCall, DenseMethod, DenseUse};
+pub use thalweg_driver::{FourierCall, FourierKind, FourierShape};
+pub use thalweg_driver::{
+    RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart, RecurrentPass, RecurrentShape,
+    RecurrentStates,
+};
 pub use thalweg_driver::{Within, within};
 
 /// Returns whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with

@@ -11,29 +11,32 @@ use std::sync::Arc;
 
 use thalweg_driver::{
     Access, Activation, AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
-    Code, ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape,
-    DevicePointer, ElementFormat, GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall,
-    MatmulEpilogue, Matrix, ReductionSchemes,
+    Code, ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DenseCall,
+    DevicePointer, ElementFormat, FourierCall, FourierShape, GpuCall, HostKernel, Label, LibraryLaunch,
+    MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, RecurrentCall, RecurrentMemory, RecurrentShape,
+    ReductionSchemes,
 };
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{
-    Addresses, LibraryAttention, MaskStrides, PerOperand as PerAttentionOperand, Strides,
-};
+use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
 use thalweg_kernels::convolution;
+use thalweg_kernels::decompose::library;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::warp_groups::{self, MappedOperands, Tiles, WarpGroupMatmul};
 use thalweg_kernels::matmul::{
     Matmul, Operand, host_function, library_accesses, library_words, wide_accesses, wide_host_function,
 };
-use thalweg_kernels::{NativeKernel, Placed};
+use thalweg_kernels::{NativeKernel, Placed, fourier, recurrent};
 
 use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas_library};
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
-/// The size below which no algorithm that needs scratch memory is worthwhile.
+/// The number of operations below which no algorithm that needs scratch memory is worthwhile, unless each sum has many terms.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
+
+/// The number of terms of a sum from which it may be worthwhile to divide the terms, which needs scratch memory for the parts.
+const WORKSPACE_TERMS: u64 = 1 << 11;
 
 /// The maximum number of rows for which a product that reads its weight once is a kernel of our own; with more rows, the library
 /// is faster for large weights.
@@ -168,7 +171,7 @@ impl Stream {
         match &result {
             // The library has changed, or the addresses are less aligned than those of the trial.
             Err(error) if solution != Solution::Default && is_refusal(error) => {
-                tunable::refused(self.device(), product, precision, operands, error);
+                tunable::forget_refused(self.device(), product, precision, operands, error);
                 self.matmul_by(Solution::Default, precision, product, operands, label)
             }
             _ => result,
@@ -206,13 +209,13 @@ impl Stream {
             let [a, b, d] = at.map(DevicePointer::address);
             let bias_at = bias.map_or(0, DevicePointer::address);
             let at = PerOperand { a, b, d, bias: bias_at, ..PerOperand::default() };
-            let kernel = FewRows { bias: bias.is_some(), ..FewRows::alone(*product) };
+            let kernel = FewRows { bias: bias.is_some(), ..FewRows::unfused(*product) };
             return self.launch_native(&Placed { kernel, at }, label);
         }
         if bias.is_none() && in_tiles {
             let [a, b, d] = at.map(DevicePointer::address);
             let at = PerOperand { a, b, d, ..PerOperand::default() };
-            return self.launch_native(&Placed { kernel: FusedMatmul::alone(*product), at }, label);
+            return self.launch_native(&Placed { kernel: FusedMatmul::unfused(*product), at }, label);
         }
         if self.has_library_for(product) {
             let epilogue = MatmulEpilogue { bias, activation: None };
@@ -248,7 +251,8 @@ impl Stream {
 
     /// Returns the scratch memory of a product of the library.
     fn workspace_bytes(&self, product: &Matmul) -> u64 {
-        let wants = !self.device().is_simulated() && product.flops() >= WORKSPACE_FLOPS;
+        let is_large = product.flops() >= WORKSPACE_FLOPS || product.k >= WORKSPACE_TERMS;
+        let wants = !self.device().is_simulated() && is_large;
         if wants { cublaslt_workspace_size() } else { 0 }
     }
 
@@ -316,6 +320,75 @@ impl Stream {
         self.submit_with_workspace(bytes, gpu, (&host, &[]), || convolution::accesses(&call), label)
     }
 
+    /// Queues a batch of discrete Fourier transforms as a call of the vendor's library. The first call for a shape prepares it.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that supports these sizes;
+    /// [`Error::is_invalid_argument`] for an invalid description, and the driver's errors.
+    pub fn library_fourier(
+        &self,
+        shape: &FourierShape,
+        [input, output]: [DevicePointer; 2],
+        label: Label,
+    ) -> Result<()> {
+        if let Some(fault) = shape.fault() {
+            return Err(Error::invalid(format!("Fourier transform: {fault}")));
+        }
+        let call = FourierCall { shape: *shape, input, output, workspace: None };
+        let device = self.device();
+        let bytes = device.driver().library_workspace(device.index(), &GpuCall::Fourier(call))?;
+        let host = fourier::host_function(call);
+        let gpu = |workspace| GpuCall::Fourier(FourierCall { workspace, ..call });
+        self.submit_with_workspace(bytes, gpu, (&host, &[]), || fourier::accesses(&call), label)
+    }
+
+    /// Queues a batch of decompositions as a call of the vendor's libraries. The call's workspace is allocated here. It cannot be
+    /// captured.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] if there is no library; [`Error::is_invalid_argument`] for an invalid description, and the
+    /// driver's errors.
+    pub fn library_dense(&self, call: &DenseCall, label: Label) -> Result<()> {
+        if let Some(fault) = call.fault() {
+            return Err(Error::invalid(format!("decomposition: {fault}")));
+        }
+        let (device, dense) = (self.device(), GpuCall::Dense(call.clone()));
+        let bytes = device.driver().library_workspace(device.index(), &dense)?;
+        let host = library::host_function(call.clone());
+        let gpu = |workspace| GpuCall::Dense(DenseCall { workspace, ..call.clone() });
+        self.submit_with_workspace(bytes, gpu, (&host, &[]), || library::accesses(call), label)
+    }
+
+    /// Returns the layout of a recurrent network's weights, and the memory that its passes need.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that supports these sizes;
+    /// [`Error::is_invalid_argument`] for an invalid description, and the driver's errors.
+    pub fn recurrent_memory(&self, shape: &RecurrentShape) -> Result<RecurrentMemory> {
+        if let Some(fault) = shape.fault() {
+            return Err(Error::invalid(format!("recurrent network: {fault}")));
+        }
+        let device = self.device();
+        self.check(device.driver().recurrent_memory(device.index(), shape))
+    }
+
+    /// Queues a pass of a recurrent network as a call of the vendor's library, with the memory that
+    /// [`recurrent_memory`](Self::recurrent_memory) returned for its shape. The call's workspace is allocated here.
+    ///
+    /// # Errors
+    /// Those of [`recurrent_memory`](Self::recurrent_memory).
+    pub fn library_recurrent(
+        &self,
+        call: &RecurrentCall,
+        memory: &RecurrentMemory,
+        label: Label,
+    ) -> Result<()> {
+        let host = recurrent::host_function(call.clone());
+        let gpu = |workspace| GpuCall::Recurrent(RecurrentCall { workspace, ..call.clone() });
+        let accesses = || recurrent::accesses(call, memory);
+        self.submit_with_workspace(memory.workspace_bytes, gpu, (&host, &[]), accesses, label)
+    }
+
     /// Queues a call of a library with `bytes` of workspace. The workspace returns to the cache when the call is queued: later
     /// work of this stream may use it then.
     fn submit_with_workspace<A: IntoIterator<Item = Access>>(
@@ -376,7 +449,8 @@ impl Stream {
     }
 }
 
-/// Returns a product at its addresses and the library's call for it, without a workspace; `None` if there is nothing to compute.
+/// Returns a product at its addresses, and the library's call for the product, without a workspace; `None` if there is nothing to
+/// compute.
 fn placed_call(
     product: &Matmul,
     at: [DevicePointer; 3],
@@ -464,9 +538,9 @@ fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCa
         query: operands.q,
         key: operands.k,
         value: operands.v,
-        mask: attention.mask.map(|MaskStrides { batch, head, query, .. }| AttentionMask {
+        mask: attention.mask.map(|mask| AttentionMask {
             address: DevicePointer::new(at.mask),
-            strides: [batch, head, query],
+            strides: [mask.strides.batch, mask.strides.head, mask.strides.query],
         }),
         output: operands.o,
         log_sum_exp: DevicePointer::new(at.lse),

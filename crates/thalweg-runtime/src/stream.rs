@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{
@@ -21,6 +21,7 @@ use thalweg_driver::{
 use thalweg_kernels::Accesses;
 use thalweg_memory::StreamId;
 
+use crate::deferred::queue_deferred;
 use crate::device::{Device, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;
@@ -35,7 +36,7 @@ pub struct Stream {
 }
 
 impl Device {
-    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool are
+    /// Returns the legacy default stream, which waits for all blocking streams, as they wait for it. Streams of the pool are
     /// non-blocking.
     pub fn default_stream(&self) -> Stream {
         Stream::from_state(self, self.default_stream_state().clone())
@@ -84,15 +85,15 @@ impl Stream {
         }
     }
 
-    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same, so that a region that
-    /// is captured again reuses its previous memory.
+    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same stream, so that a
+    /// region that is captured again reuses its previous memory.
     pub(crate) fn for_captures(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_captures(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
     }
 
-    /// Returns the stream on which a device's data loaders copy. It is always the same, so that one loader reuses the memory of
-    /// the previous one.
+    /// Returns the stream on which a device's data loaders copy. It is always the same stream, so that a data loader reuses the
+    /// memory of the previous one.
     pub fn for_copies(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_copies(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
@@ -111,7 +112,7 @@ impl Stream {
         let mut state = StreamState::new(device.driver(), handle, priority, StreamKind::External);
         state.forgotten = Some(pool.forgotten.clone());
         let state = Arc::new(state);
-        let mut external = pool.external.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut external = pool.external.lock();
         // Dropped streams are removed before the list would grow, so that it is never longer than twice the number of live ones.
         if external.len() == external.capacity() {
             external.retain(|state| state.strong_count() > 0);
@@ -163,13 +164,14 @@ impl Stream {
         self.state.priority
     }
 
-    /// Returns whether it is the device's default stream.
+    /// Returns whether the stream is its device's default stream.
     pub fn is_default(&self) -> bool {
         self.state.kind == StreamKind::Default
     }
 
     /// Returns the `CUstream` as a number, for other libraries (PyTorch's `stream.cuda_stream`).
     pub fn cuda_stream(&self) -> Result<u64> {
+        queue_deferred(Label::here("cuda_stream"))?;
         self.check(self.device.driver().cuda_stream(self.handle()))
     }
 
@@ -177,6 +179,7 @@ impl Stream {
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let label = Label::here("query");
+        queue_deferred(label)?;
         self.device.called(label);
         self.device.captures().check_in_body(self, label)?;
         self.state.completed(|| {
@@ -192,6 +195,7 @@ impl Stream {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let label = Label::here("synchronize");
+        queue_deferred(label)?;
         self.device.called(label);
         self.device.captures().check_in_body(self, label)?;
         let driver = self.device.driver();
@@ -241,6 +245,7 @@ impl Stream {
         command: Command<'_>,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
+        queue_deferred(command.label())?;
         self.submit_in(self.device.captures().info(self), command, call)
     }
 
@@ -276,6 +281,7 @@ impl Stream {
 
     /// Submits a kernel, whose ranges are listed only if they are read: by the driver, a sanitizer, or a capture.
     pub(crate) fn submit_launch(&self, launch: Launch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
+        queue_deferred(launch.label)?;
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list);
         let launch = Launch { accesses: &accesses, ..launch };
@@ -289,6 +295,7 @@ impl Stream {
         launch: LibraryLaunch<'_>,
         list: impl FnOnce(&mut Accesses),
     ) -> Result<()> {
+        queue_deferred(launch.label)?;
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list);
         let launch = LibraryLaunch { accesses: &accesses, ..launch };
@@ -303,6 +310,7 @@ impl Stream {
         label: Label,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
+        queue_deferred(label)?;
         self.device.captures().check_in_body(self, label)?;
         let number = self.submit_numbered(label, call)?;
         self.state.complete_before(number + 1);
@@ -456,10 +464,10 @@ mod tests {
         let _kept = wrap();
         drop(wrap());
         assert_eq!(device.stream_pool().all().len(), 1);
-        assert_eq!(device.stream_pool().external.lock().unwrap().len(), 1);
+        assert_eq!(device.stream_pool().external.lock().len(), 1);
         // Also without a query for all streams.
         (0..1000).for_each(|_| drop(wrap()));
-        let listed = device.stream_pool().external.lock().unwrap().len();
+        let listed = device.stream_pool().external.lock().len();
         assert!(listed <= 16, "{listed} streams are listed, and one is there");
     }
 }

@@ -4,11 +4,12 @@
 //! automatically. PyTorch's work does not: a dispatch mode and a trace of events and streams report it (`thalweg_sanitizer_*`).
 //! Their texts are operators and lines of the program; each text is kept forever, once.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashSet;
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{Access, AccessMode, Driver, Touch};
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Devices, Environment};
 use thalweg_sanitizer::{SanitizerDriver, Site, SourceLine};
 use thalweg_sim::{SimConfig, SimDriver};
@@ -62,7 +63,7 @@ impl Sanitizer {
     }
 
     fn opened(&self) -> Result<&Opened> {
-        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let _opening = self.opening.lock();
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
@@ -81,23 +82,23 @@ impl Sanitizer {
 
     /// Sets the calling thread's location from its stack, unless the thread has set one itself.
     pub(crate) fn at_line_of(&self, call: &'static str, stacks: &Stacks) -> Option<AtSite> {
-        if SanitizerDriver::has_told_site() {
+        if SanitizerDriver::has_reported_site() {
             return None;
         }
         let frames = stacks.python_stack()?;
         let frame = frames.iter().find(|frame| is_of_program(frame))?;
         let line = SourceLine { file: kept(&frame.filename), line: frame.line };
-        SanitizerDriver::told_site(Some(Site { operator: call, location: Some(line) }));
+        SanitizerDriver::reported_site(Some(Site { operator: call, location: Some(line) }));
         Some(AtSite)
     }
 }
 
-/// A guard: while it lives, the site of the calling thread is set. See [`SanitizerDriver::told_site`].
+/// A guard: while it lives, the site of the calling thread is set. See [`SanitizerDriver::reported_site`].
 pub(crate) struct AtSite;
 
 impl Drop for AtSite {
     fn drop(&mut self) {
-        SanitizerDriver::told_site(None);
+        SanitizerDriver::reported_site(None);
     }
 }
 
@@ -110,7 +111,7 @@ fn is_of_program(frame: &Frame) -> bool {
 /// Returns a program's text as a static string; equal texts are stored once.
 pub(crate) fn kept(text: &str) -> &'static str {
     static TEXTS: Mutex<Option<FxHashSet<&'static str>>> = Mutex::new(None);
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut texts = TEXTS.lock();
     let texts = texts.get_or_insert_with(FxHashSet::default);
     if let Some(known) = texts.get(text) {
         return known;
@@ -130,9 +131,9 @@ pub(crate) fn accesses(mut words: &[i64]) -> Result<Vec<Access>> {
     let mut accesses = Vec::new();
     while let [address, element_bytes, mode, dimensions, rest @ ..] = words {
         let count = usize::try_from(*dimensions).map_err(|_| wrong())?;
-        let behind = count.checked_mul(2).filter(|behind| *behind <= rest.len()).ok_or_else(wrong)?;
-        let (sizes, strides) = rest[..behind].split_at(count);
-        words = &rest[behind..];
+        let after = count.checked_mul(2).filter(|after| *after <= rest.len()).ok_or_else(wrong)?;
+        let (sizes, strides) = rest[..after].split_at(count);
+        words = &rest[after..];
         let mode = match mode {
             0 => AccessMode::Read,
             1 => AccessMode::Write,

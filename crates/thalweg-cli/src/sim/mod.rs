@@ -14,17 +14,17 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg::progress::Progress;
 use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, OPENED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
+use thalweg_lock::Mutex;
 
 use anstyle::AnsiColor;
 use clap::Args;
 use serde_json::json;
 
-use crate::output::{Output, complain, paint};
+use crate::output::{Output, paint, print_error};
 
 /// Runs a program under many schedules of the simulated GPU: races, lifetimes, faults
 #[derive(Args)]
@@ -99,13 +99,13 @@ pub fn run(arguments: &SimArgs) -> ExitCode {
         Ok(done) => done,
         Err(error) => {
             let program = arguments.program[0].display();
-            complain(&format!("`{program}` did not start: {error}"));
+            print_error(&format!("`{program}` did not start: {error}"));
             return ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN });
         }
     };
     if runs.opened_nothing && runs.failures.is_empty() {
         let text = format!("`{}` opened no simulated GPU, so nothing was checked", arguments.program());
-        return complain(&text);
+        return print_error(&text);
     }
     let output = Output::standard();
     if arguments.json {
@@ -130,7 +130,7 @@ struct SeedFailure {
 
 impl SeedFailure {
     /// Returns the part of the report that a second run of the seed must reproduce.
-    fn essence(&self) -> (usize, &Option<String>) {
+    fn reproducible_part(&self) -> (usize, &Option<String>) {
         (self.findings.len(), &self.status)
     }
 }
@@ -177,9 +177,9 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
                         return;
                     }
                     match run_seed(arguments, seed) {
-                        Ok(Ended::Well(possible)) => lock(notes).extend(possible),
+                        Ok(Ended::Well(possible)) => notes.lock().extend(possible),
                         Ok(Ended::WellForAll(possible)) => {
-                            lock(notes).extend(possible);
+                            notes.lock().extend(possible);
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Ok(Ended::OpenedNothing) => {
@@ -187,16 +187,16 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Ok(Ended::Failed(failure)) => {
-                            lock(failures).insert(seed, failure);
+                            failures.lock().insert(seed, failure);
                             // Lower seeds already run; the lowest failing one is known when they are done.
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Err(error) => {
-                            lock(refusal).get_or_insert(error);
+                            refusal.lock().get_or_insert(error);
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                     }
-                    let mut progress = lock(progress);
+                    let mut progress = progress.lock();
                     progress.1 += 1;
                     let done = progress.1;
                     progress.0.advance(done);
@@ -204,21 +204,17 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
             });
         }
     });
-    let (progress, runs) = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (progress, runs) = progress.into_inner();
     drop(progress);
-    match refusal.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    match refusal.into_inner() {
         Some(error) => Err(error),
         None => Ok(Runs {
             count: runs,
-            failures: failures.into_inner().unwrap_or_else(PoisonError::into_inner),
+            failures: failures.into_inner(),
             opened_nothing: opened_nothing.into_inner(),
-            possible: notes.into_inner().unwrap_or_else(PoisonError::into_inner),
+            possible: notes.into_inner(),
         }),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a seed. If the first seed succeeds, it is run again with freed memory held back. Only uses of freed memory count in that
@@ -267,19 +263,19 @@ fn run_process(arguments: &SimArgs, seed: u64, holds_freed: bool) -> std::io::Re
     let (was_observed, has_opened) = (companion(OBSERVED_SUFFIX).exists(), companion(OPENED_SUFFIX).exists());
     let (notes, findings): (Vec<_>, Vec<_>) =
         read_report(&report).into_iter().partition(|found| found.starts_with(POSSIBLE_PREFIX));
-    let is_well = ended.is_some_and(|status| {
+    let succeeded = ended.is_some_and(|status| {
         status.success()
             || (arguments.faults && status.code() != Some(TIMED_OUT) && reported_an_error(status))
     });
-    if findings.is_empty() && is_well && !has_opened {
+    if findings.is_empty() && succeeded && !has_opened {
         return Ok(Ended::OpenedNothing);
     }
-    if findings.is_empty() && is_well {
+    if findings.is_empty() && succeeded {
         let is_for_all = arguments.order_only && !arguments.faults && seed == 0 && !was_observed;
         return Ok(if is_for_all { Ended::WellForAll(notes) } else { Ended::Well(notes) });
     }
     let status = match ended {
-        Some(status) => (!is_well).then(|| status.to_string()),
+        Some(status) => (!succeeded).then(|| status.to_string()),
         None => Some(format!("no status: it was killed after {} s", limit.as_secs())),
     };
     let lines: Vec<&str> = errors.lines().collect();
@@ -376,7 +372,7 @@ fn print_text(output: &Output, arguments: &SimArgs, runs: &Runs, seconds: f64) {
             .line(2, "Freed memory was held back in this run; otherwise another owner may have it by then.");
     }
     let again = run_seed(arguments, *seed);
-    let is_again = matches!(&again, Ok(Ended::Failed(second)) if second.essence() == failure.essence());
+    let is_again = matches!(&again, Ok(Ended::Failed(second)) if second.reproducible_part() == failure.reproducible_part());
     output.line(
         2,
         if is_again {

@@ -5,11 +5,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
 use super::hash::Table;
@@ -85,7 +86,7 @@ impl TcpStore {
                 Err(error) => last = error.to_string(),
                 Ok(addresses) => {
                     for address in addresses {
-                        match dial(address, timeout.saturating_sub(begin.elapsed())) {
+                        match connect_and_greet(address, timeout.saturating_sub(begin.elapsed())) {
                             Ok(connection) => {
                                 let idle = Mutex::new(vec![connection]);
                                 return Self { address, timeout, idle, _server: None }.greeted();
@@ -123,16 +124,16 @@ impl TcpStore {
         fields: &[&[u8]],
         patience: Duration,
     ) -> Result<(Status, Vec<u8>)> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.idle.lock().pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => dial(self.address, self.timeout)
+            None => connect_and_greet(self.address, self.timeout)
                 .map_err(|error| Error::distributed(self.text(operation, &error)))?,
         };
         let answered = exchange(&mut connection, &message(operation as u8, fields), patience + SLACK);
         let answer = answered.map_err(|error| Error::distributed(self.text(operation, &error)))?;
         // A connection is not used again after an error.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        self.idle.lock().push(connection);
         let (status, field) = match parts(&answer) {
             Some((0, fields)) => (Status::Done, fields),
             Some((1, fields)) => (Status::Missing, fields),
@@ -160,7 +161,7 @@ fn broken(what: &str, error: &io::Error) -> Error {
 }
 
 /// Connects, and exchanges greetings.
-fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+fn connect_and_greet(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, timeout.max(RETRY))?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GREETING_TIME))?;

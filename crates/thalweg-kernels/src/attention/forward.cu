@@ -29,6 +29,13 @@ typedef mask_of_queries<TILE / 2> mask_tile;
 #define MASK_ADD(s, query, first)
 #endif
 
+#if DROPPED
+// What is drawn needs more registers than there are while products are under way.
+#define DROP(s, query, first) drop(s, drawn, query, first)
+#else
+#define DROP(s, query, first)
+#endif
+
 // The running maximum and sum of two rows of a thread.
 struct rows_state {
     f32 maximum[2], sum[2];
@@ -81,18 +88,23 @@ DEVICE void finish_rows(const arguments& x, const place at, const i64 first, f32
         f32 sum = rows.sum[half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        inverse[half] = sum == 0 ? 0 : 1 / sum;
+        inverse[half] = sum == 0 ? 0 : RESCALE / sum;
         if (thread % 4 == 0 && query + half * 8 < x.queries) {
             lse[query + half * 8] = sum == 0 ? -INFINITE : (rows.maximum[half] * x.scale + log2f(sum)) * 0.693147180559945309f;
         }
     }
     u16* const to = x.o.at + at.batch * x.o.batch + at.head * x.o.head;
-    store_rows(to, x.o.row, first, x.queries, x.columns, o, inverse[0], inverse[1]);
+    store_rows(to, x.o.row, first, x.queries, 0, x.columns, o, inverse[0], inverse[1]);
 }
 
 // How many tiles of keys the queries below `end` see, and how many of them whole.
-DEVICE u32 tiles_seen(const arguments& x, const i64 end) {
-    return u32(((is_causal(x) && end < x.keys ? end : x.keys) + TILE - 1) / TILE);
+DEVICE u32 tiles_seen(const arguments& x, const i64 end, const i64 batch, const i64 head) {
+#if MASKED
+    const i64 keys = keys_seen(mask_of(x, batch, head));
+#else
+    const i64 keys = x.keys;
+#endif
+    return u32(((is_causal(x) && end < keys ? end : keys) + TILE - 1) / TILE);
 }
 DEVICE u32 tiles_seen_whole(const arguments& x, const i64 first) {
     return u32((is_causal(x) && first + 1 < x.keys ? first + 1 : x.keys) / TILE);

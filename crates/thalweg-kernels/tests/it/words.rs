@@ -49,7 +49,7 @@ fn fields(source: &str) -> Vec<(String, usize)> {
 #[track_caller]
 fn check(kernel: &dyn NativeKernel, expected: &[(&str, &[u64])]) {
     let mut words = kernel.words().to_vec();
-    words.extend(kernel.tells().then_some(0));
+    words.extend(kernel.reports_indices().then_some(0));
     let mut rest = words.as_slice();
     let mut found: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for (name, count) in fields(&kernel.source()) {

@@ -4,8 +4,8 @@ use super::start::{LaidSegment, Layout};
 use super::{Replay, ReplayError, StartState};
 
 impl Replay<'_> {
-    /// Lays out the state before the trace, if it is the recorded one and no requests lead to it. This leaves no peaks. Every
-    /// step does this first, unless it was done before.
+    /// Lays out the state before the trace, if the recorded state is to be recreated and requests would not lead to it. This
+    /// leaves no peaks. Every step calls this first; only the first call has an effect.
     pub(crate) fn begin(&mut self) -> Result<(), ReplayError> {
         let program = self.program;
         let Some(layout) = &program.layout else { return Ok(()) };
@@ -18,15 +18,15 @@ impl Replay<'_> {
         self.fit_start()
     }
 
-    /// Completes the state before the trace. If the device is smaller than that, the cached memory is returned, as it must have
-    /// been long before. If something was live before the trace, this leaves no peaks.
+    /// Completes the state before the trace. If the device is too small for it, cached memory is returned, as must have happened
+    /// long before. If anything was live before the trace, this leaves no peaks.
     ///
     /// # Errors
     /// If the state is still too large: this is lack of memory.
     pub(super) fn fit_start(&mut self) -> Result<(), ReplayError> {
         self.upstream.set_endless(false);
         if self.upstream.excess_bytes() > 0 {
-            self.allocator.empty_cache().map_err(|error| self.refused(error))?;
+            self.allocator.empty_cache().map_err(|error| self.to_replay_error(error))?;
         }
         if self.program.older_blocks() > 0 {
             self.allocator.reset_peak_memory_stats();
@@ -47,7 +47,7 @@ impl Replay<'_> {
 
     fn lay_segment(&mut self, segment: &LaidSegment) -> Result<(), ReplayError> {
         let _scope = segment.pool.map(|pool| self.enter(pool)).transpose()?;
-        let refused = |error| self.refused(error);
+        let refused = |error| self.to_replay_error(error);
         let arena = self.allocator.restore_arena(segment.stream).map_err(refused)?;
         self.upstream.lay_out(segment.address);
         let base = match segment.is_expandable {

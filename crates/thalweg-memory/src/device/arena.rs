@@ -52,7 +52,7 @@ pub(crate) struct Arena {
     pub(crate) number: u64,
     pub(crate) key: ArenaKey,
     pub(crate) common: Arc<Common>,
-    /// The source of its segments, if not the upstream.
+    /// The source of the arena's segments; the upstream if `None`.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
     state: BiasedMutex<ArenaState>,
     returned: Inbox<(BlockId, Uses, Option<StackId>)>,
@@ -138,7 +138,7 @@ impl Arena {
         self.state.lock()
     }
 
-    /// Locks the state as it is, unless the lock is taken.
+    /// Locks the state as it is; `None` if the lock is taken.
     #[inline]
     pub(crate) fn try_state(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
         self.state.try_lock()
@@ -177,7 +177,7 @@ impl Arena {
             }
             Err(arena) => {
                 arena.returned.push((block, uses, stack));
-                arena.common.rolls.waiting.insert(arena.number);
+                arena.common.pending_lists.waiting.insert(arena.number);
             }
         }
     }
@@ -246,7 +246,7 @@ impl Arena {
         waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
     }
 
-    /// Returns whether the arena is empty; if so, its sums are added to the totals.
+    /// Returns whether the arena is empty. If it is, adds the sums of its figures to the totals.
     pub(crate) fn forget_if_empty(&self) -> bool {
         let mut state = self.lock();
         if state.blocks.segments().next().is_some() {
@@ -357,9 +357,9 @@ pub(crate) struct ArenaState {
     /// so merging and splitting again would be wasted.
     last_freed: Option<(BlockId, u64)>,
     pub(crate) references: LeftReferences,
-    /// Whether the arena is on the [roll](super::roll) of waiting arenas. It may be on the roll although this is `false`.
+    /// Whether the arena is on the [pending list](super::pending_list) of waiting arenas. It may be on the pending list although this is `false`.
     pub(crate) is_on_waiting: bool,
-    /// Whether the arena is on the [roll](super::roll) of arenas with free memory; exact.
+    /// Whether the arena is on the [pending list](super::pending_list) of arenas with free memory; exact.
     pub(crate) is_on_free_memory: bool,
 }
 
@@ -403,7 +403,7 @@ impl ArenaState {
         true
     }
 
-    /// Takes the best of the other free blocks, if there is one, and stores its range in `span`. Returns whether there was one.
+    /// Takes the best block from the bins, if there is one, and stores its range in `span`. Returns whether there was one.
     #[inline(never)]
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         self.bin_last_freed(arena);
@@ -477,8 +477,8 @@ impl ArenaState {
         self.search(request)
     }
 
-    /// Takes the best free block for a request out of its bin, without advancing the clock by which blocks age: for a search that
-    /// [`cached`](Self::cached) has counted already.
+    /// Takes the best free block for a request out of its bin. Does not advance the clock by which blocks age, because
+    /// [`cached`](Self::cached) has already counted the search.
     #[inline(always)]
     pub(crate) fn search(&mut self, request: &Request) -> Option<Span> {
         let entry = self.find(request)?;
@@ -508,8 +508,8 @@ impl ArenaState {
     }
 
     /// Returns the block that wastes least. A block before unmapped addresses counts with the size that it could grow to, so a
-    /// slightly larger block that cannot grow is preferred. The blocks are considered in order, up to the first that is not
-    /// better than the one before it.
+    /// slightly larger block that cannot grow is preferred to it. Checks blocks in order until one is not better than the block
+    /// before it.
     #[cold]
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
         let bins = &self.free[request.class as usize];
@@ -567,7 +567,7 @@ impl ArenaState {
         }
         arena.common.totals.changed(arena.number, gauges, class);
         if arena.common.watch.is_on() {
-            self.tell_allocated(arena, span, request);
+            self.report_allocated(arena, span, request);
         }
     }
 
@@ -608,7 +608,7 @@ impl ArenaState {
         let is_free_at_once = uses.is_empty() && !self.policy.direct;
         if arena.common.watch.is_on() {
             let actions = [Action::FreeRequested, Action::FreeCompleted];
-            self.tell_freed(arena, &actions[..1 + usize::from(is_free_at_once)], block, stack);
+            self.report_freed(arena, &actions[..1 + usize::from(is_free_at_once)], block, stack);
         }
         let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
@@ -652,7 +652,7 @@ impl ArenaState {
             } else {
                 self.pending.pop_ready();
                 if arena.common.watch.is_on() {
-                    self.tell_freed(arena, &[Action::FreeCompleted], block, None);
+                    self.report_freed(arena, &[Action::FreeCompleted], block, None);
                 }
                 let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
                 self.gauges.passed(class, size_bytes, requested_bytes);
@@ -667,16 +667,16 @@ impl ArenaState {
         let SegmentKind { class, is_expandable, registration } = self.blocks.tag(block);
         let now = self.now(arena, class);
         self.note_free(arena);
-        let Merged { span, absorbed: [before, behind] } = self.blocks.release(block, now);
+        let Merged { span, absorbed: [before, after] } = self.blocks.release(block, now);
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);
         if let Some(before) = before {
             bins.remove(before, registration);
             (absorbed, absorbed_bytes) = (1, before.size_bytes);
         }
-        if let Some(behind) = behind {
-            bins.remove(behind, registration);
-            (absorbed, absorbed_bytes) = (absorbed + 1, absorbed_bytes + behind.size_bytes);
+        if let Some(after) = after {
+            bins.remove(after, registration);
+            (absorbed, absorbed_bytes) = (absorbed + 1, absorbed_bytes + after.size_bytes);
         }
         bins.insert(span, registration);
         let gauges = &mut self.gauges;

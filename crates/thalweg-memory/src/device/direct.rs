@@ -95,11 +95,12 @@ impl DeviceAllocator {
         let tag = SegmentKind { class: request.class, is_expandable: false, registration: 0 };
         let usage = BlockUse::Free { since: 0 };
         let span = state.blocks.add_segment(address, request.size_bytes, usage, tag);
-        state.tell_gained(arena, Action::SegmentAlloc, span, request.stack);
+        state.report_gained(arena, Action::SegmentAlloc, span, request.stack);
         Ok(Some(state.hand_out(arena, request, span)))
     }
 
-    /// Completes statistics without a cache: the reserved bytes are those of the driver's pool, or the allocated bytes.
+    /// Completes statistics without a cache: the reserved bytes are the reserved bytes of the driver's pool, or, without a pool,
+    /// the allocated bytes.
     pub(crate) fn complete_directly(&self, statistics: &mut DeviceStatistics) {
         let settings = self.settings();
         if settings.is_cached_here() {
@@ -172,11 +173,11 @@ impl ArenaState {
             return;
         }
         if arena.common.watch.is_on() {
-            self.tell_freed(arena, &[Action::FreeCompleted], block, None);
+            self.report_freed(arena, &[Action::FreeCompleted], block, None);
         }
         let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         self.gauges.passed(class, size_bytes, requested_bytes);
-        self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block), None);
+        self.report_lost(arena, Action::SegmentFree, self.blocks.span(block), None);
         self.blocks.release(block, 0);
         self.blocks.remove_segment(block);
         arena.common.totals.changed(arena.number, &mut self.gauges, class);

@@ -58,7 +58,7 @@ pub(crate) enum Eligibility {
     Idle([u64; 2]),
     /// All blocks: the other stream waits for this one, or is this one.
     Ordered,
-    /// All blocks, for this stream; and their addresses keep their pages.
+    /// All blocks, for a request of the arena's own stream. The pages also stay mapped at their old addresses.
     Aliased,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct PageDemand {
     pub(crate) request: Request,
     /// The rule for blocks whose pages may be taken.
     pub(crate) eligibility: Eligibility,
-    /// Whether the pages are for the same arena that they are taken from.
+    /// Whether the pages are for the arena that they are taken from.
     pub(crate) own: bool,
     /// The greatest number of pages to take.
     pub(crate) wanted: usize,
@@ -132,7 +132,7 @@ impl ArenaState {
         arena
             .return_segment(span.address, span.size_bytes)
             .map_err(|error| AllocationError::upstream("free", error))?;
-        self.tell_lost(arena, Action::SegmentFree, span, ledger.given_back_at);
+        self.report_lost(arena, Action::SegmentFree, span, ledger.given_back_at);
         self.free[class as usize].remove(span, registration);
         self.blocks.remove_segment(span.block);
         let oversize = span.size_bytes >= self.policy.max_split_bytes;
@@ -204,7 +204,7 @@ impl ArenaState {
 
     /// Returns the pages that contain a taken block of an expandable segment: the address of the first, the size of each, and
     /// their identifiers.
-    pub(crate) fn pages_behind(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
+    pub(crate) fn pages_after(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
         let span = self.blocks.span(block);
         let table = &self.pages[&self.blocks.segment_of(block).id];
         let from = (span.address - table.address) / table.page_bytes;
@@ -218,7 +218,7 @@ impl ArenaState {
         self.pages[&self.blocks.segment_of(block).id].page_bytes
     }
 
-    /// Returns how many pages `request` lacks at the place where it would be served; `None` if there is no such place.
+    /// Returns how many pages `request` lacks at the place that would serve it; `None` if no place could.
     pub(crate) fn missing_pages(&self, request: &Request) -> Option<usize> {
         self.plan(request).map(|plan| plan.pages)
     }
@@ -260,7 +260,7 @@ impl ArenaState {
             span = self.mapped(part, &supply[pages..]);
             supply.truncate(pages);
             let part = Span { block: span.block, ..part };
-            self.tell_gained(arena, Action::SegmentMap, part, request.stack);
+            self.report_gained(arena, Action::SegmentMap, part, request.stack);
             ranges += 1;
         }
         self.free[class].remove(span, 0);
@@ -407,8 +407,8 @@ impl ArenaState {
         plan.map_or(0..0, |plan| self.blocks.span(plan.first).address..plan.end)
     }
 
-    /// Takes free pages away according to `order`, from the smallest blocks first. Pages where the request itself will grow, if
-    /// that is in this arena, are left alone. Does not wait.
+    /// Takes free pages away according to `order`, the smallest blocks' pages first. Skips pages where the request itself will
+    /// grow, if the request is for this arena. Does not wait.
     pub(crate) fn give_pages(
         &mut self,
         arena: &Arena,
@@ -437,7 +437,7 @@ impl ArenaState {
                         continue;
                     }
                     let block = self.carve(whole, part);
-                    self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
+                    self.report_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
                     pages.extend(self.unmapped(block));
                     ledger.bytes_moved(class, request.class, bytes);
                 }
@@ -457,7 +457,8 @@ impl ArenaState {
         self.process_events(arena);
     }
 
-    /// Removes the pages of a range that work in flight may still touch or, if it is to be an alias, future work.
+    /// Removes the pages of a range from the arena, but leaves them mapped: work in flight may still touch them, or, with
+    /// `is_alias`, future work.
     fn leave_stale_mapping(
         &mut self,
         arena: &Arena,
@@ -467,12 +468,12 @@ impl ArenaState {
         pages: &mut Vec<PageId>,
     ) {
         let block = self.carve(whole, part);
-        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
+        self.report_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
         let segment = self.blocks.segment_of(block).id;
         let moved = self.pages.get_mut(&segment).expect("a segment that is_expandable has pages").take(part);
         pages.extend(&moved);
         self.blocks.take(block, 0);
-        arena.common.rolls.stale.insert(arena.number);
+        arena.common.pending_lists.stale.insert(arena.number);
         self.stale_mappings.insert(block, StaleMapping { pages: moved, is_alias });
         if !is_alias {
             self.note_waiting(arena);
@@ -519,7 +520,7 @@ impl ArenaState {
             .map_err(|error| AllocationError::upstream("unmap", error))?;
         let class = self.blocks.tag(whole.block).class;
         let block = self.carve(whole, part);
-        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, ledger.given_back_at);
+        self.report_lost(arena, Action::SegmentUnmap, Span { block, ..part }, ledger.given_back_at);
         let pages = self.unmapped(block);
         let page_bytes = part.size_bytes / pages.len() as u64;
         ledger.bytes_spared(arena.key.owner, part.size_bytes);

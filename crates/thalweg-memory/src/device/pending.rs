@@ -376,9 +376,9 @@ impl<T: Copy + Eq> PendingFrees<T> {
     /// Adds an event to its queue, after those that were recorded before it.
     fn enqueue(&mut self, stream: StreamId, recorded: Recorded, ticket: u64) {
         let queue = self.queues.entry(stream).or_default();
-        let behind =
+        let after =
             queue.iter().rev().take_while(|other| other.recorded.sequence > recorded.sequence).count();
-        queue.insert(queue.len() - behind, Queued { recorded, ticket });
+        queue.insert(queue.len() - after, Queued { recorded, ticket });
     }
 
     /// Returns a copy of the streams that have queues, so that the queues may change during the iteration.
@@ -390,7 +390,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.queues.get(&stream)?.front()
     }
 
-    /// Removes the head of a queue: its event has passed, or the own stream waits for it.
+    /// Removes the head of a queue, because its event has passed or the owning stream waits for it.
     fn settle_head(&mut self, stream: StreamId) {
         let queue = self.queues.get_mut(&stream).expect("a queue with a head");
         let Queued { recorded, ticket } = queue.pop_front().expect("a queue with a head");

@@ -59,7 +59,7 @@ pub enum Extents {
     Rows {
         /// The dimensions that are rows.
         split: Split,
-        /// The shape of all points.
+        /// The shape of the iteration space: rows and the points within them.
         shape: Shape,
     },
     /// Points of this shape, whose coordinates the body reads.
@@ -161,7 +161,7 @@ impl Extents {
         let places = outputs.iter().zip(&body.outputs);
         placements.extend(places.map(|(operand, output)| self.output(operand.layout, output.place)));
         let (rows, inner) = self.rows_and_inner();
-        Ok(LoopLaunch { id, name, body, compute, rows, inner, placements, scalars })
+        Ok(LoopLaunch { id, name, body, compute, rows, inner, placements, scalars, lanes: None })
     }
 }
 

@@ -11,11 +11,9 @@ import importlib.machinery
 import sys
 import types
 
-from . import _placements
-
 _EAGER = "programs run eagerly, or are captured into graphs (`cuda.graph`)"
-_RANKS = "groups of several ranks are in the Rust crate (`thalweg::distributed`)"
-_SPARSE = "there are no sparse tensors"
+_RANKS = "it is in the Rust crate only (`thalweg::distributed`)"
+_SPARSE = "sparse tensors have places by coordinates or rows, and the functions that networks on graphs call"
 _QUANTIZED = "there are no quantized tensors"
 _NOT_YET = "the operator is not in the table"
 _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
@@ -23,23 +21,22 @@ _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 # Modules that are left out with all their contents, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
-        "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "export", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
-        "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
-        "distributed.launch", "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", "distributed.run",
-        "distributed.tensor", "distributed._tensor", "distributed._composable", "distributed._functional_collectives",
+        "distributed.algorithms", "distributed.elastic", 
+        "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", 
+        "distributed._composable", "distributed._functional_collectives",
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
-        "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
-    "ops": "operators are functions of `thalweg`, and have no overloads by name",
+        "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),
     "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
-        "_C", "_refs", "_prims", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
+        "_C", "_refs", "_prims", "_decomp", "_dispatch", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
-        "utils._python_dispatch", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
+        "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
         "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
@@ -48,12 +45,12 @@ MODULES = {
     "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
     "nn.utils._expanded_weights": "transforms of functions are left out",
     "nn.utils._per_sample_grad": "transforms of functions are left out",
-    "numa": "threads are those of the device", "autograd.forward_ad": "there is no forward-mode differentiation",
+    "numa": "threads are those of the device",
 }
 
 # Names that are left out of modules that exist.
 NAMES = {
-    "optim": {"SparseAdam": _SPARSE},
+    "optim": {"SparseAdam": "gradients are dense"},
     "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
@@ -64,8 +61,7 @@ NAMES = {
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
     "": {
-        **dict.fromkeys(("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
-                         "sparse_compressed_tensor"), _SPARSE),
+        **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
         **dict.fromkeys(("QInt32Storage", "QInt8Storage", "QUInt2x4Storage", "QUInt4x2Storage", "QUInt8Storage"), _QUANTIZED),
         **dict.fromkeys(("cond", "while_loop"), _EAGER),
@@ -74,14 +70,11 @@ NAMES = {
         **dict.fromkeys((
             "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
             "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "embedding_renorm_",
-            "from_file", "gru", "hash_tensor", "histogramdd", "lobpcg", "lstm", "native_norm", "rnn_relu", "rnn_tanh",
+            "from_file", "hash_tensor", "histogramdd", "lobpcg", "native_norm",
             "slice_inverse", "values_copy", "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
-        **dict.fromkeys(("smm", "saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
+        **dict.fromkeys(("saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
-    "distributed": dict.fromkeys((
-        "new_group", "send", "recv", "isend", "irecv", "batch_isend_irecv", "P2POp", "scatter", "gather", "all_to_all",
-        "all_to_all_single", "reduce_scatter", "monitored_barrier", "init_device_mesh", "DeviceMesh", "TCPStore", "FileStore", "HashStore",
-        "PrefixStore", "Store", "ProcessGroup", "ProcessGroupNCCL", "ProcessGroupGloo"), _RANKS),
+    "distributed": dict.fromkeys(("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC"), _RANKS),
 }
 
 
@@ -135,10 +128,15 @@ def placeholder(full, reason):
     return _made[full]
 
 
+# Existing modules without a `__getattr__` of their own, of which a few names are left out.
+_WITHOUT_ATTRIBUTES = (
+    "autograd.gradcheck", "compiler", "func", "nn.attention", "nn.parallel", "nn.utils", "random", "serialization", "utils._pytree",
+    "utils.checkpoint", "utils.dlpack", "utils.hooks", "linalg", "fft")
+
 # Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "hub", "library"}
+    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops"}
 
 
 def attributes(module, names=None):
@@ -152,6 +150,11 @@ def attributes(module, names=None):
             return importlib.import_module(f"{module}.{name}")
         if name in names:
             return placeholder(f"{module}.{name}", names[name])
+        if not name.startswith("_"):
+            from ._left_out_names import reason_of as reason_of_name
+            reason = reason_of_name(own, name)
+            if reason is not None:
+                return placeholder(f"{module}.{name}", reason)
         raise AttributeError(f"module '{module}' has no attribute '{name}'")
     return __getattr__
 
@@ -223,8 +226,7 @@ class _Setting(contextlib.ContextDecorator):
 
 # Names that programs read, call or set in these modules at import time.
 _GIVEN = {
-    **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
-    "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
+    "_tensor_str": {"PRINT_OPTS": None},
     "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.config": {"patch": _Setting},
@@ -234,7 +236,6 @@ _GIVEN = {
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
     "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
-    "utils._python_dispatch": {"is_traceable_wrapper_subclass": _false},
     "utils._triton": {"has_triton": _false, "has_triton_package": _false},
     "cuda.jiterator": {
         name: _named(f"{__package__}.cuda.jiterator.{name}", MODULES["cuda.jiterator"])
@@ -273,3 +274,6 @@ def install():
         if parent is not None and not hasattr(parent, "__path__"):
             # Submodules are imported only from packages.
             parent.__path__ = []
+    for name in _WITHOUT_ATTRIBUTES:
+        module = sys.modules[f"{__package__}.{name}"]
+        module.__getattr__ = attributes(module.__name__)

@@ -3,20 +3,22 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
-use thalweg_driver::{CaptureMode, Code, StreamHandle};
+use thalweg_driver::{CaptureMode, Code, Label, StreamHandle};
+use thalweg_lock::Mutex;
 use thalweg_memory::{Backend, StreamFilter, StreamId};
 
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
-use super::captures::{Ids, UnderWay, lock};
+use super::captures::{Ids, UnderWay};
 use super::contract::InputKind;
 use super::footprint::{Footprint, Traces};
 use super::members::OverwritePolicy;
 use super::report::GraphMemory;
 use super::steps::Steps;
 use super::{GraphPool, REGION};
+use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
@@ -74,6 +76,7 @@ pub struct Capture {
 
 impl Capture {
     pub(super) fn begin(device: &Device, options: CaptureOptions) -> Result<Self> {
+        queue_deferred(Label::here("capture"))?;
         check(device, &options)?;
         Self::open(device, options).map_err(|error| error.context(REGION))
     }
@@ -125,7 +128,7 @@ impl Capture {
         capture.open = true;
         let info = device.check(driver.stream_capture_info(stream.handle()))?;
         capture.id = info.id;
-        lock(&ids).push(info.id);
+        ids.lock().push(info.id);
         let own = device.clone();
         let pool_of_one_graph = Box::new(move |id| own.captures().pool_of_one_graph(id));
         under_way.push(UnderWay {
@@ -167,6 +170,7 @@ impl Capture {
     }
 
     fn close(mut self) -> Result<CapturedGraph> {
+        queue_deferred(Label::here("end of a capture"))?;
         let device = self.stream.device().clone();
         let driver = device.driver();
         let captures = device.captures();
@@ -189,7 +193,7 @@ impl Capture {
             captures.take(self.id).expect("it is under way until it is taken here, or dropped");
         upkeeps.iter().for_each(|(_, upkeep)| upkeep.captured());
         // No stream takes part any more.
-        lock(&ids).clear();
+        ids.lock().clear();
         let Traces { mut contract, kept, written, left, occupied_bytes, allocated_bytes } =
             footprint.finish();
         // The stream-ordered allocator puts nodes of its own into a capture.
@@ -229,6 +233,10 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         let device = self.stream.device();
+        if self.open {
+            // Work that was deferred in the region is not to be queued after it.
+            let _ = queue_deferred(Label::here("end of a capture"));
+        }
         if self.open
             && let Ok(graph) = device.driver().stream_end_capture(self.stream.handle())
         {
@@ -291,13 +299,13 @@ fn nested() -> Error {
     Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
 }
 
-/// Returns a filter for the streams that take part in the captures of these numbers. For the origin it makes no call of the
-/// driver.
+/// Returns a filter for the streams that take part in the captures with these numbers. Makes no call of the driver for the
+/// origin.
 fn streams_of_capture(origin: &Stream, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
     let (driver, origin) = (origin.device().driver().clone(), origin.id());
     let (ids, questions) = (ids.clone(), questions.clone());
     StreamFilter::Matching(Arc::new(move |stream: StreamId| {
-        let ids = lock(&ids);
+        let ids = ids.lock();
         if ids.is_empty() || stream == origin {
             return !ids.is_empty();
         }

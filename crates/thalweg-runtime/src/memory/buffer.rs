@@ -11,6 +11,7 @@ use thalweg_profiler::{MemoryChange, record_memory};
 
 use super::external::External;
 use super::graph_output::GraphOutput;
+use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::{Device, Result, Stream};
 
@@ -97,6 +98,8 @@ impl Buffer {
     /// blocks. See [`thalweg_memory::Block::record_use`].
     #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
+        // The event is recorded now. A failure is reported by the thread's next command.
+        let _ = queue_deferred(Label::here("record_use"));
         match &self.memory {
             Memory::Owned(block) => block.record_use(stream.id()),
             Memory::GraphOutput(output) => output.record(stream, UseKind::SoFar),
@@ -105,8 +108,8 @@ impl Buffer {
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
 
-    /// Returns whether the memory is the buffer's own and no use by a stream other than this one was recorded: then work queued
-    /// there may write it without waiting for others.
+    /// Returns whether the memory is the buffer's own and was not used by streams other than this one. If so, work queued on this
+    /// stream may write the memory without waiting for other streams.
     pub fn is_used_only_on(&self, stream: &Stream) -> bool {
         match &self.memory {
             Memory::Owned(block) => block.is_used_only_on(stream.id()),

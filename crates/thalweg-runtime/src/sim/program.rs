@@ -36,7 +36,7 @@ pub const OPENED_SUFFIX: &str = ".opened";
 /// The prefix of a finding in a report that is not a failure: a race that is only possible.
 pub const POSSIBLE_PREFIX: &str = "note: ";
 
-/// The exit status of a process that was ended because it took too long: that of `timeout(1)`.
+/// The exit status of a process that was ended because it took too long, as in `timeout(1)`.
 pub const TIMED_OUT: i32 = 124;
 
 impl CheckedProgram {
@@ -46,7 +46,7 @@ impl CheckedProgram {
         let machine = SimDriver::controlled(config, plan.schedule())?;
         machine.inject(&plan.faults);
         if let Some(report) = &self.report {
-            let _ = std::fs::write(beside(report, OPENED_SUFFIX), "");
+            let _ = std::fs::write(sibling_path(report, OPENED_SUFFIX), "");
         }
         machine.set_order_only(self.order_only);
         if let Some(limit) = self.time_limit {
@@ -56,7 +56,7 @@ impl CheckedProgram {
             })?;
         }
         if let (true, Some(report)) = (self.order_only, &self.report) {
-            let companion = beside(report, OBSERVED_SUFFIX);
+            let companion = sibling_path(report, OBSERVED_SUFFIX);
             // Without this file the other seeds are skipped, so the failure to write it may lose findings, but reports nothing
             // wrong.
             machine.on_observation(move || drop(std::fs::write(companion, "")))?;
@@ -79,7 +79,7 @@ impl CheckedProgram {
 }
 
 /// Returns the path of a file next to the report, with this suffix.
-fn beside(report: &std::path::Path, suffix: &str) -> std::path::PathBuf {
+fn sibling_path(report: &std::path::Path, suffix: &str) -> std::path::PathBuf {
     let mut path = report.to_owned().into_os_string();
     path.push(suffix);
     path.into()

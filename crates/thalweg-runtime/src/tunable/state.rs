@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 
 use rustc_hash::FxHashMap;
 use thalweg_driver::{Label, ReductionSchemes};
 use thalweg_kernels::matmul::Matmul;
+use thalweg_lock::{Mutex, MutexGuard, RwLock};
 
 use super::results::{Entry, PYTORCH_VERSION, Results, Validators};
 use super::settings::{Effective, Settings, Variables, results_file, untuned_file};
@@ -72,7 +73,7 @@ pub(crate) fn solution_of(
 }
 
 /// Removes a result that the library refuses to run.
-pub(crate) fn refused(
+pub(crate) fn forget_refused(
     device: &Device,
     product: &Matmul,
     precision: Precision,
@@ -85,7 +86,7 @@ pub(crate) fn refused(
     if let Some(signature) = shape.signature() {
         let kind = state.validators(device);
         state.inner().results.remove(&kind, &signature);
-        state.say(1, &format!("{signature}: the result is left out: {why}"));
+        state.log(1, &format!("{signature}: the result is left out: {why}"));
     }
     state.decide(question, Solution::Default);
 }
@@ -106,13 +107,13 @@ impl State {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Changes something that decisions depend on.
     pub(super) fn change(&self, change: impl FnOnce(&Self)) {
         change(self);
-        self.decisions.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.decisions.write().clear();
     }
 
     pub(super) fn set(&self, change: impl FnOnce(&mut Settings)) {
@@ -133,12 +134,12 @@ impl State {
 
     /// Sets the version of PyTorch that results are for.
     pub(super) fn set_pytorch_version(&self, version: Option<&str>) {
-        *self.pytorch.write().unwrap_or_else(PoisonError::into_inner) = version.map(str::to_owned);
+        *self.pytorch.write() = version.map(str::to_owned);
         self.read_files_again();
     }
 
     pub(super) fn pytorch_version(&self) -> Option<String> {
-        self.pytorch.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.pytorch.read().clone()
     }
 
     /// Returns the values that results of a device depend on. It takes the lock of the version, so callers must not hold it.
@@ -162,7 +163,7 @@ impl State {
     }
 
     fn decide(&self, question: Question, solution: Solution) {
-        self.decisions.write().unwrap_or_else(PoisonError::into_inner).insert(question, solution);
+        self.decisions.write().insert(question, solution);
     }
 
     fn solution_of(
@@ -176,7 +177,7 @@ impl State {
         let device = stream.device();
         let shape = Shape::of(product, operands, precision);
         let question = Question { device: device.number(), shape, reductions: precision.1 };
-        let known = self.decisions.read().unwrap_or_else(PoisonError::into_inner).get(&question).copied();
+        let known = self.decisions.read().get(&question).copied();
         if let Some(solution) = known {
             return Ok(solution);
         }
@@ -201,11 +202,7 @@ impl State {
         if stream.is_capturing().unwrap_or(true) {
             return Ok(Solution::Default);
         }
-        let _turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(Solution::Default),
-        };
+        let Some(_turn) = self.turn.try_lock() else { return Ok(Solution::Default) };
         let tuned = self.tune(stream, shape, precision, Some(operands), &signature, label)?;
         let solution = tuned.map_or(Solution::Default, |(entry, _)| entry.solution);
         self.decide(question, solution);
@@ -233,7 +230,7 @@ impl State {
         let settings = self.effective();
         let rotating = settings.rotating_bytes(device.properties().l2_cache_bytes);
         let Some(mut trial) = Trial::new(stream, shape, precision, operands, rotating, label)? else {
-            self.say(1, &format!("{signature}: not tuned, for lack of memory for a copy of the operands"));
+            self.log(1, &format!("{signature}: not tuned, for lack of memory for a copy of the operands"));
             return Ok(None);
         };
         let reference = match settings.numerical_check {
@@ -244,7 +241,7 @@ impl State {
         let mut default = 0.0;
         for solution in trial.candidates(settings.requested_algorithms, self.pytorch_version().is_none())? {
             let timed = trial.measure(solution, best.map(|(_, time)| time), &settings)?;
-            self.say(3, &format!("{signature}: {solution}: {timed:?}"));
+            self.log(3, &format!("{signature}: {solution}: {timed:?}"));
             let Timed::Median(time) = timed else { continue };
             if solution == Solution::Default {
                 default = f64::from(time);
@@ -255,14 +252,14 @@ impl State {
             if let Some((expected, tolerances)) = &reference
                 && !all_close(&trial.result(solution)?, expected, *tolerances)
             {
-                self.say(2, &format!("{signature}: {solution} is left out: its result is too far off"));
+                self.log(2, &format!("{signature}: {solution} is left out: its result is too far off"));
                 continue;
             }
             best = Some((solution, time));
         }
         let (solution, time) = best.unwrap_or((Solution::Default, 0.0));
         let entry = Entry { solution, milliseconds: f64::from(time) };
-        self.say(2, &format!("{signature}: {solution}, {time:.4} ms, the default {default:.4} ms"));
+        self.log(2, &format!("{signature}: {solution}, {time:.4} ms, the default {default:.4} ms"));
         self.keep(device, signature, entry);
         Ok(Some((entry, default)))
     }
@@ -275,7 +272,7 @@ impl State {
         let written = inner.results.append(&path, &kind, signature, &entry);
         drop(inner);
         if let Err(error) = written {
-            self.say(0, &format!("{}: a result was not written: {error}", path.display()));
+            self.log(0, &format!("{}: a result was not written: {error}", path.display()));
         }
     }
 
@@ -298,7 +295,7 @@ impl State {
             .and_then(|mut file| file.write_all(format!("{signature}\n").as_bytes()));
         drop(inner);
         if let Err(error) = written {
-            self.say(0, &format!("{}: a product was not recorded: {error}", path.display()));
+            self.log(0, &format!("{}: a product was not recorded: {error}", path.display()));
         }
     }
 
@@ -311,7 +308,7 @@ impl State {
         if path.exists()
             && let Err(error) = self.read_file(device, Some(&path))
         {
-            self.say(0, &error.to_string());
+            self.log(0, &error.to_string());
         }
     }
 
@@ -324,7 +321,7 @@ impl State {
         self.change(|state| {
             state.inner().read.insert(device.number());
         });
-        self.say(
+        self.log(
             1,
             &format!(
                 "{}: {} results; {} of another device or library, and {} lines that cannot be read, are left out",
@@ -355,7 +352,7 @@ impl State {
         let products: Vec<Signature> =
             signatures_of(&text).filter(|signature| seen.insert(signature.clone())).collect();
         self.read_once(device);
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock();
         for (number, signature) in products.iter().enumerate() {
             let outcome = self.tune_offline(device, signature)?;
             progress(&outcome, number + 1, products.len());
@@ -385,7 +382,7 @@ impl State {
     }
 
     /// Reports a message, if the verbosity is at least `level`.
-    fn say(&self, level: u32, text: &str) {
+    fn log(&self, level: u32, text: &str) {
         if self.variables.verbose < level {
             return;
         }

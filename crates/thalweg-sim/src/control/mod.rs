@@ -10,7 +10,7 @@
 //! forever. So parked threads watch: a thread with the turn that the operating system reports as asleep loses it, and when
 //! it wakes up it runs until its next call and parks there. Before each decision the machine waits until every other thread
 //! is parked, asleep or gone, so that the choices depend on the program only. Host functions may block in the same way, and
-//! have threads of their own (`apart`). A thread that neither calls nor sleeps is found by the
+//! have threads of their own (`detached`). A thread that neither calls nor sleeps is found by the
 //! [`watch`](crate::control::watch).
 //!
 //! A thread that was not introduced is unknown until it calls. So after the first call of such a thread, a decision waits a
@@ -34,7 +34,7 @@
 //! between, waits until something is done. If nothing is left that could be done, for a while, that is a livelock.
 //!
 //! # Invariants
-//! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `apart`.)
+//! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `detached`.)
 //! - A thread that has the turn can continue, or decides: the turn is *granted* to a thread only when its wait is over.
 //! - Once the run has ended no command begins.
 //! - A wait may be refused while its command is queued, and the command may run later: no command relies on its caller's
@@ -46,19 +46,20 @@ pub(crate) mod sighting;
 pub(crate) mod spawn;
 pub(crate) mod watch;
 
-mod apart;
 mod choice;
+mod detached;
 mod entry;
 mod turn;
 
 use std::borrow::Cow;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use thalweg_driver::{Code, INTERRUPTION_INTERVAL, Label};
+use thalweg_lock::Condvar;
 
 use self::sighting::{Activity, Alive, Entering, Sighted, Tick, made_since};
 use super::executor::command::{Claim, CommandId};
@@ -69,8 +70,8 @@ use super::schedules::{Schedule, Trace};
 /// for something to be done.
 const FRUITLESS_LOOKS: u32 = 16;
 
-/// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one does
-/// not, so that a program that queries twice and gives up can be seen to do so.
+/// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one query does
+/// not. A run can therefore include a program that queries twice and gives up.
 const NOT_READY: u32 = 8;
 
 /// The number of checked objects that are remembered.
@@ -81,9 +82,9 @@ const LOOKED_AT: usize = 32;
 /// pass or for another process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The number of times that decisions check, after the arrival of a thread that was not introduced, for others that are on
-/// their way, and wait for a moment if there are any. A thread that makes its first call only when another is done with its
-/// work may know of that work, for all that the machine can see.
+/// The number of decisions, after the arrival of a thread that was not introduced, that check for other threads on their way to
+/// their first call, and wait for a moment if there are any. As far as the machine can see, a thread that makes its first call
+/// after another thread has finished its work may know of that work.
 const ARRIVAL_LOOKS: u32 = 64;
 
 /// The least number of polls in that time for a livelock: a thread that sleeps in between is not busy.
@@ -99,7 +100,7 @@ pub(super) enum CallKind {
     Submit,
     /// The call queries whether work is done; with the handle of the queried object.
     Query(u64),
-    /// The call reads other state that others change; with a number that identifies it.
+    /// The call reads other state that other threads or commands change. The number identifies that state.
     Look(u64),
     /// Any other call.
     Other,
@@ -138,7 +139,7 @@ pub(super) struct Control {
     pub(super) trace: Trace,
     pub(super) hosts: Vec<Host>,
     /// The work on threads that are not host threads.
-    pub(super) apart: Vec<Apart>,
+    pub(super) detached: Vec<DetachedThread>,
     pub(super) turn: Option<u32>,
     /// The number of events that other threads may be waiting for: commands that ended, calls that queued something,
     /// threads that ended.
@@ -150,7 +151,7 @@ pub(super) struct Control {
     pub(super) has_ended: bool,
     /// The error of every call from now on.
     end: Refusal,
-    /// The reason why no thread makes progress any more, when it was found first.
+    /// The reason why no thread makes progress any more, once it has been found.
     pub(super) stuck: Option<String>,
     /// Called with that reason, once.
     pub(super) on_stuck: Option<OnStuck>,
@@ -176,7 +177,7 @@ struct Polls {
 pub(crate) struct Limit {
     pub(crate) time: Duration,
     pub(crate) ends: Instant,
-    /// Called when a run does not end although it was ended.
+    /// Called when a run goes on although it was ended.
     pub(crate) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -191,7 +192,7 @@ pub(crate) struct Stall {
 }
 
 /// A thread that runs apart.
-pub(crate) struct Apart {
+pub(crate) struct DetachedThread {
     number: u64,
     /// The host function; `None` for a deputy.
     pub(crate) label: Option<Label>,
@@ -199,7 +200,7 @@ pub(crate) struct Apart {
     sighted: Option<Sighted>,
 }
 
-impl Apart {
+impl DetachedThread {
     /// Returns the thread, if it has begun.
     pub(crate) fn sighted(&self) -> Option<&Sighted> {
         self.sighted.as_ref()
@@ -209,23 +210,23 @@ impl Apart {
 /// A host thread.
 pub(super) struct Host {
     pub(super) name: Cow<'static, str>,
-    /// The thread's number; 0 until it has begun.
+    /// The thread's number in the system; 0 until the thread has begun.
     pub(super) thread: u64,
     pub(super) sighted: Sighted,
     pub(super) phase: Phase,
     /// The current or last call.
     pub(super) call: &'static str,
-    /// The number of its turns.
+    /// The number of the thread's turns.
     pub(super) waits: u64,
-    /// Whether the turn was granted to it.
+    /// Whether the turn was granted to the thread.
     pub(super) is_granted: bool,
-    /// Whether it is busy outside of the driver, where it may be waiting for others.
+    /// Whether the thread is busy outside of the driver, where it may be waiting for other threads.
     pub(super) is_spinning: bool,
     pub(super) wake: Arc<Condvar>,
-    /// The moment at which it next asks whether the program interrupts its wait, if the wait can be interrupted.
+    /// The moment of the next check whether the program interrupts the thread's wait, if the wait can be interrupted.
     pub(super) asks: Option<Instant>,
     looks: Looks,
-    /// The moment of its last poll with nothing left to be done.
+    /// The moment of the thread's last poll with nothing left to be done.
     polled: u64,
 }
 
@@ -233,7 +234,7 @@ pub(super) enum Phase {
     /// The thread is outside of the driver, or asleep there, or it has the turn and continues.
     Running,
     Parked(Wait),
-    /// The thread is parked, and its call is to fail with this.
+    /// The thread is parked, and its call is to fail with this refusal.
     Refused(Refusal),
     Finished,
 }
@@ -303,7 +304,7 @@ impl Control {
             schedule,
             trace: Trace::default(),
             hosts: vec![first],
-            apart: Vec::new(),
+            detached: Vec::new(),
             turn: Some(0),
             progress: 0,
             polls: Polls { progress: 0, since: Instant::now(), count: 0 },
@@ -396,8 +397,8 @@ impl Control {
 
     /// Ends the run because no thread makes progress any more, with this reason.
     fn set_stuck(&mut self, text: String) {
-        if let Some(told) = self.on_stuck.take() {
-            told(&text);
+        if let Some(reported) = self.on_stuck.take() {
+            reported(&text);
         }
         self.stuck.get_or_insert(text);
     }
@@ -412,8 +413,8 @@ impl Control {
     /// Records that the program may have seen something that the schedule decides.
     pub(super) fn observe(&mut self) {
         self.trace.observations += 1;
-        if let Some(told) = self.on_observation.take() {
-            told();
+        if let Some(reported) = self.on_observation.take() {
+            reported();
         }
     }
 
@@ -470,7 +471,7 @@ impl Control {
     fn newcomers(&self) -> Vec<Activity> {
         let hosts = self.hosts.iter().map(|host| &host.sighted);
         let known: SmallVec<[&Sighted; 8]> =
-            hosts.chain(self.apart.iter().filter_map(Apart::sighted)).collect();
+            hosts.chain(self.detached.iter().filter_map(DetachedThread::sighted)).collect();
         made_since(self.began, |number| known.iter().any(|thread| thread.is_number(number)))
     }
 
@@ -532,7 +533,7 @@ impl Control {
             Phase::Finished => true,
             _ => false,
         };
-        self.apart.is_empty() && self.hosts.iter().all(is_quiet)
+        self.detached.is_empty() && self.hosts.iter().all(is_quiet)
     }
 }
 

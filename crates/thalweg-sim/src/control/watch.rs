@@ -3,9 +3,11 @@
 //! It detects what no call shows: a host thread that waits for the device without calling the driver, busily or asleep, and
 //! a run that takes too long. It need not be exact: its actions are correct at any moment.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::sighting::Activity;
 use super::{Host, Stall};
@@ -36,11 +38,11 @@ struct Watch {
 static WATCH: Mutex<Watch> = Mutex::new(Watch { machines: Vec::new(), is_running: false });
 
 fn lock() -> MutexGuard<'static, Watch> {
-    WATCH.lock().unwrap_or_else(PoisonError::into_inner)
+    WATCH.lock()
 }
 
-/// Watches a machine from now on. If the system cannot start a thread, nothing watches it; nor under Miri, which reports a
-/// thread that outlives the tests as an error.
+/// Starts a thread that watches a machine. If the system cannot start a thread, nothing watches the machine. Nothing does under
+/// Miri either, which reports a thread that outlives the tests as an error.
 pub(crate) fn watch(machine: &Arc<Machine>) {
     if cfg!(miri) {
         return;
@@ -76,7 +78,7 @@ impl Machine {
         if locked.workers.shutdown {
             return;
         }
-        if let Some(text) = locked.outlived() {
+        if let Some(text) = locked.end_overdue_run() {
             let is_stuck = locked.control().limit.take().map(|limit| limit.is_stuck);
             drop(locked);
             is_stuck.into_iter().for_each(|is_stuck| is_stuck(&text));
@@ -90,7 +92,7 @@ impl Machine {
 
 impl Locked<'_> {
     /// Ends a run whose time is over. Returns its text if it was ended before and still continues.
-    fn outlived(&mut self) -> Option<String> {
+    fn end_overdue_run(&mut self) -> Option<String> {
         let limit = self.control().limit.as_ref()?;
         let (time, late) = (limit.time, Instant::now().saturating_duration_since(limit.ends));
         if late.is_zero() {
@@ -129,7 +131,7 @@ impl Locked<'_> {
         }
         control.host(turn).is_spinning = is_spinning;
         let has_others = control.hosts.iter().any(Host::is_parked);
-        let is_served = has_others || !control.apart.is_empty();
+        let is_served = has_others || !control.detached.is_empty();
         let state = &mut **self;
         (!is_served && !state.executor.offers(&state.memory).is_empty()).then_some(turn)
     }

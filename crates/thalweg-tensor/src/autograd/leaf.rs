@@ -1,14 +1,16 @@
 //! The gradient that a tensor keeps, and the node of a leaf, which accumulates there.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_ir::{Layout, inverse_order};
+use thalweg_lock::Mutex;
 use thalweg_runtime::Result;
 
 use super::hook_list::HookList;
 use super::is_grad_enabled;
 use super::node::{Backward, Gradients};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// A hook that sees a gradient and may replace it. `None` is the zero gradient of a result for which none has arrived, while one
@@ -17,7 +19,7 @@ pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> +
 
 /// The gradient that a tensor keeps, with the hooks of a leaf.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct KeptGradient {
     gradient: Mutex<Option<Tensor>>,
     hooks: OnceLock<Box<LeafHooks>>,
 }
@@ -31,15 +33,15 @@ pub(crate) struct LeafHooks {
     pub accumulated: Arc<HookList<dyn Fn() -> Result<()> + Send + Sync>>,
 }
 
-impl Kept {
+impl KeptGradient {
     /// Returns the gradient.
     pub(crate) fn get(&self) -> Option<Tensor> {
-        self.gradient.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.gradient.lock().clone()
     }
 
     /// Replaces the gradient.
     pub(crate) fn set(&self, gradient: Option<Tensor>) {
-        let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.gradient.lock();
         // The former gradient is dropped after the lock is released.
         let _former = std::mem::replace(&mut *slot, gradient);
         drop(slot);
@@ -78,7 +80,7 @@ impl Kept {
                 }
                 None => own(arrived, leaf)?,
             };
-            let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = self.gradient.lock();
             let is_unchanged = match (&*slot, &earlier) {
                 (Some(now), Some(earlier)) => Arc::ptr_eq(&now.0, &earlier.0),
                 (now, earlier) => now.is_none() && earlier.is_none(),
@@ -104,7 +106,7 @@ fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
 /// dimensions (row-major, if the leaf has gaps), so that an optimizer traverses both in the same order. Returns `arrived` itself
 /// if this is already so and only this pass holds it, else a copy.
 fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
-    let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+    let is_ours = Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
     let Some(order) = leaf.dense_order() else {
         let stays = is_ours && arrived.is_contiguous();
         return if stays { Ok(arrived.clone()) } else { arrived.copied(Location::caller()) };
@@ -117,12 +119,12 @@ fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
 
 /// The backward function of a leaf's node: it adds arriving gradients to the leaf's gradient.
 pub(crate) struct Accumulate {
-    kept: Arc<Kept>,
+    kept: Arc<KeptGradient>,
     layout: Layout,
 }
 
 impl Accumulate {
-    pub(crate) fn new(kept: Arc<Kept>, layout: &Layout) -> Self {
+    pub(crate) fn new(kept: Arc<KeptGradient>, layout: &Layout) -> Self {
         Self { kept, layout: layout.clone() }
     }
 }

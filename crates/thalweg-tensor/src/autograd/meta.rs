@@ -1,9 +1,11 @@
 //! A tensor's part in the graph.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use super::leaf::Kept;
+use thalweg_lock::{Mutex, MutexGuard};
+
+use super::leaf::KeptGradient;
 use super::node::{Edge, Node};
 use crate::tensor::Tensor;
 
@@ -26,7 +28,7 @@ pub(crate) struct AutogradMeta {
     pub(super) writes: AtomicU64,
     view_of: Option<ViewOf>,
     /// The gradient and hooks. Few tensors have them, so they are made on first use.
-    kept: OnceLock<Arc<Kept>>,
+    kept: OnceLock<Arc<KeptGradient>>,
     pub(super) accumulator: OnceLock<Mutex<Weak<Node>>>,
 }
 
@@ -72,7 +74,7 @@ impl AutogradMeta {
 
     /// Makes the tensor the result of a node. Nothing else holds the tensor yet.
     pub(crate) fn join(&mut self, edge: Edge) {
-        self.history.get_mut().unwrap_or_else(PoisonError::into_inner).edge = Some(edge);
+        self.history.get_mut().edge = Some(edge);
         *self.requires_grad.get_mut() = true;
     }
 
@@ -81,7 +83,7 @@ impl AutogradMeta {
     }
 
     /// Returns the storage of the gradient.
-    pub(crate) fn kept(&self) -> &Arc<Kept> {
+    pub(crate) fn kept(&self) -> &Arc<KeptGradient> {
         self.kept.get_or_init(Arc::default)
     }
 
@@ -95,7 +97,7 @@ impl AutogradMeta {
     }
 
     pub(super) fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock()
     }
 
     /// Returns the tensor whose writes in place this one must check.

@@ -1,15 +1,17 @@
 //! Tensors that nodes keep for backward, and the hooks that choose where ([`saved_tensors_hooks`]).
 
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use thalweg_ir::{DType, Layout};
+use thalweg_lock::Mutex;
 use thalweg_ops::schema::{Kind, Schema};
 use thalweg_runtime::{Error, Result};
 
 use super::node::{Edge, Node, running_node};
 use super::{is_grad_enabled, no_grad};
 use crate::scoped::{Scoped, put, scoped};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// A function that returns a packed tensor.
@@ -101,7 +103,7 @@ impl Saved {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor was written or freed; and those of hooks.
     pub fn get(&self) -> Result<Tensor> {
-        self.got(is_grad_enabled())
+        self.unpacked(is_grad_enabled())
     }
 
     /// Refuses a tensor that a pass has freed.
@@ -109,7 +111,7 @@ impl Saved {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor was freed.
     pub fn check_kept(&self) -> Result<()> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         if state.is_some() { Ok(()) } else { Err(freed()) }
     }
 
@@ -118,11 +120,11 @@ impl Saved {
     /// # Errors
     /// Those of [`get`](Self::get).
     pub fn get_recorded(&self) -> Result<Tensor> {
-        self.got(true)
+        self.unpacked(true)
     }
 
-    fn got(&self, is_recorded: bool) -> Result<Tensor> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    fn unpacked(&self, is_recorded: bool) -> Result<Tensor> {
+        let state = self.state.lock().clone();
         let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
             State::Tensor(tensor, version) => {
@@ -148,13 +150,13 @@ impl Saved {
     /// Returns the tensor as memory for a gradient of its shape and dtype, by which the last pass may overwrite it. This requires
     /// that it is kept unpacked and was not written since, is contiguous in row-major order, nothing else holds its memory, and
     /// no other stream has used that. Call this before [`get`](Self::get).
-    pub(crate) fn room(&self) -> Option<Tensor> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn reusable_memory(&self) -> Option<Tensor> {
+        let state = self.state.lock();
         let State::Tensor(tensor, version) = state.as_ref()? else { return None };
         let storage = tensor.storage();
-        let is_ours = Arc::strong_count(&tensor.0) == 1 && Arc::strong_count(storage) == 1;
+        let is_ours = Arc::strong_count(&tensor.0) == 1 && Storage::holders(storage) == 1;
         let stream = tensor.device().current_stream();
-        let fits = is_ours && tensor.is_contiguous() && storage.buffer().is_used_only_on(&stream);
+        let fits = is_ours && tensor.is_contiguous() && storage.is_used_only_on(&stream);
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 
@@ -167,7 +169,7 @@ impl Saved {
         pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
         unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<()> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let state = self.state.lock().clone();
         let tensor = match state {
             None => {
                 return Err(Error::invalid(
@@ -190,14 +192,14 @@ impl Saved {
         let packed = Packed::new(&tensor, &packing(pack, unpack))?.expect("the hooks pack every tensor");
         let packed = State::Packed(Arc::new(packed));
         // The former state is dropped after the lock is released.
-        let _former = self.state.lock().unwrap_or_else(PoisonError::into_inner).replace(packed);
+        let _former = self.state.lock().replace(packed);
         Ok(())
     }
 
     /// Frees the tensor.
     pub fn release(&self) {
         // The tensor is dropped after the lock is released, since hooks may hold values with a `Drop` of their own.
-        let _released = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _released = self.state.lock().take();
     }
 }
 

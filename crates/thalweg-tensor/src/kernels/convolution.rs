@@ -7,6 +7,7 @@
 use std::panic::Location;
 
 use thalweg_ir::{DType, Shape};
+use thalweg_ops::table;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
     ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result, Stream,
@@ -15,6 +16,7 @@ use thalweg_runtime::{
 use crate::autograd::formula::Formula;
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{self, Argument, Arguments, Call, Ints, built_in};
+use crate::loops::{LoopArguments, run_into};
 use crate::memory_format::{channels_last_order, is_channels_last};
 use crate::tensor::{Tensor, Tensors};
 
@@ -69,8 +71,8 @@ fn format_of(dtype: DType) -> Option<ElementFormat> {
     }
 }
 
-/// Calls the operator with the size of the result, followed by stride, padding and dilation of each axis. If no gradient is
-/// recorded, a bias and the rectified linear unit may be applied to an output.
+/// Calls the operator with the size of the result, followed by stride, padding and dilation of each axis. A bias is added to the
+/// result. If no gradient is recorded, the rectified linear unit may be applied to an output with a bias.
 pub(crate) fn call(
     [first, second]: [&Tensor; 2],
     computed: Computed,
@@ -177,17 +179,33 @@ fn shape_of(
     }
 }
 
-/// Returns a bias in the form that the library reads.
-fn readable_bias(call: &Call<'_>, bias: &Tensor, shape: &ConvolutionShape) -> Result<Tensor> {
+/// Returns a bias in the form that the library reads, for a result of so many channels.
+fn readable_bias(call: &Call<'_>, bias: &Tensor, channels: usize) -> Result<Tensor> {
     let (of, dtype) = (call.tensor(0).dtype(), bias.dtype());
-    if bias.shape() != [shape.output_channels as usize] || dtype != of {
+    if bias.shape() != [channels] || dtype != of {
         return Err(Error::invalid(format!(
-            "convolution: a bias {:?} of {dtype} for {} channels of {of}",
-            bias.shape(),
-            shape.output_channels
+            "convolution: a bias {:?} of {dtype} for {channels} channels of {of}",
+            bias.shape()
         )));
     }
     readable(bias, false, call.label)
+}
+
+/// Returns whether the library is to add the bias of an output in the kernel that convolves. Its kernels with a bias are slower
+/// than a second kernel where a group has one channel, where channels do not fill vectors of 16 bytes, and where a window is one
+/// point and the channels are not the last dimension.
+fn adds_bias_itself(shape: &ConvolutionShape) -> bool {
+    let is_depthwise = shape.groups > 1 && shape.groups == shape.input_channels;
+    let is_of_points = shape.kernel == [1; 3] && shape.output != [1; 3] && !shape.channels_last;
+    !is_depthwise && !is_of_points && shape.output_channels.is_multiple_of(8)
+}
+
+/// Adds a bias to each channel of a result.
+fn add_bias(result: &Tensor, bias: &Tensor, label: Label) -> Result<()> {
+    let mut shape = Shape::from_elem(1, result.rank());
+    shape[1] = bias.elements();
+    let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
+    run_into(&table::add, &[result, &bias.reshape(&shape)?], &arguments, std::slice::from_ref(result), label)
 }
 
 /// Computes one of input, weight and output from the other two.
@@ -208,7 +226,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         Computed::Weight => [second.shape(), &size, first.shape()],
     };
     let shape = shape_of(call, shapes, first.dtype())?;
-    let bias = call.optional_tensor(8).map(|bias| readable_bias(call, bias, &shape)).transpose()?;
+    let bias = call.optional_tensor(8).map(|bias| readable_bias(call, bias, size[1])).transpose()?;
     let wants_last = first.rank() > 3 && (is_channels_last(first) || is_channels_last(second));
     let run = |channels_last: bool| -> Result<Tensor> {
         let stream = call.device.current_stream();
@@ -223,9 +241,14 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         };
         let shape = ConvolutionShape { channels_last, ..shape };
         let is_deterministic = are_deterministic_algorithms_enabled();
-        let epilogue =
-            bias.as_ref().map(|bias| ConvolutionEpilogue { bias: bias.pointer(), relu: call.bool(9) });
-        stream.library_convolution(&shape, computed.pass(), is_deterministic, at, epilogue, call.label)?;
+        let relu = call.bool(9);
+        let is_fused = computed == Computed::Output && (relu || adds_bias_itself(&shape));
+        let (fused, separate) = bias.as_ref().map_or((None, None), |bias| match is_fused {
+            true => (Some(ConvolutionEpilogue { bias: bias.pointer(), relu }), None),
+            false => (None, Some(bias)),
+        });
+        stream.library_convolution(&shape, computed.pass(), is_deterministic, at, fused, call.label)?;
+        separate.map_or(Ok(()), |bias| add_bias(&result, bias, call.label))?;
         Ok(result)
     };
     let result = match run(wants_last) {

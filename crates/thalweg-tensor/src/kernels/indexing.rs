@@ -17,7 +17,7 @@ use thalweg_kernels::sort::SortIndices;
 use thalweg_kernels::{NativeKernel, Placed};
 use thalweg_ops::Placement;
 use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY};
-use thalweg_runtime::{DevicePointer, Error, Label, RangeOf, Result, Telling};
+use thalweg_runtime::{DevicePointer, Error, Label, OutOfRangeReport, RangeOf, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::destination::for_kernel_over;
@@ -52,7 +52,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let result = Tensor::result_on(&shape, weight.dtype(), &call.device.current_stream(), call.label)?;
     let placements =
         [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
-    let _telling = Telling::of(call.label.operator, RangeOf::Dimension(0));
+    let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(0));
     let sizes = [1, embeddings, indices.elements(), features];
     if copy_rows(&weight, (&indices, 1), &result, sizes, call.label)? {
         return Ok(SmallVec::from_elem(result, 1));
@@ -579,7 +579,7 @@ pub(crate) fn index_copy(
         Placement::Strided { rows: [0, 1, 0].into_iter().collect(), inner: Dimensions::new() },
         Placement::Gathered(span),
     ];
-    let _telling = Telling::of(label.operator, RangeOf::Dimension(dimension));
+    let _report = OutOfRangeReport::of(label.operator, RangeOf::Dimension(dimension));
     launch_placed(
         &INDEX_COPY,
         (&rows, &[]),

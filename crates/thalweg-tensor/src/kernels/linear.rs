@@ -71,7 +71,7 @@ impl<'a> Operands<'a> {
 }
 
 /// Returns the transpose of a matrix, outside the graph.
-pub(super) fn turned(matrix: &Tensor) -> Result<Tensor> {
+pub(super) fn transposed(matrix: &Tensor) -> Result<Tensor> {
     Ok(matrix.with_layout(matrix.layout().transpose(0, 1)?))
 }
 
@@ -124,50 +124,60 @@ impl Added {
 /// Returns the layer.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let Operands { input, weight, bias, addend } = Operands::new(call)?;
-    let (product, [a, b]) = product(input, &turned(weight)?)?;
+    let (product, [a, b]) = product(input, &transposed(weight)?)?;
+    layer(&product, [&a, &b], (bias, addend), call)
+}
+
+/// Returns the product of two matrices plus a bias, which is added to each row, and an addend of the result's shape.
+pub(super) fn layer(
+    product: &Matmul,
+    [a, b]: [&Tensor; 2],
+    (bias, addend): (Option<&Tensor>, Option<&Tensor>),
+    call: &Call<'_>,
+) -> Result<Tensors> {
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
-    let result = Tensor::result_on(&shape, input.dtype(), &stream, call.label)?;
-    let fits = fits(&product);
-    if fits || stream.takes_few_rows(&product, [a.pointer(), b.pointer(), result.pointer()]) {
+    let result = Tensor::result_on(&shape, a.dtype(), &stream, call.label)?;
+    let pointers = [a.pointer(), b.pointer(), result.pointer()];
+    let fits = fits(product);
+    if fits || stream.takes_few_rows(product, pointers) {
         let added = Added::new(bias, addend)?;
-        let (at, (bias, addend)) = (added.at([&a, &b, &result]), added.described());
+        let (at, (bias, addend)) = (added.at([a, b, &result]), added.described());
         if fits {
-            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::alone(product) };
+            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::unfused(*product) };
             stream.launch_native(&Placed { kernel, at }, call.label)?;
         } else {
-            let kernel = FewRows { bias, addend, ..FewRows::alone(product) };
+            let kernel = FewRows { bias, addend, ..FewRows::unfused(*product) };
             stream.launch_native(&Placed { kernel, at }, call.label)?;
         }
-    } else {
-        let into_result = |operator, inputs: &[&Tensor]| {
-            let target = std::slice::from_ref(&result);
-            let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
-            run_into(operator, inputs, &arguments, target, call.label)
-        };
-        // The library adds the bias itself; otherwise the result starts as one of them and the product is added to it, rounded
-        // once.
-        let stored = bias.filter(|_| stream.takes_bias(&product));
-        let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
-        let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
-        let pointers = [a.pointer(), b.pointer(), result.pointer()];
-        match &stored {
-            Some(bias) => {
-                let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
-                stream.matmul_with(&product, pointers, &epilogue, call.label)?;
-            }
-            None => {
-                let first = added.next();
-                if let Some(first) = first {
-                    into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
-                }
-                let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
-                stream.matmul(&Matmul { beta, ..product }, pointers, call.label)?;
-            }
+        return Ok(SmallVec::from_elem(result, 1));
+    }
+    let into_result = |operator, inputs: &[&Tensor]| {
+        let target = std::slice::from_ref(&result);
+        let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
+        run_into(operator, inputs, &arguments, target, call.label)
+    };
+    // The library adds the bias itself; otherwise the result starts as one of them and the product is added to it, rounded
+    // once.
+    let stored = bias.filter(|_| stream.takes_bias(product));
+    let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
+    let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
+    match &stored {
+        Some(bias) => {
+            let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
+            stream.matmul_with(product, pointers, &epilogue, call.label)?;
         }
-        for added in added {
-            into_result(&table::add, &[&result, added])?;
+        None => {
+            let first = added.next();
+            if let Some(first) = first {
+                into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
+            }
+            let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
+            stream.matmul(&Matmul { beta, ..*product }, pointers, call.label)?;
         }
+    }
+    for added in added {
+        into_result(&table::add, &[&result, added])?;
     }
     Ok(SmallVec::from_elem(result, 1))
 }
@@ -190,7 +200,7 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
             part.dtype()
         )));
     }
-    let (product, [a, b]) = product(input, &turned(weight)?)?;
+    let (product, [a, b]) = product(input, &transposed(weight)?)?;
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
     let result = Tensor::result_on(&shape, input.dtype(), &stream, call.label)?;
@@ -245,7 +255,7 @@ impl LinearBackward {
             return Ok([None, bias]);
         }
         let input = self.input.get()?;
-        let (product, [a, b]) = product(&turned(gradient)?, &input)?;
+        let (product, [a, b]) = product(&transposed(gradient)?, &input)?;
         // The kernel that computes both does not record.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
             let bias = wants_bias.then(|| summed_rows((request, 2), gradient, self.label)).transpose()?;
@@ -264,7 +274,7 @@ impl LinearBackward {
             row_sums: address(&bias),
             ..PerOperand::default()
         };
-        let fused = FusedMatmul { row_sums: true, ..FusedMatmul::alone(product) };
+        let fused = FusedMatmul { row_sums: true, ..FusedMatmul::unfused(product) };
         stream.launch_native(&Placed { kernel: fused, at }, self.label)?;
         Ok([Some(weight), Some(bias)])
     }

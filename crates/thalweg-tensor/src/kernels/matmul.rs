@@ -6,6 +6,7 @@ use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
 use thalweg_runtime::{Error, Label, Result};
 
+use super::linear::layer;
 use crate::autograd::formula::Formula;
 use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
 use crate::destination::for_kernel_over;
@@ -103,6 +104,14 @@ impl Added<'_> {
     fn consumed(&self, shape: &[usize]) -> Option<Tensor> {
         (self.tensor.shape() == shape && self.tensor.is_contiguous()).then(|| for_kernel_over(self.tensor))?
     }
+
+    /// Returns the tensor as the bias of a layer if it is one row that is added to every row of a result of this shape.
+    fn row(&self, shape: &[usize]) -> Option<Tensor> {
+        let &[_, columns] = shape else { return None };
+        let is_row = matches!(*self.tensor.shape(), [own] | [1, own] if own == columns);
+        let is_plain = (self.beta, self.alpha) == (1.0, 1.0) && self.tensor.shape() != shape;
+        (is_row && is_plain).then(|| self.tensor.detach().reshape(&[columns]).ok())?
+    }
 }
 
 /// The gradient of [`add_backend`]. The gradient of `self` is beta times that of the result, summed where `self` was broadcast;
@@ -142,6 +151,15 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
         shape.push(batch);
     }
     shape.extend([m, n]);
+    let mut product = Matmul {
+        a: a_matrix,
+        b: b_matrix,
+        ..Matmul::contiguous(m as u64, n as u64, k as u64, batch as u64, a.dtype())
+    };
+    if let Some(row) = added.as_ref().and_then(|added| added.row(&shape)) {
+        product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+        return layer(&product, [&a, &b], (Some(&row), None), call);
+    }
     let stream = call.device.current_stream();
     // The result starts as the added tensor, and the product is added to it.
     let sum = added.as_ref().and_then(|added| added.consumed(&shape));
@@ -149,11 +167,6 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     let result = match sum {
         Some(sum) => sum,
         None => Tensor::result_on(&shape, a.dtype(), &stream, call.label)?,
-    };
-    let mut product = Matmul {
-        a: a_matrix,
-        b: b_matrix,
-        ..Matmul::contiguous(m as u64, n as u64, k as u64, batch as u64, a.dtype())
     };
     if let Some(Added { tensor, beta, alpha }) = added {
         (product.alpha, product.beta) = (Factor::new(alpha), Factor::new(beta));

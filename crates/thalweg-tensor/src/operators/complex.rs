@@ -143,7 +143,9 @@ fn view_as_complex(x: &Tensor) -> Result<Tensor> {
     if step != 1 {
         return refuse("Tensor must have a last dimension with stride 1");
     }
-    if !strides.iter().all(|stride| stride.is_multiple_of(2)) {
+    // The stride of a dimension of one element is never used.
+    let is_even = |(&extent, stride): (&usize, &usize)| extent <= 1 || stride.is_multiple_of(2);
+    if !shape.iter().zip(strides).all(is_even) {
         return refuse("Tensor must have a stride divisible by 2 for all but last dimension");
     }
     if !x.layout().offset().is_multiple_of(2) {
@@ -346,8 +348,8 @@ pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     };
     let left = a.view_as_real()?.reshape(&doubled(a, 1, 2))?;
     let [re, im] = parts(b)?;
-    let turned = Tensor::stack(&[im.neg()?, re], -1)?;
-    let right = Tensor::stack(&[b.view_as_real()?, turned], -3)?.reshape(&doubled(b, 2, 2))?;
+    let transposed = Tensor::stack(&[im.neg()?, re], -1)?;
+    let right = Tensor::stack(&[b.view_as_real()?, transposed], -3)?.reshape(&doubled(b, 2, 2))?;
     let result = left.matmul(&right)?;
     let columns = b.shape()[b.rank() - 1];
     let shape: Shape = result.shape()[..result.rank() - 1].iter().copied().chain([columns, 2]).collect();

@@ -490,8 +490,8 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
         return Ok(Tensors::from_iter([values.reshape(&[1])?, inverse, counts]));
     }
     let dim = wrap(dim, x.rank())?;
-    let turned = x.movedim(&[dim as i64], &[0])?;
-    let (shape, count): (Shape, usize) = (turned.shape().into(), turned.shape()[0]);
+    let transposed = x.movedim(&[dim as i64], &[0])?;
+    let (shape, count): (Shape, usize) = (transposed.shape().into(), transposed.shape()[0]);
     let width: usize = shape[1..].iter().product();
     if width == 0 {
         return Err(Error::invalid(match count {
@@ -499,7 +499,7 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
             _ => "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
         }));
     }
-    let mut rows = turned.reshape(&[count, width])?;
+    let mut rows = transposed.reshape(&[count, width])?;
     let mut order = None;
     if sorts {
         // Sorts by the last column first: later sorts keep the order of equal elements.

@@ -7,7 +7,7 @@ use super::Body::{Composite, Differentiable};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::destination::apart;
+use crate::destination::without_offers;
 use crate::dispatch::{Arguments, Call, Ints, built_in, over};
 use crate::tensor::Tensor;
 
@@ -211,7 +211,7 @@ fn renorm(call: &Call<'_>) -> Result<Tensor> {
     let others: Ints = (0..x.rank()).filter(|&dim| dim != kept).map(|dim| dim as i64).collect();
     let wide = x.to_dtype(x.dtype().compute())?;
     // The product alone may replace what it reads.
-    let factor = apart(|| {
+    let factor = without_offers(|| {
         let norm = wide.vector_norm(Scalar::F64(p), &others, true)?;
         let limit = Tensor::full(&[], most, norm.dtype(), x.device())?;
         let one = Tensor::full(&[], 1.0, norm.dtype(), x.device())?;

@@ -80,19 +80,19 @@ fn number(value: f64, dtype: DType) -> Scalar {
     if dtype.is_floating_point() { Scalar::F64(value) } else { Scalar::I64(value as i64) }
 }
 
-fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: Mode) -> Result<Tensor> {
-    if before == 0 && behind == 0 {
+fn pad_axis(x: &Tensor, dim: usize, [before, after]: [i64; 2], mode: Mode) -> Result<Tensor> {
+    if before == 0 && after == 0 {
         return Ok(x.clone());
     }
-    if mode == Mode::Circular && (before < 0 || behind < 0) {
+    if mode == Mode::Circular && (before < 0 || after < 0) {
         // Removed elements are not reused by the circular padding.
         let kept = x.slice(
             dim as i64,
             Some(before.saturating_neg().max(0)),
-            Some((x.shape()[dim] as i64).saturating_sub(behind.saturating_neg().max(0)).max(0)),
+            Some((x.shape()[dim] as i64).saturating_sub(after.saturating_neg().max(0)).max(0)),
             1,
         )?;
-        return pad_axis(&kept, dim, [before.max(0), behind.max(0)], mode);
+        return pad_axis(&kept, dim, [before.max(0), after.max(0)], mode);
     }
     let extent = x.shape()[dim] as i64;
     let limit = match mode {
@@ -100,17 +100,17 @@ fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: Mode) -> R
         Mode::Circular => extent,
         Mode::Replicate => i64::MAX,
     };
-    if before > limit || behind > limit {
+    if before > limit || after > limit {
         return Err(Error::invalid(format!(
-            "Padding size should be less than the corresponding input dimension, but got: padding ({before}, {behind}) at dimension \
+            "Padding size should be less than the corresponding input dimension, but got: padding ({before}, {after}) at dimension \
              {dim} of input {:?}",
             x.shape()
         )));
     }
-    let size = extent.checked_add(before).and_then(|size| size.checked_add(behind)).filter(|&size| size > 0);
+    let size = extent.checked_add(before).and_then(|size| size.checked_add(after)).filter(|&size| size > 0);
     let Some(size) = size else {
         return Err(Error::invalid(format!(
-            "input (dimension {dim}: {extent}) is too small, or too large, with padding ({before}, {behind})"
+            "input (dimension {dim}: {extent}) is too small, or too large, with padding ({before}, {after})"
         )));
     };
     let places = Tensor::arange(size as usize, before.saturating_neg(), 1, DType::I64, x.device())?;

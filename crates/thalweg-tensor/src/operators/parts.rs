@@ -2,7 +2,7 @@
 
 use thalweg_kernels::random::Distribution;
 use thalweg_ops::Autocast;
-use thalweg_ops::structured::CROSS_ENTROPY;
+use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 
 use super::Body::{Differentiable, Kernel, Pair};
 use super::OpDef;
@@ -35,6 +35,13 @@ pub(super) static OPERATORS: &[OpDef] = &[
         Differentiable(
             |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
             &cross_entropy::GRADIENT,
+        ),
+    ),
+    OpDef::part(
+        "thalweg::cross_entropy_smoothed(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, Scalar label_smoothing, int[] dim) -> (Tensor, Tensor)",
+        Differentiable(
+            |call| run(&LoopCall::of(&CROSS_ENTROPY_SMOOTHED, call)?, call.resolved),
+            &cross_entropy::SMOOTHED_GRADIENT,
         ),
     ),
     OpDef {
@@ -87,13 +94,21 @@ pub(super) static OPERATORS: &[OpDef] = &[
     OpDef {
         autocast: Autocast::Lower,
         ..OpDef::part(
-            "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
+            "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, bool is_causal, float scale, int backends, float dropout) -> (Tensor, Tensor)",
             Differentiable(fused_attention::forward, &fused_attention::GRADIENT),
         )
     },
     OpDef::part(
-        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends) -> (Tensor, Tensor, Tensor)",
+        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends, float dropout) -> (Tensor, Tensor, Tensor)",
         Kernel(fused_attention::backward),
+    ),
+    OpDef::part(
+        "thalweg::fused_attention_backward_mask(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends, float dropout) -> Tensor",
+        Kernel(fused_attention::backward_of_mask),
+    ),
+    OpDef::part(
+        "thalweg::attention_kept_weights(Tensor state, int[] size, float dropout) -> Tensor",
+        Kernel(fused_attention::kept_weights),
     ),
     OpDef {
         autocast: Autocast::Lower,

@@ -173,13 +173,13 @@ impl Axis {
 
     /// Returns the elements at indices of the axis.
     fn select(&self, x: &Tensor, index: &Tensor) -> Result<Tensor> {
-        let turned = x.transpose(0, self.dimension)?;
-        let rest: usize = turned.shape()[1..].iter().product();
-        let rows = turned.reshape(&[self.extent, rest])?;
+        let transposed = x.transpose(0, self.dimension)?;
+        let rest: usize = transposed.shape()[1..].iter().product();
+        let rows = transposed.reshape(&[self.extent, rest])?;
         let arguments = [Argument::Tensor(&rows), Argument::Tensor(index)];
         let operator = built_in!("thalweg::embedding")?;
         let selected = call_operator(operator, &arguments, None, std::panic::Location::caller())?;
-        let mut shape: Shape = turned.shape().into();
+        let mut shape: Shape = transposed.shape().into();
         shape[0] = self.size;
         selected.reshape(&shape)?.transpose(0, self.dimension)
     }
@@ -350,8 +350,8 @@ fn pixel_shuffle(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let split = x.reshape(&shape_of(&front, &[channels / (r * r), r, r, height, width]))?;
-    let turned = permuted(&split, front.len(), &[0, 3, 1, 4, 2])?.copied(Location::caller())?;
-    turned.reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
+    let transposed = permuted(&split, front.len(), &[0, 3, 1, 4, 2])?.copied(Location::caller())?;
+    transposed.reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
 }
 
 fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
@@ -365,8 +365,8 @@ fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let split = x.reshape(&shape_of(&front, &[channels, height / r, r, width / r, r]))?;
-    let turned = permuted(&split, front.len(), &[0, 2, 4, 1, 3])?.copied(Location::caller())?;
-    turned.reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
+    let transposed = permuted(&split, front.len(), &[0, 2, 4, 1, 3])?.copied(Location::caller())?;
+    transposed.reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
 }
 
 fn channel_shuffle(call: &Call<'_>) -> Result<Tensor> {

@@ -254,8 +254,8 @@ static LOGCUMSUMEXP: Formula = Formula {
             let Some(dim) = dimension_of(call).filter(|_| x.elements() > 0) else {
                 return gradient.mul(&share);
             };
-            let behind = shifted_forward(&y, dim, f64::INFINITY)?;
-            recurrence(&gradient, &y.sub(&behind)?.exp()?, dim, true, call.label())?.mul(&share)
+            let after = shifted_forward(&y, dim, f64::INFINITY)?;
+            recurrence(&gradient, &y.sub(&after)?.exp()?, dim, true, call.label())?.mul(&share)
         })
     },
 };

@@ -1,7 +1,7 @@
 //! Inverses of pools, pools with random windows, and bags of embeddings.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::index::long;
@@ -217,7 +217,7 @@ fn sums_of_bags(
     bags: usize,
 ) -> Result<Tensor> {
     {
-        let _telling = Telling::of("embedding_bag", RangeOf::Dimension(0));
+        let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
         let arguments = [indices.into(), (weight.shape()[0] as i64).into()];
         call_operator(built_in!("thalweg::index_check")?, &arguments, None, call.label.location)?;
     }
@@ -279,7 +279,7 @@ fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
         return Ok(Tensors::from_iter([result, bag, sizes, nothing()?]));
     }
     let read = {
-        let _telling = Telling::of("embedding_bag", RangeOf::Dimension(0));
+        let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
         weight.index_select(0, &indices)?
     };
     let wide = weight.dtype().compute();

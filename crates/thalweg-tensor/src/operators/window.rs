@@ -361,13 +361,11 @@ impl Convolution {
         self.check_signs()?;
         let (input, made) = self.in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
-        if let (Some(bias), None) = (bias, &self.output_padding)
-            && let Some(result) = self.by_library(&input, weight, Some(bias), false)?
-        {
+        if let Some(result) = self.by_library(&input, weight, bias, false)? {
             return out_of_batch(result, made);
         }
-        // A bias that is not part of the library's call is added to the result before rounding, except on a GPU, where PyTorch
-        // adds it to a rounded one.
+        // Without the library a bias is added to the result before rounding, except on a GPU, where PyTorch adds it to a rounded
+        // one.
         let dtype = input.dtype();
         let is_wide = bias.is_some() && (input.device().is_simulated() || self.output_padding.is_some());
         let wide = |tensor: &Tensor| match is_wide {
@@ -375,15 +373,11 @@ impl Convolution {
             false => Ok(tensor.clone()),
         };
         let (input, weight, bias) = (wide(&input)?, wide(weight)?, bias.map(wide).transpose()?);
-        let biased = |result: Tensor| match &bias {
-            Some(bias) => result.add(&per_channel(bias, rank)?),
-            None => Ok(result),
-        };
-        let result = match (self.by_library(&input, &weight, None, false)?, &self.output_padding) {
-            (Some(result), _) => biased(result)?,
-            (None, None) => self.forward(&input, &weight, bias.as_ref(), groups)?,
-            (None, Some(output_padding)) => {
-                biased(self.backward(&input, &weight, groups, output_padding)?)?
+        let result = match (&self.output_padding, &bias) {
+            (None, bias) => self.forward(&input, &weight, bias.as_ref(), groups)?,
+            (Some(padding), None) => self.backward(&input, &weight, groups, padding)?,
+            (Some(padding), Some(bias)) => {
+                self.backward(&input, &weight, groups, padding)?.add(&per_channel(bias, rank)?)?
             }
         };
         let result = result.to_dtype(dtype)?;
@@ -406,8 +400,8 @@ impl Convolution {
         result.map(|result| out_of_batch(result, made)).transpose()
     }
 
-    /// Returns the convolution by cuDNN, with its bias and the rectified linear unit if it is not transposed; `None` if cuDNN
-    /// does not support it.
+    /// Returns the convolution by cuDNN, with its bias, and with the rectified linear unit if it is not transposed; `None` if
+    /// cuDNN does not support it.
     fn by_library(
         &self,
         input: &Tensor,
@@ -440,11 +434,22 @@ impl Convolution {
         };
         let size: Ints =
             [input.shape()[0], channels].into_iter().map(|count| count as i64).chain(extents).collect();
+        self.library_call([input, weight], computed, &size, numbers, (bias, relu))
+    }
+
+    /// Returns what cuDNN computes from two operands, of this size; `None` if cuDNN does not support it.
+    fn library_call(
+        &self,
+        operands: [&Tensor; 2],
+        computed: Computed,
+        size: &Ints,
+        [_, stride, padding, dilation]: [PerAxis; 4],
+        after: (Option<&Tensor>, bool),
+    ) -> Result<Option<Tensor>> {
+        let axes = size.len() - 2;
         let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
-        let [_, stride, padding, dilation] = numbers;
         let window = [stride, padding, dilation].map(of_axes);
-        let made = convolution::call([input, weight], computed, &size, &window, self.groups, (bias, relu));
-        match made {
+        match convolution::call(operands, computed, size, &window, self.groups, after) {
             Ok(result) => Ok(Some(result)),
             Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
             Err(error) => Err(error),
@@ -672,9 +677,7 @@ impl Convolution {
         }
         let axes = weight.rank() - 2;
         let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
-        let [_, stride, padding, dilation] = self.numbers(&kernel, axes)?;
-        let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
-        let window = [stride, padding, dilation].map(of_axes);
+        let numbers = self.numbers(&kernel, axes)?;
         let is_transposed = self.output_padding.is_some();
         let (operands, computed) = match (is_transposed, place) {
             (false, 0) => ([gradient, weight], Computed::Input),
@@ -683,11 +686,7 @@ impl Convolution {
             (true, _) => ([input, gradient], Computed::Weight),
         };
         let size: Ints = [input, weight][place].shape().iter().map(|&extent| extent as i64).collect();
-        match convolution::call(operands, computed, &size, &window, self.groups, (None, false)) {
-            Ok(result) => Ok(Some(result)),
-            Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.library_call(operands, computed, &size, numbers, (None, false))
     }
 
     /// Returns the gradient of the input: the transposed convolution of the result's, or of a transposed one the convolution.

@@ -1,10 +1,11 @@
 //! Hooks of backward passes: their order, the results that they may return, streams, and tensors that are saved by hooks. The
 //! expectations are PyTorch 2.11's.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use thalweg_ir::DType;
+use thalweg_lock::Mutex;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_sanitizer::FindingKind;
@@ -28,7 +29,7 @@ fn sum(x: &Tensor) -> Tensor {
 }
 
 #[track_caller]
-fn refused<T>(result: Result<T>, words: &str) {
+fn assert_refused<T>(result: Result<T>, words: &str) {
     let error = result.err().expect("an error");
     assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
 }
@@ -38,7 +39,7 @@ fn hooks_run_in_pytorchs_order() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let note = |name: &'static str| {
         let log = log.clone();
-        move |number: f64| log.lock().unwrap().push((name, number))
+        move |number: f64| log.lock().push((name, number))
     };
     let x = leaf(&[1.0]);
     let y = x.mul_scalar(2.0).unwrap();
@@ -89,7 +90,7 @@ fn hooks_run_in_pytorchs_order() {
         ("leaf", 30.0),
         ("accumulated", 30.0),
     ];
-    assert_eq!(*log.lock().unwrap(), expected);
+    assert_eq!(*log.lock(), expected);
     assert_eq!(values(&y.grad().unwrap()), [15.0]);
 }
 
@@ -100,7 +101,7 @@ fn a_hook_sees_the_sum_of_what_arrives_and_can_be_removed() {
     let list = seen.clone();
     let handle = x
         .register_hook(move |gradient| {
-            list.lock().unwrap().push(values(gradient));
+            list.lock().push(values(gradient));
             gradient.mul_scalar(10.0).map(Some)
         })
         .unwrap();
@@ -111,7 +112,7 @@ fn a_hook_sees_the_sum_of_what_arrives_and_can_be_removed() {
     };
     assert_eq!(run(), [50.0, 70.0]);
     assert_eq!(run(), [50.0, 70.0]);
-    assert_eq!(*seen.lock().unwrap(), [[5.0, 7.0], [5.0, 7.0]]);
+    assert_eq!(*seen.lock(), [[5.0, 7.0], [5.0, 7.0]]);
     handle.clone().remove();
     handle.remove();
     assert_eq!(run(), [5.0, 7.0]);
@@ -142,7 +143,7 @@ fn the_gradients_of_inputs_are_what_their_hooks_left() {
 fn results_of_hooks_must_fit() {
     let x = leaf(&[1.0]);
     let y = x.mul_scalar(1.0).unwrap();
-    let fails = |words: &str| refused(y.backward_options(None, RETAINED), words);
+    let fails = |words: &str| assert_refused(y.backward_options(None, RETAINED), words);
     let shape = y.register_hook(|_| Tensor::ones(&[3], DType::F32, &device()).map(Some)).unwrap();
     fails("has changed the size of value (was [1] got [3])");
     shape.remove();
@@ -172,11 +173,11 @@ const RETAINED: BackwardOptions = BackwardOptions { retain_graph: true, create_g
 fn what_has_no_gradient_has_no_hooks() {
     let plain = leaf(&[1.0]).detach();
     const NONE: &str = "cannot register a hook on a tensor that doesn't require gradient";
-    refused(plain.register_hook(|_| Ok(None)), NONE);
-    refused(plain.register_post_accumulate_grad_hook(|_| Ok(())), NONE);
-    refused(plain.retain_grad(), "can't retain_grad on Tensor that has requires_grad=False");
+    assert_refused(plain.register_hook(|_| Ok(None)), NONE);
+    assert_refused(plain.register_post_accumulate_grad_hook(|_| Ok(())), NONE);
+    assert_refused(plain.retain_grad(), "can't retain_grad on Tensor that has requires_grad=False");
     let result = leaf(&[1.0]).mul_scalar(2.0).unwrap();
-    refused(
+    assert_refused(
         result.register_post_accumulate_grad_hook(|_| Ok(())),
         "post accumulate grad hooks cannot be registered on non-leaf tensors",
     );
@@ -204,7 +205,7 @@ fn a_retained_gradient_adds_up_and_follows_writes_in_place() {
     let early = Arc::new(Mutex::new(Vec::new()));
     let list = early.clone();
     y.register_hook(move |gradient| {
-        list.lock().unwrap().extend(values(gradient));
+        list.lock().extend(values(gradient));
         Ok(None)
     })
     .unwrap();
@@ -213,7 +214,7 @@ fn a_retained_gradient_adds_up_and_follows_writes_in_place() {
     assert!(y.retains_grad());
     sum(&y.mul_scalar(3.0).unwrap()).backward().unwrap();
     assert_eq!(values(&y.grad().unwrap()), [3.0, 3.0], "of the value that was written");
-    assert_eq!(*early.lock().unwrap(), [15.0, 15.0], "of the value before");
+    assert_eq!(*early.lock(), [15.0, 15.0], "of the value before");
 }
 
 #[test]
@@ -266,7 +267,7 @@ fn a_captured_backward_pass_takes_no_parameters_with_hooks() {
         )
     };
     let handle = weight.register_hook(|gradient| gradient.mul_scalar(2.0).map(Some)).unwrap();
-    refused(graphed(&weight), "a parameter has hooks");
+    assert_refused(graphed(&weight), "a parameter has hooks");
     handle.remove();
     let graphed = graphed(&weight).unwrap().remove(0);
     weight.register_hook(|gradient| gradient.mul_scalar(2.0).map(Some)).unwrap();
@@ -387,7 +388,7 @@ fn the_innermost_hooks_pack_and_none_within_them() {
     let hook = |name: &'static str| {
         let log = log.clone();
         move |tensor: &Tensor| {
-            log.lock().unwrap().push(name);
+            log.lock().push(name);
             // This would be saved, if hooks saved tensors.
             leaf(&[1.0]).square()?;
             Ok(tensor.clone())
@@ -401,7 +402,7 @@ fn the_innermost_hooks_pack_and_none_within_them() {
     })
     .unwrap();
     y.square().unwrap().backward().unwrap();
-    assert_eq!(*log.lock().unwrap(), ["inner", "outer"]);
+    assert_eq!(*log.lock(), ["inner", "outer"]);
     assert_eq!(values(&x.grad().unwrap()), [8.0 * 128.0]);
 }
 
@@ -423,11 +424,11 @@ fn packed_tensors_go_through_second_passes_and_second_derivatives() {
 fn hooks_that_give_something_else_are_refused() {
     let x = leaf(&[1.0, 2.0]);
     let write = |tensor: &Tensor| tensor.add_scalar_(1.0).map(drop);
-    refused(
+    assert_refused(
         saved_tensors_hooks(write, |()| unreachable!(), || x.detach().requires_grad_()?.square()),
         "A saved tensor pack hook is modifying its input in place.",
     );
-    refused(
+    assert_refused(
         saved_tensors_hooks(
             |_| Err::<(), _>(thalweg_runtime::Error::invalid("no room")),
             |()| unreachable!(),
@@ -436,7 +437,7 @@ fn hooks_that_give_something_else_are_refused() {
         "no room",
     );
     let narrow = saved_tensors_hooks(|tensor| tensor.narrow(0, 0, 1), |part| Ok(part.clone()), || x.square());
-    refused(sum(&narrow.unwrap()).backward(), "a saved tensor unpack hook gave");
+    assert_refused(sum(&narrow.unwrap()).backward(), "a saved tensor unpack hook gave");
     // A tensor with another layout is made contiguous.
     let y = tensor(&[1.0, 2.0, 3.0, 4.0], &[2, 2], DType::F32).requires_grad_().unwrap();
     let turn = |tensor: &Tensor| tensor.transpose(0, 1)?.contiguous();

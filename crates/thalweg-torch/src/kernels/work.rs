@@ -3,7 +3,7 @@
 //! This module and its parent use each other: [`Kernels`] caches the plans and kernels that are made here, and finds those of a
 //! launch.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -11,6 +11,7 @@ use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
 use thalweg_ir::{DType, Kernel, bf16, f16};
 use thalweg_kernels::NativeKernel;
+use thalweg_lock::Mutex;
 use thalweg_ops::LaunchPlan;
 use thalweg_ops::lower::{LoopLaunch, LowerError};
 use thalweg_runtime::{Device, LaunchKey, PreparedLaunch};
@@ -117,12 +118,12 @@ impl Work<'_> {
     /// As [`run`](Self::run), and the addresses are the host's.
     unsafe fn run_on_host(&self, programs: &Programs) -> Result<()> {
         let key = self.key();
-        let mut programs = programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut programs = programs.lock();
         let entry = match programs.get(&key) {
             Some(entry) => entry.clone(),
             None => {
                 let launch = (self.lower)()?;
-                let plan = launch.plan(self.alignment_bytes(), 0, false).map_err(refused)?;
+                let plan = launch.plan(self.alignment_bytes(), 0, false).map_err(to_error)?;
                 let kernel = launch.kernel(&plan);
                 let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
                 programs.insert(key, Arc::clone(&entry));
@@ -150,8 +151,8 @@ impl Work<'_> {
 }
 
 /// Converts an error of lowering to one of this crate.
-pub(super) fn refused(error: LowerError) -> Error {
-    thalweg_execute::refused(error).into()
+pub(super) fn to_error(error: LowerError) -> Error {
+    thalweg_execute::to_runtime_error(error).into()
 }
 
 /// Launches of native kernels on a stream of PyTorch's.

@@ -26,9 +26,11 @@ mod version;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, TryLockError};
+use std::sync::{Once, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use self::version::Version;
 use crate::collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
@@ -41,7 +43,7 @@ use crate::{Code, Error, Result};
 /// The interval at which an abort checks whether a call is done.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The statuses after which a communicator still works: they report a wrong argument or a wrong use.
+/// The statuses that leave a communicator usable: they report a wrong argument or a wrong use.
 const MISTAKES: [u32; 2] = [4, 5];
 
 /// `ncclComm_t`, as a number.
@@ -110,7 +112,7 @@ entry_points! {
 type ErrorString = unsafe extern "C" fn(u32) -> *const c_char;
 type LastError = unsafe extern "C" fn(RawCommunicator) -> *const c_char;
 
-/// The library.
+/// NCCL's library, loaded.
 pub(in crate::cuda) struct Nccl {
     pub(in crate::cuda) table: NcclTable,
     pub(in crate::cuda) error_string: Option<ErrorString>,
@@ -128,13 +130,13 @@ pub(in crate::cuda) struct Registered {
     pub(in crate::cuda) symmetric: bool,
 }
 
-/// A rank.
+/// A rank's communicator.
 pub(in crate::cuda) struct Communicator {
     pub(in crate::cuda) raw: RawCommunicator,
     pub(in crate::cuda) info: CommunicatorInfo,
     /// The registrations, locked by the thread that uses the communicator.
     pub(in crate::cuda) in_use: Mutex<Registrations>,
-    /// Whether it was aborted: the number is invalid then.
+    /// Whether the communicator was aborted, which makes `raw` invalid.
     is_over: AtomicBool,
 }
 
@@ -143,7 +145,7 @@ pub(in crate::cuda) struct Communicator {
 pub(in crate::cuda) enum Ended {
     /// No thread used the communicator.
     Idle(Result<()>),
-    /// A thread was in a call with it.
+    /// A thread was in a call with the communicator.
     InCall(Result<()>),
     /// The communicator was aborted before.
     Before,
@@ -155,7 +157,7 @@ pub(in crate::cuda) struct Waits {
     /// The limit for a call that may end without the abort.
     pub(in crate::cuda) grace: Duration,
     /// The limit for a call after the abort.
-    pub(in crate::cuda) told: Duration,
+    pub(in crate::cuda) after_abort: Duration,
 }
 
 impl Communicator {
@@ -168,14 +170,13 @@ impl Communicator {
     }
 
     /// Waits until no thread uses the communicator, up to a limit.
-    fn alone(&self, limit: Duration) -> Option<MutexGuard<'_, Registrations>> {
+    fn wait_until_unused(&self, limit: Duration) -> Option<MutexGuard<'_, Registrations>> {
         let begin = Instant::now();
         loop {
             match self.in_use.try_lock() {
-                Ok(guard) => return Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if begin.elapsed() >= limit => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+                Some(guard) => return Some(guard),
+                None if begin.elapsed() >= limit => return None,
+                None => std::thread::sleep(LOOK),
             }
         }
     }
@@ -196,7 +197,7 @@ impl Communicator {
         if self.is_over.swap(true, Ordering::AcqRel) {
             return Ended::Before;
         }
-        if let Some(_alone) = self.alone(waits.grace) {
+        if let Some(_alone) = self.wait_until_unused(waits.grace) {
             return Ended::Idle(enter().and_then(|()| nccl.abort(self)));
         }
         // The library's group belongs to the thread, and stays open if the call does not end. So it must not be opened on a
@@ -205,7 +206,7 @@ impl Communicator {
             let aborts = Builder::new().name("communicator-abort".to_owned());
             let started = aborts.spawn_scoped(scope, || {
                 enter()?;
-                nccl.abort_in_call(self, waits.told)
+                nccl.abort_in_call(self, waits.after_abort)
             });
             let Ok(started) = started else { return Err(self.failed_abort("there is no thread for it")) };
             started.join().unwrap_or_else(|_| Err(self.failed_abort("its thread panicked")))
@@ -337,7 +338,7 @@ impl Nccl {
         // SAFETY: takes nothing; the group is ended below, or this thread ends.
         self.check(unsafe { self.table.group_start() }, || "an abort".to_owned())?;
         let aborted = self.abort(rank);
-        let Some(_alone) = rank.alone(limit) else {
+        let Some(_alone) = rank.wait_until_unused(limit) else {
             let why = format!("it has not ended {} ms after it was told to", limit.as_millis());
             return Err(rank.failed_abort(&why));
         };

@@ -1,0 +1,45 @@
+"""Placements of the parts of a tensor among ranks (`torch.distributed.tensor`).
+Programs create these values at import time."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A placement of the parts of a tensor."""
+
+    def is_shard(self, dim=None):
+        """Returns whether each rank has a part of a dimension."""
+        return isinstance(self, Shard) and dim in (None, self.dim)
+
+    def is_replicate(self):
+        """Returns whether each rank has the entire tensor."""
+        return isinstance(self, Replicate)
+
+    def is_partial(self, reduce_op=None):
+        """Returns whether each rank has a term of a reduction."""
+        return isinstance(self, Partial) and reduce_op in (None, self.reduce_op)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicate(Placement):
+    """Each rank has the entire tensor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard(Placement):
+    """Each rank has a part of a dimension."""
+
+    dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial(Placement):
+    """Each rank has a term of a reduction."""
+
+    reduce_op: str = "sum"
+
+
+def names():
+    """Returns the classes by their names."""
+    return {one.__name__: one for one in (Placement, Replicate, Shard, Partial)}
