@@ -101,7 +101,14 @@ template <class T> static __device__ __forceinline__ void shared_bins(const hist
 // Counts in the result itself. Lanes of a warp that have the same bin at the same time share one addition.
 template <class T> static __device__ __forceinline__ void global_bins(const histogram_arguments& x) {
     each_run<T>(x, [&](const u64 bin, const u32 length) {
-        const u32 lanes = __activemask(), same = __match_any_sync(lanes, bin);
+        // Where two lanes have the first one's bin, others probably meet as well.
+        const u32 lanes = __activemask();
+        const u32 with_first = __ballot_sync(lanes, bin == __shfl_sync(lanes, bin, __ffs(i32(lanes)) - 1));
+        if ((with_first & (with_first - 1)) == 0) {
+            atomicAdd(&x.counts[bin], u64(length));
+            return;
+        }
+        const u32 same = __match_any_sync(lanes, bin);
         const u32 leader = __ffs(i32(same)) - 1;
         const u32 sum = (same & (same - 1)) == 0 ? length : __reduce_add_sync(same, length);
         if (threadIdx.x % 32 == leader) {

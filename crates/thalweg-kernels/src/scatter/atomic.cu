@@ -22,7 +22,14 @@ static __device__ __forceinline__ void add_to(i64* const to, const i64 value) { 
 
 // Adds a value to an element. Lanes of a warp that add to the same one at the same time share an addition.
 template <class SUM> static __device__ __forceinline__ void add_together(SUM* const result, const u64 element, const SUM value) {
-    const u32 same = __match_any_sync(__activemask(), element);
+    // Where two lanes have the first one's element, others probably meet as well.
+    const u32 lanes = __activemask();
+    const u32 with_first = __ballot_sync(lanes, element == __shfl_sync(lanes, element, __ffs(i32(lanes)) - 1));
+    if ((with_first & (with_first - 1)) == 0) {
+        add_to(result + element, value);
+        return;
+    }
+    const u32 same = __match_any_sync(lanes, element);
     SUM sum = value;
     if ((same & (same - 1)) != 0) {
         sum = SUM(0);

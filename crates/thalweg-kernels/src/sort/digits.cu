@@ -28,7 +28,14 @@ constexpr u32 FEW_TILES = 128;
 
 // Returns how many points of this digit the warp had before this thread's, and counts it.
 static __device__ __forceinline__ u32 rank_of(u16* const counts, const u32 digit) {
-    const u32 same = __match_any_sync(~0u, digit);
+    // By ballots: a match of all values takes as long as there are different ones.
+    u32 same = ~0u;
+    #pragma unroll
+    for (u32 bit = 0; bit < 8; ++bit) {
+        const bool is_set = (digit >> bit & 1u) != 0;
+        const u32 lanes = __ballot_sync(~0u, is_set);
+        same &= is_set ? lanes : ~lanes;
+    }
     const u32 before = __popc(same & ((1u << (threadIdx.x & 31u)) - 1u));
     u32 base = 0;
     if (before == 0) {

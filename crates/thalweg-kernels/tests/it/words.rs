@@ -114,6 +114,12 @@ fn rows_are_read_as_they_are_written() {
             ("digits", &[4]),
         ],
     );
+}
+
+#[test]
+fn primitives_are_read_as_they_are_written() {
+    let dtype = DType::F32;
+    let sort = Sort { outer: 2, length: 9000, inner: 3, descending: true, dtype };
     let indices = SortIndices { count: 9000, stride: 3, limit: 300 };
     check(
         &Placed { kernel: IndexStep { sort: indices, work: Work::Place(1) }, at: at::<4>() },

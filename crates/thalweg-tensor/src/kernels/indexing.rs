@@ -473,6 +473,15 @@ pub(crate) fn sums_of_bags(call: &Call<'_>) -> Result<Tensors> {
     let (weight, indices, bag) = (call.tensor(0).contiguous()?, call.tensor(1), call.tensor(2));
     let ([rows, width], indices) = sizes(&weight, indices)?;
     let bags = usize::try_from(call.int(3)).map_err(|_| Error::invalid("a number is not negative"))?;
+    if bag.dtype() != DType::I64 || bag.elements() != indices.elements() || (rows == 0 && bag.elements() > 0)
+    {
+        return Err(Error::invalid(format!(
+            "{} indices into a table of {rows} rows need an int64 bag each, not {} {:?}",
+            indices.elements(),
+            bag.dtype(),
+            bag.shape()
+        )));
+    }
     let sums = Tensor::zeros(&[bags, width], weight.dtype(), weight.device())?;
     let [count, source_rows, columns] = [indices.elements(), rows, width].map(|size| size as u64);
     if count == 0 || columns == 0 {

@@ -385,14 +385,32 @@ fn coordinates(x: &Tensor, label: Label) -> Result<Tensors> {
     (0..x.rank()).map(|dim| rows.select(1, dim)?.contiguous()).collect()
 }
 
+/// Checks that each element of a tensor has a flag.
+fn check_flags(x: &Tensor, mask: &Tensor) -> Result<()> {
+    match x.shape() == mask.shape() {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "the flags have the shape {:?}, not the tensor's {:?}",
+            mask.shape(),
+            x.shape()
+        ))),
+    }
+}
+
 /// Returns the elements of a tensor whose flags, of the same shape, are set.
 fn compact(call: &Call<'_>) -> Result<Tensors> {
-    Selection::new(call.tensor(1), call.label)?.values(call.tensor(0)).map(single)
+    let (x, mask) = (call.tensor(0), call.tensor(1));
+    check_flags(x, mask)?;
+    Selection::new(mask, call.label)?.values(x).map(single)
 }
 
 /// Returns a tensor with the elements of a source in order where flags of its shape are set.
 fn replace(call: &Call<'_>) -> Result<Tensors> {
     let (x, mask, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
+    check_flags(x, mask)?;
+    if source.dtype() != x.dtype() {
+        return Err(Error::invalid(format!("the source must be {}, not {}", x.dtype(), source.dtype())));
+    }
     let selection = Selection::new(mask, call.label)?;
     if source.elements() < selection.count {
         return Err(Error::invalid(format!(

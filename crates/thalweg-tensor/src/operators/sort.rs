@@ -302,10 +302,10 @@ fn select_one(call: &Call<'_>) -> Result<Tensors> {
     }
     let dimension = x.layout().dimension(dim)?;
     // Rows whose elements are neighbours in memory are read several times.
-    let turned = x.movedim(&[dimension as i64], &[-1])?.contiguous()?;
-    let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(turned.shape());
+    let transposed = x.movedim(&[dimension as i64], &[-1])?.contiguous()?;
+    let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(transposed.shape());
     shape.truncate(x.rank() - 1);
-    let kernel = SelectOne { sort: rows(&turned, -1, false)?, place: place as u64, takes_nan };
+    let kernel = SelectOne { sort: rows(&transposed, -1, false)?, place: place as u64, takes_nan };
     if !kernel.is_possible() {
         return Err(Error::invalid(format!(
             "a point of the order of rows cannot be selected from {} of {:?}",
@@ -316,7 +316,7 @@ fn select_one(call: &Call<'_>) -> Result<Tensors> {
     let stream = x.device().current_stream();
     let empty = |dtype| Tensor::empty_on(&shape, dtype, &stream, call.label);
     let results = [empty(x.dtype())?, empty(DType::I64)?];
-    let at = [turned.pointer(), results[0].pointer(), results[1].pointer()];
+    let at = [transposed.pointer(), results[0].pointer(), results[1].pointer()];
     if kernel.is_long() {
         let [counters, states] = kernel.long_scratch().map(|words| words as usize);
         let counters = Tensor::zeros(&[counters], DType::I32, x.device())?;
