@@ -154,14 +154,17 @@ def _kept_kinds():
 
 
 def _copied(values):
-    """Returns copies of objects. One that cannot be copied is the object itself."""
+    """Returns copies of objects, which refer to each other as these do. One that cannot be copied is the object itself."""
     former = dict(copy._deepcopy_dispatch)
     copy._deepcopy_dispatch.update(dict.fromkeys(_kept_kinds(), _kept))
-    found = []
+    found, seen = [], {}
     try:
         for value in values:
+            # What a failed copy has seen is half made.
+            seen_now = dict(seen)
             try:
-                found.append(copy.deepcopy(value))
+                found.append(copy.deepcopy(value, seen_now))
+                seen = seen_now
             except Exception:
                 found.append(value)
         return found
