@@ -125,10 +125,10 @@ fn indices_are_read_as_they_are_written() {
         &Placed { kernel: group, at: at::<3>() },
         &[("groups", &[0x3000]), ("stride", &[7]), ("phase", &[4])],
     );
-    let gather = GatherRows { sizes: [2, 3, 5, 16], index_stride: 7, fill: 9 };
+    let gather = GatherRows { sizes: [2, 3, 5, 16], index_stride: 7, fill: 9, vectors: 4 };
     check(
         &Placed { kernel: gather, at: at::<3>() },
-        &[("row_bytes", &[16]), ("index_stride", &[7]), ("fill", &[9])],
+        &[("row_bytes", &[16]), ("index_stride", &[7]), ("fill", &[9]), ("vectors", &[4])],
     );
     let embedding = EmbeddingBackward { indices: 3, embeddings: 5, features: 7, padding: -1, dtype };
     check(
@@ -143,6 +143,7 @@ fn other_sizes_are_read_as_they_are_written() {
     let pool = Pool {
         pass: PoolPass::Greatest,
         planes: 2,
+        inner: 6,
         extents: [1, 8, 9],
         windows: [1, 4, 5],
         kernel: [1, 2, 3],
@@ -156,6 +157,7 @@ fn other_sizes_are_read_as_they_are_written() {
     check(
         &Placed { kernel: pool, at: at::<3>() },
         &[
+            ("inner", &[6]),
             ("windows", &[1, 4, 5]),
             ("dilation", &[1, 1, 2]),
             ("counts_padding", &[1]),

@@ -6,9 +6,9 @@ use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
 use thalweg_runtime::{Error, Label, Result};
 
+use super::linear::layer;
 use crate::autograd::formula::Formula;
 use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
-use super::linear::layer;
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::loops::{LoopArguments, run_into};

@@ -11,6 +11,7 @@ use thalweg_runtime::Result;
 use super::indexing::call_scatter;
 use crate::autograd::{Backward, Gradients, is_grad_enabled, record};
 use crate::caller::label_at;
+use crate::dispatch::{Argument, built_in, call};
 use crate::loops::{LoopArguments, run_into};
 use crate::tensor::Tensor;
 
@@ -35,6 +36,13 @@ pub(crate) enum ViewBackward {
     Parts,
     /// The last dimension as the parts of complex numbers.
     Numbers,
+    /// The windows of a dimension, their elements as a last dimension.
+    Windows {
+        /// The base's shape.
+        shape: Shape,
+        /// The dimension, the elements of a window, and the distance between windows.
+        of: [usize; 3],
+    },
     /// Any strides over the memory.
     Strided {
         /// The base's layout.
@@ -53,6 +61,7 @@ impl Backward for ViewBackward {
             Self::Part { name, .. } => name,
             Self::Parts => "view_as_real",
             Self::Numbers => "view_as_complex",
+            Self::Windows { .. } => "unfold",
             Self::Strided { .. } => "as_strided",
         }
     }
@@ -72,10 +81,26 @@ impl Backward for ViewBackward {
             }
             Self::Parts => gradient.contiguous()?.view_as_complex()?,
             Self::Numbers => gradient.view_as_real()?,
+            Self::Windows { shape, of } => windows_gradient(gradient, shape, *of)?,
             Self::Strided { base, view } => strided_gradient(gradient, base, view)?,
         };
         Ok(Gradients::from_elem(Some(result), 1))
     }
+}
+
+/// Sums the gradient of a dimension's windows at the points that they contain.
+fn windows_gradient(gradient: &Tensor, shape: &[usize], [dim, size, step]: [usize; 3]) -> Result<Tensor> {
+    let count = gradient.shape()[dim];
+    let outer: usize = shape[..dim].iter().product();
+    let inner: usize = shape[dim + 1..].iter().product();
+    // The elements of a window come before the windows and the dimensions after them.
+    let columns = gradient.reshape(&[outer, count, inner, size])?.permute(&[0, 3, 1, 2])?;
+    let columns = columns.reshape(&[outer, size, count * inner])?;
+    let lists = [[shape[dim], inner], [size, 1], [1, 1], [0, 0], [step, 1], [count, inner]]
+        .map(|list| list.map(|number| number as i64));
+    let arguments: Vec<Argument<'_>> =
+        [(&columns).into()].into_iter().chain(lists.iter().map(|list| Argument::Ints(list))).collect();
+    call(built_in!("thalweg::fold")?, &arguments, None, Location::caller())?.reshape(shape)
 }
 
 /// Sums the gradient of a view with any strides in its base's memory, since elements may occur several times.

@@ -8,6 +8,7 @@ use super::view::{chunk, parts, split, strided, wrap};
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call};
 use crate::host_room::host_room;
+use crate::kernels::views::{ViewBackward, record_view};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -173,14 +174,15 @@ fn unfold(call: &Call<'_>) -> Result<Tensor> {
     };
     let layout = x.layout();
     let (mut shape, mut strides): (Shape, Shape) = (layout.shape().into(), layout.strides().into());
+    shape.push(size);
     if x.rank() == 0 {
-        shape.push(size);
         strides.push(1);
-    } else {
-        shape.push(size);
-        strides.push(strides[dim]);
-        shape[dim] = (extent - size) / step + 1;
-        strides[dim] = if shape[dim] > 1 { strides[dim] * step } else { strides[dim] };
+        return Ok(strided(x, Layout::new(&shape, &strides, layout.offset())?));
     }
-    Ok(strided(x, Layout::new(&shape, &strides, layout.offset())?))
+    strides.push(strides[dim]);
+    shape[dim] = (extent - size) / step + 1;
+    strides[dim] = if shape[dim] > 1 { strides[dim] * step } else { strides[dim] };
+    let view = x.viewed(Layout::new(&shape, &strides, layout.offset())?);
+    let windows = || ViewBackward::Windows { shape: layout.shape().into(), of: [dim, size, step] };
+    Ok(record_view(x, view, windows))
 }

@@ -65,6 +65,7 @@ mod pools;
 mod quantized;
 mod reduce;
 mod reductions;
+mod resample;
 mod rules;
 mod sanitizer;
 mod scans;
