@@ -16,7 +16,7 @@ const DEFAULT_WIDTH: usize = 80;
 /// The minimum width that is assumed: on a narrower terminal most lines would have one word.
 const LEAST_WIDTH: usize = 40;
 
-/// The error by which output was lost, other than a closed pipe.
+/// The first write error other than a closed pipe: output was lost.
 static LOST: OnceLock<std::io::Error> = OnceLock::new();
 
 /// The exit status of usage errors, and of commands that could not be run.
@@ -113,8 +113,8 @@ fn json_line(value: &serde_json::Value) -> String {
     line
 }
 
-/// Breaks a text between words so that no line is wider than `width`, except for longer words: a path stays whole, to be copied.
-/// Spaces at the front and between words of the first line stay as they are; line breaks of the text stay.
+/// Breaks a text between words so that no line is wider than `width`. A longer word, such as a path to be copied, stays in one
+/// piece. Line breaks in the text stay, and so do spaces at its start and between the words of its first line.
 fn wrap(text: &str, width: usize, indent: usize) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     for (number, line) in text.lines().enumerate() {

@@ -5,13 +5,14 @@
 
 use std::fmt::Debug;
 use std::panic::Location;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use thalweg_driver::{
     CaptureMode, CaptureStatus, Code, Copy, DevicePointer, Driver, Endpoint, EventFlags, EventHandle,
     GraphHandle, HostFlags, HostPointer, Label, Result, StreamHandle,
 };
+use thalweg_lock::{Condvar, Mutex};
 
 use super::kernels::{Kernel, KernelArguments, KernelSet};
 use super::{CaseResult, Stop, place};
@@ -245,7 +246,7 @@ struct GateState {
 
 impl GateState {
     fn wait(&self) {
-        let open = self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let open = self.open.lock();
         let _ = self.changed.wait_timeout_while(open, PATIENCE, |open| !*open);
     }
 }
@@ -253,7 +254,7 @@ impl GateState {
 impl Gate {
     /// Lets the stream continue.
     pub(super) fn open(&self) {
-        *self.state.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
+        *self.state.open.lock() = true;
         self.state.changed.notify_all();
     }
 

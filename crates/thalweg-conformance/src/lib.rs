@@ -22,6 +22,7 @@
 //! - Speed.
 
 mod attention;
+mod calculations;
 mod capture;
 mod capture_rules;
 mod case;
@@ -91,6 +92,7 @@ pub fn cases() -> &'static [Case] {
             library::CASES,
             attention::CASES,
             convolution::CASES,
+            calculations::CASES,
             collectives::CASES,
             capture::CASES,
             capture_rules::CASES,

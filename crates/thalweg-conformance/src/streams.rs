@@ -1,9 +1,10 @@
 //! Streams: order within one, independence between two, the default stream, host functions, streams made elsewhere.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use thalweg_driver::{ExternalStream, Label};
+use thalweg_lock::Mutex;
 
 use super::fixture::{Fixture, equal, holds, refused_argument};
 use super::{CaseResult, Kernel, KernelArguments, group};
@@ -176,11 +177,11 @@ fn host_functions_run_in_order(fixture: &Fixture) -> CaseResult {
     let log = Arc::new(Mutex::new(Vec::new()));
     for number in 0..50 {
         let log = Arc::clone(&log);
-        let append = move || log.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(number);
+        let append = move || log.lock().push(number);
         fixture.driver.host_function_async(stream.handle, Arc::new(append), Label::here("append"))?;
     }
     fixture.driver.stream_synchronize(stream.handle)?;
-    let log = log.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+    let log = log.lock().clone();
     equal(log, (0..50).collect(), "the order of host functions on one stream")
 }
 

@@ -109,7 +109,7 @@ impl Coalescing<'_> {
         })
     }
 
-    /// Replaces the tensor on every rank by that of rank `src`.
+    /// Replaces the tensor on every rank by the tensor of rank `src`.
     #[track_caller]
     pub fn broadcast(&mut self, tensor: &Tensor, src: u32) -> Result<()> {
         let label = label_at("broadcast", Location::caller());
@@ -502,8 +502,8 @@ impl Coalescing<'_> {
         self.written.push(output.clone());
     }
 
-    /// Returns the address of the elements that a reduction reads for a tensor: the tensor's own, or their products in memory
-    /// that lives until they have been read.
+    /// Returns the address that a reduction reads a tensor's elements from: the tensor itself, or the products of its elements
+    /// with a factor, in memory that lives until they have been read.
     fn multiplied(&mut self, tensor: &Tensor, operation: ReduceOp) -> Result<DevicePointer> {
         let ReduceOp::PreMulSum(factor) = operation else { return Ok(tensor.pointer()) };
         let products = no_grad(|| tensor.mul_scalar(factor.value()))?;

@@ -14,8 +14,8 @@ pub struct LaunchEnvironment {
     pub rank: u32,
     /// The number of all processes: `WORLD_SIZE`, else SLURM's or MPI's variable.
     pub world_size: u32,
-    /// The number of this process among those of its machine: `LOCAL_RANK`, else SLURM's or MPI's variable. It is the index of
-    /// the device to use.
+    /// The number of this process among the processes of its machine: `LOCAL_RANK`, else SLURM's or MPI's variable. It is the
+    /// index of the device to use.
     pub local_rank: u32,
     /// The machine of rank 0: `MASTER_ADDR`.
     pub master_address: String,
@@ -90,7 +90,7 @@ impl LaunchEnvironment {
     }
 }
 
-/// The rank of this process among the others, and the store that it shares with them.
+/// The place of this process among the ranks, and the store that the ranks share.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     /// The number of this process among all.

@@ -13,10 +13,11 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use thalweg_driver::Code;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, MemPool, Result, Stream};
 use thalweg_tensor::caller::{at_line, label_at};
 
@@ -442,8 +443,8 @@ impl ProcessGroup {
         self.0.communicator.abort()
     }
 
-    /// Ends the group if a rank cannot be reached, and returns an error with the ranks that it may be. Other errors are returned
-    /// unchanged.
+    /// Ends the group if a rank cannot be reached, and returns an error that names the ranks that it may be. Other errors are
+    /// returned unchanged.
     pub(crate) fn lost(&self, error: Error, entry: Entry) -> Error {
         let is_lost = error.driver_error().is_some_and(|error| error.code() == Code::CommunicatorFailed);
         // An abort also ends calls with such an error.
@@ -471,7 +472,7 @@ impl ProcessGroup {
     }
 
     fn failure(&self) -> MutexGuard<'_, Option<Failure>> {
-        self.0.failure.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.failure.lock()
     }
 
     /// Checks that the group has not failed, as far as this rank knows. Ranks of one process learn of each other's failures at
@@ -523,7 +524,7 @@ impl ProcessGroup {
     }
 
     pub(crate) fn flight(&self) -> MutexGuard<'_, FlightRecorder> {
-        self.0.flight.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.flight.lock()
     }
 
     /// Records a collective that is about to be submitted.

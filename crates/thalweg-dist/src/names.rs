@@ -1,7 +1,8 @@
 //! The names by which operators find groups.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Device, Error, Result};
 
 use crate::ProcessGroup;
@@ -17,7 +18,7 @@ pub(crate) struct Registered {
 }
 
 fn groups() -> MutexGuard<'static, Vec<Weak<GroupState>>> {
-    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+    GROUPS.lock()
 }
 
 /// Registers a group's name on a device: its own name, or the name with a number appended if another group has it.

@@ -11,8 +11,9 @@
 //! its use.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Device, Event, Result, Stream};
 use thalweg_tensor::autograd::saved_tensors_hooks_for;
 use thalweg_tensor::{HostTensor, Tensor, no_grad};
@@ -119,7 +120,7 @@ impl ActivationOffload {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits until another copy out may start, and adds its event.
@@ -166,7 +167,7 @@ impl Saved {
     }
 
     fn returned(&self) -> MutexGuard<'_, Option<Returned>> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.returned.lock()
     }
 
     /// Starts the copy back, if it has not been started.

@@ -55,9 +55,9 @@ pub fn run_ranks_with<T: Send>(
     // A model checker's schedule decides which thread runs, and does not support threads of ours.
     let is_checked = devices.iter().any(|device| device.driver().instrument().is_some());
     let options = GroupOptions { watchdog: options.watchdog.or(Some(!is_checked)), ..options.clone() };
-    let failed_first = std::sync::Mutex::new(None::<Error>);
+    let failed_first = thalweg_lock::Mutex::new(None::<Error>);
     let note = |rank: u32, error: Error| {
-        let mut first = failed_first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut first = failed_first.lock();
         // A rank that fails drops its other groups before its error arrives here, and the device of a rank that waits in one of
         // them reports that at once. Such an error is replaced by its cause, but not by an error that the abort of the group
         // returns.
@@ -105,7 +105,7 @@ pub fn run_ranks_with<T: Send>(
         };
         threads.into_iter().map(join).collect::<Result<Vec<_>>>()
     })?;
-    match failed_first.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+    match failed_first.into_inner() {
         Some(error) => Err(error),
         None => Ok(values.into_iter().flatten().collect()),
     }

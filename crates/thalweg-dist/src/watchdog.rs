@@ -5,12 +5,13 @@
 //! were recorded in one, and its queries are allowed while another thread captures.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock, TryLockError, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use thalweg_driver::{CaptureMode, at_exit};
+use thalweg_lock::{Mutex, MutexGuard, RwLock};
 use thalweg_runtime::{Error, Event, Result};
 
 use crate::ProcessGroup;
@@ -41,7 +42,7 @@ pub(crate) struct Outstanding(Mutex<VecDeque<Call>>);
 
 impl Outstanding {
     fn list(&self) -> MutexGuard<'_, VecDeque<Call>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Records a collective that is about to be submitted. It is removed when the result is dropped, unless
@@ -119,9 +120,8 @@ fn exiting() {
     let begin = Instant::now();
     while begin.elapsed() < EXIT_GRACE {
         match LOOKS.try_write() {
-            Ok(guard) => return std::mem::forget(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return std::mem::forget(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            Some(guard) => return std::mem::forget(guard),
+            None => std::thread::sleep(Duration::from_millis(1)),
         }
     }
 }
@@ -147,7 +147,7 @@ fn watch(group: &Weak<GroupState>) {
     }
     loop {
         std::thread::sleep(LOOK);
-        let _look = LOOKS.read().unwrap_or_else(PoisonError::into_inner);
+        let _look = LOOKS.read();
         let Some(group) = group.upgrade().map(ProcessGroup) else { return };
         if group.has_failed() {
             return;

@@ -34,9 +34,9 @@ pub struct Activity {
     /// The tracer's number of the stream. Work of a graph may also have the numbers of streams that the driver keeps for
     /// graphs.
     pub stream: u32,
-    /// The moment when it began.
+    /// The moment when the activity began.
     pub start: Instant,
-    /// The moment when it ended.
+    /// The moment when the activity ended.
     pub end: Instant,
     /// The number of bytes that a copy moved or a fill wrote; 0 for a kernel.
     pub bytes: u64,

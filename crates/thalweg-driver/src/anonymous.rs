@@ -44,8 +44,8 @@ impl Anonymous {
         self.pointer.as_ptr()
     }
 
-    /// Makes the system back all pages now, with `threads` parallel threads; does nothing if `threads` is 0. If a thread
-    /// cannot be started, the pages of its part are backed later, when they are touched.
+    /// Makes the system back all pages with memory now, using `threads` parallel threads; does nothing if `threads` is 0. If a
+    /// thread cannot be started, the pages of its part are backed later, when they are touched.
     pub fn prefault(&mut self, threads: u32) {
         let page = page_bytes();
         let pages = self.bytes.div_ceil(page);

@@ -13,7 +13,8 @@ pub(crate) use crate::{
     GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
     HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall,
     MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
-    PoolHandle, PoolUsage, Registration, Result, ShareableHandle, StreamHandle, TensorMap, TensorTiles,
+    PoolHandle, PoolUsage, RecurrentMemory, RecurrentShape, Registration, Result, ShareableHandle,
+    StreamHandle, TensorMap, TensorTiles,
 };
 
 /// Invokes a macro with the list of all calls. Each of them is written as in a trait: documentation, name, `&self`, arguments and
@@ -68,9 +69,9 @@ macro_rules! calls { ($form:ident) => { $form! {
     /// Returns the priority after clamping.
     fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
 
-    /// Returns whether the stream synchronizes with the legacy default stream: each waits for all earlier work of the
-    /// other. Streams of `stream_create` never do; streams that were made elsewhere may. `true` for the legacy default
-    /// stream itself.
+    /// Returns whether the stream synchronizes with the legacy default stream: each of the two waits for all earlier work of the
+    /// other. Streams of `stream_create` never do; streams that were made elsewhere may. `true` for the legacy default stream
+    /// itself.
     fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool>;
 
     /// Returns whether all work on the stream is done. *Not in capture*, of this stream or another.
@@ -147,8 +148,8 @@ macro_rules! calls { ($form:ident) => { $form! {
     /// access (see its properties).
     fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
 
-    /// Frees memory of `memory_allocate`, or of another call that names this one. Blocks until the work that may use it is
-    /// done. *Not in capture.*
+    /// Frees memory of `memory_allocate`, or of another call whose documentation names this function. Blocks until the work that
+    /// may use the memory is done. *Not in capture.*
     fn memory_free(&self, pointer: DevicePointer) -> Result<()>;
 
     // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------
@@ -312,6 +313,10 @@ macro_rules! calls { ($form:ident) => { $form! {
     /// The error is [`NotSupported`](crate::Code::NotSupported), with the reason, if the library cannot do the call, and
     /// [`LibraryMissing`](crate::Code::LibraryMissing) if the library is missing.
     fn library_workspace(&self, device: u32, call: &GpuCall) -> Result<u64>;
+
+    /// Returns the layout of a recurrent network's weights, and the bytes that its passes need. Prepares the calls, which may
+    /// take some tenths of a second for the first call of a shape on a device. Fails as `library_workspace` does.
+    fn recurrent_memory(&self, device: u32, shape: &RecurrentShape) -> Result<RecurrentMemory>;
 
     /// Returns up to `most` algorithms of the library for a product. The library's own first choice is first, and all of
     /// them work with the call's workspace. Of addresses and workspace only the alignment matters. May take some tenths of

@@ -25,9 +25,9 @@ use crate::{DevicePointer, FunctionHandle, HostPointer};
 pub struct Label {
     /// The operator (`add`, `matmul`, `copy`).
     pub operator: &'static str,
-    /// The place where it was called.
+    /// The source line that called the operator.
     pub location: &'static Location<'static>,
-    /// The line of a program in another language that called it.
+    /// The line of a program in another language that called the operator.
     pub program: Option<&'static SourceLine>,
 }
 
@@ -43,7 +43,7 @@ impl Label {
         Self { operator, location, program: program_line() }
     }
 
-    /// Returns the source line to show: that of the program in another language if there is one.
+    /// Returns the source line to show: the line of the program in another language, if there is one, otherwise the line of Rust.
     pub fn source(self) -> SourceLine {
         self.program.copied().unwrap_or_else(|| self.location.into())
     }

@@ -59,7 +59,7 @@ codes! {
     DeviceUnavailable = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
     /// There is no device at all.
     NoDevice = 100, "CUDA_ERROR_NO_DEVICE";
-    /// There is no device of this number.
+    /// No device has this number.
     InvalidDevice = 101, "CUDA_ERROR_INVALID_DEVICE";
     /// The image is not loadable.
     InvalidImage = 200, "CUDA_ERROR_INVALID_IMAGE";
@@ -149,7 +149,7 @@ codes! {
     Library = 100_002, "THALWEG_LIBRARY";
     /// The process is a child of one that had initialised the driver.
     Forked = 100_003, "THALWEG_FORKED";
-    /// A sanitizer found an error in the program's calls and is configured to fail such calls.
+    /// A sanitizer found an error in the program's calls, and is configured to fail calls with errors.
     Finding = 100_004, "THALWEG_FINDING";
     /// A call needs another rank, which has ended or cannot be reached. The communicator can only be aborted.
     CommunicatorFailed = 100_005, "THALWEG_COMMUNICATOR_FAILED";

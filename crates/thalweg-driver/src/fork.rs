@@ -41,8 +41,7 @@ impl Process {
         self.0 != GENERATION.load(Ordering::Relaxed)
     }
 
-    /// Returns an error of `call` ([`Code::Forked`]) if the calling process is a child of that process; `what` was opened
-    /// there.
+    /// Returns an error of `call` ([`Code::Forked`]) if the calling process is a child of the process in which `what` was opened.
     ///
     /// # Errors
     /// [`Code::Forked`], as described.

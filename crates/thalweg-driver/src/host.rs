@@ -119,7 +119,7 @@ impl<'a> HostLaunch<'a> {
         }
     }
 
-    /// Returns whether any of its accesses has a ticket, so that the kernel must report data-dependent bytes.
+    /// Returns whether any of the launch's accesses has a ticket, so that the kernel must report data-dependent bytes.
     pub fn has_tickets(&self) -> bool {
         self.accesses.iter().any(|access| access.ticket() != 0)
     }

@@ -33,9 +33,9 @@ impl BlockKind {
 /// The time for which a block is kept for another stream's work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum UseKind {
-    /// Until the work that the stream has when the block is freed is done (`record_stream`).
+    /// The block is kept until the work that the stream has when the block is freed is done (`record_stream`).
     UntilFree,
-    /// Until the work that the stream has now is done (`record_use`).
+    /// The block is kept until the work that the stream has now is done (`record_use`).
     SoFar,
 }
 
@@ -62,9 +62,9 @@ pub trait Instrument: Send + Sync {
     /// specifies.
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label);
 
-    /// Declares that the graph that `stream` captures may use memory of earlier captures whenever it is launched, whether
-    /// that is freed or not, and graph outputs. The program that launches the graph must make sure that the same bytes are
-    /// there again then.
+    /// Declares that the graph that `stream` captures may use memory of earlier captures, freed or not, and graph outputs,
+    /// whenever it is launched. The program that launches the graph must make sure that the memory then has the same contents
+    /// again.
     fn capture_vouched(&self, stream: StreamHandle);
 
     /// Reports where the program created a stream. If a stream is returned to the program again later, the first place
@@ -95,7 +95,7 @@ pub trait Instrument: Send + Sync {
     /// is joined, or with a message. In a host function it is the knowledge of the work that precedes the function.
     fn host_release(&self) -> HostClock;
 
-    /// Adds the knowledge of another thread to that of the calling thread.
+    /// Adds the knowledge in `clock`, another thread's, to the calling thread's knowledge.
     fn host_acquire(&self, clock: &HostClock);
 }
 

@@ -67,6 +67,12 @@ pub use library::attention::{
     AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
 };
 pub use library::convolution::{ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape};
+pub use library::dense::{DenseCall, DenseMethod, DenseUse};
+pub use library::fourier::{FourierCall, FourierKind, FourierShape};
+pub use library::recurrent::{
+    RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart, RecurrentPass, RecurrentShape,
+    RecurrentStates,
+};
 pub use library::{
     Activation, ActivationPass, ComputeFormat, ElementFormat, GpuCall, MatmulActivation, MatmulAlgorithm,
     MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,

@@ -16,7 +16,7 @@ pub struct HostFlags {
 /// The method by which pages of the host become pinned memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum HostMethod {
-    /// The driver allocates and pins them in one call (`cuMemHostAlloc`).
+    /// The driver allocates and pins the pages in one call (`cuMemHostAlloc`).
     #[default]
     Allocate,
     /// Ordinary memory of the process that is first touched by several threads and then pinned in place
@@ -116,9 +116,9 @@ pub struct PoolUsage {
 /// The flags for creating physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PhysicalFlags {
-    /// The type of handle by which it can be shared with other processes; `None` if it cannot.
+    /// The type of handle by which the memory can be shared with other processes; `None` if it cannot be shared.
     pub share_as: Option<HandleType>,
-    /// Whether network adapters may read and write it directly. An error if the properties of the device exclude this.
+    /// Whether network adapters may read and write the memory directly. An error if the properties of the device exclude this.
     pub gpu_direct_rdma: bool,
 }
 

@@ -2,7 +2,8 @@
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::panic::catch_unwind;
-use std::sync::{Mutex, PoisonError};
+
+use thalweg_lock::Mutex;
 
 use crate::{Code, Error, Result};
 
@@ -35,7 +36,7 @@ pub fn effective_user_id() -> u32 {
 static AT_EXIT: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
 
 extern "C" fn exiting() {
-    let last = AT_EXIT.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let last = AT_EXIT.lock().pop();
     if let Some(call) = last {
         // The hook has reported the panic, which must not unwind through C.
         let _ = catch_unwind(call);
@@ -46,14 +47,11 @@ extern "C" fn exiting() {
 /// other threads continue. The function that was registered last is called first, so libraries that are loaded by now are
 /// still there. Returns whether it will be called.
 pub fn at_exit(call: fn()) -> bool {
-    AT_EXIT.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    AT_EXIT.lock().push(call);
     // SAFETY: `exiting` is a function of this program, which does not unwind.
     let is_taken = unsafe { libc::atexit(exiting) } == 0;
     if !is_taken {
-        AT_EXIT
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|other| !std::ptr::fn_addr_eq(*other, call));
+        AT_EXIT.lock().retain(|other| !std::ptr::fn_addr_eq(*other, call));
     }
     is_taken
 }

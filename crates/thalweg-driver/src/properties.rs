@@ -79,15 +79,16 @@ pub struct DeviceProperties {
     pub memory_pools: bool,
     /// Whether managed memory can be allocated.
     pub managed_memory: bool,
-    /// Whether device and host can touch managed memory at the same time, and it can be advised.
+    /// Whether device and host can touch managed memory at the same time. Managed memory can then also be advised
+    /// ([`MemoryAdvice`](crate::MemoryAdvice)).
     pub concurrent_managed_access: bool,
     /// Whether memory of the process can be pinned in place.
     pub host_register: bool,
     /// The lowest and the highest priority of a stream (the highest is the smaller number: `(0, -5)`).
     pub stream_priority_range: (i32, i32),
-    /// The conditional nodes that its graphs can contain.
+    /// The conditional nodes that graphs of the device can contain.
     pub conditional_nodes: ConditionalSupport,
-    /// The library calls that it supports (see [`crate::GpuCall`]).
+    /// The library calls that the device supports (see [`crate::GpuCall`]).
     pub libraries: LibrarySupport,
 }
 
@@ -112,6 +113,9 @@ pub struct LibrarySupport {
     pub attention: bool,
     /// [`crate::GpuCall::Convolution`]: a cuDNN with convolutions was found, or the device runs host functions.
     pub convolution: bool,
+    /// [`crate::GpuCall::Recurrent`]: a cuDNN was found, or the device runs host functions.
+    /// [`Driver::recurrent_memory`](crate::Driver::recurrent_memory) reports whether it supports a shape.
+    pub recurrent: bool,
 }
 
 /// A version of CUDA.

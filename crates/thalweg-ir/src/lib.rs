@@ -6,6 +6,8 @@
 //! - the gradient ([`grad`]),
 //! - the ranges that a launch touches ([`Geometry::span`]).
 //!
+//! Two bodies over one iteration space become one by [composition](compose): fusion as substitution.
+//!
 //! A [`foreach::ForeachKernel`] applies one body to a list of tensors. Kernels that are not loops over a body (matrix products,
 //! sums whose terms depend on data) are in the crate `thalweg-kernels`.
 //!
@@ -26,6 +28,7 @@ pub mod kernel;
 mod layout;
 mod scalar;
 
+pub mod compose;
 pub mod cuda;
 pub mod foreach;
 mod functions;

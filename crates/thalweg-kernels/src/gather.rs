@@ -139,7 +139,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
     }
 }
 
-/// The number of bytes for which another thread pays.
+/// The bytes per thread from which another thread saves time.
 const LEAST_BYTES: usize = 1 << 18;
 
 fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {

@@ -20,6 +20,7 @@
 
 mod arguments;
 pub mod attention;
+pub mod compact;
 pub mod convolution;
 pub mod decoder_layers;
 pub mod decompose;
@@ -28,8 +29,10 @@ pub mod embedding;
 pub mod extremum_columns;
 pub mod extremum_place;
 pub mod foreach;
+pub mod fourier;
 pub mod gather;
 pub mod grid_sample;
+pub mod histogram;
 pub mod join;
 pub mod magnitudes;
 pub mod matmul;
@@ -40,6 +43,7 @@ mod operands;
 mod panels;
 pub mod pool;
 pub mod random;
+pub mod recurrent;
 pub mod resample;
 pub mod scan;
 pub mod scatter;
@@ -68,10 +72,12 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(compact::sources());
     all.extend(extremum_columns::sources());
     all.extend(extremum_place::sources());
     all.extend(gather::sources());
     all.extend(grid_sample::sources());
+    all.extend(histogram::sources());
     all.extend(join::sources());
     all.extend(magnitudes::sources());
     all.extend(next_token::sources());

@@ -77,7 +77,7 @@ pub struct Special {
     pub function: Function,
     /// The number of elements of the result.
     pub elements: u64,
-    /// The strides of the operands: 1, or 0 of one number.
+    /// The strides of the operands: 1 for a contiguous operand, 0 for a single number.
     pub strides: [u64; 2],
     /// The dtype of both operands and the result: int64 for [`Function::Gcd`], else a floating-point type.
     pub dtype: DType,

@@ -42,8 +42,7 @@
 //!   token is never assigned to another thread.
 //! - *The process forks.* The child has one thread, which keeps its token. A mutex whose guard belongs to a thread that does not
 //!   exist in the child stays locked, as an ordinary mutex does.
-//! - *A panic with a guard* unlocks. There is no poison: users keep their value valid at each call that may panic, or already
-//!   ignore poison.
+//! - *A panic with a guard* unlocks. There is no poison: users keep their value valid at each call that may panic.
 //! - *A thread is cancelled, or exits, with a guard* (`pthread_cancel`, `pthread_exit`). Rust does not define this case: the
 //!   guard may be dropped during the unwinding or not. But no thread continues with the mutex locked for ever, because the
 //!   process aborts when the unwinding reaches a catch of panics or a function that C calls.
@@ -59,13 +58,11 @@ use std::marker::PhantomData;
 use std::mem::{self, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::PoisonError;
 use std::{fmt, hint};
 
 use crate::barrier;
 use crate::sync::{
-    Acquire, AtomicBool, AtomicU64, Mutex, MutexGuard, Relaxed, Release, TryLockError, UnsafeCell, thread,
-    token,
+    Acquire, AtomicBool, AtomicU64, Mutex, MutexGuard, Relaxed, Release, UnsafeCell, thread, token,
 };
 
 /// The number of biases that a mutex grants in its life.
@@ -206,7 +203,7 @@ impl<T> BiasedMutex<T> {
     #[cold]
     #[inline(never)]
     fn lock_shared(&self) -> BiasedMutexGuard<'_, T> {
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.shared.lock();
         self.revoke(&mut shared);
         let mut looks = 0;
         while !self.settle(&mut shared) {
@@ -218,11 +215,7 @@ impl<T> BiasedMutex<T> {
     #[cold]
     #[inline(never)]
     fn try_lock_shared(&self) -> Option<BiasedMutexGuard<'_, T>> {
-        let mut shared = match self.shared.try_lock() {
-            Ok(shared) => shared,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let mut shared = self.shared.try_lock()?;
         self.revoke(&mut shared);
         self.settle(&mut shared).then(|| self.admit(shared))
     }

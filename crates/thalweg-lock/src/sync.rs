@@ -8,17 +8,18 @@
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::atomic::{AtomicBool, AtomicU64},
-    sync::{Mutex, MutexGuard},
     thread,
 };
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::atomic::{AtomicBool, AtomicU64},
-    sync::{Mutex, MutexGuard},
     thread,
 };
 
-pub(crate) use std::sync::TryLockError;
+#[cfg(loom)]
+pub(crate) use crate::locks::checked::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+pub(crate) use crate::locks::{Mutex, MutexGuard};
 pub(crate) use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// The standard library's cell, with the interface of the model checker's.

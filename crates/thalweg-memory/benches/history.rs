@@ -5,9 +5,10 @@
 //! mean time of a step.
 
 use std::hint::black_box;
-use std::sync::{Barrier, Mutex};
+use std::sync::Barrier;
 use std::time::Instant;
 
+use thalweg_lock::Mutex;
 use thalweg_memory::StreamId;
 use thalweg_memory::history::{Enabled, Event, History, HistorySettings, Ring, set_user_metadata};
 use thalweg_snapshot::{Action, Snapshot};
@@ -72,7 +73,7 @@ fn push_in_threads(threads: u64, steps: u64) -> f64 {
                 scope.spawn(move || {
                     barrier.wait();
                     for address in 0..steps {
-                        ring.lock().expect("no thread panics").push(history, &event(address));
+                        ring.lock().push(history, &event(address));
                     }
                 });
             }

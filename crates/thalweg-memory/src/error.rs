@@ -66,7 +66,8 @@ pub(crate) enum Kind {
 pub enum AddressProblem {
     /// The address is not a multiple of 512.
     Misaligned,
-    /// Not all of the range is free: part of it is taken, or work on other streams still uses it, or it ends too soon.
+    /// Part of the range is not free: it is taken, or work on other streams still uses it, or the free memory ends before the
+    /// range does.
     Occupied,
     /// No cached memory is at this address on this stream and in this pool.
     Unknown,
@@ -105,11 +106,11 @@ pub struct OutOfMemory {
     pub private_pool_bytes: u64,
     /// Free memory of private pools, which only serves their own requests.
     pub private_pool_cached_bytes: u64,
-    /// Free memory of the shared pool on other streams than that of the request.
+    /// Free memory of the shared pool on streams other than the request's.
     pub other_streams_cached_bytes: u64,
     /// The largest free block, wherever it is.
     pub largest_free_block_bytes: u64,
-    /// The most that may be taken from the upstream, if there is such a limit.
+    /// The most that may be taken from the upstream, if there is a limit.
     pub allowed_bytes: Option<u64>,
     /// The device's figures, if the upstream could report them.
     pub device: Option<MemoryInfo>,
@@ -118,7 +119,7 @@ pub struct OutOfMemory {
     /// Whether the request was refused only because of the memory fraction, without an attempt to make room
     /// (`throw_on_cudamalloc_oom`).
     pub rejected: bool,
-    /// The one change with which this request would have been served.
+    /// The single change that would have let this request succeed.
     pub advice: Option<Advice>,
     /// The file of the requested snapshot, or the reason why it was not written.
     pub snapshot: Option<Result<PathBuf, String>>,
@@ -298,7 +299,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// A change with which a request would have been served. Sizes are in bytes.
+/// A change that would have let a request succeed. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Advice {
@@ -319,7 +320,7 @@ pub enum Advice {
     ReleasePool {
         /// The pool to release.
         pool: PoolId,
-        /// The size of its memory.
+        /// The size of the pool's memory.
         bytes: u64,
     },
     /// Set `cross_stream_reuse:ordered`.
@@ -337,7 +338,7 @@ pub enum Advice {
     ExpandablePool {
         /// The pool.
         pool: PoolId,
-        /// The memory that it caches.
+        /// The memory that the pool caches.
         bytes: u64,
     },
     /// Set `expandable_page_mb:2` from the start.
@@ -347,12 +348,12 @@ pub enum Advice {
         /// The new value in percent of the device.
         percent: u32,
     },
-    /// Free memory that others use on the device.
+    /// Free memory that other users of the device occupy.
     FreeOutside {
         /// The size to free.
         bytes: u64,
     },
-    /// Request less.
+    /// Request less memory.
     AskForLess {
         /// The size by which to reduce the request.
         bytes: u64,

@@ -15,7 +15,8 @@ mod graph;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use thalweg_lock::Mutex;
 
 use driver_pool::DriverPool;
 
@@ -134,8 +135,8 @@ impl Calls {
     }
 }
 
-/// Invented addresses: of pinned memory, of expandable segments and of plain ones. If a region is full, the further region for
-/// the same purpose follows.
+/// The regions of invented addresses: for pinned memory, expandable segments and plain segments. If a region is full, the second
+/// region for the same purpose is used.
 const HOST: Range<u64> = 0x1000_0000_0000..0x4000_0000_0000;
 const GROWING: Range<u64> = 0x4000_0000_0000..0x7000_0000_0000;
 const PLAIN: Range<u64> = 0x7000_0000_0000..1 << 48;
@@ -201,7 +202,7 @@ impl Ranges {
 struct Timeline {
     /// The number of events that were recorded on the stream.
     recorded: u64,
-    /// The number of them that have passed.
+    /// The number of recorded events that have passed.
     passed: u64,
     may_end: bool,
 }
@@ -274,29 +275,29 @@ impl FakeUpstream {
 
     /// Returns the mapped pages, as (address, bytes, page), in address order.
     pub fn mapped_pages(&self) -> Vec<(u64, u64, PageId)> {
-        self.lock().mapped.iter().map(|(&address, &(bytes, page))| (address, bytes, page)).collect()
+        self.inner.lock().mapped.iter().map(|(&address, &(bytes, page))| (address, bytes, page)).collect()
     }
 
     /// Returns the number of physical pages.
     pub fn live_pages(&self) -> usize {
-        self.lock().pages.len()
+        self.inner.lock().pages.len()
     }
 
     /// Returns the reserved ranges of addresses, as (address, bytes), in address order.
     pub fn reserved_ranges(&self) -> Vec<(u64, u64)> {
-        self.lock().addresses.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
+        self.inner.lock().addresses.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
     /// Makes the `number`-th fallible call from now on fail (1 is the next).
     pub fn fail_call(&self, number: u64, fault: Fault) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let call = inner.calls.fallible() + number;
         inner.faults.insert(call, fault);
     }
 
     /// Forgets all failures that have not happened yet.
     pub fn clear_faults(&self) {
-        self.lock().faults.clear();
+        self.inner.lock().faults.clear();
     }
 
     /// Returns whether the device offers virtual memory.
@@ -306,65 +307,61 @@ impl FakeUpstream {
 
     /// Returns the number of calls of each method so far.
     pub fn calls(&self) -> Calls {
-        self.lock().calls
+        self.inner.lock().calls
     }
 
     /// Returns the device segments that are allocated, as (address, bytes), in address order.
     pub fn live_segments(&self) -> Vec<(u64, u64)> {
-        self.lock().device.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
+        self.inner.lock().device.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
     /// Returns the pieces of pinned memory that are allocated, as (address, bytes), in address order.
     pub fn live_host_allocations(&self) -> Vec<(u64, u64)> {
-        self.lock().host.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
+        self.inner.lock().host.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
     /// Returns how each allocated piece of pinned memory was pinned, in address order.
     pub fn live_host_methods(&self) -> Vec<HostMethod> {
-        self.lock().host_methods.values().copied().collect()
+        self.inner.lock().host_methods.values().copied().collect()
     }
 
     /// Returns the number of events that were recorded and not released.
     pub fn live_events(&self) -> usize {
-        self.lock().events.len()
+        self.inner.lock().events.len()
     }
 
     /// Returns the number of events recorded on `stream` so far.
     pub fn recorded_events(&self, stream: StreamId) -> u64 {
-        self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.recorded)
+        self.inner.lock().timelines.get(&stream).map_or(0, |timeline| timeline.recorded)
     }
 
     /// Returns the number of events recorded on `stream` that the device has passed.
     pub fn passed_events(&self, stream: StreamId) -> u64 {
-        self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.passed)
+        self.inner.lock().timelines.get(&stream).map_or(0, |timeline| timeline.passed)
     }
 
     /// Declares that the owner of `stream` may destroy it at any moment.
     pub fn make_transient(&self, stream: StreamId) {
-        self.lock().timelines.entry(stream).or_default().may_end = true;
+        self.inner.lock().timelines.entry(stream).or_default().may_end = true;
     }
 
     /// Makes the device pass the next event on `stream`, if there is one.
     pub fn complete_next(&self, stream: StreamId) {
-        if let Some(timeline) = self.lock().timelines.get_mut(&stream) {
+        if let Some(timeline) = self.inner.lock().timelines.get_mut(&stream) {
             timeline.passed = timeline.recorded.min(timeline.passed + 1);
         }
     }
 
     /// Makes the device pass all events recorded on `stream` so far.
     pub fn complete_stream(&self, stream: StreamId) {
-        if let Some(timeline) = self.lock().timelines.get_mut(&stream) {
+        if let Some(timeline) = self.inner.lock().timelines.get_mut(&stream) {
             timeline.passed = timeline.recorded;
         }
     }
 
     /// Makes the device pass all events recorded so far.
     pub fn complete_all(&self) {
-        self.lock().timelines.values_mut().for_each(|timeline| timeline.passed = timeline.recorded);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().timelines.values_mut().for_each(|timeline| timeline.passed = timeline.recorded);
     }
 
     /// Runs one fallible call: counts it, and then either fails or runs it.
@@ -373,7 +370,7 @@ impl FakeUpstream {
         count: impl FnOnce(&mut Calls) -> &mut u64,
         action: impl FnOnce(&mut Inner) -> Result<T, UpstreamError>,
     ) -> Result<T, UpstreamError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         *count(&mut inner.calls) += 1;
         let call = inner.calls.fallible();
         let result = match inner.faults.remove(&call) {
@@ -454,7 +451,7 @@ impl Events for FakeUpstream {
     }
 
     fn release_event(&self, event: EventId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.calls.release_event += 1;
         assert!(inner.events.remove(&event).is_some(), "{event:?} was never recorded, or was released");
     }
@@ -462,7 +459,7 @@ impl Events for FakeUpstream {
 
 impl Upstream for FakeUpstream {
     fn may_end(&self, stream: StreamId) -> bool {
-        self.lock().timelines.get(&stream).is_some_and(|timeline| timeline.may_end)
+        self.inner.lock().timelines.get(&stream).is_some_and(|timeline| timeline.may_end)
     }
 
     fn allocate(&self, bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {

@@ -74,7 +74,7 @@ impl ArenaKey {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentKind {
     pub(crate) class: SizeClass,
-    /// Whether its pages are mapped and unmapped one by one.
+    /// Whether the segment's pages are mapped and unmapped one by one.
     pub(crate) is_expandable: bool,
     /// The rank of the segment among those of a pool whose addresses have no meaning; 0 elsewhere.
     pub(crate) registration: u32,

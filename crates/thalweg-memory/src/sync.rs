@@ -11,12 +11,14 @@
 #[cfg(loom)]
 pub(crate) use loom::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence},
-    sync::{Mutex, MutexGuard},
     thread::{self, ThreadId},
 };
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence},
-    sync::{Mutex, MutexGuard},
     thread::{self, ThreadId},
 };
+#[cfg(loom)]
+pub(crate) use thalweg_lock::checked::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+pub(crate) use thalweg_lock::{Mutex, MutexGuard};

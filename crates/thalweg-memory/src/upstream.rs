@@ -175,7 +175,7 @@ pub trait SegmentSource: Send + Sync {
 /// Functions for address ranges and physical pages that are combined explicitly (`cuMemAddressReserve`, `cuMemCreate`,
 /// `cuMemMap`).
 pub trait VirtualMemory: Send + Sync {
-    /// Returns the granularity, of which all sizes and offsets below are multiples: 2 MiB on every GPU so far.
+    /// Returns the granularity: all sizes and offsets below are multiples of it. It is 2 MiB on every GPU so far.
     fn granularity_bytes(&self) -> u64;
 
     /// Reserves a range of addresses without memory.

@@ -36,11 +36,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use thalweg_ir::{DType, Element, byte_count};
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{at_line, label_at};
@@ -151,7 +152,7 @@ struct Task {
     into: PinnedBatch,
 }
 
-/// A finished task.
+/// A finished task, with its filled batch.
 struct Filled {
     number: usize,
     count: usize,
@@ -286,7 +287,7 @@ fn work<D: Dataset>(
     results: &Sender<Filled>,
 ) {
     loop {
-        let task = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let task = todo.lock().recv();
         let Ok(task) = task else { return };
         if results.send(fill(dataset, layout, task)).is_err() {
             return;
@@ -382,7 +383,7 @@ impl<D: Dataset> Epoch<'_, D> {
                 return Some(filled);
             }
             if self.workers.is_empty() {
-                let task = self.todo.lock().unwrap_or_else(PoisonError::into_inner).try_recv().ok()?;
+                let task = self.todo.lock().try_recv().ok()?;
                 let filled = fill(&*self.loader.dataset, &self.loader.layout(), task);
                 self.early.insert(filled.number, filled);
                 continue;
@@ -466,7 +467,7 @@ impl<D: Dataset> Drop for Epoch<'_, D> {
     fn drop(&mut self) {
         self.tasks = None;
         // Pinned batches of tasks that have not begun, and filled ones, are returned to the loader.
-        while let Ok(task) = self.todo.lock().unwrap_or_else(PoisonError::into_inner).try_recv() {
+        while let Ok(task) = self.todo.lock().try_recv() {
             self.loader.free.push(task.into);
         }
         for worker in self.workers.drain(..) {

@@ -1,11 +1,12 @@
 //! Bodies of the table's operators and of their derived gradients, built once per signature and cached.
 
 use std::hash::Hash;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{Body, BodyBuilder, Node};
+use thalweg_lock::RwLock;
 
 use crate::definition::{DTypes, FromInputs, FromResult, LoopOp, Signature};
 
@@ -23,11 +24,11 @@ pub(crate) type Kept<K, V> = OnceLock<RwLock<FxHashMap<K, V>>>;
 
 pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, make: impl FnOnce() -> V) -> V {
     let table = kept.get_or_init(RwLock::default);
-    if let Some(found) = table.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+    if let Some(found) = table.read().get(&key) {
         return found.clone();
     }
     let made = make();
-    table.write().unwrap_or_else(PoisonError::into_inner).insert(key, made.clone());
+    table.write().insert(key, made.clone());
     made
 }
 

@@ -3,12 +3,13 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use thalweg_driver::Driver;
 use thalweg_driver::cuda::nvtx;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::recording::{Recording, thread_number};
 use crate::trace::MemoryChange;
@@ -22,7 +23,7 @@ static EMITTERS: AtomicUsize = AtomicUsize::new(0);
 static RECORDINGS: Mutex<Vec<Arc<Recording>>> = Mutex::new(Vec::new());
 
 fn recordings() -> MutexGuard<'static, Vec<Arc<Recording>>> {
-    RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner)
+    RECORDINGS.lock()
 }
 
 /// Adds a recording to those that regions are written to.

@@ -12,16 +12,17 @@ use crate::trace::{Activity, Trace};
 pub struct Average {
     /// The operator.
     pub operator: String,
-    /// The number of calls of the operator. If no call of it was seen, the number of commands that it submitted; if it has only
-    /// kernels in graphs, the number of kernels that ran.
+    /// The number of calls of the operator. If no call was seen: the number of commands that the operator submitted, or, if it
+    /// has only kernels in graphs, the number of kernels that ran.
     pub count: u64,
-    /// Nanoseconds on the host, excluding operators that it called; if no call of it was seen, in calls of the driver.
+    /// Nanoseconds on the host, excluding operators that this operator called. If no call of the operator was seen, the
+    /// nanoseconds in calls of the driver.
     pub self_host_nanoseconds: u64,
-    /// Nanoseconds on the host, including operators that it called.
+    /// Nanoseconds on the host, including operators that this operator called.
     pub host_nanoseconds: u64,
     /// Nanoseconds on devices.
     pub device_nanoseconds: u64,
-    /// The declared bytes of the commands that ran, if they are known: those of a graph's kernels are not.
+    /// The declared bytes of the commands that ran, if they are known. The bytes of a graph's kernels are not.
     pub bytes: u64,
     /// Nanoseconds on devices of the work that is counted in `bytes`.
     pub bytes_nanoseconds: u64,
@@ -29,10 +30,10 @@ pub struct Average {
     pub flops: u64,
     /// Nanoseconds on devices of the work that is counted in `flops`.
     pub flops_nanoseconds: u64,
-    /// The bytes of device memory that it allocated from a caching allocator minus those that it freed, excluding operators that
-    /// it called; 0 if changes of memory were not recorded.
+    /// The bytes of device memory that the operator allocated from a caching allocator minus those that it freed, excluding
+    /// operators that it called; 0 if changes of memory were not recorded.
     pub self_device_memory_bytes: i64,
-    /// The bytes of device memory that it and the operators that it called allocated minus those that they freed.
+    /// The bytes of device memory that the operator and the operators that it called allocated minus those that they freed.
     pub device_memory_bytes: i64,
 }
 

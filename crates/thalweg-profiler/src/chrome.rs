@@ -14,8 +14,8 @@ use crate::trace::{
 /// The numbers of streams, by device.
 type StreamNumbers = BTreeMap<(u32, ActivityStream), u64>;
 
-/// Numbers the streams of each device from 1 on: first those of the program, in the order of their first commands, then the
-/// others. The driver's numbers have more bits than readers of the format keep.
+/// Numbers the streams of each device from 1 on: first the program's streams, in the order of their first commands, then the
+/// other streams. The driver's own numbers have more bits than readers of the format keep.
 fn stream_numbers(trace: &Trace) -> StreamNumbers {
     let mut numbers = StreamNumbers::new();
     let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
@@ -120,7 +120,7 @@ fn device(id: u32, properties: &DeviceProperties) -> Value {
     })
 }
 
-/// The first id of operators that no dispatcher reported: those of a driver's commands.
+/// The first id of an operator that no dispatcher reported, and that is known only from the label of a driver command.
 const FIRST_LONE_ID: u64 = 1 << 40;
 
 /// Returns the id that links a call and its work to the operator's event.

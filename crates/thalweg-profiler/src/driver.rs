@@ -1,14 +1,15 @@
 //! [`ProfilerDriver`]: passes each call to the inner driver, and records it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{
     Access, CaptureMode, Code, Collective, Copy, DevicePointer, Driver, Endpoint, Error, EventHandle, Fill,
     FunctionHandle, GpuCall, GraphExecHandle, GraphHandle, HostFunction, HostPointer, Label, Launch,
     LibraryLaunch, ModuleHandle, Result, StreamHandle,
 };
+use thalweg_lock::Mutex;
 
 use crate::annotation;
 use crate::recording::Recording;
@@ -35,14 +36,10 @@ pub struct ProfilerDriver {
 pub(crate) struct Operators(Mutex<HashMap<String, &'static str>>);
 
 impl Operators {
-    /// Returns the operator of the last captured launch of a kernel of this name.
+    /// Returns the operator of the last captured launch of the kernel with this name.
     pub(crate) fn of_kernel(&self, name: &str) -> Option<&'static str> {
-        locked(&self.0).get(name).copied()
+        self.0.lock().get(name).copied()
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Records the work that `body` submits to the driver (`torch.profiler.profile`). *Blocks* until the devices that had work are
@@ -63,8 +60,8 @@ impl ProfilerDriver {
         Self::of(inner, true)
     }
 
-    /// Creates a profiler to which launches list their bytes only if the inner driver needs them, so that not recording costs
-    /// only a load.
+    /// Creates a profiler that makes launches list their bytes only if the inner driver needs them. While nothing is recorded, a
+    /// call then costs one load.
     pub(crate) fn idle(inner: Arc<dyn Driver>) -> Arc<Self> {
         let reads_accesses = inner.reads_accesses();
         Self::of(inner, reads_accesses)
@@ -94,7 +91,7 @@ impl ProfilerDriver {
     /// # Errors
     /// [`Code::InvalidValue`] if it is already recording.
     pub fn start(&self) -> Result<()> {
-        let mut recording = locked(&self.recording);
+        let mut recording = self.recording.lock();
         if recording.is_some() {
             return Err(Error::new(
                 Code::InvalidValue,
@@ -117,7 +114,7 @@ impl ProfilerDriver {
     /// [`Code::InvalidValue`] if it is not recording; the errors of asynchronous work.
     pub fn stop(&self) -> Result<Trace> {
         self.is_recording.store(false, Ordering::Relaxed);
-        let recording = locked(&self.recording).take().ok_or_else(|| {
+        let recording = self.recording.lock().take().ok_or_else(|| {
             Error::new(Code::InvalidValue, "stop", "the profiler does not record: start it first")
         })?;
         annotation::detach(&recording);
@@ -128,7 +125,7 @@ impl ProfilerDriver {
         if !self.is_recording.load(Ordering::Relaxed) {
             return None;
         }
-        locked(&self.recording).clone()
+        self.recording.lock().clone()
     }
 
     /// Makes a call that submits no command.
@@ -154,8 +151,8 @@ impl ProfilerDriver {
 
     /// Notes the operator of a kernel that is captured.
     fn note_operator(&self, launch: &Launch<'_>) {
-        if let Some(name) = locked(&self.names).get(&launch.function) {
-            locked(&self.operators.0).insert(name.clone(), launch.label.operator);
+        if let Some(name) = self.names.lock().get(&launch.function) {
+            self.operators.0.lock().insert(name.clone(), launch.label.operator);
         }
     }
 }
@@ -210,8 +207,8 @@ fn copy_name(copy: &Copy) -> &'static str {
 impl Driver for ProfilerDriver {
     thalweg_driver::wraps!(inner);
 
-    /// Returns whether launches must list their ranges: a command's bytes are those of its ranges, and code that opens a device
-    /// queries this once, before anything is recorded.
+    /// Returns whether launches must list the ranges that they access, from which a command's bytes are counted. Code that opens
+    /// a device queries this once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
         self.reads_accesses
     }
@@ -271,13 +268,13 @@ impl Driver for ProfilerDriver {
 
     fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
         let function = self.inner.function_get(module, name)?;
-        locked(&self.names).insert(function, name.to_owned());
+        self.names.lock().insert(function, name.to_owned());
         Ok(function)
     }
 
     fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
         let describe = || {
-            let name = locked(&self.names).get(&launch.function).cloned();
+            let name = self.names.lock().get(&launch.function).cloned();
             let name = name.unwrap_or_else(|| launch.label.operator.to_owned());
             let bytes = bytes_of(launch.accesses);
             let shape = Some([launch.grid, launch.block]);

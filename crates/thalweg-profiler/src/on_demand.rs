@@ -1,9 +1,10 @@
 //! Drivers that can be recorded at any time: for programs, such as those in Python, that open devices long before they decide to
 //! record.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use thalweg_driver::Driver;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::driver::ProfilerDriver;
 
@@ -11,7 +12,7 @@ use crate::driver::ProfilerDriver;
 static PROFILERS: Mutex<Option<Vec<Arc<ProfilerDriver>>>> = Mutex::new(None);
 
 fn profilers() -> MutexGuard<'static, Option<Vec<Arc<ProfilerDriver>>>> {
-    PROFILERS.lock().unwrap_or_else(PoisonError::into_inner)
+    PROFILERS.lock()
 }
 
 /// Wraps each driver that this process opens from now on in a profiler. It records nothing until it is

@@ -6,11 +6,12 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use thalweg_driver::{Activities, ActivityKind, ActivityTracer, Driver, Result, StreamHandle};
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::annotation::current_operator;
 use crate::driver::Operators;
@@ -78,7 +79,7 @@ impl Recording {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the tracer of a recording that uses the devices' clocks.
@@ -305,7 +306,7 @@ fn category(kind: ActivityKind) -> Category {
     }
 }
 
-/// Returns the name of an activity: for kernels their own, demangled; for copies and fills that of the command.
+/// Returns the name of an activity. A kernel has its own name, which is demangled; a copy or a fill has the name of its command.
 fn activity_name(it: &thalweg_driver::Activity, command: Option<&Command>) -> String {
     match (it.kind, command) {
         (ActivityKind::Kernel, _) => demangled(&it.name),

@@ -54,13 +54,13 @@ impl Category {
 pub struct OperatorCall {
     /// The operator.
     pub name: &'static str,
-    /// The number that links it to the [`Call`]s that it made, from 1 on.
+    /// The number that links the operator call to the [`Call`]s that it made, from 1 on.
     pub id: u64,
-    /// The operator that called it.
+    /// The number of the operator call that made this one.
     pub parent: Option<u64>,
     /// The thread, as in [`Call`].
     pub thread: u64,
-    /// The time that it took, from begin to end.
+    /// The time that the operator call took.
     pub span: Span,
 }
 
@@ -69,13 +69,13 @@ pub struct OperatorCall {
 pub struct Call {
     /// The entry point of CUDA (`cuLaunchKernel`).
     pub entry_point: &'static str,
-    /// The number that links it to its [`Command`]s, from 1 on.
+    /// The number that links the call to its [`Command`]s, from 1 on.
     pub correlation: u64,
-    /// The innermost [`OperatorCall`] during which it was made.
+    /// The number of the innermost [`OperatorCall`] during which the call was made.
     pub operator: Option<u64>,
     /// The thread, numbered from 1 on in the order in which the process's threads were first seen.
     pub thread: u64,
-    /// The time that it took, from begin to end.
+    /// The time that the call took.
     pub span: Span,
 }
 
@@ -90,7 +90,7 @@ pub struct Command {
     pub source: String,
     /// The kind of work.
     pub category: Category,
-    /// The correlation of its [`Call`]. Collectives of one group share it.
+    /// The correlation of the [`Call`] that submitted the command. Collectives of one group share it.
     pub correlation: u64,
     /// The device.
     pub device: u32,
@@ -106,7 +106,7 @@ pub struct Command {
     pub shape: Option<[[u32; 3]; 2]>,
 }
 
-/// A stream of a device, by which activities are sorted.
+/// A stream of a device, as a key for sorting activities.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ActivityStream {
     /// A stream of the program, by the driver's number.
@@ -120,8 +120,8 @@ pub enum ActivityStream {
 pub struct Activity {
     /// The kernel's name, or the source and target of a copy.
     pub name: String,
-    /// The innermost operator that was called, else that of the command's label; within a graph, that of the captured launch. If
-    /// none is known, `name`.
+    /// The innermost operator that was called; else the operator in the command's label, which within a graph is the label of the
+    /// captured launch. `name` if no operator is known.
     pub operator: String,
     /// The kind of work.
     pub category: Category,
@@ -131,7 +131,7 @@ pub struct Activity {
     pub device: u32,
     /// The stream.
     pub stream: ActivityStream,
-    /// The time that it took, from begin to end.
+    /// The time that the activity took.
     pub span: Span,
     /// The number of bytes that a copy moved or a fill wrote; for a kernel, the bytes that its launch declared.
     pub bytes: u64,
@@ -160,7 +160,7 @@ pub struct Annotation {
     pub name: String,
     /// The thread, as in [`Call`].
     pub thread: u64,
-    /// The time that it took, from begin to end.
+    /// The time that the region took.
     pub span: Span,
 }
 
@@ -184,7 +184,7 @@ pub struct MemoryChange {
 pub struct MemoryEvent {
     /// The block, and the sums after it.
     pub change: MemoryChange,
-    /// The innermost [`OperatorCall`] during which it happened.
+    /// The number of the innermost [`OperatorCall`] during which the change happened.
     pub operator: Option<u64>,
     /// The thread, as in [`Call`].
     pub thread: u64,
@@ -239,7 +239,7 @@ impl Trace {
         }
     }
 
-    /// Returns sums per operator, those with the most device time first.
+    /// Returns the sums per operator, the operators with the most device time first.
     pub fn key_averages(&self) -> KeyAverages {
         KeyAverages::of(self)
     }

@@ -344,6 +344,11 @@ impl Function {
         }
     }
 
+    /// Returns the name with overload of the operator that a call runs, or `None` if no overload fits.
+    pub fn name_of_overload(&self, passed: &Passed<'_, '_>) -> PyResult<Option<&'static str>> {
+        Ok(self.fitting(passed, &mut Read::new())?.map(|overload| overload.operator.name()))
+    }
+
     /// Returns the overload that fits a call, after writing its arguments to `bound`.
     fn fitting(&self, passed: &Passed<'_, '_>, bound: &mut Read) -> PyResult<Option<&Overload>> {
         for lenient in [false, true] {

@@ -3,11 +3,11 @@
 //! While a check runs, labels have lines of Python (`lines`), and `cpu`, `cuda` and `sim` name the device of the check.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use thalweg::sim::Check;
+use thalweg_lock::Mutex;
 
 use crate::failure::guarded;
 use crate::lines::Reader;
@@ -53,7 +53,7 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
                 Python::attach(|py| {
                     program.call0(py).map(drop).map_err(|error| {
                         let text = error.to_string();
-                        *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        *raised.lock() = Some(error);
                         text
                     })
                 })
@@ -62,7 +62,7 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
     })?;
     let Err(failure) = found else { return Ok(()) };
     let report = failure.to_string();
-    match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    match raised.into_inner() {
         Some(error) if matches!(failure.problem(), thalweg::sim::Problem::Error(_)) => {
             error.value(py).call_method1("add_note", (report,)).ok();
             Err(error)

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyType};
 use thalweg::DType;
+use thalweg::ops::schema::Kind as SchemaKind;
 use thalweg::ops::{default_dtype, set_default_dtype};
 
 /// A dtype (`torch.dtype`). There is one object per dtype, so `is` compares as `==` does.
@@ -221,6 +222,15 @@ const NUMBERED: [(&str, i64); 5] = [
     ("channels_last_3d", 3),
     ("strided", 0),
 ];
+
+/// Returns the object of a memory format or a layout by its number.
+pub fn numbered<'py>(py: Python<'py>, kind: SchemaKind, number: i64) -> PyResult<Bound<'py, PyAny>> {
+    let name = match kind {
+        SchemaKind::Layout => "strided",
+        _ => NUMBERED.iter().find(|&&(_, own)| own == number).map_or("contiguous_format", |(name, _)| name),
+    };
+    py.import("thalweg._core")?.getattr(name)
+}
 
 /// Aliases of dtypes.
 const ALIASES: [(&str, DType); 9] = [

@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::create_exception;
 use pyo3::exceptions::{
@@ -15,6 +14,7 @@ use pyo3::exceptions::{
 use pyo3::prelude::*;
 use thalweg::warning::set_warning_handler;
 use thalweg::{Error, ErrorClass};
+use thalweg_lock::Mutex;
 
 create_exception!(
     thalweg,
@@ -246,7 +246,7 @@ static HAS_WARNINGS: AtomicBool = AtomicBool::new(false);
 /// Collects warnings until the call that caused them returns to Python.
 pub fn keep_warnings() {
     set_warning_handler(|text| {
-        WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+        WARNINGS.lock().push(text.to_owned());
         HAS_WARNINGS.store(true, Ordering::Relaxed);
     });
 }
@@ -256,7 +256,7 @@ pub fn keep_warnings() {
 fn show_warnings(py: Python<'_>) -> PyResult<()> {
     let texts = {
         HAS_WARNINGS.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *WARNINGS.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *WARNINGS.lock())
     };
     let class = py.get_type::<PyUserWarning>();
     for text in texts {

@@ -20,6 +20,7 @@ use thalweg::ops::schema::{Kind, Schema, base_name};
 use crate::call::{Function, Overload, Passed, TAKES_NUMBERS};
 use crate::failure::{exception, guarded};
 use crate::handle::PyTensor;
+use crate::overrides::taken_over;
 
 /// The functions, indexed by their numbers.
 static FUNCTIONS: OnceLock<Vec<Function>> = OnceLock::new();
@@ -80,7 +81,11 @@ unsafe fn enter(
             }
         }
         let passed = Passed { receiver: receiver.as_ref(), places: &places, names: &named };
-        functions()[number].call(py, &passed)
+        let function = &functions()[number];
+        match taken_over(py, &function.name, &passed)? {
+            Some(answer) => Ok(answer),
+            None => function.call(py, &passed),
+        }
     });
     match result {
         Ok(object) => object.into_ptr(),

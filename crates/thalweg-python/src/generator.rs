@@ -1,10 +1,11 @@
 //! `Generator`: a source of random numbers as an object, and the argument `generator` of functions that draw.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use thalweg::Device;
 use thalweg::random::{DeviceGenerator, default_generator};
+use thalweg_lock::Mutex;
 
 use crate::device::{PyDevice, or_current};
 use crate::failure::{run, runtime, value_error};
@@ -19,7 +20,7 @@ const SEED: u64 = 67_280_421_310_721;
 impl PyGenerator {
     /// Returns the random source.
     pub fn source(&self) -> Arc<DeviceGenerator> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// Returns the source for a call that host and device perform together, which cannot be captured.
@@ -124,7 +125,7 @@ impl PyGenerator {
     fn graphsafe_set_state(&self, state: &Bound<'_, Self>) -> PyResult<()> {
         let source = state.get().source();
         state.get().check(self.source().device())?;
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
+        *self.0.lock() = source;
         Ok(())
     }
 

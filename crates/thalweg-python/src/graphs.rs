@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
@@ -11,6 +10,7 @@ use thalweg::driver::CaptureMode;
 use thalweg::graph::Capture;
 use thalweg::runtime::graph::{CapturedGraph, OverwritePolicy};
 use thalweg::{CaptureOptions, Graph, GraphPool, Stream};
+use thalweg_lock::Mutex;
 
 use crate::cuda::{PyStream, stream_or_current};
 use crate::device::or_current;
@@ -57,11 +57,6 @@ struct PyGraph {
     /// Weak references to the optimizers whose steps are in the graph. They update their learning rates on the device before a
     /// replay.
     optimizers: Mutex<Vec<Py<PyAny>>>,
-}
-
-/// Locks state that one call at a time may access. A panic leaves it consistent, so poison is ignored.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The memory pool of graphs.
@@ -154,19 +149,19 @@ impl PyGraph {
     /// replay.
     fn capture_end(&self, py: Python<'_>) -> PyResult<()> {
         let UnderWay { capture, optimizers, .. } = self.taken()?;
-        *locked(&self.optimizers) = optimizers;
+        *self.optimizers.lock() = optimizers;
         let captured = capture.end().map_err(|error| exception(&error))?;
         if captured.is_empty() {
             let text = c"The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream.";
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)?;
         }
         if self.keeps.load(Ordering::Relaxed) {
-            *locked(&self.graph) = None;
-            *locked(&self.captured) = Some(captured);
+            *self.graph.lock() = None;
+            *self.captured.lock() = Some(captured);
             return Ok(());
         }
         let graph = captured.instantiate().map_err(|error| exception(&error))?;
-        *locked(&self.graph) = Some(graph);
+        *self.graph.lock() = Some(graph);
         Ok(())
     }
 
@@ -174,7 +169,7 @@ impl PyGraph {
     fn instantiate(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || {
             // The locks are taken in the same order as in `replay`.
-            let (mut graph, captured) = (locked(&self.graph), locked(&self.captured));
+            let (mut graph, captured) = (self.graph.lock(), self.captured.lock());
             let captured = captured.as_ref().ok_or_else(|| {
                 thalweg::Error::invalid(
                     "instantiate() is for graphs that are kept: say CUDAGraph(keep_graph=True), and capture",
@@ -188,7 +183,7 @@ impl PyGraph {
     /// Writes the graph to a file in Graphviz format.
     #[pyo3(signature = (debug_path, *, verbose=false))]
     fn debug_dump(&self, py: Python<'_>, debug_path: PathBuf, verbose: bool) -> PyResult<()> {
-        run(py, || match &*locked(&self.captured) {
+        run(py, || match &*self.captured.lock() {
             Some(captured) => captured.debug_dump(&debug_path, verbose),
             None => Err(thalweg::Error::invalid(
                 "debug_dump() is for graphs that are kept: call enable_debug_mode() before the capture",
@@ -204,7 +199,7 @@ impl PyGraph {
     /// Queues the graph on the current stream.
     fn replay(&self, py: Python<'_>) -> PyResult<()> {
         let optimizers: Vec<Py<PyAny>> =
-            locked(&self.optimizers).iter().map(|optimizer| optimizer.clone_ref(py)).collect();
+            self.optimizers.lock().iter().map(|optimizer| optimizer.clone_ref(py)).collect();
         for reference in optimizers {
             let optimizer = reference.call0(py)?;
             if !optimizer.is_none(py) {
@@ -212,8 +207,8 @@ impl PyGraph {
             }
         }
         run(py, || {
-            let mut graph = locked(&self.graph);
-            if let (None, Some(captured)) = (&*graph, &*locked(&self.captured)) {
+            let mut graph = self.graph.lock();
+            if let (None, Some(captured)) = (&*graph, &*self.captured.lock()) {
                 *graph = Some(captured.instantiate()?);
             }
             match &*graph {
@@ -228,8 +223,8 @@ impl PyGraph {
     /// Drops the graph, and its memory unless something else keeps it. A capture in progress into the graph is abandoned as well.
     fn reset(&self) {
         self.abandon();
-        *locked(&self.graph) = None;
-        *locked(&self.captured) = None;
+        *self.graph.lock() = None;
+        *self.captured.lock() = None;
     }
 
     /// Does nothing: the state of every generator is on its device, where replays advance it.
@@ -254,7 +249,7 @@ impl PyGraph {
 
     /// Returns the graph's memory pool, for other captures to share.
     fn pool(&self) -> PyResult<_GraphPool> {
-        let pool = locked(&self.pool).clone();
+        let pool = self.pool.lock().clone();
         pool.map(_GraphPool).ok_or_else(|| value_error("the graph has no pool yet: nothing was captured"))
     }
 }
@@ -280,7 +275,7 @@ impl PyGraph {
         let capture = Graph::capture_begin(&device, options).map_err(|error| exception(&error))?;
         // As in PyTorch, the program sees to it that graphs which leave memory to this one are replayed before it.
         capture.pool().vouch(capture.stream());
-        *locked(&self.pool) = Some(capture.pool().clone());
+        *self.pool.lock() = Some(capture.pool().clone());
         if device.current_stream() != *capture.stream() {
             enter(Owner::Graph(self.number), Current::stream(capture.stream()));
         }
@@ -307,7 +302,7 @@ impl PyGraph {
         match take(self.number) {
             Some(under_way) => drop(under_way),
             None => {
-                locked(&ABANDONED).push(self.number);
+                ABANDONED.lock().push(self.number);
                 ANY_ABANDONED.store(true, Ordering::Release);
             }
         }
@@ -353,11 +348,11 @@ fn end_abandoned() {
     if !ANY_ABANDONED.load(Ordering::Acquire) {
         return;
     }
-    let numbers = locked(&ABANDONED).clone();
+    let numbers = ABANDONED.lock().clone();
     for number in numbers {
         if let Some(under_way) = take(number) {
             drop(under_way);
-            let mut list = locked(&ABANDONED);
+            let mut list = ABANDONED.lock();
             list.retain(|other| *other != number);
             ANY_ABANDONED.store(!list.is_empty(), Ordering::Release);
         }

@@ -2,12 +2,12 @@
 
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyComplex, PyWeakrefMethods, PyWeakrefReference};
 use thalweg::{DType, Scalar, Tensor, c128};
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::failure::{run, runtime};
 
@@ -133,7 +133,7 @@ impl PyTensor {
     }
 
     fn known_gradient(&self) -> MutexGuard<'_, Option<Py<PyWeakrefReference>>> {
-        self.grad.lock().unwrap_or_else(PoisonError::into_inner)
+        self.grad.lock()
     }
 
     /// Returns the object of the tensor that this one is a view of.

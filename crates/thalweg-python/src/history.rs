@@ -11,7 +11,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -21,6 +21,7 @@ use thalweg::memory::history::{
     ContextLevel, Enabled, HistorySettings, StackId, StackSource, set_user_metadata, user_metadata,
 };
 use thalweg::snapshot::{Action, Frame};
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::device::or_current;
 use crate::failure::run;
@@ -54,7 +55,7 @@ struct Kept {
 
 impl Stacks {
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -7,6 +7,8 @@
 //! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
 //! - `functions` creates a Python function and a method for every name of the table. The parts with `unsafe` are `functions`,
 //!   `handle` (the cell of a tensor in its object), `dlpack` and the streams of other libraries in `cuda`.
+//! - `overrides` finds calls that arguments or modes take over (`__torch_function__`), and `modes` passes calls below autograd to
+//!   Python (`__torch_dispatch__`).
 //! - `check` runs a Python function under the simulator with many seeds.
 //! - `failure` turns errors and panics into Python exceptions, so that no program can crash the interpreter.
 //!
@@ -38,8 +40,11 @@ mod history;
 mod index;
 mod lines;
 mod memory;
+mod modes;
+mod networks;
 mod node;
 mod optim;
+mod overrides;
 mod profiler;
 mod protocol;
 mod readings;
@@ -63,6 +68,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
     tensor::register(module)?;
     functions::register(module)?;
+    overrides::register(module)?;
+    modes::register(module)?;
+    networks::register(module)?;
     generator::register(module)?;
     table::register(module)?;
     autograd::register(module)?;

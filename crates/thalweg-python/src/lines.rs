@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, OnceLock};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -14,6 +14,7 @@ use pyo3::types::PyString;
 use rustc_hash::FxHashMap;
 use thalweg::driver::{CalledFrom, SourceLine, called_from};
 use thalweg::runtime::Environment;
+use thalweg_lock::Mutex;
 
 /// The number of readers of lines: running checks, audits and captures. A program under `thalweg sim` has one.
 static READERS: AtomicUsize = AtomicUsize::new(0);
@@ -119,7 +120,7 @@ struct Kept {
 
 fn kept(file: &str, line: u32) -> &'static SourceLine {
     static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
-    let Kept { files, lines } = &mut *KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let Kept { files, lines } = &mut *KEPT.lock();
     let file: &'static str = match files.get(file) {
         Some(known) => known,
         None => {

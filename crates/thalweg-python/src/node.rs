@@ -1,7 +1,7 @@
 //! Nodes of the graph that autograd records, and Python hooks of tensors and nodes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use pyo3::exceptions::{PyAttributeError, PyUserWarning};
 use pyo3::prelude::*;
@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyList, PyTuple, PyType, PyWeakrefMethods, PyWeakrefRe
 use smallvec::SmallVec;
 use thalweg::Tensor;
 use thalweg::autograd::{Gradients, HookHandle, Node};
+use thalweg_lock::Mutex;
 
 use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
@@ -47,8 +48,7 @@ pub fn put_function(node: &Node, class: Py<PyType>, context: Py<PyAny>) -> PyRes
 /// Returns the node class with this name.
 fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
     static CLASSES: Mutex<BTreeMap<String, Py<PyType>>> = Mutex::new(BTreeMap::new());
-    let known =
-        CLASSES.lock().unwrap_or_else(PoisonError::into_inner).get(title).map(|class| class.clone_ref(py));
+    let known = CLASSES.lock().get(title).map(|class| class.clone_ref(py));
     if let Some(known) = known {
         return Ok(known);
     }
@@ -56,15 +56,14 @@ fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
     names.set_item("__module__", "thalweg.autograd.graph")?;
     let class = py.get_type::<PyType>().call1((title, (py.get_type::<PyNode>(),), names))?;
     let class = class.cast_into::<PyType>()?.unbind();
-    let mut classes = CLASSES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut classes = CLASSES.lock();
     Ok(classes.entry(title.to_owned()).or_insert(class).clone_ref(py))
 }
 
 /// Returns the object of a node: the same one as long as the program holds it.
 pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>> {
     let kept = beside(&node)?;
-    let known =
-        kept.object.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|known| known.clone_ref(py));
+    let known = kept.object.lock().as_ref().map(|known| known.clone_ref(py));
     if let Some(known) = known.and_then(|known| known.bind(py).upgrade()) {
         return Ok(known.cast_into::<PyNode>()?);
     }
@@ -75,7 +74,7 @@ pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>>
     let token = Bound::new(py, _NodeToken(node.clone()))?;
     let object = class.bind(py).call1((token,))?.cast_into::<PyNode>()?;
     let reference = PyWeakrefReference::new(&object)?.unbind();
-    let _former = kept.object.lock().unwrap_or_else(PoisonError::into_inner).replace(reference);
+    let _former = kept.object.lock().replace(reference);
     Ok(object)
 }
 

@@ -1,13 +1,13 @@
 //! The fused optimizers, gradient scaling and clipping, for the classes of `thalweg.optim`.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use thalweg::ops::optimizer::OptimizerOptions;
 use thalweg::optim::{GradientScaler, GradientScalerOptions, GroupState, Optimizer, OptimizerState};
 use thalweg::{Result, Tensor};
+use thalweg_lock::Mutex;
 
 use crate::device::or_current;
 use crate::failure::{run, value_error};
@@ -147,12 +147,6 @@ fn _optimizers(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 #[pyclass(frozen)]
 struct _FusedOptimizer(Mutex<Box<dyn AnyOptimizer>>);
 
-impl _FusedOptimizer {
-    fn lock(&self) -> MutexGuard<'_, Box<dyn AnyOptimizer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 #[pymethods]
 impl _FusedOptimizer {
     #[new]
@@ -177,43 +171,43 @@ impl _FusedOptimizer {
     ) -> PyResult<()> {
         let scaler = scaler.map(|scaler| scaler.get());
         run(py, || match scaler {
-            None => self.lock().step(),
-            Some(scaler) if is_unscaled => self.lock().step_unscaled(&scaler.0),
-            Some(scaler) => self.lock().step_scaled(&scaler.0),
+            None => self.0.lock().step(),
+            Some(scaler) if is_unscaled => self.0.lock().step_unscaled(&scaler.0),
+            Some(scaler) => self.0.lock().step_scaled(&scaler.0),
         })
     }
 
     /// Divides the gradients by the scale of a scaler, in place.
     fn unscale(&self, py: Python<'_>, scaler: &Bound<'_, _GradientScaler>) -> PyResult<()> {
         let scaler = scaler.get();
-        run(py, || self.lock().unscale(&scaler.0))
+        run(py, || self.0.lock().unscale(&scaler.0))
     }
 
     /// Sets the learning rate of each group.
     fn set_learning_rates(&self, py: Python<'_>, rates: Vec<f64>) -> PyResult<()> {
-        run(py, || self.lock().set_learning_rates(&rates))
+        run(py, || self.0.lock().set_learning_rates(&rates))
     }
 
     /// Sets the options of each group, its learning rate too.
     fn set_options(&self, py: Python<'_>, options: Vec<Options>) -> PyResult<()> {
-        run(py, || self.lock().set_options(&options))
+        run(py, || self.0.lock().set_options(&options))
     }
 
     /// Takes the learning rate of a group from a tensor on the device, which the host does not read.
     fn follow_learning_rate(&self, group: usize, rate: &Bound<'_, PyTensor>) -> PyResult<()> {
         let tensor = rate.tensor();
-        run(rate.py(), || self.lock().follow_learning_rate(group, &tensor))
+        run(rate.py(), || self.0.lock().follow_learning_rate(group, &tensor))
     }
 
     /// Returns whether these are the optimizer's parameters.
     fn steps(&self, tensors: Vec<Bound<'_, PyTensor>>) -> bool {
-        let own = self.lock().parameters();
+        let own = self.0.lock().parameters();
         own.len() == tensors.len() && own.iter().zip(&tensors).all(|(own, tensor)| tensor.holds(own))
     }
 
     /// Returns the states of each parameter by name, and the options of each group.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyList>)> {
-        let state = self.lock().state();
+        let state = self.0.lock().state();
         let states = PyDict::new(py);
         for (number, own) in state.state {
             let named = PyDict::new(py);
@@ -247,7 +241,7 @@ impl _FusedOptimizer {
                 .map(|(options, params)| GroupState { options: options.into_iter().collect(), params })
                 .collect(),
         };
-        run(py, || self.lock().load(&state))
+        run(py, || self.0.lock().load(&state))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -12,6 +11,7 @@ use thalweg::profiler::{
     record_function,
 };
 use thalweg::{Device, Error};
+use thalweg_lock::Mutex;
 
 use crate::device::or_current;
 use crate::failure::{run, value_error};
@@ -109,7 +109,7 @@ impl _EmitNvtx {
 
     /// Ends the emission of NVTX ranges.
     fn close(&self) {
-        let _dropped_outside = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _dropped_outside = self.0.lock().take();
     }
 }
 

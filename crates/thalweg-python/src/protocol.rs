@@ -15,6 +15,7 @@ use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
+use crate::overrides::subscript_taken_over;
 
 /// Returns a number as a tensor without dimensions that the device fills, which also works in a capture. Returns `None` for
 /// values that are not numbers of the dtype's kind.
@@ -275,10 +276,17 @@ impl PyTensor {
         slf.as_ptr() as usize >> 4
     }
 
-    fn __getitem__<'py>(slf: &Bound<'py, Self>, subscript: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+    fn __getitem__<'py>(
+        slf: &Bound<'py, Self>,
+        subscript: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let tensor = slf.tensor();
-        let indices = read_subscript(subscript, tensor.device())?;
-        Self::object_of(slf.py(), run(slf.py(), || tensor.i(indices))?, Some(slf.as_any()))
+        let indices = match read_subscript(subscript, tensor.device()) {
+            Ok(indices) => indices,
+            Err(error) => return subscript_taken_over(slf, subscript)?.ok_or(error),
+        };
+        let part = Self::object_of(slf.py(), run(slf.py(), || tensor.i(indices))?, Some(slf.as_any()))?;
+        Ok(part.into_any())
     }
 
     fn __setitem__(

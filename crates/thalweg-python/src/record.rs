@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
@@ -12,6 +12,7 @@ use thalweg::autograd::{
     Backward, CheckpointOptions, Explain, Gradients, Saved, SavedPlace, SavedTensorsRegion, checkpoint_with,
     enter_saved_tensors_hooks, record_function_of_any,
 };
+use thalweg_lock::Mutex;
 
 use crate::failure::{call_python, run, type_error};
 use crate::handle::{Held, PyTensor};
@@ -28,7 +29,7 @@ fn inner(tensors: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
 /// Returns the name with static lifetime. There is at most one allocation per class of functions.
 fn lasting(name: String) -> &'static str {
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = NAMES.lock();
     let names = names.get_or_insert_default();
     if let Some(known) = names.get(name.as_str()) {
         return known;

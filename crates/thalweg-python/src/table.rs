@@ -134,6 +134,7 @@ fn _table(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
             object.set_item("name", overload.operator.name())?;
             object.set_item("schema", schema.to_string())?;
             object.set_item("documentation", overload.operator.documentation().trim())?;
+            object.set_item("computed_by", overload.operator.computed_by())?;
             object.set_item("receiver", overload.receiver)?;
             object.set_item("generator", overload.operator.takes_generator())?;
             let parameters = schema.parameters.iter().map(|parameter| parameter_object(py, parameter));

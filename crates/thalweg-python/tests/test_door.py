@@ -118,11 +118,12 @@ def test_programs_import_what_is_left_out():
         from torch.distributed.algorithms.join import Join
         from typing import Optional
         torch.fx.wrap("len")
+        import torch.onnx
         torch._dynamo.config.suppress_errors = True
         assert not isinstance(torch.ones(1), DTensor) and Shard(0) == Shard(0) != Replicate()
         def typed(x: Optional[DTensor], y: "DTensor | None" = None) -> torch.fx.GraphModule: ...
         class Wrapped(Join): ...
-        for use in (lambda: DTensor(1), lambda: torch.fx.symbolic_trace(1), Wrapped, lambda: torch.sparse_coo_tensor(1),
+        for use in (lambda: DTensor(1), lambda: torch.onnx.export(1), Wrapped, lambda: torch.sparse_coo_tensor(1),
                     lambda: torch.distributed.fsdp.ShardingStrategy.FULL_SHARD()):
             try:
                 use()

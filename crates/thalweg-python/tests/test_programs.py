@@ -4,12 +4,15 @@ import json
 import pathlib
 import runpy
 import sys
+import types
 
 import thalweg
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 # Computed by PyTorch 2.11 on a CPU, where `python programs/NAME.py` prints them.
 LOSSES = json.loads((PROGRAMS / "losses.json").read_text())
+# Likewise, by `python scripts/models.py torch --tiny`.
+MODELS = json.loads((PROGRAMS / "models.json").read_text())
 
 
 def run(name):
@@ -54,6 +57,18 @@ def test_layers():
         assert len(one) == len(other) and one[:-2] == other[:-2], (number, one, other)
         for mine, theirs in zip(one[-2:], other[-2:]):
             assert abs(mine - theirs) < 2e-4 * max(1.0, abs(theirs)), (number, one, other)
+
+
+def test_models():
+    script = pathlib.Path(__file__).parents[1] / "scripts" / "models.py"
+    models = runpy.run_path(str(script))
+    # The functions of a script share their globals, which the library is bound to.
+    space = models["load"].__globals__
+    models["load"]("thalweg")
+    options = types.SimpleNamespace(tiny=True, compile=False)
+    device = str(thalweg.ones(1).device)
+    for name, losses in MODELS.items():
+        compare(space["measured"](name, options, device)["losses"], losses)
 
 
 def test_typed():

@@ -220,7 +220,7 @@ def test_errors_are_pytorchs():
         th.empty(1 << 50, dtype=th.uint8, device="sim")
     with raises(RuntimeError, "a bug of Thalweg"):
         th._core._panic()
-    for name in ("fx", "export", "quantize_per_tensor"):
+    for name in ("onnx", "export", "quantize_per_tensor"):
         with raises(NotImplementedError, f"{name} is left out"):
             getattr(th, name)()
 

@@ -60,7 +60,7 @@ fn union(a: &Access, b: &Access) -> Access {
     Access::new(start, end - start, AccessMode::ReadWrite).touching(touch)
 }
 
-/// Returns the bytes of its span that an operand touches.
+/// Returns the bytes that an operand touches within its span.
 fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> Touch {
     match &geometry.operands[operand] {
         OperandGeometry::Gathered { .. } => {

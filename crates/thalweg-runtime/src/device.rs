@@ -9,10 +9,11 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{DeviceProperties, Driver, Instrument, Label, Process};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{AllocationError, DeviceAllocator, HostAllocator, HostSettings};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -172,8 +173,8 @@ impl Device {
         }
     }
 
-    /// Returns the calling thread's current device: the one of [`Device::make_current`], else that of [`Device::make_default`],
-    /// else [`Device::best`].
+    /// Returns the calling thread's current device: the one set by [`Device::make_current`], else the one set by
+    /// [`Device::make_default`], else [`Device::best`].
     pub fn current() -> Result<Self> {
         if let Some(device) = current_device().or_else(default_device) {
             return Ok(device);
@@ -214,7 +215,7 @@ impl Device {
 
     /// Returns the open devices of this one's driver by number, including this one.
     pub fn opened(&self) -> Vec<Self> {
-        let opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = self.0.opened.lock();
         let mut devices: Vec<Self> = opened.iter().filter_map(Weak::upgrade).map(Self).collect();
         drop(opened);
         devices.sort_by_key(Self::index);
@@ -556,7 +557,7 @@ impl System {
             reads_accesses: driver.reads_accesses(),
             process: Process::current(),
         });
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&state));
+        self.opened.lock().push(Arc::downgrade(&state));
         Ok(Device(state))
     }
 }
@@ -580,7 +581,7 @@ impl Devices {
     /// # Errors
     /// If there is no such device, or the driver cannot open it.
     pub fn get(&self, index: u32) -> Result<Device> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = open.len();
         let Some(device) = open.get_mut(index as usize) else {
             let kind = self.system.driver.name();
@@ -610,7 +611,7 @@ struct Opened(Mutex<Option<Arc<Devices>>>);
 impl Opened {
     fn get(&self, index: u32, open: impl FnOnce() -> Result<Devices>) -> Result<Device> {
         let devices = {
-            let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = self.0.lock();
             match &*slot {
                 Some(devices) => devices.clone(),
                 None => slot.insert(Arc::new(open()?)).clone(),
@@ -632,7 +633,7 @@ static DEFAULTS: Mutex<Vec<(u64, Device)>> = Mutex::new(Vec::new());
 static DEFAULTS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn defaults() -> MutexGuard<'static, Vec<(u64, Device)>> {
-    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner)
+    DEFAULTS.lock()
 }
 
 /// A guard that keeps a device the default of all threads that have not made one current.

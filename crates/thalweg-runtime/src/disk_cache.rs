@@ -34,11 +34,11 @@ const MAGIC: &[u8; 8] = b"thalweg2";
 /// The approximate size to which the cache's folder may grow: some twenty thousand kernels.
 pub const MOST_BYTES: u64 = 256 << 20;
 
-/// The number of writes of a process after which it sweeps the folder; it also sweeps at the first write.
+/// The number of writes after which a process sweeps the folder again. A process also sweeps at its first write.
 const WRITES_A_SWEEP: u64 = 256;
-/// The age at which a file that was not renamed counts as left over.
+/// The age at which a file that was never renamed counts as abandoned.
 const LEFT_OVER: Duration = Duration::from_secs(60 * 60);
-/// The age of the last recorded use after which a use of an entry is recorded again.
+/// The age of an entry's last recorded use from which another use is recorded.
 const USES_NOTED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The inputs of a compiled kernel.
@@ -258,7 +258,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses folders that others could have written to.
+/// Refuses folders that other users could have written to.
 fn check_folders(folder: &Path, path: &Path) -> io::Result<()> {
     for folder in [Some(folder), path.parent()].into_iter().flatten() {
         refuse_writable_by_others(folder, &fs::metadata(folder)?)?;

@@ -68,7 +68,8 @@ pub struct Environment {
     pub nvml_based_check: bool,
     /// The settings of the allocator: `PYTORCH_CUDA_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, and `PYTORCH_NO_CUDA_MEMORY_CACHING`.
     pub allocator: Settings,
-    /// The variables that were not understood, one sentence per variable. The devices that they apply to refuse to open.
+    /// The variables that could not be parsed, one sentence per variable. The devices that these variables apply to refuse to
+    /// open.
     pub mistakes: Vec<String>,
 }
 

@@ -141,8 +141,8 @@ impl Error {
         self.edit(|inner| inner.context.push(Context::Text(text.into())))
     }
 
-    /// Returns the error with the call in which it happened, `operator(operands)`, and its location. Calls that were made by this
-    /// one are no longer named, because the user did not pass their operands.
+    /// Returns the error with the call in which it happened, `operator(operands)`, and its location. Calls that this call made
+    /// are no longer named, because the user did not pass their operands.
     #[must_use]
     pub fn in_call(self, call: impl Into<String>, location: &'static Location<'static>) -> Self {
         let call = call.into();

@@ -1,9 +1,10 @@
 //! Events: markers in a stream that other streams and the host can wait for.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{EventFlags, EventHandle, Label};
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::graph::Command;
 use crate::stream::same_device;
@@ -14,7 +15,7 @@ use crate::{Device, Error, Result, Stream};
 #[derive(Debug)]
 pub struct Event {
     flags: EventFlags,
-    /// Whether graphs record it and wait for it at each replay.
+    /// Whether graphs record the event and wait for it at each replay.
     is_external: bool,
     recorded: Mutex<Option<Arc<Recorded>>>,
 }
@@ -82,14 +83,14 @@ impl Event {
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<Recorded>>> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recorded.lock()
     }
 
     fn recorded(&self) -> Option<Arc<Recorded>> {
         self.slot().clone()
     }
 
-    /// Returns the driver's event, and whether it was created by this call; if there is none, it is created on the device.
+    /// Returns the driver's event, and whether this call created it. If there is no event yet, one is created on the device.
     fn recorded_on(&self, device: &Device) -> Result<(Arc<Recorded>, bool)> {
         let mut slot = self.slot();
         if let Some(recorded) = &*slot {
@@ -240,7 +241,7 @@ impl Event {
     }
 }
 
-/// Makes a call by which a graph gets a node of an external event.
+/// Makes a call that adds a node for an external event to a graph.
 fn capture_node(
     stream: &Stream,
     event: EventHandle,
@@ -258,7 +259,7 @@ impl Stream {
         event.wait_as(self, Label::here("wait_event"))
     }
 
-    /// Makes later work on this stream wait for all work that is now on the other.
+    /// Makes later work on this stream wait for all work that is now on the other stream.
     #[track_caller]
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
         let event = other.record_event()?;

@@ -9,10 +9,11 @@
 //! The owner of a *transient* stream may destroy it earlier, without notice. The driver would crash on its handle then, so the
 //! handle is used only in calls that name the stream, and not to record a last event. Waiting for its work waits for the device.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_driver::{Driver, EventFlags, EventHandle, StreamHandle};
+use thalweg_lock::{Mutex, RwLock};
 
 use crate::memory::outside_capture;
 
@@ -42,19 +43,19 @@ impl ForgottenStreams {
     /// Marks a stream as transient: its owner may destroy it at any moment.
     pub(crate) fn set_transient(&self, stream: StreamHandle) {
         if !self.is_transient(stream) {
-            self.transient.write().unwrap_or_else(PoisonError::into_inner).insert(stream);
+            self.transient.write().insert(stream);
         }
     }
 
-    /// Returns whether the stream is transient, so that its owner may have destroyed it.
+    /// Returns whether the stream is transient: its owner may have destroyed it already.
     pub(crate) fn is_transient(&self, stream: StreamHandle) -> bool {
-        self.transient.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
+        self.transient.read().contains(&stream)
     }
 
     /// Releases the handle.
     pub(crate) fn forget(&self, stream: StreamHandle) {
         let last = self.record_last(stream).unwrap_or(LastWork::Unknown);
-        let mut list = self.lock();
+        let mut list = self.last.lock();
         list.retain(|_, last| !self.is_over(*last));
         list.insert(stream, last);
         // A handle that the driver no longer knows (its owner has destroyed the stream) is already released.
@@ -63,7 +64,7 @@ impl ForgottenStreams {
 
     /// Returns the end of the work of a forgotten stream; `None` if the work is complete.
     pub(crate) fn last_work(&self, stream: StreamHandle) -> Option<LastWork> {
-        self.lock().get(&stream).copied()
+        self.last.lock().get(&stream).copied()
     }
 
     fn record_last(&self, stream: StreamHandle) -> thalweg_driver::Result<LastWork> {
@@ -80,7 +81,7 @@ impl ForgottenStreams {
         }
     }
 
-    /// Returns whether the work is complete; if so, its event is destroyed.
+    /// Returns whether the last work of a stream is complete. If so, the event for it is destroyed.
     fn is_over(&self, last: LastWork) -> bool {
         let LastWork::Event(event) = last else { return false };
         let is_over = outside_capture(&self.driver, || self.driver.event_query(event)).unwrap_or(false);
@@ -89,15 +90,11 @@ impl ForgottenStreams {
         }
         is_over
     }
-
-    fn lock(&self) -> MutexGuard<'_, FxHashMap<StreamHandle, LastWork>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ForgottenStreams {
     fn drop(&mut self) {
-        for last in self.last.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+        for last in self.last.get_mut().values() {
             if let LastWork::Event(event) = last {
                 let _ = self.driver.event_destroy(*event);
             }

@@ -5,7 +5,7 @@
 //! arguments and the ranges that they touch, both derived from the kernel's geometry.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_driver::{Code, ComputeCapability, FunctionHandle, HostKernel, HostModule, Image, ImageKind};
@@ -19,11 +19,11 @@ use crate::loop_kernel::LoopKernel;
 use crate::{Device, Error, Result};
 
 impl Device {
-    /// Returns the kernel of this key, which is made and loaded at the first call. That takes some 100 ms on a GPU without a
-    /// cache; later calls cost a hash.
+    /// Returns the kernel with this key. Makes and loads it at the first call, which takes some 100 ms on a GPU without a cache;
+    /// later calls cost one hash lookup.
     pub fn kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) -> Result<Arc<LoadedKernel>> {
         let table = self.kernels();
-        if let Some(found) = table.loops.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+        if let Some(found) = table.loops.read().get(key) {
             return Ok(found.clone());
         }
         // Two threads may both compile; the second one to finish launches the first one's kernel, and its own is unloaded at the
@@ -36,7 +36,7 @@ impl Device {
             })
             .map_err(|error| error.context(format!("kernel {name}")))?;
         let loaded = Arc::new(LoadedKernel { kernel, function });
-        let mut loops = table.loops.write().unwrap_or_else(PoisonError::into_inner);
+        let mut loops = table.loops.write();
         Ok(loops.entry(key.clone()).or_insert(loaded).clone())
     }
 
@@ -44,7 +44,7 @@ impl Device {
     pub(crate) fn native_kernel(&self, kernel: &dyn NativeKernel) -> Result<FunctionHandle> {
         let name = kernel.name();
         let natives = &self.kernels().natives;
-        if let Some(found) = natives.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+        if let Some(found) = natives.read().get(name) {
             return Ok(*found);
         }
         let function = self
@@ -56,7 +56,7 @@ impl Device {
                 false => kernel.host(),
             })
             .map_err(|error| error.context(format!("kernel {name}")))?;
-        let mut natives = natives.write().unwrap_or_else(PoisonError::into_inner);
+        let mut natives = natives.write();
         Ok(*natives.entry(name.to_owned()).or_insert(function))
     }
 

@@ -10,7 +10,7 @@
 //! - The table is bounded: at [`CAPACITY`] entries it is cleared. If shapes change with each call, a call costs as much as
 //!   without a table.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Cluster, DevicePointer, Label, Launch, LaunchMode};
@@ -25,8 +25,8 @@ use crate::{Device, Result, Stream};
 const CAPACITY: usize = 1 << 14;
 
 impl PreparedLaunch {
-    /// Prepares a launch of this geometry on the kernel's device. If the kernel's blocks form clusters, the driver is asked how
-    /// many clusters run at the same time: further ones would begin only when all rows of the first are done.
+    /// Prepares a launch of this geometry on the kernel's device. If the kernel's blocks form clusters, asks the driver how many
+    /// clusters can run at the same time, because further clusters would begin only when all rows of the first ones are done.
     ///
     /// # Errors
     /// [`Error::is_not_supported`](crate::Error::is_not_supported) if such a cluster does not fit on the device.
@@ -62,18 +62,18 @@ impl Device {
         }
     }
 
-    /// Returns the prepared launch of this key, which is made at the first call.
+    /// Returns the prepared launch with this key, and prepares it at the first call.
     pub fn prepared_launch(
         &self,
         key: &LaunchKey,
         make: impl FnOnce() -> Result<PreparedLaunch>,
     ) -> Result<Arc<PreparedLaunch>> {
         let table = self.launches();
-        if let Some(found) = table.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+        if let Some(found) = table.read().get(key) {
             return Ok(found.clone());
         }
         let made = Arc::new(make()?);
-        let mut launches = table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut launches = table.write();
         if launches.len() >= CAPACITY {
             launches.clear();
         }
@@ -83,7 +83,8 @@ impl Device {
 }
 
 impl Stream {
-    /// Queues a kernel of the loop IR. Each address is that of an operand's first element. Does nothing if there are no rows.
+    /// Queues a kernel of the loop IR. Each address is the address of an operand's first element. Does nothing if there are no
+    /// rows.
     pub fn launch(
         &self,
         prepared: &PreparedLaunch,

@@ -66,6 +66,12 @@ pub use stream_state::STREAMS_PER_PRIORITY;
 pub use thalweg_driver::{Activation, ActivationPass, MatmulActivation, MatmulEpilogue};
 pub use thalweg_driver::{CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label};
 pub use thalweg_driver::{ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat};
+pub use thalweg_driver::{DenseCall, DenseMethod, DenseUse};
+pub use thalweg_driver::{FourierCall, FourierKind, FourierShape};
+pub use thalweg_driver::{
+    RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart, RecurrentPass, RecurrentShape,
+    RecurrentStates,
+};
 pub use thalweg_driver::{Within, within};
 
 /// Returns whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with

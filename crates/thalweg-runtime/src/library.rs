@@ -11,22 +11,22 @@ use std::sync::Arc;
 
 use thalweg_driver::{
     Access, Activation, AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
-    Code, ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape,
-    DevicePointer, ElementFormat, GpuCall, HostKernel, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall,
-    MatmulEpilogue, Matrix, ReductionSchemes,
+    Code, ComputeFormat, ConvolutionCall, ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DenseCall,
+    DevicePointer, ElementFormat, FourierCall, FourierShape, GpuCall, HostKernel, Label, LibraryLaunch,
+    MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, RecurrentCall, RecurrentMemory, RecurrentShape,
+    ReductionSchemes,
 };
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{
-    Addresses, LibraryAttention, MaskStrides, PerOperand as PerAttentionOperand, Strides,
-};
+use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
 use thalweg_kernels::convolution;
+use thalweg_kernels::decompose::library;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::warp_groups::{self, MappedOperands, Tiles, WarpGroupMatmul};
 use thalweg_kernels::matmul::{
     Matmul, Operand, host_function, library_accesses, library_words, wide_accesses, wide_host_function,
 };
-use thalweg_kernels::{NativeKernel, Placed};
+use thalweg_kernels::{NativeKernel, Placed, fourier, recurrent};
 
 use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_for, preferred_blas_library};
 use crate::tunable::{Operands, Solution};
@@ -330,6 +330,75 @@ impl Stream {
         self.submit_with_workspace(bytes, gpu, (&host, &[]), || convolution::accesses(&call), label)
     }
 
+    /// Queues a batch of discrete Fourier transforms as a call of the vendor's library. The first call for a shape prepares it.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that supports these sizes;
+    /// [`Error::is_invalid_argument`] for an invalid description, and the driver's errors.
+    pub fn library_fourier(
+        &self,
+        shape: &FourierShape,
+        [input, output]: [DevicePointer; 2],
+        label: Label,
+    ) -> Result<()> {
+        if let Some(fault) = shape.fault() {
+            return Err(Error::invalid(format!("Fourier transform: {fault}")));
+        }
+        let call = FourierCall { shape: *shape, input, output, workspace: None };
+        let device = self.device();
+        let bytes = device.driver().library_workspace(device.index(), &GpuCall::Fourier(call))?;
+        let host = fourier::host_function(call);
+        let gpu = |workspace| GpuCall::Fourier(FourierCall { workspace, ..call });
+        self.submit_with_workspace(bytes, gpu, (&host, &[]), || fourier::accesses(&call), label)
+    }
+
+    /// Queues a batch of decompositions as a call of the vendor's libraries. The call's workspace is allocated here. It cannot be
+    /// captured.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] if there is no library; [`Error::is_invalid_argument`] for an invalid description, and the
+    /// driver's errors.
+    pub fn library_dense(&self, call: &DenseCall, label: Label) -> Result<()> {
+        if let Some(fault) = call.fault() {
+            return Err(Error::invalid(format!("decomposition: {fault}")));
+        }
+        let (device, dense) = (self.device(), GpuCall::Dense(call.clone()));
+        let bytes = device.driver().library_workspace(device.index(), &dense)?;
+        let host = library::host_function(call.clone());
+        let gpu = |workspace| GpuCall::Dense(DenseCall { workspace, ..call.clone() });
+        self.submit_with_workspace(bytes, gpu, (&host, &[]), || library::accesses(call), label)
+    }
+
+    /// Returns the layout of a recurrent network's weights, and the memory that its passes need.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that supports these sizes;
+    /// [`Error::is_invalid_argument`] for an invalid description, and the driver's errors.
+    pub fn recurrent_memory(&self, shape: &RecurrentShape) -> Result<RecurrentMemory> {
+        if let Some(fault) = shape.fault() {
+            return Err(Error::invalid(format!("recurrent network: {fault}")));
+        }
+        let device = self.device();
+        self.check(device.driver().recurrent_memory(device.index(), shape))
+    }
+
+    /// Queues a pass of a recurrent network as a call of the vendor's library, with the memory that
+    /// [`recurrent_memory`](Self::recurrent_memory) returned for its shape. The call's workspace is allocated here.
+    ///
+    /// # Errors
+    /// Those of [`recurrent_memory`](Self::recurrent_memory).
+    pub fn library_recurrent(
+        &self,
+        call: &RecurrentCall,
+        memory: &RecurrentMemory,
+        label: Label,
+    ) -> Result<()> {
+        let host = recurrent::host_function(call.clone());
+        let gpu = |workspace| GpuCall::Recurrent(RecurrentCall { workspace, ..call.clone() });
+        let accesses = || recurrent::accesses(call, memory);
+        self.submit_with_workspace(memory.workspace_bytes, gpu, (&host, &[]), accesses, label)
+    }
+
     /// Queues a call of a library with `bytes` of workspace. The workspace returns to the cache when the call is queued: later
     /// work of this stream may use it then.
     fn submit_with_workspace<A: IntoIterator<Item = Access>>(
@@ -390,7 +459,8 @@ impl Stream {
     }
 }
 
-/// Returns a product at its addresses and the library's call for it, without a workspace; `None` if there is nothing to compute.
+/// Returns a product at its addresses, and the library's call for the product, without a workspace; `None` if there is nothing to
+/// compute.
 fn placed_call(
     product: &Matmul,
     at: [DevicePointer; 3],
@@ -478,9 +548,9 @@ fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCa
         query: operands.q,
         key: operands.k,
         value: operands.v,
-        mask: attention.mask.map(|MaskStrides { batch, head, query, .. }| AttentionMask {
+        mask: attention.mask.map(|mask| AttentionMask {
             address: DevicePointer::new(at.mask),
-            strides: [batch, head, query],
+            strides: [mask.strides.batch, mask.strides.head, mask.strides.query],
         }),
         output: operands.o,
         log_sum_exp: DevicePointer::new(at.lse),

@@ -1,12 +1,13 @@
 //! Loaded code and prepared launches, as a device keeps them.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::{Driver, FunctionHandle, LaunchMode, ModuleHandle};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::{Class, DType, Kernel};
+use thalweg_lock::{Mutex, RwLock};
 
 use crate::accesses::Extent;
 
@@ -53,7 +54,7 @@ impl KernelTable {
     /// Unloads everything when the device is dropped, so that nothing can be launched any more. *Blocks* until running kernels
     /// are done.
     pub(crate) fn unload(&mut self, driver: &dyn Driver) {
-        for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for module in self.modules.get_mut().drain(..) {
             // A module that a lost device cannot unload is lost with it.
             let _ = driver.module_unload(module);
         }
@@ -61,11 +62,11 @@ impl KernelTable {
 
     /// Notes a module that must be unloaded with the device.
     pub(crate) fn loaded(&self, module: ModuleHandle) {
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(module);
+        self.modules.lock().push(module);
     }
 }
 
-/// The key by which a caller names a prepared launch: numbers that no launch of another kernel or geometry has.
+/// The key of a prepared launch: numbers that no launch of another kernel or geometry has.
 pub type LaunchKey = SmallVec<[u64; 40]>;
 
 /// The prepared launches of one device.

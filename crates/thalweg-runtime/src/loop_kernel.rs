@@ -21,7 +21,7 @@ const WORK_OF_A_THREAD: u64 = 100_000;
 pub(crate) struct LoopKernel {
     kernel: Arc<Kernel>,
     program: HostProgram,
-    /// The words in which the kernel reports indices out of range.
+    /// The words that the kernel reports indices out of range to.
     out_of_range: HostWords,
 }
 
@@ -64,7 +64,8 @@ struct Running<'r> {
     spans: SmallVec<[u64; 8]>,
 }
 
-/// An input as a thread sees it: elements that no part writes, or those of an output of its own part.
+/// An input as a thread sees it: elements that no part of the launch writes, or elements of an output that the thread's own part
+/// writes.
 enum PartInput<'a> {
     Slice(Slice<'a>),
     Output(usize),
@@ -132,8 +133,8 @@ impl Running<'_> {
         Ok(ran)
     }
 
-    /// Returns parts that are large enough for a thread each, if they do not conflict: an input that is written has exactly the
-    /// elements of one output, and outputs do not overlap each other or any other input.
+    /// Divides the work into parts, each large enough for a thread. `None` if the parts would conflict: an input that is written
+    /// must have exactly the elements of one output, and outputs must not overlap each other or any other input.
     fn parts(&self) -> Option<Vec<Part>> {
         let geometry = &self.arguments.geometry;
         if self.launch.has_tickets() {
@@ -207,8 +208,8 @@ impl Running<'_> {
         Ok(PartOfLaunch { part, geometry, inputs, outputs })
     }
 
-    /// Reports the elements that data chose of each operand that the launch declared separately. The elements of an operand that
-    /// was declared together with overlapping ones stay unknown.
+    /// Reports, for each operand that the launch declared separately, the elements that data chose. The elements of an operand
+    /// that was declared together with overlapping ones stay unknown.
     fn say_what_was_chosen(&self, chosen: &[Elements]) {
         let Self { kernel, launch, arguments, .. } = self;
         let (body, geometry) = (&kernel.kernel.body, &arguments.geometry);

@@ -17,10 +17,11 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use thalweg_driver::{Driver, HostFlags, HostPointer, ImageKind, Label};
+use thalweg_lock::{Mutex, RwLock};
 
 use crate::memory::outside_capture;
 use crate::{Error, Result};
@@ -140,10 +141,10 @@ impl OutOfRange {
         let (label, indexed) = line;
         let (operator, place) = label.key();
         let key = (operator, place, indexed);
-        if let Some(&slot) = self.lines.read().unwrap_or_else(PoisonError::into_inner).slots.get(&key) {
+        if let Some(&slot) = self.lines.read().slots.get(&key) {
             return slot;
         }
-        let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines.write();
         if lines.list.len() == SLOTS - 1 {
             lines.list.pop();
         }
@@ -156,7 +157,7 @@ impl OutOfRange {
         if let Some(&pointer) = self.pinned.get() {
             return Ok(pointer);
         }
-        let _pinning = self.pinning.lock().unwrap_or_else(PoisonError::into_inner);
+        let _pinning = self.pinning.lock();
         if let Some(&pointer) = self.pinned.get() {
             return Ok(pointer);
         }
@@ -168,12 +169,12 @@ impl OutOfRange {
     /// Returns an error if a completed kernel found an index out of range. If several lines did, the error names the one that was
     /// called first; all reports are cleared.
     pub(crate) fn check(&self, driver: &Arc<dyn Driver>) -> Result<()> {
-        let count = self.lines.read().unwrap_or_else(PoisonError::into_inner).list.len();
+        let count = self.lines.read().list.len();
         if count == 0 {
             return Ok(());
         }
         let Some((slot, index, extent)) = self.take(driver, count)? else { return Ok(()) };
-        let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines.read();
         let (label, indexed) = lines.list[slot - 1];
         Err(Error::out_of_range(indexed.words(index, extent), label))
     }

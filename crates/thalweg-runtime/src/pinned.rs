@@ -58,7 +58,7 @@ impl Drop for PinnedBlock {
 }
 
 impl PinnedBuffer {
-    /// Allocates `bytes` of uninitialised pinned memory. While the current stream captures, it comes from the graph's pool.
+    /// Allocates `bytes` of uninitialised pinned memory. If the current stream captures, the memory comes from the graph's pool.
     #[track_caller]
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
         device.check_process("PinnedBuffer::new")?;

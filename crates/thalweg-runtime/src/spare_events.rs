@@ -1,8 +1,7 @@
 //! [`SpareEvents`]: events that are recorded again instead of made anew.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use thalweg_driver::{Driver, EventHandle};
+use thalweg_lock::{Mutex, MutexGuard};
 
 /// The maximum number of events that a device keeps for reuse: more than collectives are submitted between two checks of a
 /// watchdog, which drops their events.
@@ -14,7 +13,7 @@ pub(crate) struct SpareEvents(Mutex<Vec<EventHandle>>);
 
 impl SpareEvents {
     fn handles(&self) -> MutexGuard<'_, Vec<EventHandle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns an event, which must be recorded before any other use.

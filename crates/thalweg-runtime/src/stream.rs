@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{
@@ -35,7 +35,7 @@ pub struct Stream {
 }
 
 impl Device {
-    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool are
+    /// Returns the legacy default stream, which waits for all blocking streams, as they wait for it. Streams of the pool are
     /// non-blocking.
     pub fn default_stream(&self) -> Stream {
         Stream::from_state(self, self.default_stream_state().clone())
@@ -84,15 +84,15 @@ impl Stream {
         }
     }
 
-    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same, so that a region that
-    /// is captured again reuses its previous memory.
+    /// Returns the stream on which a device's captures run if the caller chose none. It is always the same stream, so that a
+    /// region that is captured again reuses its previous memory.
     pub(crate) fn for_captures(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_captures(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
     }
 
-    /// Returns the stream on which a device's data loaders copy. It is always the same, so that one loader reuses the memory of
-    /// the previous one.
+    /// Returns the stream on which a device's data loaders copy. It is always the same stream, so that a data loader reuses the
+    /// memory of the previous one.
     pub fn for_copies(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_copies(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
@@ -111,7 +111,7 @@ impl Stream {
         let mut state = StreamState::new(device.driver(), handle, priority, StreamKind::External);
         state.forgotten = Some(pool.forgotten.clone());
         let state = Arc::new(state);
-        let mut external = pool.external.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut external = pool.external.lock();
         // Dropped streams are removed before the list would grow, so that it is never longer than twice the number of live ones.
         if external.len() == external.capacity() {
             external.retain(|state| state.strong_count() > 0);
@@ -163,7 +163,7 @@ impl Stream {
         self.state.priority
     }
 
-    /// Returns whether it is the device's default stream.
+    /// Returns whether the stream is its device's default stream.
     pub fn is_default(&self) -> bool {
         self.state.kind == StreamKind::Default
     }
@@ -456,10 +456,10 @@ mod tests {
         let _kept = wrap();
         drop(wrap());
         assert_eq!(device.stream_pool().all().len(), 1);
-        assert_eq!(device.stream_pool().external.lock().unwrap().len(), 1);
+        assert_eq!(device.stream_pool().external.lock().len(), 1);
         // Also without a query for all streams.
         (0..1000).for_each(|_| drop(wrap()));
-        let listed = device.stream_pool().external.lock().unwrap().len();
+        let listed = device.stream_pool().external.lock().len();
         assert!(listed <= 16, "{listed} streams are listed, and one is there");
     }
 }

@@ -1,9 +1,10 @@
 //! The state of a device's streams: the driver's handles, the commands that may still be under way, and the pool.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{Driver, Label, StreamHandle};
+use thalweg_lock::Mutex;
 
 use crate::Result;
 use crate::forgotten::ForgottenStreams;
@@ -20,7 +21,7 @@ pub(crate) struct StreamState {
     pub(crate) handle: StreamHandle,
     pub(crate) priority: i32,
     pub(crate) kind: StreamKind,
-    /// The list that an external stream is added to when its last handle is dropped.
+    /// The list to which an external stream is added when its last handle is dropped.
     pub(crate) forgotten: Option<Arc<ForgottenStreams>>,
     pub(crate) log: Mutex<Log>,
 }
@@ -83,8 +84,8 @@ impl StreamState {
         Self { driver: driver.clone(), handle, priority, kind, forgotten: None, log: Mutex::default() }
     }
 
-    pub(crate) fn log(&self) -> std::sync::MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn log(&self) -> thalweg_lock::MutexGuard<'_, Log> {
+        self.log.lock()
     }
 
     /// Returns the labels that are not known to be complete, oldest first.
@@ -112,8 +113,8 @@ impl StreamState {
         Ok(is_idle)
     }
 
-    /// Removes the command of this number, which was refused. If others were submitted after it, it stays: one suspect too many
-    /// does no harm.
+    /// Removes the command with this number, which the driver refused. If later commands have been submitted, keeps it: an extra
+    /// suspect in an error report is harmless.
     pub(crate) fn retract(&self, number: u64) {
         let mut log = self.log();
         if log.next() == number + 1 {
@@ -137,7 +138,7 @@ impl Drop for StreamState {
 pub(crate) struct StreamPool {
     priorities: Mutex<Vec<PriorityPool>>,
     pub(crate) external: Mutex<Vec<std::sync::Weak<StreamState>>>,
-    /// The stream of captures for which the caller chose none.
+    /// The stream for captures whose caller chose no stream.
     capture: OnceLock<Arc<StreamState>>,
     /// The stream on which data loaders copy.
     copies: OnceLock<Arc<StreamState>>,
@@ -167,7 +168,7 @@ impl StreamPool {
         device: u32,
         priority: i32,
     ) -> thalweg_driver::Result<Arc<StreamState>> {
-        let mut pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.priorities.lock();
         if !pools.iter().any(|pool| pool.priority == priority) {
             pools.push(PriorityPool { priority, streams: Vec::new(), next: 0 });
         }
@@ -199,8 +200,8 @@ impl StreamPool {
 
     /// Returns every known stream except the default stream.
     pub(crate) fn all(&self) -> Vec<Arc<StreamState>> {
-        let pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = self.priorities.lock();
+        let mut external = self.external.lock();
         external.retain(|state| state.strong_count() > 0);
         let pooled = pools.iter().flat_map(|pool| pool.streams.iter().cloned());
         let capture = self.capture.get().into_iter().chain(self.copies.get()).cloned();

@@ -25,7 +25,7 @@ pub(super) struct Recorded {
     clock: Clock,
 }
 
-/// A block.
+/// A block of a caching allocator.
 pub(super) struct Block {
     pub(super) start: u64,
     pub(super) bytes: u64,

@@ -10,7 +10,7 @@ use thalweg_driver::{Access, Touch};
 pub(super) struct Bytes {
     pub(super) start: u64,
     chunk: u64,
-    /// For each step, its length in bytes and the number of repetitions; the shortest first.
+    /// The steps of the repetition, the shortest first: the length in bytes, and the number of repetitions.
     steps: SmallVec<[(u64, u64); 4]>,
 }
 

@@ -38,7 +38,7 @@ impl SanitizerDriver {
         call()?;
         let after = before.as_ref().map(|_| self.inner.stream_capture_info(stream)).transpose()?;
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let found = model.findings.list.len();
         let site = model.sites.of(label);
         if let (Some(before), Some(after)) = (&before, &after) {
@@ -72,14 +72,14 @@ impl SanitizerDriver {
     ) -> Result<bool> {
         self.arrive();
         // Taken before the call: work that other threads submit while this call waits is not waited for.
-        let clock = frontier(&mut self.lock());
+        let clock = frontier(&mut self.model.lock());
         let answer = call();
         self.note_standstill(&answer);
         // Nothing runs on a lost device any more, so its work counts as complete.
         let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
         if let (true, Some(clock)) = (is_over, clock) {
             self.seen(&clock);
-            self.lock().decide();
+            self.model.lock().decide();
         }
         answer
     }
@@ -88,7 +88,7 @@ impl SanitizerDriver {
     /// thread that nothing wakes. That is the cause of later findings about memory that is freed while that work uses it.
     pub(super) fn note_standstill<T>(&self, answer: &Result<T>) {
         if answer.as_ref().is_err_and(|error| error.code() == Code::Timeout) {
-            self.lock().stands_still = true;
+            self.model.lock().stands_still = true;
         }
     }
 
@@ -101,12 +101,12 @@ impl SanitizerDriver {
         call: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let (clock, taken) = {
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             let site = model.sites.labelled(take_label(), name);
             (frontier(&mut model), model.depart(start, site))
         };
         let result = call();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         model.departed(taken, result.is_ok());
         drop(model);
         if result.is_ok() {
@@ -125,14 +125,14 @@ impl SanitizerDriver {
     ) -> Result<()> {
         let host = self.host();
         let (taken, found) = {
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             let found = model.findings.list.len();
             let site = model.sites.labelled(take_label(), name);
             model.check_unmap(start, bytes, host, site);
             (model.depart_range(start, start.saturating_add(bytes), site), found)
         };
         let result = call();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         model.departed(taken, result.is_ok());
         result.and_then(|()| self.answer(&model, found, name, ()))
     }
@@ -146,7 +146,7 @@ impl SanitizerDriver {
         name: &'static str,
     ) -> Result<()> {
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let found = model.findings.list.len();
         let site = model.sites.labelled(take_label(), name);
         let number = model.host_acts(host);
@@ -175,14 +175,14 @@ impl SanitizerDriver {
 
     /// Adds a stream for which the driver has returned a handle.
     pub(super) fn enter_stream(&self, device: u32, handle: StreamHandle, is_legacy: bool) {
-        let known = self.lock().stream(handle).is_some();
+        let known = self.model.lock().stream(handle).is_some();
         if known {
             return;
         }
         let cuda_stream = self.inner.cuda_stream(handle).unwrap_or(handle.raw());
         let is_blocking = self.inner.stream_is_blocking(handle).unwrap_or(false);
         let is_legacy = is_legacy || cuda_stream <= 1;
-        self.lock().add_stream(handle, device, cuda_stream, is_legacy, is_blocking);
+        self.model.lock().add_stream(handle, device, cuda_stream, is_legacy, is_blocking);
     }
 
     /// Notes an allocation or a free in stream order.
@@ -196,7 +196,7 @@ impl SanitizerDriver {
     ) -> Result<()> {
         let after = before.map(|_| self.inner.stream_capture_info(stream)).transpose()?;
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let found = model.findings.list.len();
         let site = model.sites.labelled(take_label(), name);
         if let (Some(before), Some(after)) = (before, &after) {

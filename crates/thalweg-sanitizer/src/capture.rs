@@ -108,7 +108,7 @@ impl Model {
         NodeWork::Accesses(accesses.collect())
     }
 
-    /// Checks an access when it is captured: whether its memory exists, and belongs to the caller.
+    /// Checks whether the memory of an access exists and belongs to the caller, when the access is captured.
     fn inspect(&mut self, access: &Access, site: SiteId) {
         let mut troubles = Troubles::new();
         let mut holder = None;

@@ -25,11 +25,12 @@
 //! reports them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::{HostFault, HostKernel, HostLaunch, Touched};
+use thalweg_lock::Mutex;
 
 use super::bytes::Bytes;
 use super::finding::{Finding, FindingKind};
@@ -37,10 +38,10 @@ use super::shadow::Ticket;
 use super::site::SiteId;
 use super::space::{ObjectId, Pieces};
 
-/// The key by which findings count as equal: the kind, and the sites of both accesses, each with the call that it was part of.
+/// The key that makes findings count as equal: the kind, and for both accesses the site and the call that the access was part of.
 pub(super) type Key = (FindingKind, [SiteId; 4]);
 
-/// The tickets of some accesses.
+/// The tickets of several accesses.
 pub(super) type Tickets = SmallVec<[Ticket; 2]>;
 
 /// The maximum number of questions that wait for an answer. Beyond it the oldest counts as unanswered.
@@ -71,7 +72,7 @@ impl HostKernel for Speaking {
         let mut touched = launch.take_touched();
         if !touched.is_empty() {
             touched.iter_mut().for_each(|touched| unite(&mut touched.parts));
-            self.said.lock().unwrap_or_else(PoisonError::into_inner).append(&mut touched);
+            self.said.lock().append(&mut touched);
         }
         Ok(())
     }
@@ -96,7 +97,7 @@ pub(super) struct Part {
     pub(super) object: ObjectId,
     /// The bytes, as offsets in the object.
     pub(super) bytes: Bytes,
-    /// The number to add to an offset to get its address.
+    /// The number that is added to an offset to get an address.
     pub(super) address: u64,
     /// The accesses that must all have touched the byte.
     pub(super) touched: Tickets,
@@ -104,7 +105,8 @@ pub(super) struct Part {
     pub(super) spared: Tickets,
 }
 
-/// A possible finding, which is certain if one of the parts contains such a byte.
+/// A possible finding. It is certain if one of the parts contains a byte that all accesses in `touched` have touched and none in
+/// `spared` has.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) key: Key,
@@ -112,9 +114,9 @@ pub(super) struct Pending {
     pub(super) parts: Vec<Part>,
 }
 
-/// The answer to a question.
+/// The answer to the question whether a [`Pending`] finding is certain.
 pub(super) enum Answer {
-    /// There are such bytes: the first address and the number of bytes.
+    /// The finding is certain: the first address of the bytes that prove it, and their number.
     Yes(u64, u64),
     No,
     /// The answer is not known yet.
@@ -142,7 +144,7 @@ pub(super) struct Chosen {
     /// The total number of known ranges.
     ranges: usize,
     pub(super) pending: VecDeque<Pending>,
-    /// The number of pending questions at which they are examined again.
+    /// The number of pending questions at which all questions are examined again.
     patience: usize,
 }
 
@@ -164,7 +166,7 @@ impl Chosen {
 
     /// Processes the reports of host functions.
     pub(super) fn hear(&mut self) {
-        let said = std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner));
+        let said = std::mem::take(&mut *self.said.lock());
         for Touched { ticket, parts } in said {
             let Some(access) = self.accesses.get_mut(&ticket) else { continue };
             let mut known: SmallVec<[(ObjectId, Ranges); 1]> = SmallVec::new();
@@ -264,7 +266,7 @@ impl Chosen {
     }
 }
 
-/// The error of a question with too many pieces.
+/// The error for a question that would require examining too many pieces.
 struct TooMany;
 
 /// Returns the intersection of two lists of sorted ranges.

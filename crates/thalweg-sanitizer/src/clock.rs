@@ -15,12 +15,12 @@ impl Strand {
     }
 }
 
-/// The number up to which the work of each strand is known. Strands that are not listed are not known at all.
+/// For each strand, the number of its last known piece of work. Nothing is known of strands that are not listed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Clock(Vec<u64>);
 
 impl Clock {
-    /// Returns the number up to which the strand's work is known; 0 if none is.
+    /// Returns the number of the strand's last known piece of work; 0 if none is known.
     pub(super) fn of(&self, strand: Strand) -> u64 {
         self.0.get(strand.index()).copied().unwrap_or(0)
     }

@@ -40,7 +40,7 @@ struct Communicator {
     splits: Vec<u64>,
     /// The number of sends and receives from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
-    /// The collectives that some ranks have submitted, and others have not.
+    /// The collectives that some ranks have submitted and other ranks have not.
     open: FxHashMap<Key, Vec<Option<Seat>>>,
 }
 
@@ -57,7 +57,7 @@ impl Communicator {
     }
 }
 
-/// The key by which parts are matched.
+/// The key that the parts of one collective share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     All(u64),
@@ -70,7 +70,7 @@ struct Seat {
     operation: CollectiveOperation,
     stream: StreamId,
     number: u64,
-    /// The work that the part comes after.
+    /// The work that precedes the part.
     entry: Clock,
 }
 
@@ -228,8 +228,8 @@ impl Model {
         }
     }
 
-    /// Returns whether a collective that is still open may order one of two pieces of work before the other: one follows a part,
-    /// and the other is work of a device whose rank has not submitted its part.
+    /// Returns whether a collective that is still open may order two pieces of work: one of them follows a part of the
+    /// collective, and the other is work of a device whose rank has not submitted its part.
     pub(super) fn may_yet_be_ordered(&self, first: &Mark, second: &Mark) -> bool {
         let stream = |mark: &Mark| match self.actors[mark.strand.index()] {
             Actor::Stream(stream) | Actor::Chain { stream, .. } => Some(stream),

@@ -92,7 +92,7 @@ impl Driver for SanitizerDriver {
     fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
         let capture = self.capture_of(stream);
         self.inner.stream_destroy(stream)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         model.forget_stream(stream);
         if let Some(position) =
             model.captures.iter().position(|known| known.capture == capture && known.origin == stream.raw())
@@ -110,7 +110,7 @@ impl Driver for SanitizerDriver {
         // In a capture the driver knows the dependencies of the next node.
         if self.capture_of(stream) == 0 {
             let host = self.host();
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             if let Some(id) = model.stream(stream) {
                 let site = label.map_or(0, |label| model.sites.of(label));
                 model.wait(id, event.raw(), host, site);
@@ -124,7 +124,7 @@ impl Driver for SanitizerDriver {
         self.inner.event_record(event, stream)?;
         let is_captured = self.capture_of(stream) != 0;
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         if is_captured {
             model.events.insert(event.raw(), Record::Captured);
         } else if let Some(id) = model.stream(stream) {
@@ -148,10 +148,10 @@ impl Driver for SanitizerDriver {
     }
 
     fn event_destroy(&self, event: EventHandle) -> Result<()> {
-        let record = self.lock().forget_event(event.raw());
+        let record = self.model.lock().forget_event(event.raw());
         let result = self.inner.event_destroy(event);
         if let (Err(_), Some(record)) = (&result, record) {
-            self.lock().events.insert(event.raw(), record);
+            self.model.lock().events.insert(event.raw(), record);
         }
         result
     }
@@ -161,7 +161,7 @@ impl Driver for SanitizerDriver {
     fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         self.arrive();
         let pointer = self.inner.memory_allocate(device, bytes)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.sites.labelled(take_label(), "memory_allocate");
         model.appeared(ObjectKind::Plain, device, pointer.address(), bytes, site);
         Ok(pointer)
@@ -169,7 +169,7 @@ impl Driver for SanitizerDriver {
 
     fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         let pointer = self.inner.memory_allocate_managed(device, bytes)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.sites.labelled(take_label(), "memory_allocate_managed");
         model.appeared(ObjectKind::Plain, device, pointer.address(), bytes, site);
         Ok(pointer)
@@ -177,7 +177,7 @@ impl Driver for SanitizerDriver {
 
     fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         let pointer = self.inner.memory_allocate_collective(device, bytes)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.sites.labelled(take_label(), "memory_allocate_collective");
         model.appeared(ObjectKind::Plain, device, pointer.address(), bytes, site);
         Ok(pointer)
@@ -196,7 +196,7 @@ impl Driver for SanitizerDriver {
     fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle> {
         self.arrive();
         let physical = self.inner.physical_create(device, bytes, flags)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.sites.labelled(take_label(), "physical_create");
         let object = model.space.create(ObjectKind::Physical, device, bytes, false, site);
         model.physical.insert(physical.raw(), object);
@@ -205,13 +205,13 @@ impl Driver for SanitizerDriver {
 
     fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
         let handle = self.inner.physical_export(physical)?;
-        self.lock().gave_away(physical.raw(), &handle);
+        self.model.lock().gave_away(physical.raw(), &handle);
         Ok(handle)
     }
 
     fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
         let physical = self.inner.physical_import(device, bytes, handle)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let object = match model.opened(handle) {
             Some(known) => known,
             None => {
@@ -224,10 +224,10 @@ impl Driver for SanitizerDriver {
     }
 
     fn physical_release(&self, physical: PhysicalHandle) -> Result<()> {
-        let object = self.lock().physical.remove(&physical.raw());
+        let object = self.model.lock().physical.remove(&physical.raw());
         let result = self.inner.physical_release(physical);
         if let Some(object) = object {
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             match result {
                 Ok(()) => model.space.let_go(object),
                 Err(_) => drop(model.physical.insert(physical.raw(), object)),
@@ -244,7 +244,7 @@ impl Driver for SanitizerDriver {
         offset: u64,
     ) -> Result<()> {
         self.inner.memory_map(pointer, bytes, physical, offset)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         if let Some(&object) = model.physical.get(&physical.raw()) {
             model.space.keep(object);
             model.space.map(pointer.address(), bytes, object, offset);
@@ -258,7 +258,7 @@ impl Driver for SanitizerDriver {
 
     fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle> {
         let handle = self.inner.ipc_export(pointer)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         if let Some(mapping) = model.space.starting_at(pointer.address()) {
             let serial = model.space.object(mapping.object).serial;
             model.exported.insert(handle.0, (mapping.object, serial));
@@ -268,7 +268,7 @@ impl Driver for SanitizerDriver {
 
     fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
         let pointer = self.inner.ipc_open(device, handle)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let known = model.exported.get(&handle.0).copied();
         // Memory of another process has an unknown size: it counts as outside.
         if let Some((object, serial)) = known
@@ -282,7 +282,7 @@ impl Driver for SanitizerDriver {
 
     fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
         let start = pointer.address();
-        let bytes = self.lock().space.starting_at(start).map_or(0, |mapping| mapping.end - start);
+        let bytes = self.model.lock().space.starting_at(start).map_or(0, |mapping| mapping.end - start);
         self.unmaps(start, bytes, "ipc_close", || self.inner.ipc_close(pointer))
     }
 
@@ -296,7 +296,7 @@ impl Driver for SanitizerDriver {
         let pointer = self.inner.memory_allocate_async(pool, bytes, stream)?;
         let start = pointer.address();
         {
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             let site = model.sites.call("memory_allocate_async");
             let device = model.stream(stream).map_or(0, |id| model.streams[id as usize].device);
             model.appeared(ObjectKind::StreamOrdered, device, start, bytes, site);
@@ -319,7 +319,7 @@ impl Driver for SanitizerDriver {
         let serial = |model: &mut Model| {
             model.space.starting_at(start).map(|mapping| model.space.object(mapping.object).serial)
         };
-        let known = serial(&mut self.lock());
+        let known = serial(&mut self.model.lock());
         let before = self.capturing(stream);
         self.inner.memory_free_async(pointer, stream)?;
         let node = CapturedCall::Free { start };
@@ -333,7 +333,7 @@ impl Driver for SanitizerDriver {
 
     fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         let pointer = self.inner.host_allocate(bytes, flags)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.sites.labelled(take_label(), "host_allocate");
         model.appeared(ObjectKind::Pinned, 0, pointer.address(), bytes, site);
         Ok(pointer)
@@ -386,7 +386,7 @@ impl Driver for SanitizerDriver {
     ) -> Result<()> {
         let accesses = [Access::read(source, target.len() as u64)];
         let frontier = {
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             model.stream(stream).map(|id| model.frontier(id))
         };
         let result =
@@ -395,7 +395,7 @@ impl Driver for SanitizerDriver {
         let is_over = result.as_ref().map_or_else(Error::is_device_lost, |()| true);
         if let (true, Some(mut frontier)) = (is_over, frontier) {
             let host = self.host();
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             // All work that was submitted to the stream before, and the copy itself.
             if let Some(id) = model.stream(stream) {
                 let stream = &model.streams[id as usize];
@@ -417,7 +417,7 @@ impl Driver for SanitizerDriver {
             Some(_) => function,
             None => {
                 let host = self.host();
-                let mut model = self.lock();
+                let mut model = self.model.lock();
                 let clock = model.stream(stream).map(|id| model.address(id, host).clock.clone());
                 let clock = clock.unwrap_or_default();
                 model.known_to_functions.join(&clock);
@@ -443,23 +443,23 @@ impl Driver for SanitizerDriver {
         let module = match image {
             Image::Host(module) => {
                 self.speaks.store(true, Ordering::Relaxed);
-                let said = Arc::clone(&self.lock().chosen.said);
+                let said = Arc::clone(&self.model.lock().chosen.said);
                 let speaking = module
                     .map(|kernel| Arc::new(Speaking { kernel: Arc::clone(kernel), said: Arc::clone(&said) }));
                 self.inner.module_load(device, Image::Host(&speaking))?
             }
             _ => self.inner.module_load(device, image)?,
         };
-        self.lock().modules.insert(module.raw(), device);
+        self.model.lock().modules.insert(module.raw(), device);
         Ok(module)
     }
 
     fn module_unload(&self, module: ModuleHandle) -> Result<()> {
-        let device = self.lock().modules.remove(&module.raw());
+        let device = self.model.lock().modules.remove(&module.raw());
         let frontier = |model: &mut Model| device.map(|device| model.device_frontier(device));
         let result = self.waits(frontier, || self.inner.module_unload(module));
         if let (Err(_), Some(device)) = (&result, device) {
-            self.lock().modules.insert(module.raw(), device);
+            self.model.lock().modules.insert(module.raw(), device);
         }
         result
     }
@@ -468,7 +468,7 @@ impl Driver for SanitizerDriver {
 
     fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
         let handles = self.inner.communicators_create(devices)?;
-        self.lock().communicators.add(devices, &handles);
+        self.model.lock().communicators.add(devices, &handles);
         Ok(handles)
     }
 
@@ -480,7 +480,7 @@ impl Driver for SanitizerDriver {
         ranks: u32,
     ) -> Result<CommunicatorHandle> {
         let handle = self.inner.communicator_join(id, device, rank, ranks)?;
-        self.lock().communicators.join(id, device, (rank, ranks), handle);
+        self.model.lock().communicators.join(id, device, (rank, ranks), handle);
         Ok(handle)
     }
 
@@ -490,19 +490,19 @@ impl Driver for SanitizerDriver {
         part: &[u32],
     ) -> Result<Option<CommunicatorHandle>> {
         let handle = self.inner.communicator_split(own, part)?;
-        self.lock().communicators.split(own, part, handle);
+        self.model.lock().communicators.split(own, part, handle);
         Ok(handle)
     }
 
     fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
         self.inner.communicator_abort(communicator)?;
-        self.lock().communicators.forget(communicator);
+        self.model.lock().communicators.forget(communicator);
         Ok(())
     }
 
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
         self.inner.communicator_destroy(communicator)?;
-        self.lock().communicators.forget(communicator);
+        self.model.lock().communicators.forget(communicator);
         Ok(())
     }
 
@@ -515,7 +515,7 @@ impl Driver for SanitizerDriver {
         }
         self.inner.collectives_async(collectives)?;
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let found = model.findings.list.len();
         let mut group: Vec<(&Collective, StreamId)> = Vec::new();
         for call in
@@ -540,7 +540,7 @@ impl Driver for SanitizerDriver {
     fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
         self.inner.stream_begin_capture(stream, mode)?;
         let capture = self.inner.stream_capture_info(stream).map_or(0, |info| info.id);
-        self.lock().begin_capture(capture, stream.raw());
+        self.model.lock().begin_capture(capture, stream.raw());
         self.captures.fetch_add(1, Ordering::Release);
         Ok(())
     }
@@ -570,7 +570,7 @@ impl Driver for SanitizerDriver {
         let bodies = self.inner.conditional_node_add(stream, condition, conditional, label)?;
         if let Some(before) = before {
             let after = self.inner.stream_capture_info(stream)?;
-            let mut model = self.lock();
+            let mut model = self.model.lock();
             let site = model.sites.of(label);
             model.captured(&*self.inner, &before, &after, site, CapturedCall::Bodies(&bodies));
         }
@@ -585,7 +585,7 @@ impl Driver for SanitizerDriver {
     ) -> Result<()> {
         self.inner.stream_begin_capture_to_graph(stream, body, mode)?;
         let capture = self.inner.stream_capture_info(stream).map_or(0, |info| info.id);
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         model.families.begin(capture, body);
         model.begin_capture(capture, stream.raw());
         self.captures.fetch_add(1, Ordering::Release);
@@ -596,7 +596,7 @@ impl Driver for SanitizerDriver {
         let result = self.inner.stream_end_capture(stream);
         let is_over = result.is_ok()
             || !self.inner.stream_capture_info(stream).is_ok_and(|info| info.status != CaptureStatus::None);
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         if is_over && let Some(graph) = model.end_capture(stream.raw()) {
             self.captures.fetch_sub(1, Ordering::Release);
             if let Ok(handle) = &result {
@@ -608,20 +608,20 @@ impl Driver for SanitizerDriver {
 
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
         self.inner.graph_destroy(graph)?;
-        self.lock().graph_destroyed(graph.raw());
+        self.model.lock().graph_destroyed(graph.raw());
         Ok(())
     }
 
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
         let executable = self.inner.graph_instantiate(graph, device)?;
-        self.lock().instantiated(graph.raw(), executable.raw());
+        self.model.lock().instantiated(graph.raw(), executable.raw());
         Ok(executable)
     }
 
     fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
         let answer = self.inner.graph_exec_update(exec, graph)?;
         if answer.is_updated() {
-            self.lock().exec_updated(exec.raw(), graph.raw());
+            self.model.lock().exec_updated(exec.raw(), graph.raw());
         }
         Ok(answer)
     }
@@ -633,7 +633,7 @@ impl Driver for SanitizerDriver {
         launch: &Launch<'_>,
     ) -> Result<()> {
         self.inner.graph_exec_kernel_node_set_params(exec, node, launch)?;
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let found = model.findings.list.len();
         model.kernel_node_set(exec.raw(), node, launch);
         self.answer(&model, found, launch.label.operator, ())
@@ -641,14 +641,14 @@ impl Driver for SanitizerDriver {
 
     fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
         self.inner.graph_exec_destroy(exec)?;
-        self.lock().executable_destroyed(exec.raw());
+        self.model.lock().executable_destroyed(exec.raw());
         Ok(())
     }
 
     fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
         self.inner.graph_launch(exec, stream)?;
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let found = model.findings.list.len();
         let site = model.sites.labelled(take_label(), "graph_launch");
         if let Some(id) = model.stream(stream) {

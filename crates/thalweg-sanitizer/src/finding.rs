@@ -45,7 +45,7 @@ pub enum FindingKind {
     UseBeforeAllocation,
     /// Memory is used after it was freed.
     UseAfterFree,
-    /// Memory is freed in stream order, and a use of it may come later.
+    /// Memory is freed in stream order, but a use of it may happen later.
     FreeBeforeLastUse,
     /// The driver's memory is unmapped or closed while work that uses it may be under way.
     UnmapInUse,
@@ -55,7 +55,7 @@ pub enum FindingKind {
     OverlappingBlocks,
     /// Memory was freed while another stream's work may use it, and that use was not recorded with the allocator.
     MissingRecord,
-    /// A use by another stream was recorded with the allocator before the last such use.
+    /// A use by another stream was recorded with the allocator before that stream's last use of the memory.
     EarlyRecord,
     /// A graph uses memory that was freed after the capture.
     StaleGraphInput,
@@ -104,7 +104,7 @@ pub struct Work {
     pub start: u64,
     /// The number of bytes that the work touches.
     pub bytes: u64,
-    /// Whether the work touches only some of them, and it is not known which.
+    /// Whether the work touches only some of the bytes, without it being known which.
     pub is_some: bool,
     /// The stream, host thread or graph that the work is part of.
     pub actor: String,

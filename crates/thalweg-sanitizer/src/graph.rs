@@ -87,7 +87,7 @@ impl Graph {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainPosition {
     pub(super) chain: u32,
-    /// Whether nodes of other chains depend on it.
+    /// Whether nodes of other chains depend on this node.
     pub(super) is_awaited: bool,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Executable {
     pub(super) places: Arc<[ChainPosition]>,
     /// The strands of the chains.
     pub(super) strands: SmallVec<[Strand; 2]>,
-    /// The end of the last launch, which comes before the next launch.
+    /// The end of the last launch, which precedes the next launch.
     pub(super) last: Clock,
 }
 

@@ -62,14 +62,15 @@ mod update;
 
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::{
     Access, BlockKind, Code, Driver, Error, HostClock, Instrument, Label, Result, StreamHandle, Touch,
     UseKind,
 };
+use thalweg_lock::Mutex;
 
 use self::calls::work;
 use self::clock::Clock;
@@ -117,37 +118,33 @@ impl SanitizerDriver {
         self.fails.store(fails, Ordering::Relaxed);
     }
 
-    /// Enables or disables looking up the line of the program at which each block is freed, for later reports. This takes
-    /// milliseconds each time; without it, the line of a drop is known only if something is wrong with the drop itself.
+    /// Enables or disables looking up the source line of each free, for later reports. A lookup takes milliseconds; without it,
+    /// the line of a drop is known only if something is wrong with the drop itself.
     pub fn trace_drops(&self, traces: bool) {
-        self.lock().traces_drops = traces;
+        self.model.lock().traces_drops = traces;
     }
 
     /// Treats all host threads as one unregistered thread. Use this when threads synchronise in ways that the sanitizer cannot
     /// observe. Call it before the first driver call.
     pub fn count_threads_as_one(&self) {
-        self.lock().threads_are_one = true;
+        self.model.lock().threads_are_one = true;
     }
 
-    /// Returns the findings so far, each once, in order. Those that depend on bytes chosen by data are found when the work has
-    /// run. Possible races of work that has not run yet ([`Finding::is_possible`]) come last.
+    /// Returns the findings so far, each once, in order. Findings that depend on bytes chosen by data are found when the work has
+    /// run. Possible races of work that has not run yet ([`Finding::is_possible`]) are last.
     pub fn findings(&self) -> Vec<Finding> {
-        self.lock().found()
+        self.model.lock().found()
     }
 
     /// Calls `observer` with each finding, when it is found. It is called while the sanitizer is locked, so it must not call the
     /// driver.
     pub fn on_finding(&self, observer: impl Fn(&Finding) + Send + Sync + 'static) {
-        self.lock().findings.observer = Some(Box::new(observer));
+        self.model.lock().findings.observer = Some(Box::new(observer));
     }
 
     /// Returns the inner driver.
     pub fn inner(&self) -> &Arc<dyn Driver> {
         &self.inner
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Model> {
-        self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the result of a call: its value, or the first finding since there were `before` findings.
@@ -160,8 +157,8 @@ impl SanitizerDriver {
         }
     }
 
-    /// Returns the accesses of a launch with a ticket for each whose bytes are chosen by data; `None` if there is no such access,
-    /// or if the bytes will not be reported.
+    /// Returns the accesses of a launch, with a ticket for each access whose bytes are chosen by data. `None` if no access needs
+    /// a ticket, or if the bytes will not be reported.
     fn with_tickets(&self, stream: StreamHandle, accesses: &[Access]) -> Option<SmallVec<[Access; 4]>> {
         let is_chosen = |access: &Access| matches!(access.touch, Touch::Chosen { .. });
         // A launch of a graph runs the captured work many times.
@@ -172,7 +169,7 @@ impl SanitizerDriver {
             return None;
         }
         let mut accesses: SmallVec<[Access; 4]> = SmallVec::from_slice(accesses);
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         for access in &mut accesses {
             if let Touch::Chosen { ticket, .. } = &mut access.touch {
                 let pieces = model.space.translate(access.start, access.bytes);
@@ -194,7 +191,7 @@ impl SanitizerDriver {
 
 impl Drop for SanitizerDriver {
     fn drop(&mut self) {
-        self.lock().give_up();
+        self.model.lock().give_up();
     }
 }
 
@@ -215,7 +212,7 @@ impl Instrument for SanitizerDriver {
             return;
         }
         let (host, capture) = (self.host(), self.capture_of(stream));
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.site_or(|model| model.sites.of(label));
         if let Some(stream) = model.stream(stream) {
             model.block_allocated((start, bytes), kind, stream, capture, host, site);
@@ -224,13 +221,13 @@ impl Instrument for SanitizerDriver {
 
     fn block_freed(&self, start: u64, label: Option<Label>) {
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.site_or(|model| model.sites.labelled(label, "drop"));
         model.block_freed(start, host, site);
     }
 
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label) {
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.site_or(|model| model.sites.of(label));
         if let Some(stream) = model.stream(stream) {
             model.block_recorded(start, stream, kind, site);
@@ -239,11 +236,11 @@ impl Instrument for SanitizerDriver {
 
     fn capture_vouched(&self, stream: StreamHandle) {
         let capture = self.capture_of(stream);
-        self.lock().capture_vouched(capture);
+        self.model.lock().capture_vouched(capture);
     }
 
     fn stream_made(&self, stream: StreamHandle, label: Label) {
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.site_or(|model| model.sites.of(label));
         if let Some(stream) = model.stream(stream) {
             let made = &mut model.streams[stream as usize].made;
@@ -252,7 +249,7 @@ impl Instrument for SanitizerDriver {
     }
 
     fn name_stream(&self, stream: StreamHandle, name: &str) {
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         if let Some(stream) = model.stream(stream) {
             name.clone_into(&mut model.streams[stream as usize].name);
         }
@@ -278,6 +275,6 @@ impl Instrument for SanitizerDriver {
         // A clock of another type comes from another driver, and has no meaning here.
         let Some(clock) = clock.0.downcast_ref::<Clock>() else { return };
         let host = self.host();
-        self.lock().tell(host, clock);
+        self.model.lock().tell(host, clock);
     }
 }

@@ -107,8 +107,8 @@ impl Model {
         }
     }
 
-    /// Notes that stream-ordered memory exists from this piece of work on. In a graph that is launched again, uses of the
-    /// previous launch's memory by other work must be complete.
+    /// Notes that stream-ordered memory exists from this piece of work on. If a graph is launched again, other work's uses of the
+    /// previous launch's memory must be complete.
     pub(super) fn given_out(&mut self, clock: &Clock, mark: Mark, start: u64, bytes: u64) {
         debug_assert!(mark.is_before(clock), "an actor knows of itself");
         let mark = Mark { start, bytes, mode: AccessMode::Write, ..mark };

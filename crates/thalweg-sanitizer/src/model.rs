@@ -36,7 +36,7 @@ pub(super) struct Host {
     pub(super) version: u64,
     /// The thread's position among all threads in the order of their creation, if that is known.
     pub(super) age: Option<u64>,
-    /// Whether the thread was not registered: then only part of its order is seen.
+    /// Whether the thread was added at its first call, without having been registered. Only part of its order is then observed.
     pub(super) is_attached: bool,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Stream {
     pub(super) name: String,
     pub(super) is_legacy: bool,
     pub(super) is_blocking: bool,
-    /// The work that the stream's next command comes after.
+    /// The work that precedes the stream's next command.
     pub(super) clock: Clock,
     /// The place where the stream was made; 0 if it was not reported.
     pub(super) made: SiteId,
@@ -87,7 +87,7 @@ pub(super) enum Actor {
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub(super) earlier: StreamId,
-    /// The last work of the other stream that the wait covers.
+    /// The number of the other stream's last work that the wait covers.
     pub(super) number: u64,
     pub(super) site: SiteId,
 }
@@ -95,7 +95,7 @@ pub(super) struct Wait {
 /// The latest record of an event.
 pub(super) enum Record {
     Live(Clock, StreamId),
-    /// A record in a capture: it orders nodes, and the driver reports these.
+    /// A record in a capture. It orders nodes of the graph, whose edges the driver reports.
     Captured,
 }
 
@@ -341,8 +341,8 @@ impl Model {
         self.retire(strand, last);
     }
 
-    /// Updates a stream's clock by the synchronisation with the legacy default stream: all work that its next command comes
-    /// after.
+    /// Updates a stream's clock by the synchronisation with the legacy default stream. The clock then covers all work that
+    /// precedes the stream's next command.
     pub(super) fn settle(&mut self, id: StreamId) -> &mut Stream {
         let stream = &self.streams[id as usize];
         let device = &self.devices[stream.device as usize];
@@ -360,7 +360,7 @@ impl Model {
         &mut self.streams[id as usize]
     }
 
-    /// Notes that a host thread submits to the stream: everything in the thread's clock comes before the stream's next work.
+    /// Notes that a host thread submits to the stream: everything in the thread's clock precedes the stream's next work.
     pub(super) fn address(&mut self, id: StreamId, host: HostId) -> &mut Stream {
         let speaker = &self.hosts[host as usize];
         let stream = &mut self.streams[id as usize];
@@ -443,7 +443,7 @@ impl Model {
 
     // ---- Marks ----------------------------------------------------------------------------------------------------
 
-    /// Returns a mark of the stream's command of this number.
+    /// Returns a mark for the command with this number on the stream.
     pub(super) fn mark(&mut self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
         let strand = self.streams[id as usize].strand;
         Mark {

@@ -61,7 +61,8 @@ impl Model {
         }
     }
 
-    /// Returns the key of a trouble, by which it is reported once, and its final kind; `None` if it must not be reported.
+    /// Returns the trouble's final kind, and the key under which it is reported only once; `None` if the trouble must not be
+    /// reported.
     fn unsaid(&self, trouble: &Trouble, mark: &Mark) -> Option<(Key, Trouble)> {
         let mut trouble = *trouble;
         let is_race = trouble.kind == FindingKind::Race;
@@ -261,8 +262,7 @@ impl Model {
         History { allocated, ..History::default() }
     }
 
-    /// Returns the thread that may have notified the one that submits the later work of the earlier work, if only that could
-    /// order them.
+    /// Returns the thread that may have told the later work's thread about the earlier work, if nothing else could order the two.
     fn teller(&self, trouble: &Trouble) -> Option<&str> {
         let is_order = matches!(trouble.kind, FindingKind::Race | FindingKind::UseBeforeAllocation);
         self.may_have_told(trouble.other.as_ref().filter(|_| is_order)?)

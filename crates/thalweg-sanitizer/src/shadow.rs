@@ -31,7 +31,7 @@ pub(super) type BlockId = u32;
 pub(super) enum MarkKind {
     /// A command of a stream, or a node of a graph.
     Command,
-    /// The allocation of the memory: its uses come after.
+    /// The allocation of the memory, which comes before all of its uses.
     Allocation,
     /// The free of the memory.
     Free,
@@ -61,7 +61,7 @@ pub(super) struct Mark {
     pub(super) is_certain: bool,
     /// Whether the work touched every byte of the range.
     pub(super) is_whole: bool,
-    /// The ticket under which the bytes of an uncertain access will be reported; 0 if they never will.
+    /// The ticket under which the bytes of an uncertain access will be reported; 0 if they will never be reported.
     pub(super) ticket: Ticket,
 }
 
@@ -81,7 +81,7 @@ impl Mark {
         }
     }
 
-    /// Returns whether the work comes before an actor with this clock.
+    /// Returns whether the work precedes everything that an actor with this clock does next.
     pub(super) fn is_before(&self, clock: &Clock) -> bool {
         clock.covers(self.strand, self.number)
     }
@@ -90,12 +90,12 @@ impl Mark {
 /// The state of bytes: whether they have been written since they were allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Written {
-    /// None of them.
+    /// None of the bytes have been written.
     #[default]
     No,
-    /// All of them.
+    /// All of the bytes have been written.
     Yes,
-    /// Of all bytes with this number, at most `most_bytes` were written; which ones is not known.
+    /// Some of the bytes that share this number have been written: at most `most_bytes`, and it is not known which.
     Some { number: u64, most_bytes: u64 },
 }
 
@@ -107,7 +107,7 @@ pub(super) const UNCERTAIN: usize = 64;
 pub(super) struct ShadowState {
     /// The last write.
     pub(super) write: Option<Mark>,
-    /// The accesses since that write, except reads that come before other certain ones: reads, and uncertain writes.
+    /// The accesses since that write: reads, and uncertain writes. Reads that precede other certain accesses are left out.
     pub(super) since: SmallVec<[Mark; 1]>,
     /// Whether the bytes have been written since they were allocated.
     pub(super) written: Written,
@@ -226,7 +226,7 @@ struct Frame<'a> {
     around: Option<Around<'a>>,
 }
 
-/// The rows of which a shadow is one.
+/// The rows that contain a shadow as one of them.
 #[derive(Clone, Copy)]
 struct Around<'a> {
     frame: &'a Frame<'a>,
@@ -290,8 +290,8 @@ impl Shadow {
         }
     }
 
-    /// Visits every span of some bytes, cut to them; the visitor may change their states. With `fuses`, spans that are equal
-    /// afterwards are merged.
+    /// Visits every span that overlaps some bytes, cut to these bytes. The visitor may change the spans' states. With `fuses`,
+    /// spans that are equal afterwards are merged.
     pub(super) fn each(&mut self, bytes: &Bytes, fuses: bool, mut visit: impl FnMut(Seen<'_>)) {
         self.each_of(bytes, Frame { base: 0, rows: 1, fuses, around: None }, &mut visit);
     }
@@ -359,8 +359,9 @@ impl Shadow {
         }
     }
 
-    /// Determines how `left` pieces of `reach` bytes, the first at `at` and each a step after the previous one, fall into the
-    /// span of the first. Makes the span rows of that length if possible.
+    /// Determines how the pieces of an access are placed in the span of the first piece. There are `left` pieces of `reach`
+    /// bytes; the first is at `at`, and each further one is a step after the previous one. If possible, divides the span into
+    /// rows of that step.
     fn meet(&mut self, at: u64, reach: u64, step: u64, left: u64) -> Meeting {
         let (&first, span) = self.spans.range(..=at).next_back().expect("spans cover all bytes");
         let end = span.end;
@@ -402,7 +403,8 @@ impl Shadow {
         self.meet(at, reach, step, left)
     }
 
-    /// Makes an even span, or rows of which several fit into one new row, `count` rows of `step` bytes.
+    /// Divides a range into `count` rows of `step` bytes. The range is an even span, or consists of shorter rows, several of
+    /// which fit into one new row.
     fn make_rows(&mut self, start: u64, step: u64, count: u64) {
         let end = start + step * count;
         self.cut(start);
@@ -472,7 +474,7 @@ impl Shadow {
         }
     }
 
-    /// Returns the number of spans, including those of rows.
+    /// Returns the number of spans, including the spans within rows.
     #[cfg(test)]
     fn size(&self) -> usize {
         let size = |span: &Span| match &span.content {
@@ -483,13 +485,13 @@ impl Shadow {
     }
 }
 
-/// The way in which the pieces of a strided access fall into a span.
+/// The way in which the pieces of a strided access are placed within a span.
 enum Meeting {
-    /// The first piece must be handled on its own.
+    /// The first piece must be handled separately.
     One,
-    /// This many pieces have the same position in rows, the first of which begins here.
+    /// The next `count` pieces have the same position in their rows. The first of these rows begins at `row`.
     Rows { row: u64, count: u64 },
-    /// The pieces have the same position in rows, and extend over the end of their row. `end` is the end of the first row.
+    /// The pieces have the same position in their rows, and extend beyond the end of the row. `end` is the end of the first row.
     Across { end: u64 },
     /// The rows are longer, and each contains a group of pieces.
     Grouped { step: u64, group: u64, count: u64 },

@@ -29,7 +29,7 @@ pub(super) enum Shared {
 
 impl Shared {
     /// Returns the identity of a handle. `None` for a file without a number of its own, as GPU drivers export them: memory that
-    /// is imported through it counts as another's.
+    /// is imported through such a file counts as another process's memory.
     pub(super) fn of(handle: &ShareableHandle) -> Option<Self> {
         match handle {
             ShareableHandle::Fabric(bytes) => Some(Self::Fabric(bytes.clone())),
@@ -71,9 +71,9 @@ pub(super) struct Object {
     pub(super) shadow: Shadow,
     /// The place where the object was allocated.
     pub(super) allocated: SiteId,
-    /// Whether blocks of a caching allocator are carved from it: then every used byte belongs to one.
+    /// Whether blocks of a caching allocator are carved from the object. Every used byte then belongs to a block.
     pub(super) has_blocks: bool,
-    /// The number of handles and mappings that refer to it.
+    /// The number of handles and mappings that refer to the object.
     keepers: u32,
 }
 

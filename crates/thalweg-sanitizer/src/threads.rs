@@ -10,9 +10,10 @@
 //! channels and flags are seen if the program reports them; otherwise accesses that they order are reported as possible races.
 
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use thalweg_driver::{HostClock, HostFunction};
+use thalweg_lock::Mutex;
 
 use super::SanitizerDriver;
 use super::clock::Clock;
@@ -22,7 +23,7 @@ use super::model::{HostId, Model};
 struct Seen {
     checker: Weak<Mutex<Model>>,
     host: HostId,
-    /// Whether its end will be noticed.
+    /// Whether the end of the thread will be noticed.
     is_watched: bool,
 }
 
@@ -33,7 +34,7 @@ thread_local! {
     /// the thread, so that a machine which waits for the thread's end waits for this too: thread-local values are dropped in
     /// reverse order of their initialisation.
     static ENDS: RefCell<Ends> = const { RefCell::new(Ends(Vec::new())) };
-    /// The work that comes before the host function that this thread runs.
+    /// The work that precedes the host function that this thread runs.
     static FUNCTION: RefCell<Option<Clock>> = const { RefCell::new(None) };
     /// Whether the calls of this thread are an allocator's own.
     static INTERNAL: Cell<bool> = const { Cell::new(false) };
@@ -45,7 +46,7 @@ impl Drop for Ends {
     fn drop(&mut self) {
         for (checker, host) in self.0.drain(..) {
             if let Some(model) = checker.upgrade() {
-                model.lock().unwrap_or_else(PoisonError::into_inner).thread_ended(host);
+                model.lock().thread_ended(host);
             }
         }
     }
@@ -69,7 +70,8 @@ impl SanitizerDriver {
         self.see(true)
     }
 
-    /// Notes the calling thread before the inner driver makes it wait, so that it does not know what others do meanwhile.
+    /// Notes the calling thread before the inner driver makes the thread wait, so that the thread is not assumed to know of work
+    /// that other threads do meanwhile.
     pub(super) fn arrive(&self) {
         self.see(false);
     }
@@ -84,7 +86,7 @@ impl SanitizerDriver {
                 known.is_watched |= watches;
                 return (known.host, begins);
             }
-            let host = self.lock().attach(age());
+            let host = self.model.lock().attach(age());
             seen.retain(|known| known.checker.strong_count() > 0);
             seen.push(Seen { checker: Arc::downgrade(&self.model), host, is_watched: watches });
             (host, watches)
@@ -101,15 +103,16 @@ impl SanitizerDriver {
         host
     }
 
-    /// Makes the calling thread a host with this name, ordered with others only by the clocks that it acquires.
+    /// Registers the calling thread under a name. Its work is ordered with other threads' work only by the clocks that it
+    /// acquires.
     pub(super) fn introduce(&self, name: &str) {
         let checker = Arc::as_ptr(&self.model);
-        let host = self.lock().introduce(name);
+        let host = self.model.lock().introduce(name);
         let _ = ENDS.try_with(|ends| {
             ends.borrow_mut().0.retain(|(other, host)| {
                 let is_other = other.as_ptr() != checker;
                 if !is_other {
-                    self.lock().thread_ended(*host);
+                    self.model.lock().thread_ended(*host);
                 }
                 is_other
             });
@@ -123,10 +126,10 @@ impl SanitizerDriver {
     /// Notes that the calling thread has seen all this complete.
     pub(super) fn seen(&self, clock: &Clock) {
         if INTERNAL.get() {
-            return self.lock().observed.join(clock);
+            return self.model.lock().observed.join(clock);
         }
         let host = self.host();
-        self.lock().saw(host, clock);
+        self.model.lock().saw(host, clock);
     }
 
     /// Returns the clock of the calling thread, or of the host function that it runs.
@@ -135,7 +138,7 @@ impl SanitizerDriver {
             return HostClock(Arc::new(clock));
         }
         let host = self.host();
-        HostClock(Arc::new(self.lock().hosts[host as usize].clock.clone()))
+        HostClock(Arc::new(self.model.lock().hosts[host as usize].clock.clone()))
     }
 }
 
@@ -213,8 +216,8 @@ impl Model {
         }
     }
 
-    /// Returns an unregistered thread that has done or seen complete the work of a mark, so that it may have notified another
-    /// thread in a way that is not seen.
+    /// Returns an unregistered thread that has done the work of a mark or seen it complete, and may therefore have notified
+    /// another thread in a way that the sanitizer cannot see.
     pub(super) fn may_have_told(&self, other: &super::shadow::Mark) -> Option<&str> {
         if self.attached < 2 {
             return None;
@@ -227,8 +230,9 @@ impl Model {
         knower.or_else(|| other.is_before(&self.known_to_ended).then_some("a thread that is over"))
     }
 
-    /// Returns a registered thread or a host function that knows that the work of a mark is complete. Programs are expected to
-    /// report how these notify others; one that does not is right if it orders them in its own way.
+    /// Returns a registered thread or a host function that has seen the work of a mark complete, and so could have notified other
+    /// threads. Programs are expected to report such notifications. A program that does not report them is correct if it orders
+    /// the work in its own way.
     pub(super) fn could_notify(&self, other: &super::shadow::Mark) -> Option<&str> {
         let knows = |host: &&HostId| other.is_before(&self.hosts[**host as usize].clock);
         let knower = self.living.iter().find(knows).map(|&host| &*self.hosts[host as usize].name);

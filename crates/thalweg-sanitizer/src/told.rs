@@ -41,7 +41,7 @@ impl SanitizerDriver {
             return false;
         }
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let site = model.sites.told(site);
         if let Some(id) = model.stream(stream) {
             let number = model.submit(id, host);
@@ -55,11 +55,11 @@ impl SanitizerDriver {
         true
     }
 
-    /// Reports that an event, by its `CUevent`, was recorded on a stream.
+    /// Reports that an event, given as its `CUevent`, was recorded on a stream.
     pub fn told_record(&self, event: u64, stream: StreamHandle) {
         let is_captured = self.captures_natively(stream);
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         if is_captured {
             model.events.insert(key(event), Record::Captured);
         } else if let Some(id) = model.stream(stream) {
@@ -73,7 +73,7 @@ impl SanitizerDriver {
             return;
         }
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         if let Some(id) = model.stream(stream) {
             let site = TOLD.get().map_or(0, |site| model.sites.told(site));
             model.wait(id, key(event), host, site);
@@ -83,7 +83,7 @@ impl SanitizerDriver {
     /// Reports that the calling thread has seen this complete: it waited, or a query returned true.
     pub fn told_complete(&self, what: Completed) {
         let host = self.host();
-        let mut model = self.lock();
+        let mut model = self.model.lock();
         let clock: Option<Clock> = match what {
             Completed::Event(event) => model.recorded(key(event)),
             Completed::Stream(stream) => model.stream(stream).map(|id| model.frontier(id)),
@@ -96,7 +96,7 @@ impl SanitizerDriver {
 
     /// Reports that an event was destroyed: another may get its handle.
     pub fn told_event_destroyed(&self, event: u64) {
-        self.lock().events.remove(&key(event));
+        self.model.lock().events.remove(&key(event));
     }
 
     /// Sets the position of the calling thread in its program, for later allocations, records and frees; `None` clears it.
@@ -111,12 +111,12 @@ impl SanitizerDriver {
 
     /// Returns the findings so far, except the first `from`.
     pub fn findings_from(&self, from: usize) -> Vec<super::Finding> {
-        self.lock().findings.list.get(from..).unwrap_or_default().to_vec()
+        self.model.lock().findings.list.get(from..).unwrap_or_default().to_vec()
     }
 
     /// Makes advice name calls in Python's syntax.
     pub fn speak_python(&self) {
-        self.lock().speaks_python = true;
+        self.model.lock().speaks_python = true;
     }
 
     /// Returns whether the stream takes part in a capture, whichever call began it.

@@ -32,11 +32,11 @@ pub(super) type Troubles = SmallVec<[Trouble; 1]>;
 /// The rules by which an access is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Manner {
-    /// As work that is submitted now.
+    /// Work that is submitted now.
     Submitted,
-    /// As a node of a graph that is launched now: the owner of the memory was checked separately.
+    /// A node of a graph that is launched now: the owner of the memory was checked separately.
     Launched,
-    /// As work that a program reports: unreported work may have written there, too.
+    /// Work that a program reports. Work that was not reported may have written there, too.
     Told,
 }
 
@@ -51,9 +51,8 @@ struct Look<'a> {
     written: Written,
     /// Whether any of the bytes was written before.
     found_written: bool,
-    /// For each [`Written::Some`] that was found: its number, its `most_bytes`, and the number of its bytes that this access
+    /// The [`Written::Some`] states that were found: the number, `most_bytes`, and the number of those bytes that this access
     /// reads.
-    /// access reads.
     found_some: SmallVec<[(u64, u64, u64); 1]>,
     /// The block that the first of the bytes belongs to.
     holder: Option<BlockId>,
@@ -86,13 +85,13 @@ impl Look<'_> {
         all
     }
 
-    /// Returns whether it depends on data that this access and an unordered one race.
+    /// Returns whether a race between this access and an unordered one depends on the data that chooses their bytes.
     fn is_question(&self, other: &Mark) -> bool {
         kind_of(other) == FindingKind::Race && !self.mark.surely_meets(other)
     }
 
-    /// Returns the accesses by which data decides whether this one reads bytes that were never written: readers that must have
-    /// touched such bytes, and writers that must not have. `None` if data does not decide it.
+    /// Returns the accesses whose data decides whether this access reads bytes that were never written: readers that must have
+    /// touched such bytes, and writers that must not have. `None` if the answer does not depend on data.
     fn may_read_nothing(&self, state: &ShadowState) -> Option<(Tickets, Tickets)> {
         let reader: Tickets = if self.mark.is_certain { smallvec![] } else { smallvec![self.mark.ticket] };
         let uncertain = state.since.iter().filter(|other| other.mode.writes() && !other.is_certain);
@@ -140,7 +139,7 @@ impl Look<'_> {
         }
     }
 
-    /// Returns the accesses that this one races with, and whether it reads bytes that were never written.
+    /// Returns the accesses that this access races with, and whether this access reads bytes that were never written.
     fn visit(&mut self, seen: &mut Seen<'_>, piece: &Piece) -> (Conflicts, bool) {
         let mut conflicts = self.conflicts(seen.state);
         let is_plain = self.mark.is_certain && !matches!(seen.state.written, Written::Some { .. });
@@ -243,8 +242,8 @@ impl Model {
         }
     }
 
-    /// Returns the state of bytes after an uncertain write: the bytes of this and of earlier uncertain writes, added up, are the most
-    /// that may be written.
+    /// Returns the state of bytes after an uncertain write. The most bytes that may have been written are the bytes of this write
+    /// and of earlier uncertain writes, added up.
     fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
         let most_bytes = match access.touch {
             Touch::Some { most_bytes } | Touch::Chosen { most_bytes, .. } => most_bytes,
@@ -325,7 +324,7 @@ impl Model {
     }
 }
 
-/// Returns the kind of finding for unordered work after such a mark.
+/// Returns the kind of finding to report for work that is not ordered after this mark.
 fn kind_of(other: &Mark) -> FindingKind {
     match other.kind {
         MarkKind::Command | MarkKind::Host => FindingKind::Race,

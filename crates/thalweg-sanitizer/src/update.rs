@@ -53,8 +53,8 @@ impl Model {
     }
 }
 
-/// Returns for each node of a graph the corresponding node of another graph of the same shape: the ends are paired in their
-/// order, and the predecessors of paired nodes in theirs.
+/// Returns, for each node of a graph, the corresponding node of another graph of the same shape. Pairs the last nodes of both
+/// graphs in their order, then the predecessors of paired nodes in theirs.
 fn pairs(old: &[Node], new: &[Node]) -> Vec<Option<u32>> {
     let ends = |nodes: &[Node]| {
         let mut is_end = vec![true; nodes.len()];

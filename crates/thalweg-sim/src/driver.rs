@@ -10,8 +10,8 @@ use thalweg_driver::{
     FunctionHandle, GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle,
     GraphNodeHandle, GraphNodeKind, HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle,
     Label, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo,
-    ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Registration, Result,
-    ShareableHandle, StreamHandle, TensorMap, TensorTiles, Version,
+    ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, RecurrentMemory,
+    RecurrentShape, Registration, Result, ShareableHandle, StreamHandle, TensorMap, TensorTiles, Version,
 };
 
 use super::SimDriver;
@@ -588,6 +588,14 @@ impl Driver for SimDriver {
     fn library_workspace(&self, device: u32, _: &GpuCall) -> Result<u64> {
         // A host function needs no workspace.
         self.device_properties(device).map(|_| 0)
+    }
+
+    fn recurrent_memory(&self, device: u32, shape: &RecurrentShape) -> Result<RecurrentMemory> {
+        self.device_properties(device)?;
+        match shape.fault() {
+            None => Ok(shape.dense()),
+            Some(fault) => Err(Error::new(Code::InvalidValue, "cudnnSetRNNDescriptor_v8", fault)),
+        }
     }
 
     fn matmul_algorithms(&self, device: u32, _: &MatmulCall, most: u32) -> Result<Vec<MatmulAlgorithm>> {

@@ -58,7 +58,7 @@ impl SimDriver {
         self.machine.call(call, CallKind::Other).and_then(body).map_err(|refusal| refusal.of(call))
     }
 
-    /// Makes a call that reads state which others change, identified by a number, and waits.
+    /// Makes a call that waits, and reads state that other threads change. The number identifies that state.
     pub(crate) fn look_and_wait<T>(
         &self,
         call: &'static str,

@@ -54,13 +54,13 @@ pub enum Fault {
         /// Whether the hardware is the cause.
         by_hardware: bool,
     },
-    /// A link between devices stalls when the collective with this number (of those at which all ranks have arrived) would
-    /// run. Neither that one nor any later one over the link runs, until
+    /// A link between devices stalls when the collective with this number would run (counting collectives at which all ranks have
+    /// arrived). Neither this collective nor later ones over the link run, until
     /// [`SimDriver::set_link`](crate::SimDriver::set_link) sets another speed.
     LinkStalls {
         /// The number of the collective.
         collective: u64,
-        /// The link of the ring of its ranks, modulo their number: link 0 is between the first two.
+        /// The link in the ring of the communicator's ranks, modulo the number of ranks: link 0 is between the first two ranks.
         link: u32,
     },
 }
@@ -84,7 +84,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Returns the point of the run at which the fault strikes; `None` for one of a link.
+    /// Returns the point of the run at which the fault strikes; `None` for a fault of a link.
     pub(crate) fn strike(self) -> Option<Strike> {
         let (point, number, code) = match self {
             Self::OutOfMemory { request } => (Point::DeviceMemory, request, Code::OutOfMemory),

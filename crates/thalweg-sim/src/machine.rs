@@ -12,14 +12,15 @@
 //! lock; a thread that changes this takes the lock later and sees the first one counted as sleeping.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use smallvec::SmallVec;
 use thalweg_driver::{Code, INTERRUPTION_INTERVAL, StreamHandle, interruption};
+use thalweg_lock::{Condvar, Mutex, MutexGuard};
 
 use super::control::sighting::Entering;
 use super::control::{CallKind, Control, INSIDE, Wait};
@@ -34,7 +35,7 @@ use crate::executor::task::Work;
 /// The time that a thread spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// The interval at which the thread that keeps the time of links checks them.
+/// The interval at which the thread for timed links checks them.
 const TICK: Duration = Duration::from_micros(200);
 
 /// The number of host functions that can wait for the program at once.
@@ -94,7 +95,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Creates a machine without workers, on which the schedule decides. The calling thread has the turn.
+    /// Creates a machine without workers, on which the schedule decides the order. The calling thread has the turn.
     pub(super) fn start_controlled(mut state: MachineState, schedule: Box<dyn Schedule>) -> Arc<Self> {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
@@ -169,18 +170,12 @@ impl Machine {
     pub(super) fn lock(self: &Arc<Self>) -> Locked<'_> {
         // A panic inside the critical section is a bug of ours that has been reported already; the state is still usable
         // for the threads that did not panic.
-        let guard = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { machine: self, guard: Some(guard) }
+        Locked { machine: self, guard: Some(self.state.lock()) }
     }
 
     /// Enters the critical section, if no thread is in it.
     pub(super) fn try_lock(self: &Arc<Self>) -> Option<Locked<'_>> {
-        let guard = match self.state.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(Locked { machine: self, guard: Some(guard) })
+        Some(Locked { machine: self, guard: Some(self.state.try_lock()?) })
     }
 
     /// Enters the critical section once the queues of these streams have room.
@@ -349,8 +344,8 @@ impl Job {
         matches!(self.task.work, Work::Host(_))
     }
 
-    /// Runs the job outside of the critical section. Meanwhile it is the command of this machine that the thread is inside.
-    /// Returns its number, its device and its result.
+    /// Runs the job outside of the critical section. While it runs, the thread counts as being inside this command of the
+    /// machine. Returns the command's number, device and result.
     pub(super) fn run(self, machine: &Arc<Machine>) -> (u32, u32, CallResult<()>) {
         let (index, device) = (self.index(), self.task.device);
         let before = INSIDE.replace(Some((Arc::as_ptr(machine).addr(), self.task.label)));
@@ -496,9 +491,9 @@ impl<'a> Locked<'a> {
                 machine.state.lock()
             }
             None => condition.wait(guard),
-            Some(time) => Ok(condition.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0),
+            Some(time) => condition.wait_timeout(guard, time).0,
         };
-        Locked { machine, guard: Some(guard.unwrap_or_else(PoisonError::into_inner)) }
+        Locked { machine, guard: Some(guard) }
     }
 
     /// Sleeps outside the critical section, for at most `time`.
@@ -507,8 +502,7 @@ impl<'a> Locked<'a> {
         let mut guard = self.guard.take().expect("held until the drop");
         // A controlled machine has no threads to wake: this settles memory only.
         machine.wake(&mut guard);
-        let slept = condition.wait_timeout(guard, time);
-        let (guard, _) = slept.unwrap_or_else(PoisonError::into_inner);
+        let (guard, _) = condition.wait_timeout(guard, time);
         Locked { machine, guard: Some(guard) }
     }
 
@@ -531,7 +525,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits for something: the only function in which a host thread waits. It fails on a controlled machine only.
+    /// Waits until a condition holds. Host threads wait in no other function. Fails only on a controlled machine.
     pub(super) fn wait_until(mut self, wait: Wait) -> CallResult<Self> {
         if self.machine.is_controlled {
             return self.wait_in_turn(wait);

@@ -42,7 +42,13 @@ impl SimDriver {
             host_register: true,
             stream_priority_range: PRIORITY_RANGE,
             conditional_nodes: ConditionalSupport { if_and_while: true, else_and_switch: true },
-            libraries: LibrarySupport { matmul: true, matmul_version: 0, attention: true, convolution: true },
+            libraries: LibrarySupport {
+                matmul: true,
+                matmul_version: 0,
+                attention: true,
+                convolution: true,
+                recurrent: true,
+            },
         }
     }
 }

@@ -52,7 +52,7 @@ pub(super) struct MachineState {
     /// Values of the program that are dropped after the critical section.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) workers: WorkerThreads,
-    /// The number of calls that named an external stream after its owner had destroyed it.
+    /// The number of calls that used an external stream after its owner had destroyed it.
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
     pub(super) next_stream: u32,
@@ -72,7 +72,7 @@ pub(super) struct Device {
     pub(super) is_active: bool,
     /// The handle of the legacy default stream.
     pub(super) default_stream: u64,
-    /// The streams that synchronize with it.
+    /// The streams that synchronize with the legacy default stream.
     pub(super) blocking_streams: Vec<u64>,
     /// The unfinished work of streams that were destroyed.
     pub(super) orphans: Frontier,
@@ -146,7 +146,7 @@ impl MachineState {
         }
     }
 
-    /// Checks that there is such a device.
+    /// Checks that a device with this number exists.
     pub(super) fn device(&mut self, device: u32) -> CallResult<&mut Device> {
         let count = self.devices.len();
         self.devices.get_mut(device as usize).ok_or_else(|| {

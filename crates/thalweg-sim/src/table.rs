@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 const INDEX_BITS: u32 = 24;
 const FIELD_MASK: u64 = (1 << INDEX_BITS) - 1;
 
-/// Objects of one kind.
+/// A table of objects of one kind, by handle.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     driver: u16,
@@ -26,7 +26,7 @@ struct Slot<T> {
 }
 
 impl<T> Table<T> {
-    /// Creates an empty table of the driver with this number, which is not 0.
+    /// Creates an empty table. `driver` is the number of its driver, which is not 0.
     pub(crate) fn new(driver: u16) -> Self {
         assert_ne!(driver, 0, "driver numbers start at 1: no handle is 0");
         Self { driver, slots: Vec::new(), free: VecDeque::new() }

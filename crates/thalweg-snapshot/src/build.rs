@@ -25,7 +25,7 @@ use crate::SizeClass;
 const FREE_BYTES: u64 = 64 << 20;
 const BYTES_PER_BYTE: u64 = 8;
 
-/// A number of keys that no dictionary of any version comes near, except for the settings.
+/// The maximum number of keys of a dictionary other than the settings. No version writes nearly as many.
 const MOST_KEYS: usize = 256;
 
 /// The number of kinds of skipped values that are distinguished.
@@ -91,7 +91,8 @@ struct Object {
     index: u32,
 }
 
-/// An [`Object`] in four bytes: a file in which frames are not shared has one for each frame of each stack.
+/// An [`Object`] in four bytes. The size matters because a file in which frames are not shared has one object for each frame of
+/// each stack.
 #[derive(Clone, Copy)]
 struct Packed(u32);
 

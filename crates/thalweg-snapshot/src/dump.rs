@@ -13,7 +13,7 @@ pub(crate) trait Dump<'a> {
     fn int(&mut self, value: i64);
     fn float(&mut self, value: f64);
     fn text(&mut self, value: &'a str);
-    /// Begins a list; its elements follow until the matching [`end_list`](Self::end_list).
+    /// Begins a list. The list's elements follow until the matching [`end_list`](Self::end_list).
     fn begin_list(&mut self);
     fn end_list(&mut self);
     /// Begins a dictionary; keys, each before its value, follow until the matching [`end_dict`](Self::end_dict).

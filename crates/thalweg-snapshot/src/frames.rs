@@ -53,7 +53,7 @@ impl Frames {
         Some(id)
     }
 
-    /// Returns the function of a frame, and its line.
+    /// Returns the function and the line of a frame.
     pub(super) fn get(&self, frame: u32) -> (Function, u32) {
         let Line { function, line } = self.lines[frame as usize];
         (self.functions[function as usize], line)

@@ -8,8 +8,8 @@
 /// must agree.
 #[derive(Default)]
 pub(super) struct Ids {
-    /// The slots: the lowest bits hold a number plus one, the others bits of its hash; 0 is empty. The length is a power of two,
-    /// or 0.
+    /// The slots of the hash table. The lowest bits are a number plus one, and the other bits are bits of the number's hash; 0 is
+    /// an empty slot. The length is a power of two, or 0.
     places: Vec<u32>,
     used: u32,
 }
@@ -18,7 +18,7 @@ impl Ids {
     /// The greatest number of values.
     pub(super) const MOST: u32 = 1 << 31;
 
-    /// Returns the number with this hash for which `is` returns `true`, or the slot where it would be stored.
+    /// Returns the number that has this hash and for which `is` returns `true`, or the slot where such a number would be stored.
     #[inline]
     pub(super) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Result<u32, Vacant> {
         let Some(mask) = self.mask() else { return Err(Vacant { hash, at: 0 }) };
@@ -77,8 +77,8 @@ pub(super) struct Vacant {
     at: u32,
 }
 
-/// The distance from an occupied slot to the next that is tried. With this step, sixteen adjacent values whose slots are taken
-/// get adjacent slots again, and all slots are visited.
+/// The distance from an occupied slot to the next slot that is tried. If the slots of sixteen adjacent values are taken, this
+/// step leads to sixteen adjacent slots again. Repeated steps visit all slots.
 const STEP: u32 = 17;
 
 /// Returns the bits of a hash that are stored with a number.

@@ -15,7 +15,7 @@ use super::dump::{self, Dump};
 #[derive(Default)]
 pub(crate) struct JsonWriter {
     out: String,
-    /// Whether the next value or key has one before it, in the same list or dictionary.
+    /// Whether the next value or key follows another one in the same list or dictionary.
     follows: bool,
 }
 

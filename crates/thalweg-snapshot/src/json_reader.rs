@@ -213,8 +213,8 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    /// Reads `\u0041`, or two of them for a character beyond 16 bits. A single half of such a pair is replaced by the replacement
-    /// character.
+    /// Reads an escape such as `\u0041`, or two of them for a character beyond 16 bits. One half of such a pair alone is replaced
+    /// by the replacement character.
     fn escaped_character(&mut self) -> ReadResult<()> {
         let mut code = self.four_digits()?;
         if (0xd800..0xdc00).contains(&code) && self.source.peek()? == Some(b'\\') {

@@ -59,17 +59,17 @@ pub use records::{Gap, Recording};
 /// A segment that was taken from the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentSnapshot {
-    /// The address at which it begins.
+    /// The address at which the segment begins.
     pub address: u64,
     /// The size, in bytes.
     pub total_bytes: u64,
-    /// The stream that all its blocks belong to.
+    /// The stream that all the segment's blocks belong to.
     pub stream: StreamId,
-    /// The class of the requests that it serves: small or large.
+    /// The class of the requests that the segment serves: small or large.
     pub class: SizeClass,
-    /// The private pool that it belongs to, if any.
+    /// The private pool that the segment belongs to, if any.
     pub pool: Option<PoolId>,
-    /// Whether its pages are mapped and unmapped one by one; then this is one of its mapped ranges.
+    /// Whether the segment's pages are mapped and unmapped one by one. This entry is then one of its mapped ranges.
     pub is_expandable: bool,
     /// The blocks, in address order, without gaps.
     pub blocks: Vec<BlockSnapshot>,
@@ -78,7 +78,7 @@ pub struct SegmentSnapshot {
 /// A block of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSnapshot {
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
     /// The size, in bytes.
     pub size_bytes: u64,

@@ -39,7 +39,7 @@ impl Snapshot {
 pub struct Segment {
     /// `device`: the number of the device; -1 for the host.
     pub device: i32,
-    /// `address`: the address at which it begins.
+    /// `address`: the address at which the segment begins.
     pub address: u64,
     /// `total_size`: the size, in bytes.
     pub total_bytes: u64,
@@ -49,17 +49,17 @@ pub struct Segment {
     pub active_bytes: u64,
     /// `requested_size`: the requested bytes of the active blocks, before rounding.
     pub requested_bytes: u64,
-    /// `stream`: the stream that all its blocks belong to.
+    /// `stream`: the stream that all the segment's blocks belong to.
     pub stream: StreamId,
-    /// `segment_type`: whether it serves small or large requests.
+    /// `segment_type`: whether the segment serves small or large requests.
     pub class: SizeClass,
     /// `segment_pool_id`: (0, 0) for the shared pool.
     pub pool_id: (u64, u64),
-    /// `is_expandable`: whether it is a mapped range that may grow.
+    /// `is_expandable`: whether the segment is a mapped range that may grow.
     pub is_expandable: bool,
-    /// `frames`: the stack of the call that took it from the driver.
+    /// `frames`: the stack of the call that took the segment from the driver.
     pub frames: Frames,
-    /// `blocks`: its blocks in address order, without gaps.
+    /// `blocks`: the segment's blocks in address order, without gaps.
     pub blocks: Vec<SegmentBlock>,
 }
 
@@ -92,15 +92,15 @@ impl Segment {
 /// A block of a [`Segment`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentBlock {
-    /// `address`: the address at which it begins.
+    /// `address`: the address at which the block begins.
     pub address: u64,
     /// `size`: the size, in bytes.
     pub size_bytes: u64,
-    /// `requested_size`: the requested bytes; of an inactive block, those of its last use.
+    /// `requested_size`: the requested bytes; for an inactive block, those of its last use.
     pub requested_bytes: u64,
     /// `state`: the state of the block.
     pub state: BlockState,
-    /// `frames`: the stack of its allocation.
+    /// `frames`: the stack of the block's allocation.
     pub frames: Frames,
     /// `forward_frames`: for a block of a backward pass, the stack of the corresponding call in the forward pass.
     pub forward_frames: Option<Frames>,
@@ -126,7 +126,8 @@ pub struct TraceEntry {
     pub action: Action,
     /// `addr`: the address of the memory. For [`Action::Oom`], `device_free`: the number of bytes that were left on the device.
     pub address: u64,
-    /// `size`: the size in bytes. For allocations and frees the requested size, before rounding; for segments their size.
+    /// `size`: the size in bytes: for allocations and frees the requested size, before rounding; for segments the size of the
+    /// segment.
     pub size_bytes: u64,
     /// `stream`: the stream that the memory belongs to.
     pub stream: StreamId,
@@ -147,7 +148,7 @@ pub struct TraceEntry {
 }
 
 impl TraceEntry {
-    /// Creates an entry with only an action and its memory.
+    /// Creates an entry that has an action and its memory, and nothing else.
     pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         Self {
             action,
@@ -171,7 +172,7 @@ impl TraceEntry {
 pub enum Action {
     /// A caller got a block.
     Alloc,
-    /// The caller freed it. Uses on other streams may delay its becoming free.
+    /// The caller freed the memory. It may become free later, because of uses on other streams.
     FreeRequested,
     /// The block is free.
     FreeCompleted,
@@ -236,7 +237,7 @@ pub type Frames = Arc<[Frame]>;
 pub struct Frame {
     /// `filename`: the source file.
     pub filename: Arc<str>,
-    /// `line`: from 1; 0 if it is not known.
+    /// `line`: the line, from 1; 0 if it is not known.
     pub line: u32,
     /// `name`: the function.
     pub name: Arc<str>,

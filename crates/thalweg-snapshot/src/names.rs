@@ -65,7 +65,7 @@ impl fmt::Debug for PoolId {
 pub enum SizeClass {
     /// Requests up to 1 MiB, from segments of 2 MiB.
     Small,
-    /// Blocks above the small ones.
+    /// Blocks larger than the small ones.
     Large,
 }
 

@@ -15,7 +15,7 @@ pub struct Event {
     pub action: Action,
     /// The address of the memory; for [`Action::Oom`], the number of bytes that were left on the device.
     pub address: u64,
-    /// The size in bytes: for allocations and frees the requested size, for segments their size.
+    /// The size in bytes: for allocations and frees the requested size, for segments the size of the segment.
     pub size_bytes: u64,
     /// The stream that the memory belongs to.
     pub stream: StreamId,
@@ -43,7 +43,7 @@ pub struct Remarks<'r> {
 pub struct StackId(pub(super) u32);
 
 impl StackId {
-    /// Returns its number, from 0: small, and the same each time that the file is read.
+    /// Returns the number of the stack, from 0. The number is small, and is the same each time that the file is read.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -54,7 +54,8 @@ impl StackId {
 pub struct FrameId(u32);
 
 impl FrameId {
-    /// Returns its number, from 0 and below [`Recording::frame_count`]: the same each time that the file is read.
+    /// Returns the number of the frame, from 0 and below [`Recording::frame_count`]. It is the same each time that the file is
+    /// read.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -76,24 +77,24 @@ pub struct FrameView<'r> {
 pub struct SegmentView {
     /// The device's number.
     pub device: i32,
-    /// The address at which it begins.
+    /// The address at which the segment begins.
     pub address: u64,
     /// The size.
     pub total_bytes: u64,
-    /// The stream that its blocks belong to.
+    /// The stream that the segment's blocks belong to.
     pub stream: StreamId,
-    /// The class of the requests that it serves: small or large.
+    /// The class of the requests that the segment serves: small or large.
     pub class: SizeClass,
     /// The pool; (0, 0) for the shared one.
     pub pool_id: (u64, u64),
-    /// Whether it is a mapped range that may grow.
+    /// Whether the segment is a mapped range that may grow.
     pub is_expandable: bool,
 }
 
 /// A block of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockView {
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
     /// The size.
     pub size_bytes: u64,
@@ -101,7 +102,7 @@ pub struct BlockView {
     pub requested_bytes: u64,
     /// The state of the block.
     pub state: BlockState,
-    /// The stack of its allocation.
+    /// The stack of the block's allocation.
     pub stack: Option<StackId>,
 }
 

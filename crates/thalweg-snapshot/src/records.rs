@@ -28,7 +28,7 @@ pub struct Recording {
     pub(super) settings: Vec<(Arc<str>, SettingValue)>,
     pub(super) annotations: Vec<Annotation>,
     pub(super) file_bytes: u64,
-    /// The parts that were not understood and left out, with their counts.
+    /// The parts that were not understood and therefore left out, with their counts.
     pub(super) left_out: Vec<(String, u64)>,
 }
 
@@ -62,9 +62,9 @@ pub(super) struct Entry {
     pub(super) size_bytes: u64,
     /// The time in microseconds; 0 if the context has no times.
     pub(super) time_us: i64,
-    /// The number of its stack plus one; 0 if it has none.
+    /// The number of the entry's stack plus one; 0 if it has no stack.
     stack: u32,
-    /// The number of its context, and of its action in the lowest bits.
+    /// The number of the entry's context, with the number of its action in the lowest bits.
     context: u32,
 }
 
@@ -151,9 +151,9 @@ pub(super) struct Mended {
 /// A part that is missing in the middle of a history: see [`Recording::gap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
-    /// The entry before which the gap is; the first of several.
+    /// The entry that follows the gap; the first of several.
     pub entry: usize,
-    /// Whether one gap explains all inconsistencies.
+    /// Whether a single gap explains all inconsistencies.
     pub is_one: bool,
     /// The number of blocks that must have been freed in the gap.
     pub freed_blocks: usize,

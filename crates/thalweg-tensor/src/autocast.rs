@@ -288,7 +288,7 @@ pub(crate) fn dtype_in_full(tensor: &Tensor) -> DType {
     casting().filter(|_| is_eligible(tensor)).map_or(tensor.dtype(), |_| DType::F32)
 }
 
-/// Returns the options of the innermost region if operators that are called now cast.
+/// Returns the options of the innermost autocast region; `None` if operators that are called now are not cast.
 fn casting() -> Option<AutocastOptions> {
     CURRENT.get().filter(|options| options.enabled && !is_excluded(DispatchKey::Autocast))
 }

@@ -1,9 +1,9 @@
 //! `Display` of [`Tensor`]: the format of PyTorch, with options that have PyTorch's defaults.
 
 use std::fmt;
-use std::sync::{PoisonError, RwLock};
 
 use thalweg_ir::{DType, Element, c128, with_dtype};
+use thalweg_lock::RwLock;
 use thalweg_runtime::{Error, Result};
 
 use crate::autograd::no_grad;
@@ -39,7 +39,7 @@ static OPTIONS: RwLock<PrintOptions> = RwLock::new(PrintOptions::DEFAULT);
 
 /// Returns the options with which this process prints tensors.
 pub fn print_options() -> PrintOptions {
-    *OPTIONS.read().unwrap_or_else(PoisonError::into_inner)
+    *OPTIONS.read()
 }
 
 /// Sets the options with which this process prints tensors.
@@ -53,7 +53,7 @@ pub fn set_print_options(options: PrintOptions) -> Result<()> {
             options.precision, options.edge_items
         )));
     }
-    *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = options;
+    *OPTIONS.write() = options;
     Ok(())
 }
 

@@ -58,6 +58,7 @@ mod ndarray;
 pub mod norm_linear;
 mod operators;
 pub mod random;
+pub mod recurrent;
 mod scoped;
 pub mod sdp;
 mod sizes;

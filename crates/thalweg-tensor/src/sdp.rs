@@ -3,13 +3,16 @@
 //! [`SdpBackend::Cudnn`] is a call of NVIDIA's library, [`SdpBackend::Flash`] a kernel of our own; neither stores a matrix of
 //! scores. [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of
 //! [`SdpBackend`], that can compute it; [`sdp_kernel`] sets which may be used. Cudnn and Flash take queries, keys and values of
-//! bf16 or f16 with 3 or 4 dimensions, equal batches, up to 128 features in a multiple of 8, and a scale above 0, without
-//! dropout, on the simulator and on GPUs from compute capability 8.0 on; Cudnn only if the library is present and supports the
-//! shape. Math takes everything.
+//! bf16 or f16 with 3 or 4 dimensions, equal batches, up to 256 features, and a scale above 0, on the simulator and on GPUs from
+//! compute capability 8.0 on; Cudnn only if the library is present and supports the shape. Features that are no multiple of 8, and
+//! values with other features than queries, are padded with zeros. Math takes everything.
 //!
-//! Both take a mask of truth values or of numbers that repeats along any of its dimensions and needs no gradient; it is added to
-//! the scores as numbers of the queries' dtype. Cudnn takes masks that are contiguous along the keys, with other strides that are
+//! Both take a mask of truth values or of numbers that repeats along any of its dimensions; numbers are added to the scores in the
+//! queries' dtype, and may need a gradient. Cudnn takes masks that are contiguous along the keys, with other strides that are
 //! multiples of 8. A query whose keys are all masked results in zeros.
+//!
+//! Only Flash takes dropout: it [draws](thalweg_kernels::attention::Dropout) in the forward pass and again in the gradient, by
+//! numbers that a simulator draws too, while the library draws numbers of its own.
 //!
 //! One query per head that needs no gradient, such as a step of a decoder, is computed by a form of Flash with a kernel of its
 //! own, which also takes f32 and a mask of truth values.
@@ -23,7 +26,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
-use thalweg_kernels::attention::{CHUNK, MOST_FEATURES};
+use thalweg_kernels::attention::{CHUNK, MOST_FEATURES, WORDS};
 use thalweg_kernels::one_query::OneQuery;
 use thalweg_runtime::{Error, Result};
 
@@ -33,6 +36,7 @@ use crate::caller::label_at;
 use crate::dispatch::{Argument, built_in};
 use crate::kernels::fused_attention::is_mask_of_library;
 use crate::kernels::one_query;
+use crate::random::DeviceGenerator;
 use crate::tensor::{Tensor, Tensors};
 
 /// A way to compute attention (`torch.nn.attention.SDPBackend`), the preferred first.
@@ -92,8 +96,8 @@ pub struct Request<'t> {
     pub enable_gqa: bool,
     /// The mask: truth values that are true for the keys that a query sees, or numbers that are added to the scores.
     pub mask: Option<&'t Tensor>,
-    /// Whether there is dropout.
-    pub has_dropout: bool,
+    /// The probability with which a weight is dropped, above 0, and the generator.
+    pub dropout: Option<(f64, &'t DeviceGenerator)>,
 }
 
 /// Returns attention by the backend that is to compute it; `None` if that is [`SdpBackend::Math`].
@@ -107,35 +111,54 @@ pub fn fused_attention(
 ) -> Result<Option<Tensor>> {
     let reason = reason_against(&[query, key, value], request).or_else(|| {
         let [q, k, v] = [query, key, value].map(Tensor::shape);
-        let (rank, fits) = (q.len(), q.len() == k.len() && k == v);
-        if !fits || !(3..=4).contains(&rank) || k[rank - 1] != q[rank - 1] {
-            return Some("it takes three tensors of 3 or 4 dimensions with equal features, keys and values of one shape");
+        let rank = q.len();
+        let fits = (3..=4).contains(&rank) && k.len() == rank && v.len() == rank;
+        if !fits || k[..rank - 1] != v[..rank - 1] || k[rank - 1] != q[rank - 1] {
+            return Some("it takes three tensors of 3 or 4 dimensions, queries and keys with equal features, as many keys as values");
         }
         let (heads, kv_heads) = (q[rank - 3], k[rank - 3]);
         let is_shared = request.enable_gqa && rank == 4 && kv_heads > 0 && heads.is_multiple_of(kv_heads);
         if (rank == 4 && q[0] != k[0]) || (heads != kv_heads && !is_shared) {
             return Some("batches and heads differ");
         }
-        if [q, k].iter().any(|shape| shape.contains(&0)) {
+        if [q, k, v].iter().any(|shape| shape.contains(&0)) {
             return Some("a tensor has no elements");
         }
         reason_against_mask(query, key, request.mask?).or(request.is_causal.then_some("a mask and is_causal exclude each other"))
     });
-    let is_single = query.rank() == 3;
-    let whole = |tensor: &Tensor| if is_single { tensor.unsqueeze(0) } else { Ok(tensor.clone()) };
+    let (is_single, result_features) = (query.rank() == 3, value.shape().last().copied().unwrap_or(0));
+    let width = [query, value].iter().filter_map(|tensor| tensor.shape().last()).max();
+    let width = width.map_or(0, |width| width.next_multiple_of(CHUNK as usize));
+    let whole = |tensor: &Tensor| {
+        let tensor = if is_single { tensor.unsqueeze(0)? } else { tensor.clone() };
+        match width - tensor.shape().last().copied().unwrap_or(0) {
+            further @ 1.. if reason.is_none() => tensor.constant_pad_nd(&[0, further as i64], 0.0),
+            _ => Ok(tensor),
+        }
+    };
     let [query, key, value] = [whole(query)?, whole(key)?, whole(value)?];
     let mask = request.mask.filter(|_| reason.is_none());
-    let mask = mask.map(|mask| added(mask, dtype_in_lower(&query))).transpose()?;
+    let mask = mask.map(|mask| in_dtype(mask, dtype_in_lower(&query))).transpose()?;
     let takes_mask = mask.as_ref().map(|mask| is_mask_of_library(mask, &query, &key)).transpose()?;
-    let Some(backends) = fused_backends(&query, takes_mask.unwrap_or(true), reason)? else {
+    let takes_call = takes_mask.unwrap_or(true) && request.dropout.is_none();
+    let Some(backends) = fused_backends(&query, takes_call, reason)? else {
         return Ok(None);
     };
-    let options = [mask.as_ref().into(), request.is_causal.into(), request.scale.into(), backends.into()];
-    let arguments: Vec<Argument<'_>> =
-        [&query, &key, &value].into_iter().map(Argument::from).chain(options).collect();
     let label = label_at("scaled_dot_product_attention", location);
-    let result = or_math(built_in!("thalweg::fused_attention")?.call(&arguments, None, label))?;
-    result.map(|result| if is_single { result.squeeze(0) } else { Ok(result) }).transpose()
+    let state = request.dropout.map(|(_, generator)| generator.reserve(WORDS, label)).transpose()?;
+    let dropout = request.dropout.map_or(0.0, |(probability, _)| probability);
+    let optional = [Argument::from(mask.as_ref()), state.as_ref().into()];
+    let options = [request.is_causal.into(), request.scale.into(), backends.into(), dropout.into()];
+    let arguments: SmallVec<[Argument<'_>; 9]> =
+        [&query, &key, &value].into_iter().map(Argument::from).chain(optional).chain(options).collect();
+    let Some(mut result) = or_math(built_in!("thalweg::fused_attention")?.call(&arguments, None, label))?
+    else {
+        return Ok(None);
+    };
+    if width != result_features {
+        result = result.narrow(-1, 0, result_features)?;
+    }
+    if is_single { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
 }
 
 /// Returns attention of one query per head by its own kernel, a form of [`SdpBackend::Flash`] that takes a mask of truth values
@@ -155,7 +178,7 @@ pub fn one_query_attention(
     let fits = flash
         && !wants_gradient
         && !request.is_causal
-        && !request.has_dropout
+        && request.dropout.is_none()
         && (3..=4).contains(&rank)
         && k == value.shape()
         && k.len() == rank
@@ -220,10 +243,12 @@ pub fn fused_packed_attention(
     scale: f64,
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
-    let request = Request { is_causal, scale, enable_gqa: false, mask: None, has_dropout: false };
+    let request = Request { is_causal, scale, enable_gqa: false, mask: None, dropout: None };
     let reason = reason_against(&[packed], request).or_else(|| {
-        let is_packed = matches!(packed.shape(), [_, _, 3, _]) && packed.elements() > 0;
-        (!is_packed).then_some("it takes (tokens, heads, 3, features)")
+        let is_packed =
+            matches!(packed.shape(), [_, _, 3, features] if features.is_multiple_of(CHUNK as usize));
+        (!is_packed || packed.elements() == 0)
+            .then_some("it takes (tokens, heads, 3, features), features in a multiple of 8")
     });
     let Some(backends) = fused_backends(packed, true, reason)? else { return Ok(None) };
     let arguments = [packed.into(), is_causal.into(), scale.into(), backends.into()];
@@ -231,13 +256,9 @@ pub fn fused_packed_attention(
     or_math(built_in!("thalweg::packed_fused_attention")?.call(&arguments, None, label))
 }
 
-/// Returns a mask as numbers that are added to scores: of truth values, 0 where a key is seen and −∞ where it is not.
-fn added(mask: &Tensor, dtype: DType) -> Result<Tensor> {
-    if mask.dtype() != DType::Bool {
-        return mask.to_dtype(dtype);
-    }
-    let number = |value: f64| Tensor::full(&[], value, dtype, mask.device());
-    mask.select_where(&number(0.0)?, &number(f64::NEG_INFINITY)?)
+/// Returns a mask of truth values as it is, and one of numbers in a dtype.
+fn in_dtype(mask: &Tensor, dtype: DType) -> Result<Tensor> {
+    if mask.dtype() == DType::Bool { Ok(mask.clone()) } else { mask.to_dtype(dtype) }
 }
 
 /// Returns why Flash does not take a mask.
@@ -250,27 +271,24 @@ fn reason_against_mask(query: &Tensor, key: &Tensor, mask: &Tensor) -> Option<&'
     if !fits {
         return Some("the mask does not expand to the scores");
     }
-    if mask.dtype() != DType::Bool && !mask.dtype().is_floating_point() {
-        return Some("it takes a mask of truth values or of floats");
-    }
-    (is_grad_enabled() && mask.requires_grad()).then_some("the mask needs a gradient")
+    let is_number = mask.dtype().is_floating_point();
+    (mask.dtype() != DType::Bool && !is_number).then_some("it takes a mask of truth values or of floats")
 }
 
 /// Returns why neither Cudnn nor Flash can compute attention of these tensors, apart from reasons in their shapes or the mask.
 fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static str> {
     let device = tensors[0].device();
     let dtype = dtype_in_lower(tensors[0]);
-    if request.has_dropout {
-        return Some("there is dropout");
-    }
     if !matches!(dtype, DType::Bf16 | DType::F16)
         || tensors.iter().any(|tensor| dtype_in_lower(tensor) != dtype)
     {
         return Some("it takes bfloat16 or float16");
     }
-    let features = tensors[0].shape().last().map_or(0, |&features| features as u64);
-    if features == 0 || features > MOST_FEATURES || !features.is_multiple_of(CHUNK) {
-        return Some("it takes up to 128 features, in a multiple of 8");
+    if tensors
+        .iter()
+        .any(|tensor| tensor.shape().last().is_none_or(|&features| features as u64 > MOST_FEATURES))
+    {
+        return Some("it takes up to 256 features");
     }
     if !(request.scale > 0.0 && (request.scale as f32) > 0.0 && (request.scale as f32).is_finite()) {
         return Some("it takes a finite scale above 0");
@@ -279,17 +297,17 @@ fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static 
 }
 
 /// Returns the bits of the fused backends that may compute attention, unless `reason` excludes them; `None` if Math computes it.
-/// `takes_mask` is whether Cudnn may read the mask.
-fn fused_backends(query: &Tensor, takes_mask: bool, reason: Option<&str>) -> Result<Option<i64>> {
+/// `takes_call` is whether Cudnn takes mask and dropout.
+fn fused_backends(query: &Tensor, takes_call: bool, reason: Option<&str>) -> Result<Option<i64>> {
     let [cudnn, flash, math] = ALLOWED.get();
-    let cudnn = cudnn && takes_mask && query.device().properties().libraries.attention;
+    let cudnn = cudnn && takes_call && query.device().properties().libraries.attention;
     let bit = |is: bool, backend: SdpBackend| if is { backend.bit() } else { 0 };
     match (reason, bit(cudnn, SdpBackend::Cudnn) | bit(flash, SdpBackend::Flash)) {
         (None, backends @ 1..) => Ok(Some(backends)),
         _ if math => Ok(None),
         (reason, _) => Err(no_kernel(
             reason.unwrap_or(
-                "it is not among the backends of sdp_kernel, or cuDNN's library is missing or does not take the mask",
+                "it is not among the backends of sdp_kernel, or cuDNN's library is missing or does not take the mask or dropout",
             ),
         )),
     }

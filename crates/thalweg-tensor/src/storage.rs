@@ -4,10 +4,11 @@
 //! `resize_`, `squeeze_` and the like change a tensor that other code may hold, too. The storage stays the same object and
 //! receives other memory. A new layout is appended to the former ones, which are never moved, since references to them exist.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thalweg_ir::Layout;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, Result};
 
 use crate::dispatch::is_inference;
@@ -81,13 +82,13 @@ impl Storage {
 
     /// Returns the buffer, which cannot be replaced while the guard is held.
     pub(crate) fn buffer(&self) -> MutexGuard<'_, Buffer> {
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buffer.lock()
     }
 
     /// Returns the buffer of a storage that nothing else holds, to be made an output of a graph.
     pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
         *self.address.get_mut() = MOVES;
-        self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.buffer.get_mut()
     }
 
     pub(crate) fn version(&self) -> u32 {
@@ -271,7 +272,7 @@ impl Layouts {
                 count: Mutex::new(0),
             })
         });
-        let mut count = later.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = later.count.lock();
         let mut recent = (count.saturating_sub(RECENT) + 1..=*count).rev();
         let known = match layout == self.first {
             true => Some(0),
@@ -308,7 +309,7 @@ mod tests {
             layouts.set(Layout::contiguous(&[2]));
         }
         let later = layouts.later.get().unwrap();
-        assert_eq!(*later.count.lock().unwrap(), 100, "layouts that come again are kept once");
+        assert_eq!(*later.count.lock(), 100, "layouts that come again are kept once");
         assert_eq!(layouts.now().shape(), [2]);
     }
 }

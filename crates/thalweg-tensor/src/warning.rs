@@ -1,8 +1,8 @@
 //! Warnings: messages to the user of a program about effects of a call that are rarely intended.
 
-use std::sync::{PoisonError, RwLock};
-
 /// A function that receives warnings.
+use thalweg_lock::RwLock;
+
 type Handler = Box<dyn Fn(&str) + Send + Sync>;
 
 static HANDLER: RwLock<Option<Handler>> = RwLock::new(None);
@@ -10,12 +10,12 @@ static HANDLER: RwLock<Option<Handler>> = RwLock::new(None);
 /// Sets the function that receives each warning, on the thread that warns. Without one, warnings are written to the standard
 /// error.
 pub fn set_warning_handler(handler: impl Fn(&str) + Send + Sync + 'static) {
-    *HANDLER.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(handler));
+    *HANDLER.write() = Some(Box::new(handler));
 }
 
 /// Warns (`torch.UserWarning`).
 pub fn warn(text: &str) {
-    match &*HANDLER.read().unwrap_or_else(PoisonError::into_inner) {
+    match &*HANDLER.read() {
         Some(handler) => handler(text),
         None => eprintln!("warning: {text}"),
     }

@@ -4,11 +4,12 @@
 //! not fork. So nothing is opened before it is used. Earlier configuration (settings, observers, recording) is kept, and applied
 //! to each device that opens.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::Process;
 use thalweg_driver::UseKind;
 use thalweg_driver::cuda::{ContextGuard, CudaDriver};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::Settings;
 use thalweg_memory::history::HistorySettings;
 use thalweg_runtime::{Device, Stream};
@@ -21,7 +22,7 @@ use crate::sanitizer::{AtSite, Sanitizer};
 use crate::stacks::Stacks;
 use crate::status::{Error, Result};
 
-/// PyTorch counts devices in eight bits.
+/// The maximum number of devices: PyTorch stores a device's index in a signed byte.
 const MOST_DEVICES: usize = 128;
 
 /// From this size on PyTorch has a different message for oversize requests, which programs search for.
@@ -94,7 +95,7 @@ impl Allocator {
     }
 
     fn defaults(&self) -> MutexGuard<'_, DeviceDefaults> {
-        self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
+        self.defaults.lock()
     }
 
     /// Returns whether this is a forked child of the process that opened the first device.

@@ -12,8 +12,8 @@
 //!   of this crate.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::Block;
 
 /// A block that PyTorch holds.
@@ -98,5 +98,5 @@ impl LiveBlocks {
 }
 
 fn lock(shard: &Shard) -> MutexGuard<'_, BTreeMap<u64, Live>> {
-    shard.0.lock().unwrap_or_else(PoisonError::into_inner)
+    shard.0.lock()
 }

@@ -1,10 +1,11 @@
 //! An open device: its allocator, and PyTorch's names of its streams and pools.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use thalweg_driver::Label;
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{BlockKind, UseKind};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{
     Block, CaptureScope, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError,
 };
@@ -67,7 +68,7 @@ impl OpenDevice {
     }
 
     fn captures(&self) -> MutexGuard<'_, Vec<CaptureScope>> {
-        self.captures.lock().unwrap_or_else(PoisonError::into_inner)
+        self.captures.lock()
     }
 
     #[inline]
@@ -223,7 +224,7 @@ impl OpenDevice {
     /// the next is closed.
     pub(crate) fn close_shared(&self, memory: Arc<SharedMemory>) {
         let Some(memory) = self.allocator().retire_shared(memory) else { return };
-        let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut closing = self.closing.lock();
         closing.push(memory);
         if !self.is_capturing() && self.device.synchronize().is_ok() {
             closing.clear();

@@ -10,9 +10,10 @@
 //! Observers of events look up names while the lock of an arena is held. So names have their own lock, which is never held while
 //! the allocator is called.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::{Mutex, RwLock};
 use thalweg_memory::{DeviceAllocator, PoolId, PoolOptions, SegmentSource, StreamFilter};
 
 use crate::status::{Error, Result};
@@ -38,12 +39,8 @@ pub(crate) struct Pools {
 const NAMES_KEPT: usize = 256;
 
 impl Pools {
-    fn lock(&self) -> MutexGuard<'_, FxHashMap<PoolName, Pool>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn keep_name(&self, id: PoolId, name: PoolName) {
-        self.names.write().unwrap_or_else(PoisonError::into_inner).insert(id.raw(), (id, name));
+        self.names.write().insert(id.raw(), (id, name));
     }
 
     /// Adds a reference to a pool, and creates it if it does not exist. A source of segments is used only for a new pool.
@@ -54,7 +51,7 @@ impl Pools {
         source: Option<Arc<dyn SegmentSource>>,
     ) -> Result<PoolId> {
         check_name(name)?;
-        let mut pools = self.lock();
+        let mut pools = self.pools.lock();
         if let Some(pool) = pools.get(&name) {
             allocator.retain_pool(pool.id)?;
             return Ok(pool.id);
@@ -80,7 +77,7 @@ impl Pools {
             self.release(allocator, name)?;
             return Err(error.into());
         }
-        if let Some(pool) = self.lock().get_mut(&name) {
+        if let Some(pool) = self.pools.lock().get_mut(&name) {
             pool.is_open = true;
         }
         Ok(())
@@ -90,7 +87,7 @@ impl Pools {
     pub(crate) fn end(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
         let id = self.id(name)?;
         allocator.end_use_pool(id)?;
-        if let Some(pool) = self.lock().get_mut(&name) {
+        if let Some(pool) = self.pools.lock().get_mut(&name) {
             pool.is_open = false;
         }
         Ok(())
@@ -98,7 +95,7 @@ impl Pools {
 
     /// Removes a reference.
     pub(crate) fn release(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
-        let mut pools = self.lock();
+        let mut pools = self.pools.lock();
         let id = pools.get(&name).ok_or_else(|| unknown(name))?.id;
         allocator.release_pool(id)?;
         if allocator.pool_use_count(id) == 0 {
@@ -109,17 +106,20 @@ impl Pools {
 
     /// Returns the number of references that PyTorch holds; 0 if there is no such pool.
     pub(crate) fn use_count(&self, allocator: &DeviceAllocator, name: PoolName) -> usize {
-        self.lock().get(&name).map_or(0, |pool| allocator.pool_use_count(pool.id) - usize::from(pool.is_open))
+        self.pools
+            .lock()
+            .get(&name)
+            .map_or(0, |pool| allocator.pool_use_count(pool.id) - usize::from(pool.is_open))
     }
 
     /// Returns the allocator's name of a pool.
     pub(crate) fn id(&self, name: PoolName) -> Result<PoolId> {
-        self.lock().get(&name).map(|pool| pool.id).ok_or_else(|| unknown(name))
+        self.pools.lock().get(&name).map(|pool| pool.id).ok_or_else(|| unknown(name))
     }
 
     /// Returns all pools that ever had this name and may still have memory.
     pub(crate) fn ids_named(&self, name: PoolName) -> Vec<PoolId> {
-        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.read();
         let mut ids: Vec<PoolId> =
             names.values().filter(|(_, other)| *other == name).map(|(id, _)| *id).collect();
         ids.sort_unstable();
@@ -131,7 +131,7 @@ impl Pools {
         match number {
             (0, 0) => (0, 0),
             (_, raw) => {
-                let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+                let names = self.names.read();
                 names.get(&raw).map_or(number, |(_, name)| *name)
             }
         }
@@ -139,7 +139,7 @@ impl Pools {
 
     /// Drops the names of pools that are gone, when there are many.
     fn forget_names(&self, allocator: &DeviceAllocator, pools: &FxHashMap<PoolName, Pool>) {
-        let count = self.names.read().unwrap_or_else(PoisonError::into_inner).len();
+        let count = self.names.read().len();
         if count < NAMES_KEPT + 2 * pools.len() {
             return;
         }
@@ -147,7 +147,7 @@ impl Pools {
         let holding = allocator.snapshot();
         let holding = holding.iter().filter_map(|segment| segment.pool.map(PoolId::raw));
         let kept: FxHashSet<u64> = here.chain(holding).collect();
-        self.names.write().unwrap_or_else(PoisonError::into_inner).retain(|raw, _| kept.contains(raw));
+        self.names.write().retain(|raw, _| kept.contains(raw));
     }
 }
 

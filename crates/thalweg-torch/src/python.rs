@@ -13,9 +13,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::Frame;
 
 type Object = *mut c_void;
@@ -171,7 +172,7 @@ struct Seen {
 
 impl PythonStacks {
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 }
 

@@ -4,11 +4,12 @@
 //! automatically. PyTorch's work does not: a dispatch mode and a trace of events and streams report it (`thalweg_sanitizer_*`).
 //! Their texts are operators and lines of the program; each text is kept forever, once.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashSet;
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{Access, AccessMode, Driver, Touch};
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Devices, Environment};
 use thalweg_sanitizer::{SanitizerDriver, Site, SourceLine};
 use thalweg_sim::{SimConfig, SimDriver};
@@ -62,7 +63,7 @@ impl Sanitizer {
     }
 
     fn opened(&self) -> Result<&Opened> {
-        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let _opening = self.opening.lock();
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
@@ -110,7 +111,7 @@ fn is_of_program(frame: &Frame) -> bool {
 /// Returns a program's text as a static string; equal texts are stored once.
 pub(crate) fn kept(text: &str) -> &'static str {
     static TEXTS: Mutex<Option<FxHashSet<&'static str>>> = Mutex::new(None);
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut texts = TEXTS.lock();
     let texts = texts.get_or_insert_with(FxHashSet::default);
     if let Some(known) = texts.get(text) {
         return known;

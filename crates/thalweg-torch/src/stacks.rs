@@ -14,10 +14,11 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::DeviceAllocator;
 use thalweg_memory::history::{StackId, StackSource};
 use thalweg_snapshot::Frame;
@@ -156,7 +157,7 @@ impl Stacks {
 
     /// Registers a device whose histories refer to stacks from now on.
     pub(crate) fn add_device(&self, device: &Arc<DeviceAllocator>) {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(device));
+        self.devices.lock().push(Arc::downgrade(device));
     }
 
     /// Calls a function that may wait for the interpreter, unless the interpreter is ending.
@@ -172,7 +173,7 @@ impl Stacks {
 
     /// Removes stacks without references; also those that were just returned if `also_new`.
     pub(crate) fn forget_unused(&self, also_new: bool) {
-        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let devices = self.devices.lock().clone();
         let devices = devices.iter().filter_map(Weak::upgrade);
         let in_use: FxHashSet<StackId> = devices.flat_map(|device| device.stacks_in_use()).collect();
         let forgotten = self.kept().forget(&in_use, also_new);
@@ -188,7 +189,7 @@ impl Stacks {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     fn take(&self) -> Option<StackId> {

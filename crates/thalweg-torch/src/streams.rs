@@ -14,9 +14,9 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::RwLock;
 use thalweg_memory::StreamId;
 use thalweg_runtime::{Device, ExternalStream, Stream};
 
@@ -77,12 +77,12 @@ impl Streams {
 
     /// Returns the runtime's stream, and wraps it first if necessary.
     pub(crate) fn find_or_wrap(&self, device: &Device, cuda_stream: ExternalStream) -> Result<Stream> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         if let Some(stream) = known.by_cuda_stream.get(&cuda_stream) {
             return Ok(stream.clone());
         }
         drop(known);
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         if let Some(stream) = known.by_cuda_stream.get(&cuda_stream) {
             return Ok(stream.clone());
         }
@@ -106,13 +106,13 @@ impl Streams {
 
     /// Returns the `cudaStream_t` of a stream that was named before; 0, the default stream's, for any other.
     pub(crate) fn cuda_stream(&self, id: StreamId) -> u64 {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.cuda_streams.get(&id).copied().unwrap_or(0)
     }
 
     /// Returns every stream that was named.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         let mut ids: Vec<StreamId> = known.cuda_streams.keys().copied().collect();
         ids.sort_unstable();
         ids

@@ -9,7 +9,7 @@ use thalweg::{DType, Device, Result, Stream, Tensor, no_grad};
 /// A region that can be run repeatedly.
 pub type Region = Box<dyn Fn() -> Result<()>>;
 
-/// One of the regions.
+/// A built-in region.
 pub struct Example {
     pub name: &'static str,
     /// The example's work, in half a line.

@@ -6,10 +6,10 @@ use thalweg::{DType, Device, Result, Tensor};
 
 use super::measure::least_span;
 
-/// The bytes of the copy.
+/// The number of bytes that the measurement copies.
 const COPY_BYTES: usize = 1 << 30;
 
-/// The extent of the matrices.
+/// The number of rows and columns of the measured matrices.
 const EXTENT: usize = 8192;
 
 /// The number of launches that the host times.

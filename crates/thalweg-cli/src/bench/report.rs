@@ -35,14 +35,14 @@ impl Line {
         Some(ours.microseconds / theirs.microseconds)
     }
 
-    /// Returns the bytes per second divided by those of a copy; only for forward, whose bytes are known.
+    /// Returns the bytes per second divided by the bandwidth of a copy; only for the forward pass, whose bytes are known.
     fn of_copy(&self, ceilings: &Ceilings) -> Option<f64> {
         let ours = self.ours.as_ref().ok().filter(|_| self.row.gradients.is_empty())?;
         Some(self.bytes as f64 / (ours.microseconds * 1e-6) / ceilings.copy)
     }
 }
 
-/// All rows.
+/// All measured rows.
 pub struct Report {
     ceilings: Ceilings,
     peer: Option<String>,
@@ -192,7 +192,7 @@ impl Report {
     }
 }
 
-/// The frame of the page.
+/// The HTML around the report's rows.
 const PAGE: &str = r#"<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Operators: TITLE</title>
 <style>

@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 use thalweg::DType;
 
-/// The list.
+/// The built-in list of rows.
 const LIST: &str = include_str!("operators.txt");
 
 /// A tensor of a row.

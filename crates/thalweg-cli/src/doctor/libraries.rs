@@ -39,6 +39,9 @@ fn names(library: Library) -> (&'static str, &'static str) {
         Library::CublasLt => ("cuBLASLt", "library_cublaslt"),
         Library::Nvml => ("NVML", "library_nvml"),
         Library::Cudnn => ("cuDNN", "library_cudnn"),
+        Library::Cufft => ("cuFFT", "library_cufft"),
+        Library::Cusolver => ("cuSOLVER", "library_cusolver"),
+        Library::Cublas => ("cuBLAS", "library_cublas"),
         Library::Nccl => ("NCCL", "library_nccl"),
         Library::Cupti => ("CUPTI", "library_cupti"),
         Library::Nvtx => ("NVTX", "library_nvtx"),
@@ -54,6 +57,10 @@ fn without(library: Library) -> &'static str {
         Library::CublasLt => "on a GPU, our own matmul kernel is used, which is slower",
         Library::Nvml => "whether there is a GPU is asked of the driver",
         Library::Cudnn => "on a GPU, the driver has no attention of a library",
+        Library::Cusolver | Library::Cublas => {
+            "on a GPU, decompositions are kernels of our own, which are slower for large matrices"
+        }
+        Library::Cufft => "on a GPU, Fourier transforms are matrix products, which are slower",
         Library::Nccl => "no collectives over several GPUs",
         Library::Cupti => "the profiler takes its times from events around each command",
         Library::Nvtx => "other profilers see no ranges of the program",

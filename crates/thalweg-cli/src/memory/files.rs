@@ -15,8 +15,8 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A file that unpacks to more than this multiple of its size, and to more than a number of bytes, is assumed to be malicious:
-/// gzip reaches a factor of a thousand for one repeated byte, and about ten for snapshots.
+/// The ratio of unpacked to packed size above which a file is assumed to be malicious, if it also unpacks to more than a number
+/// of bytes. gzip reaches a ratio of a thousand for one repeated byte, and about ten for snapshots.
 const LARGEST_RATIO: u64 = 256;
 const ALWAYS_UNPACKED_BYTES: u64 = 16 << 20;
 

@@ -120,7 +120,7 @@ impl WhatIf {
         Ok(settings)
     }
 
-    /// Returns the settings for one recording, the first of which the others are compared with.
+    /// Returns the settings to try for one recording. The first settings are the ones that the others are compared with.
     fn confs_for(&self, recorded: &str, search: bool) -> Vec<String> {
         let mut confs = self.conf.clone();
         if confs.is_empty() {

@@ -11,8 +11,8 @@ pub fn in_short(recording: &Recording, requested: u64, stack: Option<StackId>, d
     format!("{}; {}", asked(recording, requested, stack), left(device_free))
 }
 
-/// Returns all known details of the failure, in sentences. `gpu` is the size of the GPU, `least_gpu` that of the smallest that
-/// would have been enough, in bytes, if known.
+/// Returns all known details of the failure, in sentences. `gpu` is the size of the GPU, and `least_gpu` the size of the smallest
+/// GPU that would have been enough, in bytes, if known.
 pub fn in_full(
     recording: &Recording,
     failure: &OutOfMemoryEntry,

@@ -14,11 +14,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg::progress::Progress;
 use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, OPENED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
+use thalweg_lock::Mutex;
 
 use anstyle::AnsiColor;
 use clap::Args;
@@ -177,9 +177,9 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
                         return;
                     }
                     match run_seed(arguments, seed) {
-                        Ok(Ended::Well(possible)) => lock(notes).extend(possible),
+                        Ok(Ended::Well(possible)) => notes.lock().extend(possible),
                         Ok(Ended::WellForAll(possible)) => {
-                            lock(notes).extend(possible);
+                            notes.lock().extend(possible);
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Ok(Ended::OpenedNothing) => {
@@ -187,16 +187,16 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Ok(Ended::Failed(failure)) => {
-                            lock(failures).insert(seed, failure);
+                            failures.lock().insert(seed, failure);
                             // Lower seeds already run; the lowest failing one is known when they are done.
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Err(error) => {
-                            lock(refusal).get_or_insert(error);
+                            refusal.lock().get_or_insert(error);
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                     }
-                    let mut progress = lock(progress);
+                    let mut progress = progress.lock();
                     progress.1 += 1;
                     let done = progress.1;
                     progress.0.advance(done);
@@ -204,21 +204,17 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
             });
         }
     });
-    let (progress, runs) = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (progress, runs) = progress.into_inner();
     drop(progress);
-    match refusal.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    match refusal.into_inner() {
         Some(error) => Err(error),
         None => Ok(Runs {
             count: runs,
-            failures: failures.into_inner().unwrap_or_else(PoisonError::into_inner),
+            failures: failures.into_inner(),
             opened_nothing: opened_nothing.into_inner(),
-            possible: notes.into_inner().unwrap_or_else(PoisonError::into_inner),
+            possible: notes.into_inner(),
         }),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a seed. If the first seed succeeds, it is run again with freed memory held back. Only uses of freed memory count in that

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use super::{Cell, Event, Graph, HostStep, LitmusProgram, Observation, Observed, Pinned, Register, Stream};
@@ -11,6 +11,7 @@ use thalweg_driver::{
     CaptureMode, Code, Copy, DevicePointer, Driver, Endpoint, Error, EventFlags, EventHandle, Fill,
     FillPattern, GraphExecHandle, HostFlags, HostPointer, Label, Result, StreamHandle,
 };
+use thalweg_lock::Mutex;
 use thalweg_sim::SimDriver;
 use thalweg_sim::schedules::{Exhaustive, Late, SplitMix};
 
@@ -184,7 +185,7 @@ impl<'f> Machine<'f> {
             // The program may have destroyed it already.
             let _ = driver.event_destroy(event);
         }
-        let graphs = repetition.graphs.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let graphs = repetition.graphs.into_inner();
         for exec in graphs.into_iter().flatten() {
             let _ = driver.graph_exec_destroy(exec);
         }
@@ -337,7 +338,7 @@ impl<'f> Machine<'f> {
             HostStep::Begin(stream) => driver.stream_begin_capture(self.stream(stream), CaptureMode::Relaxed),
             HostStep::End(stream, graph) => self.end_capture(stream, graph, repetition),
             HostStep::Launch(stream, graph) => {
-                let execs = repetition.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+                let execs = repetition.graphs.lock();
                 let exec = execs[graph as usize].unwrap_or(GraphExecHandle::from_raw(0));
                 driver.graph_launch(exec, self.stream(stream))
             }
@@ -405,7 +406,7 @@ impl<'f> Machine<'f> {
         let captured = driver.stream_end_capture(self.stream(stream))?;
         let exec = driver.graph_instantiate(captured, self.fixture.device);
         driver.graph_destroy(captured)?;
-        repetition.graphs.lock().unwrap_or_else(PoisonError::into_inner)[graph as usize] = Some(exec?);
+        repetition.graphs.lock()[graph as usize] = Some(exec?);
         Ok(())
     }
 

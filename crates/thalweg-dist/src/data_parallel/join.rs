@@ -39,8 +39,7 @@ pub(super) struct Joining {
     options: JoinOptions,
     /// The sum of the notices before the latest pass.
     notice: Option<Tensor>,
-    /// The number of all ranks divided by the number of ranks with inputs, by which means are multiplied; `None` if they are not
-    /// scaled.
+    /// The factor of means: the number of all ranks divided by the number of ranks with inputs. `None` if means are not scaled.
     scale: Option<Tensor>,
 }
 

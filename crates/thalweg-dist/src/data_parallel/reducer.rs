@@ -6,10 +6,11 @@
 //! - Where parameters may be unused, the map of those that are used is reduced before the first bucket.
 //! - During a pass only the hooks of that pass change the state. They run one after the other.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Error, Result, Stream};
 use thalweg_tensor::autograd::{HookHandle, reached};
 use thalweg_tensor::{Tensor, no_grad};
@@ -40,15 +41,16 @@ pub(super) struct State {
     pub(super) is_syncing: bool,
     /// Whether a pass is expected or in progress.
     is_expecting: bool,
-    /// Per parameter whether it gets no gradient on this rank, if known: in this pass, or in every pass with a static graph.
+    /// For each parameter, whether it gets no gradient on this rank, if known: in this pass, or in every pass with a static
+    /// graph.
     unused: Option<Vec<bool>>,
-    /// Per parameter whether it has got a gradient without a reduction since the last reduction.
+    /// For each parameter, whether it has received a gradient that has not been reduced yet.
     accumulated: Vec<bool>,
     /// The map of used parameters of this pass.
     map: Option<UsedMap>,
-    /// Per parameter whether any rank uses it; known after the first pass of a static graph.
+    /// For each parameter, whether any rank uses it; known after the first pass of a static graph.
     pub(super) used: Option<Vec<bool>>,
-    /// Per parameter whether its gradient is ready in this pass.
+    /// For each parameter, whether its gradient is ready in this pass.
     is_ready: Vec<bool>,
     /// The parameters in the order in which their gradients became ready.
     order: Vec<usize>,
@@ -113,7 +115,7 @@ impl Reducer {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn group(&self) -> &ProcessGroup {
@@ -335,7 +337,7 @@ impl Reducer {
         Ok(Flight { work, mean, dtype })
     }
 
-    /// Makes every parameter's gradient its part of the reduced buckets.
+    /// Replaces every parameter's gradient by its part of the reduced buckets.
     fn finish(&self, state: &mut State) -> Result<()> {
         let used = match state.map.take() {
             Some(map) => Some(map.by_any_rank(&self.group)?),

@@ -9,7 +9,7 @@ use thalweg_tensor::Tensor;
 const SYMMETRIC: [&str; 5] =
     ["all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"];
 
-/// The text for no tensors.
+/// The text for a call without tensors.
 const NOTHING: &str = "nothing";
 
 /// The progress of a call of a flight record when it was written (PyTorch's flight recorder: `state`).
@@ -103,7 +103,7 @@ impl FlightCall {
         Self { label: label.to_owned(), message: None, inputs: Vec::new(), outputs: Vec::new(), state: None }
     }
 
-    /// Returns the operation, without its line.
+    /// Returns the name of the operation, without the source line.
     pub fn operation(&self) -> &str {
         self.label.split_once(" at ").map_or(&self.label, |(operation, _)| operation)
     }
@@ -133,7 +133,7 @@ impl FlightCall {
         format!("call {sequence} is {}; {}; {state}", self.label, self.what_moves())
     }
 
-    /// Returns the text of the sender and the receiver, if it is a message, and of the tensors.
+    /// Describes the moved data: the sender and the receiver of a message, and the tensors.
     fn what_moves(&self) -> String {
         let tensors = format!("{} -> {}", list(&self.inputs), list(&self.outputs));
         match self.message {

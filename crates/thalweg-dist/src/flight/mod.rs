@@ -27,7 +27,7 @@ pub(crate) struct Entry {
     pub(crate) sequence: u64,
     /// The operation and its source line.
     pub(crate) label: Label,
-    /// The sender and the receiver, if it is a message.
+    /// The sender and the receiver of a message; `None` for a collective of all ranks.
     pub(crate) message: Option<[u32; 2]>,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Entry {
 /// The tensors that a collective reads and those that it writes. A tensor that it changes in place is in both.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Tensors {
-    /// The sender and the receiver, if it is a message.
+    /// The sender and the receiver of a message; `None` for a collective of all ranks.
     pub(crate) message: Option<[u32; 2]>,
     pub(crate) inputs: Vec<FlightTensor>,
     pub(crate) outputs: Vec<FlightTensor>,

@@ -19,8 +19,8 @@ pub struct RankFlight {
     pub made: u64,
     /// The latest collective.
     pub last: Option<FlightCall>,
-    /// Whether the rank has published its calls since the group failed. A rank that is dead, or does not know of the failure yet,
-    /// has not.
+    /// Whether the rank has published its calls since the group failed. A dead rank has not, nor one that has not noticed the
+    /// failure yet.
     pub has_spoken: bool,
     /// The rank's latest calls by their numbers, as far as known.
     pub calls: BTreeMap<u64, FlightCall>,

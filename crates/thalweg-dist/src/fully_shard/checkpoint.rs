@@ -25,7 +25,7 @@ const RANKS: &str = "ranks";
 /// A tensor of this rank, and its place in the full tensor.
 struct Part<'m> {
     tensor: Tensor,
-    /// The parameter and its padded rows, if it is in host memory: the tensor is a view of these.
+    /// The parameter and its padded rows, if the shard is in host memory: the tensor is then a view of these rows.
     offloaded: Option<(&'m Sharded, Tensor)>,
     shape: Vec<usize>,
     first: usize,

@@ -1,8 +1,9 @@
 //! The units of one model: their order, and the reductions in progress.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 
@@ -39,7 +40,7 @@ impl Drop for Inside<'_> {
 
 impl Context {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn add(&self, unit: &Arc<Unit>) {
@@ -87,7 +88,7 @@ impl Context {
         next.iter().try_for_each(|unit| unit.gather())
     }
 
-    /// Gathers the units whose backward passes follow that of this one, if they will need their parameters.
+    /// Gathers the units whose backward passes follow this unit's, if those passes will need the units' parameters.
     pub(super) fn prefetch_backward(&self, unit: &Arc<Unit>) -> Result<()> {
         let count = unit.options().prefetch;
         let next: Vec<Arc<Unit>> = {
@@ -126,8 +127,8 @@ impl Context {
         self.state().reductions.push_back((unit.clone(), reduction));
     }
 
-    /// Adds the reduced gradients of all units but the last to their shards, since the computation has continued while they were
-    /// reduced. After the last backward pass it does so for all units.
+    /// Adds reduced gradients to their shards: after the last backward pass for all units, before that for all units but the
+    /// latest, whose reduction may still be running while the computation continues.
     pub(super) fn hand_out(&self) -> Result<()> {
         loop {
             let (unit, reduction) = {
@@ -142,7 +143,7 @@ impl Context {
         }
     }
 
-    /// Adds all reduced gradients to their shards.
+    /// Adds the reduced gradients to the gradients of their shards.
     pub(super) fn finish(&self) -> Result<()> {
         self.state().recorded = 0;
         self.hand_out()

@@ -36,9 +36,10 @@ mod offloaded;
 mod unit;
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 
 use thalweg_ir::DType;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module, walk, walk_mut};
 use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
 use thalweg_runtime::{Error, Result};
@@ -128,14 +129,14 @@ enum Part {
     Buffer(Tensor),
 }
 
-/// A unit, with the address of its group's state, by which units of other groups are skipped.
+/// A unit, with the address of its group's state. The address serves to skip units of other groups.
 type Registered = (usize, Weak<Unit>);
 
-/// All units of this process, in which the units within a module are found.
+/// All units of this process, among which the units within a module are found.
 static UNITS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
 fn registered() -> MutexGuard<'static, Vec<Registered>> {
-    UNITS.lock().unwrap_or_else(PoisonError::into_inner)
+    UNITS.lock()
 }
 
 fn address(group: &ProcessGroup) -> usize {
@@ -333,13 +334,11 @@ impl<M: Module> FullyShard<M> {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, M>> {
-        match self.module.try_lock() {
-            Ok(module) => Ok(module),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(Error::invalid(
+        self.module.try_lock().ok_or_else(|| {
+            Error::invalid(
                 "fully_shard: the module is in a forward pass already; one runs at a time, and not within itself",
-            )),
-        }
+            )
+        })
     }
 }
 
@@ -423,7 +422,7 @@ impl<M: Module> Module for FullyShard<M> {
     }
 
     fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
-        self.module.get_mut().unwrap_or_else(PoisonError::into_inner).visit_mut(visitor);
+        self.module.get_mut().visit_mut(visitor);
         visitor("training", EntryMut::Training(&mut self.is_training));
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use thalweg_lock::Mutex;
 use thalweg_nn::module::Module;
 use thalweg_nn::optim::{
     Optimizer, OptimizerOptions, OptimizerState, ParameterState, clip_grads_with_norm_, get_total_norm,
@@ -26,13 +27,13 @@ pub struct OffloadedOptimizer<O> {
     windows: Vec<Window>,
 }
 
-/// The parameters of a unit.
+/// A unit and its parameters.
 struct Window {
     unit: Arc<Unit>,
     members: Vec<Member>,
 }
 
-/// A parameter with its states.
+/// A parameter with its optimizer states.
 struct Member {
     /// The parameter's index in its unit.
     place: usize,
@@ -113,7 +114,7 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
     }
 
     fn options(&self) -> O {
-        *self.options.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.options.lock()
     }
 
     /// Sets the learning rate for later steps.
@@ -126,7 +127,7 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
             let mut options = self.options();
             options.set_learning_rate(learning_rate);
             options.check().map_err(Error::invalid)?;
-            *self.options.lock().unwrap_or_else(PoisonError::into_inner) = options;
+            *self.options.lock() = options;
             Ok(())
         })
     }
@@ -220,8 +221,7 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
                     part.param_groups[0].params = (0..members.len()).collect();
                     present.optimizer.load_state_dict(&part)?;
                     leave(&members, &present)?;
-                    *self.options.lock().unwrap_or_else(PoisonError::into_inner) =
-                        present.optimizer.param_groups()[0].options();
+                    *self.options.lock() = present.optimizer.param_groups()[0].options();
                     Ok(())
                 })
             })

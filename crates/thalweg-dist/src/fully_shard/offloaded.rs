@@ -1,9 +1,9 @@
 //! [`OffloadedTensor`]: tensors in pinned host memory, which are copied to the device while they are needed.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 use thalweg_ir::DType;
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Error, Event, Result, Stream};
 use thalweg_tensor::{HostTensor, Tensor};
 
@@ -63,7 +63,7 @@ impl OffloadedTensor {
 
     /// Makes a copy on a stream, after the last one.
     fn copy<T>(&self, stream: &Stream, copy: impl FnOnce() -> Result<T>) -> Result<T> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.lock();
         stream.wait_event(&last)?;
         let copied = {
             let _stream = stream.make_current();

@@ -1,10 +1,11 @@
 //! [`Unit`]: a module's parameters, sharded or gathered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Device, Error, Result, Stream};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::{Tensor, no_grad};
@@ -24,8 +25,8 @@ pub(super) struct Sharded {
     rows: Rows,
     /// The shape of the padded rows.
     padded_shape: Vec<usize>,
-    /// This rank's rows, a leaf tensor. If they are in host memory it has no elements. Its gradient then has none either, and
-    /// only shows whether there is a gradient.
+    /// This rank's rows, a leaf tensor. If the rows are in host memory, the tensor has no elements. Its gradient then has no
+    /// elements either, and only shows that there is a gradient.
     pub(super) shard: Tensor,
     /// The tensor that represents the shard in autograd: the shard itself, or a tensor of one element on the device.
     source: Tensor,
@@ -62,7 +63,7 @@ struct State {
     recorded: usize,
     /// Whether a recorded pass has saved parts of parameters.
     has_notes: bool,
-    /// Whether the backward pass has used the parameters since they were gathered.
+    /// Whether the backward pass has used the parameters since they were gathered last.
     is_asked: bool,
     /// The gradients of full parameters that were not reduced.
     accumulated: Vec<Option<Tensor>>,
@@ -248,7 +249,7 @@ impl Unit {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn group(&self) -> &ProcessGroup {
@@ -287,14 +288,14 @@ impl Unit {
     }
 
     pub(super) fn context(&self) -> Arc<Context> {
-        self.context.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.context.lock().clone()
     }
 
     /// Adds the units within a module to this unit's context.
     pub(super) fn take_in(&self, nested: &[Arc<Self>]) {
         let context = self.context();
         for unit in nested {
-            *unit.context.lock().unwrap_or_else(PoisonError::into_inner) = context.clone();
+            *unit.context.lock() = context.clone();
             context.add(unit);
             unit.is_root.store(false, Ordering::Relaxed);
         }
@@ -305,11 +306,11 @@ impl Unit {
     }
 
     pub(super) fn set_reshards_after_forward(&self, reshards: bool) {
-        *self.reshards_after_forward.lock().unwrap_or_else(PoisonError::into_inner) = Some(reshards);
+        *self.reshards_after_forward.lock() = Some(reshards);
     }
 
     pub(super) fn reshards_after_forward(&self) -> bool {
-        let chosen = *self.reshards_after_forward.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = *self.reshards_after_forward.lock();
         chosen.unwrap_or(!self.is_root.load(Ordering::Relaxed))
     }
 
@@ -471,7 +472,7 @@ impl Unit {
         all.submit()
     }
 
-    /// Adds reduced gradients to those of the shards, on the current stream.
+    /// Adds reduced gradients to the gradients of the shards, on the current stream.
     pub(super) fn take_gradients(&self, reduction: Reduction) -> Result<()> {
         let Reduction { work, gradients } = reduction;
         work.wait()?;

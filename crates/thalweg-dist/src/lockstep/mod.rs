@@ -19,11 +19,12 @@ pub(crate) mod record;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_driver::CaptureMode;
+use thalweg_lock::Mutex;
 use thalweg_runtime::{CaptureOptions, Error, Graph, Label, Result};
 use thalweg_tensor::caller::{at_line, label_at};
 
@@ -121,7 +122,7 @@ impl LockstepGraph {
         let replayed = self.graph.replay();
         replayed.map_err(|error| self.group.explain(error))?;
         self.replays.fetch_add(1, Ordering::Relaxed);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(label);
+        *self.last.lock() = Some(label);
         let event = Arc::new(self.group.device().current_stream().record_event()?);
         self.group.flight().submitted(entry, None, event.clone());
         if let Some(submission) = submission {
@@ -142,7 +143,7 @@ impl LockstepGraph {
             self.group.check()?;
             let time = self.verifications.fetch_add(1, Ordering::Relaxed);
             let meeting = Meeting { group: &self.group, number: self.number };
-            let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = *self.last.lock();
             let last = last.map_or_else(|| "none".to_owned(), |label| label.to_string());
             let key = format!("replays/{time}");
             meeting.say(&key, &format!("{} {last}", self.replays()))?;
@@ -228,7 +229,7 @@ impl Meeting<'_> {
         self.store().set(&self.key(self.number, what, self.group.rank()), text.as_bytes())
     }
 
-    /// Returns a rank's message, for which it waits at most the group's timeout.
+    /// Returns a rank's message, after waiting for it for at most the group's timeout.
     fn of(&self, what: &str, rank: u32) -> Result<String> {
         let (key, begin) = (self.key(self.number, what, rank), Instant::now());
         let timeout = self.group.0.options.timeout;

@@ -35,8 +35,8 @@ impl Turns {
         self.stages_per_rank * self.microbatches
     }
 
-    /// Returns the number of forward passes before the first backward pass, which arrives `steps` steps later for each rank after
-    /// this one.
+    /// Returns the number of a rank's forward passes before its first backward pass. A rank does `steps` more of them than the
+    /// next rank, which is `steps` steps closer to the first backward pass.
     fn warmup(&self, rank: usize, steps: usize) -> usize {
         let ahead = (self.stages_per_rank - 1) * self.round + steps * (self.ranks - 1 - rank);
         ahead.min(self.passes())
@@ -52,8 +52,8 @@ impl Turns {
         Action::new(chunk * self.ranks + rank, computation, microbatch)
     }
 
-    /// Makes the schedule from the number of forward passes ahead on each rank. If a delay of the weights' gradients is given, in
-    /// backward passes, these are separate passes.
+    /// Makes the schedule from the number of forward passes that each rank runs ahead. If a delay is given, the weights'
+    /// gradients are computed in separate passes, that many backward passes later.
     fn schedule(
         &self,
         ahead: impl Fn(usize) -> usize,
@@ -188,7 +188,8 @@ impl VRow {
     }
 }
 
-/// Returns a rank's row of ZBV. With fewer microbatches than fill the pipeline, the row is that of a longer batch with gaps.
+/// Returns a rank's row of ZBV. If there are too few microbatches to fill the pipeline, the row is that of a larger batch, with
+/// gaps.
 fn v_row(rank: usize, ranks: usize, microbatches: usize) -> Vec<Action> {
     const F: usize = 0;
     const I: usize = 1;

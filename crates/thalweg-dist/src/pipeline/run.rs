@@ -137,7 +137,7 @@ impl<'p, 'm> Run<'p, 'm> {
         Ok(())
     }
 
-    /// Makes the current stream wait for the tensors that an action will use, so that the measured time is only that of the
+    /// Makes the current stream wait for the tensors that an action will use, so that the measured time covers only the
     /// computation.
     fn wait_for_arrivals(&mut self, action: Action) -> Result<()> {
         let place = (action.stage, of(action)?, action.computation == Computation::Forward);
@@ -349,8 +349,8 @@ pub(super) enum Known {
 }
 
 impl Pipeline<'_> {
-    /// Checks a tensor against those of earlier microbatches. For the first microbatch, records shape and dtype, and publishes
-    /// them to the next stage.
+    /// Checks a tensor's shape and dtype against earlier microbatches. For the first microbatch, records them, and publishes them
+    /// to the next stage.
     fn know(&mut self, which: Known, tensor: &Tensor) -> Result<()> {
         if let Some(meta) = self.known.get(&which) {
             return meta.check(

@@ -20,8 +20,8 @@ pub type PipelineLoss<'m> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 'm;
 pub struct PipelineOptions<'m> {
     /// The loss (`loss_fn`), which the last stage's rank calls. The default is none.
     pub loss: Option<Box<PipelineLoss<'m>>>,
-    /// Whether gradients are divided by the number of microbatches, so that for losses that are means they are the gradients of
-    /// the full batch. The default is true.
+    /// Whether gradients are divided by the number of microbatches. If the loss is a mean, they are then the gradients of the
+    /// full batch. The default is true.
     pub scale_grads: bool,
     /// Whether a step returns the last stage's results, which stay in memory until then. The default is true. An evaluation
     /// always returns them.
@@ -41,7 +41,7 @@ impl<'m> PipelineOptions<'m> {
     }
 }
 
-/// The results of a batch on the last stage's rank, by microbatch. Empty on the others.
+/// The results of a batch by microbatch, on the last stage's rank. Empty on other ranks.
 #[derive(Default, Debug)]
 pub struct PipelineOutput {
     pub(super) outputs: Vec<(usize, Tensor)>,

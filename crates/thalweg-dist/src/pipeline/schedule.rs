@@ -230,8 +230,8 @@ fn own_need(action: Action) -> Option<Action> {
     Some(Action { computation: needed, ..action })
 }
 
-/// Returns the action whose output an action passes to the neighbouring stage: a full backward pass passes the output of its
-/// first part.
+/// Returns the action whose output an action sends to the neighbouring stage. For a full backward pass this is its first part,
+/// which computes the input's gradient.
 pub(super) fn product(action: Action) -> Action {
     match action.computation {
         Computation::FullBackward => Action { computation: Computation::BackwardInput, ..action },

@@ -40,8 +40,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Makes the timeline of a schedule whose computations take the times that a function gives: each begins as soon as its rank
-    /// is free and its inputs are available. No order of messages can make a step shorter.
+    /// Makes the timeline of a schedule for given computation times. Each computation begins as soon as its rank is free and its
+    /// inputs are available. No order of messages can make a step shorter.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the schedule cannot run.

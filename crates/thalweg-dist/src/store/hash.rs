@@ -1,9 +1,10 @@
 //! [`HashStore`]: a store in memory, and the table that a server keeps.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use thalweg_lock::{Condvar, Mutex, MutexGuard};
 use thalweg_runtime::Result;
 
 use super::{DEFAULT_STORE_TIMEOUT, Store, number, timed_out};
@@ -24,7 +25,7 @@ pub(super) struct Table {
 
 impl Table {
     fn values(&self) -> MutexGuard<'_, BTreeMap<String, Vec<u8>>> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+        self.values.lock()
     }
 
     pub(super) fn set(&self, key: &str, value: &[u8]) {
@@ -69,7 +70,7 @@ impl Table {
                 return missing;
             }
             let waited = self.changed.wait_timeout(values, left);
-            values = waited.unwrap_or_else(PoisonError::into_inner).0;
+            values = waited.0;
         }
     }
 

@@ -5,11 +5,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
 use super::hash::Table;
@@ -123,7 +124,7 @@ impl TcpStore {
         fields: &[&[u8]],
         patience: Duration,
     ) -> Result<(Status, Vec<u8>)> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.idle.lock().pop();
         let mut connection = match idle {
             Some(connection) => connection,
             None => dial(self.address, self.timeout)
@@ -132,7 +133,7 @@ impl TcpStore {
         let answered = exchange(&mut connection, &message(operation as u8, fields), patience + SLACK);
         let answer = answered.map_err(|error| Error::distributed(self.text(operation, &error)))?;
         // A connection is not used again after an error.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        self.idle.lock().push(connection);
         let (status, field) = match parts(&answer) {
             Some((0, fields)) => (Status::Done, fields),
             Some((1, fields)) => (Status::Missing, fields),

@@ -8,16 +8,16 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
 use super::{Store, number, timed_out};
 
 /// The number by which the server recognizes a client.
 const MAGIC: u32 = 0x3C85_F7CE;
-/// Kinds of requests.
+/// The kinds of requests, by PyTorch's numbers.
 const VALIDATE: u8 = 0;
 const SET: u8 = 1;
 const COMPARE_SET: u8 = 2;
@@ -79,7 +79,7 @@ impl TorchStore {
                 self.address
             ))
         };
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.lock();
         let mut stream = match connection.take() {
             Some(stream) => stream,
             None => greeted(&self.address).map_err(refuse)?,

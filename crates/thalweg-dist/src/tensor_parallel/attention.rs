@@ -54,7 +54,8 @@ impl ParallelAttention {
         })
     }
 
-    /// Returns the styles of `in_proj` and `out_proj`, for replicated input and output; set their layouts for others.
+    /// Returns the styles of `in_proj` and `out_proj` for replicated input and output. For other placements, set the layouts of
+    /// the styles.
     pub fn styles() -> (ColwiseParallel, RowwiseParallel) {
         (ColwiseParallel { packed: 3, ..ColwiseParallel::default() }, RowwiseParallel::default())
     }

@@ -130,7 +130,7 @@ impl ColwiseParallel {
         redistribute(input, group, self.input_layouts, Placement::Replicate, gradient)
     }
 
-    /// Returns the output in its layout.
+    /// Returns the output, converted to the layout that the style requests.
     fn output(&self, output: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
         let to = self.output_layouts;
         redistribute(output, group, Placement::Shard(-1), to, to)
@@ -144,7 +144,7 @@ impl RowwiseParallel {
         redistribute(input, group, self.input_layouts, own, own)
     }
 
-    /// Returns the sum of all ranks' outputs, in its layout, with a bias.
+    /// Returns the sum of all ranks' outputs with a bias, converted to the layout that the style requests.
     fn output(&self, output: &Tensor, bias: Option<&Tensor>, group: &ProcessGroup) -> Result<Tensor> {
         let to = self.output_layouts;
         let sum = redistribute(output, group, Placement::Partial, to, to)?;
@@ -270,7 +270,7 @@ impl Parallelize for Embedding {
     }
 }
 
-/// Returns the rows for those indices that are in this rank's part of a table, and zeros for others.
+/// Returns the rows for those indices that are in this rank's part of a table, and zeros for the other indices.
 fn own_rows(table: &Embedding, indices: &Tensor, group: &ProcessGroup) -> Result<Tensor> {
     let (rank, ranks) = (group.rank() as usize, group.size() as usize);
     let rows = table.weight.shape()[0];

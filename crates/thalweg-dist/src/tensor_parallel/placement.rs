@@ -35,7 +35,7 @@ impl fmt::Display for Placement {
 }
 
 impl Placement {
-    /// Returns the placement with its dimension counted from the front.
+    /// Returns the placement with a negative dimension counted from the front.
     fn of(self, tensor: &Tensor) -> Result<Self> {
         Ok(match self {
             Self::Shard(dim) => Self::Shard(dimension(tensor, dim)? as i64),

@@ -87,7 +87,7 @@ fn check_devices(module: &impl Module, group: &ProcessGroup) -> Result<()> {
 /// A plan that is being applied.
 struct Work {
     group: ProcessGroup,
-    /// Whether the plan changes the module; otherwise it is only checked.
+    /// Whether the plan is applied to the module, and not only checked.
     carries_out: bool,
     /// The modules that the plan names.
     named: Vec<String>,
@@ -235,7 +235,7 @@ impl TensorParallel {
         &self.group
     }
 
-    /// Returns how a parameter is divided; `None` for others, which every rank has in full.
+    /// Returns how a parameter is divided; `None` for a parameter that every rank has in full.
     pub fn split(&self, name: &str) -> Option<Split> {
         self.divided.iter().find(|(divided, _)| divided == name).map(|(_, split)| *split)
     }
@@ -314,7 +314,7 @@ impl TensorParallel {
     }
 }
 
-/// The parameters of a norm over ranks.
+/// The options for the total norm of tensors that are divided over ranks.
 struct Total {
     norm_type: f64,
     max_norm: f64,

@@ -11,7 +11,7 @@ use crate::functional::all_gather_tensor;
 pub struct Split {
     /// The dimension.
     pub dim: usize,
-    /// The number of equal consecutive pieces, of each of which every rank has a part.
+    /// The number of equal consecutive pieces of the tensor. Every rank has a part of each piece.
     pub packed: usize,
 }
 

@@ -37,8 +37,8 @@ pub struct ColwiseParallel {
     pub input_layouts: Placement,
     /// The placement of the output. The default is [`Placement::Shard`] of the last dimension, as it is computed.
     pub output_layouts: Placement,
-    /// The number of equal consecutive groups of outputs, of each of which every rank gets a part: 3 for queries, keys and values
-    /// in one layer. The default is 1.
+    /// The number of equal consecutive groups of outputs: 3 for queries, keys and values in one layer. Every rank gets a part of
+    /// each group. The default is 1.
     pub packed: usize,
     /// Whether the input's gradient is summed over the ranks here; `false` where a [`PrepareModuleInput`] does it for several
     /// layers at once, whose input is replicated. The default is `true`.

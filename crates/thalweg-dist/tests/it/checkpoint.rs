@@ -58,7 +58,7 @@ fn a_run_goes_on_from_its_last_checkpoint_when_a_rank_ends() {
     })
     .unwrap();
 
-    let told = std::sync::Mutex::new(Vec::new());
+    let told = thalweg_lock::Mutex::new(Vec::new());
     let error = run_ranks(&simulated_devices(4).unwrap(), |group| {
         let all = made(&group)?;
         let outcome = train(&group, &all, 0..6, |number| match (number, group.rank()) {
@@ -76,13 +76,13 @@ fn a_run_goes_on_from_its_last_checkpoint_when_a_rank_ends() {
                     Ok(()) => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
-            told.lock().unwrap().push(text);
+            told.lock().push(text);
         }
         outcome
     })
     .unwrap_err();
     assert!(error.to_string().starts_with("rank 2: this rank was killed"), "{error}");
-    let told = told.into_inner().unwrap();
+    let told = told.into_inner();
     assert!(told.len() == 3 && told.iter().all(|text| text.contains("rank 2 aborted the group")), "{told:?}");
 
     for ranks in [4, 2, 3, 1] {

@@ -1,6 +1,6 @@
 //! Sharded training with shards, gradients and states in host memory, against the same training with them on the device.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_dist::{
@@ -9,6 +9,7 @@ use thalweg_dist::{
 };
 use thalweg_driver::{Copy, Driver, Endpoint, EventFlags, EventHandle, StreamHandle};
 use thalweg_ir::DType;
+use thalweg_lock::Mutex;
 use thalweg_nn::module::{Forward, Linear, Module};
 use thalweg_nn::optim::{Adam, AdamOptions, Sgd, SgdOptions};
 use thalweg_runtime::{CaptureOptions, Device, Environment, Result};
@@ -193,7 +194,7 @@ impl Driver for Copies {
         if matches!((&copy.source, &copy.target), (Endpoint::Pinned(_), Endpoint::Device(_))) {
             let event = self.inner.event_create(0, EventFlags::default())?;
             self.inner.event_record(event, stream)?;
-            self.seen.lock().unwrap().push(event);
+            self.seen.lock().push(event);
         }
         Ok(())
     }
@@ -204,7 +205,7 @@ impl Copies {
     fn arrived(&self, wanted: usize) -> bool {
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(20) {
-            let first: Vec<EventHandle> = self.seen.lock().unwrap().iter().copied().take(wanted).collect();
+            let first: Vec<EventHandle> = self.seen.lock().iter().copied().take(wanted).collect();
             if first.len() == wanted && first.iter().all(|&event| self.inner.event_query(event).unwrap()) {
                 return true;
             }
@@ -240,7 +241,7 @@ fn the_next_units_copies_run_while_a_unit_computes() {
         // Nothing is computed, and the host is as far ahead as it can be.
         device.empty_cache()?;
         let (resting, gate) = (active(device), Gate::close(&current));
-        driver.seen.lock().unwrap().clear();
+        driver.seen.lock().clear();
         let loss = network.forward(&input)?.square()?.mean(&[], false)?;
         // Weights and biases of the ends and of two blocks.
         assert!(driver.arrived(8), "rows of the first units did not arrive before anything was computed");
@@ -252,7 +253,7 @@ fn the_next_units_copies_run_while_a_unit_computes() {
         device.synchronize()?;
         // A step waits on the host for copies, which wait for the computation.
         let gate = Gate::close(&current);
-        driver.seen.lock().unwrap().clear();
+        driver.seen.lock().clear();
         let has_arrived = std::thread::scope(|scope| {
             let observer = scope.spawn(|| {
                 // Rows, gradients and two states, of the ends and of a block.

@@ -11,11 +11,12 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+
+use thalweg_lock::Mutex;
 
 use super::objects::Setters;
-use super::objects::handles::lock;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::staging::Staging;
 use super::sys::{self, AllocationProperties, CudaTable, RawContext, RawDevice};
@@ -189,7 +190,7 @@ pub(super) struct Fault {
 
 impl Fault {
     pub(super) fn raise(&self, text: String) {
-        lock(&self.text).get_or_insert(text);
+        self.text.lock().get_or_insert(text);
         self.raised.store(true, Ordering::Release);
     }
 
@@ -201,7 +202,7 @@ impl Fault {
 
     #[cold]
     fn report(&self) -> Result<()> {
-        let mut text = lock(&self.text);
+        let mut text = self.text.lock();
         self.raised.store(false, Ordering::Release);
         match text.take() {
             Some(text) => Err(Error::new(Code::Unknown, "cuLaunchHostFunc", text).asynchronous()),
@@ -290,7 +291,7 @@ impl Device {
 
     #[cold]
     fn create_context(&self, cuda: &Cuda) -> Result<&Context> {
-        let _creation = lock(&self.creation);
+        let _creation = self.creation.lock();
         if let Some(context) = self.context.get() {
             return Ok(context);
         }

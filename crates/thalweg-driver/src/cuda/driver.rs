@@ -82,6 +82,7 @@ impl CudaDriver {
                 matmul_version: self.blas_lt().map_or(0, BlasLt::version),
                 attention: self.cudnn().is_ok(),
                 convolution: self.cudnn().is_ok(),
+                recurrent: self.cudnn().is_ok(),
             },
         })
     }
@@ -159,8 +160,8 @@ macro_rules! checked {
     )*};
 }
 
-/// The functions apart from the trait: where [`Driver`](crate::Driver) is in scope, the path of a call that lacks an inherent method
-/// would be the trait's method, which would call itself.
+/// The functions in a module of their own. Where [`Driver`](crate::Driver) is in scope, the path of a call that lacks an inherent
+/// method would name the trait's method, which would call itself.
 mod checked {
     use super::super::context::check_not_forked;
     use super::super::state::CudaDriver;

@@ -2,11 +2,14 @@
 
 use super::blaslt::BlasLt;
 use super::cudnn::Cudnn;
+use super::dense::Dense;
+use super::fourier::Fourier;
 use super::state::CudaDriver;
 use super::sys;
 use crate::command::LibraryLaunch;
+use crate::library::recurrent::{RecurrentMemory, RecurrentShape};
 use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
-use crate::{DevicePointer, Error, EventFlags, Result, StreamHandle};
+use crate::{Code, DevicePointer, Error, EventFlags, Result, StreamHandle};
 
 impl CudaDriver {
     /// Returns cuBLASLt, or the error of loading it. Loaded at the first call.
@@ -18,6 +21,18 @@ impl CudaDriver {
     /// Returns cuDNN, or the error of loading it. Loaded at the first call.
     pub(super) fn cudnn(&self) -> Result<&Cudnn> {
         let loaded = self.cudnn.get_or_init(|| Cudnn::load(&self.environment, self.devices.len()));
+        loaded.as_ref().map_err(Error::clone)
+    }
+
+    /// Returns cuFFT, or the error of loading it. Loaded at the first call.
+    fn fourier(&self) -> Result<&Fourier> {
+        let loaded = self.fourier.get_or_init(|| Fourier::load(&self.environment, self.devices.len()));
+        loaded.as_ref().map_err(Error::clone)
+    }
+
+    /// Returns cuSOLVER with cuBLAS, or the error of loading them. Loaded at the first call.
+    fn dense(&self) -> Result<&Dense> {
+        let loaded = self.dense.get_or_init(|| Dense::load(&self.environment, self.devices.len()));
         loaded.as_ref().map_err(Error::clone)
     }
 
@@ -34,7 +49,22 @@ impl CudaDriver {
                 let _relaxed = self.cuda.relaxed();
                 self.cudnn()?.convolution_workspace(device, call)
             }
+            GpuCall::Dense(call) => {
+                let _relaxed = self.cuda.relaxed();
+                self.dense()?.workspace(device, call)
+            }
+            GpuCall::Fourier(call) => {
+                let _relaxed = self.cuda.relaxed();
+                self.fourier()?.workspace(device, call)
+            }
+            GpuCall::Recurrent(call) => Ok(self.recurrent_memory(device, &call.shape)?.workspace_bytes),
         }
+    }
+
+    pub(super) fn recurrent_memory(&self, device: u32, shape: &RecurrentShape) -> Result<RecurrentMemory> {
+        self.enter(device)?;
+        let _relaxed = self.cuda.relaxed();
+        self.cudnn()?.recurrent_memory(device, shape)
     }
 
     pub(super) fn matmul_algorithms(
@@ -73,6 +103,21 @@ impl CudaDriver {
             GpuCall::Convolution(call) => {
                 let stopwatch = |run: &mut dyn FnMut() -> Result<()>| self.time(handle, run);
                 self.cudnn().map_err(explain)?.convolution(stream.device, stream.raw, call, &stopwatch, label)
+            }
+            GpuCall::Dense(call) => {
+                if self.capture_status(&stream, "cuStreamIsCapturing")? != sys::CAPTURE_NONE {
+                    let detail = "a decomposition by cuSOLVER cannot be captured in a graph".to_owned();
+                    return Err(explain(Error::new(Code::StreamCaptureUnsupported, "cusolverDn", detail)));
+                }
+                self.dense().map_err(explain)?.decompose(stream.device, stream.raw, call, label)
+            }
+            GpuCall::Fourier(call) => {
+                let is_captured = self.capture_status(&stream, "cuStreamIsCapturing")? != sys::CAPTURE_NONE;
+                let library = self.fourier().map_err(explain)?;
+                library.transform(stream.device, stream.raw, call, is_captured, label)
+            }
+            GpuCall::Recurrent(call) => {
+                self.cudnn().map_err(explain)?.recurrent(stream.device, stream.raw, call, label)
             }
         }
     }

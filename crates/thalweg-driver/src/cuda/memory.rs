@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::objects::handles::lock;
 use super::objects::ranges::{Lookup, Range, RangeKind};
 use super::objects::{Physical, Pool};
 use super::state::CudaDriver;
@@ -511,7 +510,7 @@ impl CudaDriver {
                 block.note_use(stream.device);
                 let (start, raw) = (host.address() as *mut c_void, stream.raw);
                 let table = &self.cuda.table;
-                let captures = lock(&self.captures);
+                let captures = self.captures.lock();
                 // SAFETY: the range is in a pinned block, which is held until the command is queued. `host_free` waits for
                 // queued work of the recorded devices, and a capture, which neither begins nor ends meanwhile, gets a share
                 // of the block below. The other range is device memory.
@@ -529,7 +528,8 @@ impl CudaDriver {
         }
     }
 
-    /// Copies from pinned to pinned memory with a host function, because the driver's own such copy would block the host.
+    /// Copies from pinned to pinned memory with a host function, because the driver's own copy between pinned blocks would block
+    /// the host.
     fn copy_pinned(
         &self,
         stream: StreamHandle,

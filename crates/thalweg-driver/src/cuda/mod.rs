@@ -9,7 +9,7 @@
 //!   check arguments.
 //! - `objects` knows what exists: every handle, address and size of a caller is checked against it before the driver sees them. It is
 //!   why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
-//! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt`, `cudnn` and `nccl` are the libraries; `state`
+//! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt`, `cudnn`, `fourier`, `dense` and `nccl` are the libraries; `state`
 //!   contains all of these. (A context has staging memory, which is pinned through a context: these three know each other.)
 //! - `stream`, `memory`, `host`, `sharing`, `module`, `tensor_map`, `library`, `nccl` and `graph` implement the calls of the trait, in groups,
 //!   on that state; `driver` connects them to the trait.
@@ -27,7 +27,9 @@
 mod blaslt;
 mod context;
 mod cudnn;
+mod dense;
 mod driver;
+mod fourier;
 mod graph;
 mod host;
 mod library;

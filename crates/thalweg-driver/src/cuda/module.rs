@@ -5,11 +5,11 @@
 //! size of a kernel's arguments (since CUDA 12.4), a launch with another size is refused.
 
 use std::ffi::{CString, c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use thalweg_lock::Mutex;
+
 use super::context::Device;
-use super::objects::handles::lock;
 use super::objects::{Function, Module};
 use super::state::CudaDriver;
 use super::sys::{self, FunctionAttribute, RawFunction, RawModule, RawStream};
@@ -83,7 +83,7 @@ impl CudaDriver {
         let call = "cuModuleUnload";
         self.modules.remove(module.raw(), call, |module| {
             self.enter(module.device)?;
-            for (_, function) in lock(&module.functions).drain() {
+            for (_, function) in module.functions.lock().drain() {
                 self.functions.remove(function.raw(), call, |_| Ok(()))?;
             }
             // SAFETY: the module is this driver's, and nothing holds its entry or one of its functions. The driver itself
@@ -96,7 +96,7 @@ impl CudaDriver {
     pub(super) fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
         let call = "cuModuleGetFunction";
         let module = self.modules.get(module.raw(), call)?;
-        let mut functions = lock(&module.functions);
+        let mut functions = module.functions.lock();
         if let Some(function) = functions.get(name) {
             return Ok(*function);
         }

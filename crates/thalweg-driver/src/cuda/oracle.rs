@@ -7,8 +7,11 @@
 use std::ffi::{CStr, c_void};
 use std::mem::{align_of, offset_of, size_of};
 
+use cudarc::cublas::sys as batches;
 use cudarc::cublaslt::sys as blas;
 use cudarc::cudnn::sys as dnn;
+use cudarc::cufft::sys as fft;
+use cudarc::cusolver::sys as solver;
 use cudarc::driver::sys as cuda;
 use cudarc::nccl::sys as nccl;
 use cudarc::nvrtc::sys as nvrtc;
@@ -19,6 +22,8 @@ use super::cudnn::{
     CudnnTable, Format, HEURISTIC_MODES, NOT_SUPPORTED, Pointwise, Reduction as DnnReduction, attribute,
     kind, of_type,
 };
+use super::dense::{BlasBatchTable, SolverTable};
+use super::fourier::FourierTable;
 use super::nccl::{NcclTable, RawId, data_type, reduction_operation};
 use super::sys::{self, *};
 use super::tools::nvml::NvmlTable;
@@ -277,8 +282,75 @@ fn arguments_of_the_libraries() {
             cudnnBackendGetAttribute(_, _, _, _, _, _);
             cudnnBackendFinalize(_);
             cudnnBackendExecute(_, _, _);
+            cudnnCreateTensorDescriptor(_);
+            cudnnDestroyTensorDescriptor(_);
+            cudnnSetTensorNdDescriptor(_, _, _, _, _);
+            cudnnCreateDropoutDescriptor(_);
+            cudnnDestroyDropoutDescriptor(_);
+            cudnnSetDropoutDescriptor(_, _, _, _, _, _);
+            cudnnCreateRNNDescriptor(_);
+            cudnnDestroyRNNDescriptor(_);
+            cudnnSetRNNDescriptor_v8(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
+            cudnnCreateRNNDataDescriptor(_);
+            cudnnDestroyRNNDataDescriptor(_);
+            cudnnSetRNNDataDescriptor(_, _, _, _, _, _, _, _);
+            cudnnGetRNNTempSpaceSizes(_, _, _, _, _, _);
+            cudnnGetRNNWeightSpaceSize(_, _, _);
+            cudnnGetRNNWeightParams(_, _, _, _, _, _, _, _, _, _);
+            cudnnRNNForward(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
+            cudnnRNNBackwardData_v8(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
+            cudnnRNNBackwardWeights_v8(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
     };
     compare(CudnnTable::signatures(), &theirs, &[]);
+    let theirs = generated! {
+        fft:
+            cufftGetVersion(_);
+            cufftCreate(_);
+            cufftDestroy(_);
+            cufftSetAutoAllocation(_, _);
+            cufftMakePlanMany64(_, _, _, _, _, _, _, _, _, _, _, _);
+            cufftSetWorkArea(_, _);
+            cufftSetStream(_, _);
+            cufftExecC2C(_, _, _, _);
+            cufftExecR2C(_, _, _);
+            cufftExecC2R(_, _, _);
+            cufftExecZ2Z(_, _, _, _);
+            cufftExecD2Z(_, _, _);
+            cufftExecZ2D(_, _, _);
+    };
+    compare(FourierTable::signatures(), &theirs, &[]);
+    let theirs = generated! {
+        solver:
+            cusolverDnCreate(_);
+            cusolverDnSetStream(_, _);
+            cusolverDnDpotrf_bufferSize(_, _, _, _, _, _);
+            cusolverDnDpotrf(_, _, _, _, _, _, _, _);
+            cusolverDnDpotrfBatched(_, _, _, _, _, _, _);
+            cusolverDnDgetrf_bufferSize(_, _, _, _, _, _);
+            cusolverDnDgetrf(_, _, _, _, _, _, _, _);
+            cusolverDnDgeqrf_bufferSize(_, _, _, _, _, _);
+            cusolverDnDgeqrf(_, _, _, _, _, _, _, _, _);
+            cusolverDnDorgqr_bufferSize(_, _, _, _, _, _, _, _);
+            cusolverDnDorgqr(_, _, _, _, _, _, _, _, _, _);
+            cusolverDnDsyevd_bufferSize(_, _, _, _, _, _, _, _);
+            cusolverDnDsyevd(_, _, _, _, _, _, _, _, _, _);
+            cusolverDnCreateParams(_);
+            cusolverDnXsyevBatched_bufferSize(_, _, _, _, _, _, _, _, _, _, _, _, _, _);
+            cusolverDnXsyevBatched(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
+            cusolverDnCreateGesvdjInfo(_);
+            cusolverDnDgesvdj_bufferSize(_, _, _, _, _, _, _, _, _, _, _, _, _, _);
+            cusolverDnDgesvdj(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
+    };
+    compare(SolverTable::signatures(), &theirs, &[]);
+    let theirs = generated! {
+        batches:
+            cublasCreate_v2(_);
+            cublasSetStream_v2(_, _);
+            cublasDgetrfBatched(_, _, _, _, _, _, _);
+            cublasDtrsm_v2(_, _, _, _, _, _, _, _, _, _, _, _);
+            cublasDtrsmBatched(_, _, _, _, _, _, _, _, _, _, _, _, _);
+    };
+    compare(BlasBatchTable::signatures(), &theirs, &[]);
     let theirs = generated! {
         nvrtc:
             nvrtcVersion(_, _);

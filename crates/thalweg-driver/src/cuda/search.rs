@@ -36,6 +36,12 @@ pub enum Library {
     Nvml,
     /// cuDNN: attention and convolutions.
     Cudnn,
+    /// cuFFT: discrete Fourier transforms.
+    Cufft,
+    /// cuSOLVER: decompositions of matrices.
+    Cusolver,
+    /// cuBLAS: batches of decompositions, and triangular systems.
+    Cublas,
     /// NCCL: collectives over several devices.
     Nccl,
     /// CUPTI: a record of the work of a device.
@@ -46,18 +52,21 @@ pub enum Library {
 
 impl Library {
     /// All of them, in the order of a report.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Driver,
         Self::Nvrtc,
         Self::CublasLt,
         Self::Nvml,
         Self::Cudnn,
+        Self::Cufft,
+        Self::Cusolver,
+        Self::Cublas,
         Self::Nccl,
         Self::Cupti,
         Self::Nvtx,
     ];
 
-    /// Returns the library's name, as its vendor writes it.
+    /// Returns the library's name in its vendor's spelling.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "the CUDA driver",
@@ -65,6 +74,9 @@ impl Library {
             Self::CublasLt => "cuBLASLt",
             Self::Nvml => "NVML",
             Self::Cudnn => "cuDNN",
+            Self::Cufft => "cuFFT",
+            Self::Cusolver => "cuSOLVER",
+            Self::Cublas => "cuBLAS",
             Self::Nccl => "NCCL",
             Self::Cupti => "CUPTI",
             Self::Nvtx => "NVTX",
@@ -79,6 +91,9 @@ impl Library {
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
             Self::Nvml => &["libnvidia-ml.so.1"],
             Self::Cudnn => &["libcudnn.so.9"],
+            Self::Cufft => &["libcufft.so.12", "libcufft.so.11"],
+            Self::Cusolver => &["libcusolver.so.12", "libcusolver.so.11"],
+            Self::Cublas => &["libcublas.so.13", "libcublas.so.12"],
             Self::Nccl => &["libnccl.so.2"],
             Self::Cupti => &["libcupti.so.13", "libcupti.so.12"],
             // Of version 3, and of the previous one, which older wheels and toolkits contain.
@@ -86,7 +101,7 @@ impl Library {
         }
     }
 
-    /// Returns the environment variable that names its file.
+    /// Returns the environment variable that names the library's file.
     pub const fn variable(self) -> &'static str {
         match self {
             Self::Driver => "THALWEG_CUDA_LIBRARY",
@@ -94,6 +109,9 @@ impl Library {
             Self::CublasLt => "THALWEG_CUBLASLT_LIBRARY",
             Self::Nvml => "THALWEG_NVML_LIBRARY",
             Self::Cudnn => "THALWEG_CUDNN_LIBRARY",
+            Self::Cufft => "THALWEG_CUFFT_LIBRARY",
+            Self::Cusolver => "THALWEG_CUSOLVER_LIBRARY",
+            Self::Cublas => "THALWEG_CUBLAS_LIBRARY",
             Self::Nccl => "THALWEG_NCCL_LIBRARY",
             Self::Cupti => "THALWEG_CUPTI_LIBRARY",
             Self::Nvtx => "THALWEG_NVTX_LIBRARY",
@@ -107,8 +125,12 @@ impl Library {
                 "it comes with NVIDIA's driver: install the driver, or give the container access to the GPU"
             }
             Self::Nvrtc => "pip install nvidia-cuda-nvrtc, or install the CUDA toolkit and set CUDA_HOME",
-            Self::CublasLt => "pip install nvidia-cublas, or install the CUDA toolkit and set CUDA_HOME",
+            Self::CublasLt | Self::Cublas => {
+                "pip install nvidia-cublas, or install the CUDA toolkit and set CUDA_HOME"
+            }
             Self::Cudnn => "pip install nvidia-cudnn-cu13",
+            Self::Cufft => "pip install nvidia-cufft, or install the CUDA toolkit and set CUDA_HOME",
+            Self::Cusolver => "pip install nvidia-cusolver, or install the CUDA toolkit and set CUDA_HOME",
             Self::Nccl => "pip install nvidia-nccl-cu13",
             Self::Cupti => "pip install nvidia-cuda-cupti, or install the CUDA toolkit and set CUDA_HOME",
             Self::Nvtx => "pip install nvidia-nvtx",
@@ -129,6 +151,9 @@ impl Library {
             Self::CublasLt => c"cublasLtGetVersion",
             Self::Nvml => c"nvmlInit_v2",
             Self::Cudnn => c"cudnnGetVersion",
+            Self::Cufft => c"cufftGetVersion",
+            Self::Cusolver => c"cusolverGetVersion",
+            Self::Cublas => c"cublasGetCudartVersion",
             Self::Nccl => c"ncclGetVersion",
             Self::Cupti => c"cuptiGetVersion",
             Self::Nvtx => c"nvtxRangePushA",
@@ -291,7 +316,7 @@ impl fmt::Display for FoundBy {
 pub struct Found {
     /// The library's file.
     pub path: PathBuf,
-    /// The way in which it was found.
+    /// The way in which the library was found.
     pub by: FoundBy,
     /// The library's version in its vendor's notation, if it can be read without a device.
     pub version: Option<String>,
@@ -413,6 +438,15 @@ impl OpenLibrary {
                 Library::Cudnn => {
                     let number = function_at::<unsafe extern "C" fn() -> usize>(probe)?();
                     Some(format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
+                }
+                Library::Cublas => {
+                    let number = function_at::<unsafe extern "C" fn() -> usize>(probe)?();
+                    Some(format!("of CUDA {}.{}", number / 1000, number % 1000 / 10))
+                }
+                Library::Cufft | Library::Cusolver => {
+                    let get = function_at::<unsafe extern "C" fn(*mut c_int) -> u32>(probe)?;
+                    (get(&raw mut major) == 0)
+                        .then(|| format!("{}.{}.{}", major / 1000, major / 100 % 10, major % 100))
                 }
                 Library::Nccl => {
                     let get = function_at::<unsafe extern "C" fn(*mut c_int) -> u32>(probe)?;

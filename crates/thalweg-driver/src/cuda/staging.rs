@@ -9,11 +9,11 @@
 //! while the engine empties another, and waits if all of them are in flight.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+
+use thalweg_lock::Mutex;
 
 use super::context::Cuda;
 use super::objects::Stream;
-use super::objects::handles::lock;
 use super::objects::pinned::PinnedBlock;
 use super::sys::{self, RawEvent};
 use crate::{Code, Result};
@@ -56,7 +56,7 @@ impl Staging {
     pub(super) fn acquire(&self, cuda: &Cuda, bytes: u64) -> Result<Block> {
         let small = bytes <= SMALL_BYTES;
         let candidate = {
-            let mut shelf = lock(self.shelf(bytes));
+            let mut shelf = self.shelf(bytes).lock();
             match shelf.blocks.front().map(|block| block.is_done(cuda)) {
                 Some(Ok(false)) if small || shelf.count < LARGE_BLOCKS => None,
                 Some(_) => shelf.blocks.pop_front(),
@@ -73,17 +73,17 @@ impl Staging {
             }
         }
         let block = Block::new(cuda, if small { SMALL_BYTES } else { LARGE_BYTES })?;
-        lock(self.shelf(bytes)).count += 1;
+        self.shelf(bytes).lock().count += 1;
         Ok(block)
     }
 
     pub(super) fn put_back(&self, block: Block) {
-        lock(self.shelf(block.memory.bytes())).blocks.push_back(block);
+        self.shelf(block.memory.bytes()).lock().blocks.push_back(block);
     }
 
     /// Leaks a block that unknown work may use. (Dropping a block does not free its memory in the driver.)
     pub(super) fn abandon(&self, block: &Block) {
-        let mut shelf = lock(self.shelf(block.memory.bytes()));
+        let mut shelf = self.shelf(block.memory.bytes()).lock();
         shelf.count = shelf.count.saturating_sub(1);
     }
 }
@@ -118,7 +118,7 @@ impl Block {
         cuda.check(outcome, || "staging memory".to_owned())
     }
 
-    /// Records the event on the stream after which the block is free.
+    /// Records the event whose completion frees the block, on the stream.
     pub(super) fn record(&mut self, cuda: &Cuda, stream: &Stream) -> Result<()> {
         // SAFETY: the event is this block's own, the stream is looked up.
         let outcome = unsafe { cuda.table.event_record(self.event, stream.raw) };

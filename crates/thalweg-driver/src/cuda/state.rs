@@ -1,13 +1,17 @@
 //! The state of [`CudaDriver`], how it is opened, and how a call enters a device.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
+
+use thalweg_lock::Mutex;
 
 use super::blaslt::BlasLt;
 use super::context::{ContextGuard, Cuda, Device, check_not_forked};
 use super::cudnn::Cudnn;
+use super::dense::Dense;
+use super::fourier::Fourier;
 use super::nccl::{Communicator, LazyNccl};
-use super::objects::handles::{Table, lock};
+use super::objects::handles::Table;
 use super::objects::pinned::Pinned;
 use super::objects::ranges::Ranges;
 use super::objects::{
@@ -42,6 +46,8 @@ pub struct CudaDriver {
     pub(super) environment: SearchEnvironment,
     pub(super) blas: OnceLock<Result<BlasLt>>,
     pub(super) cudnn: OnceLock<Result<Cudnn>>,
+    pub(super) dense: OnceLock<Result<Dense>>,
+    pub(super) fourier: OnceLock<Result<Fourier>>,
     pub(super) cupti: OnceLock<Result<Cupti>>,
     pub(super) communicators: Table<Communicator>,
     pub(super) nccl: LazyNccl,
@@ -69,7 +75,7 @@ impl CudaDriver {
         static DRIVER: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
         // Before the lock: the parent may have held it when it forked.
         check_not_forked("cuInit")?;
-        let mut driver = lock(&DRIVER);
+        let mut driver = DRIVER.lock();
         if let Some(driver) = &*driver {
             return Ok(Arc::clone(driver));
         }
@@ -113,6 +119,8 @@ impl CudaDriver {
             environment,
             blas: OnceLock::new(),
             cudnn: OnceLock::new(),
+            dense: OnceLock::new(),
+            fourier: OnceLock::new(),
             cupti: OnceLock::new(),
             communicators: Table::new("communicator"),
             nccl: OnceLock::new(),

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::context::Device;
-use super::objects::handles::lock;
 use super::objects::{Event, Stream, StreamOwner};
 use super::state::CudaDriver;
 use super::sys::{self, RawContext, RawDevice, RawEvent, RawStream};
@@ -50,7 +49,7 @@ impl CudaDriver {
                 self.cuda.check(outcome, || format!("a stream of device {}", stream.device))
             }
         })?;
-        lock(&self.capturing).remove(&handle);
+        self.capturing.lock().remove(&handle);
         Ok(())
     }
 

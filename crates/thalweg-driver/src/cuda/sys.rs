@@ -210,7 +210,7 @@ pub(super) struct ConditionalNodeParameters {
     /// The place where the driver stores the bodies.
     pub(super) bodies: *mut RawGraph,
     context: RawContext,
-    /// The room for the other kinds of nodes.
+    /// The room that the union needs for other kinds of nodes.
     rest: [u64; 25],
     reserved_after: i64,
 }
@@ -246,7 +246,7 @@ impl ConditionalNodeParameters {
     }
 }
 
-/// `CUDA_MEMCPY3D`, of which we read the size only.
+/// `CUDA_MEMCPY3D`. Only the size is read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CopyNodeParameters {

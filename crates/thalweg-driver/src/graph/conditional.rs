@@ -33,7 +33,7 @@ impl Conditional {
     /// The number of cases that a switch may have.
     pub const MOST_CASES: u32 = 1024;
 
-    /// Returns the number of bodies that such a node has.
+    /// Returns the number of bodies that the conditional node has.
     pub const fn bodies(self) -> u32 {
         match self {
             Self::If | Self::While => 1,
@@ -42,7 +42,7 @@ impl Conditional {
         }
     }
 
-    /// Checks whether such a node is possible; the error is the reason why not.
+    /// Checks whether the conditional node is possible; the error is the reason why it is not.
     pub fn check(self) -> Result<(), String> {
         match self {
             Self::Switch { cases } if cases == 0 || cases > Self::MOST_CASES => {

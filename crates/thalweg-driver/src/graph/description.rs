@@ -59,7 +59,7 @@ pub struct GraphNode {
     pub handle: GraphNodeHandle,
     /// The kind of the work.
     pub kind: GraphNodeKind,
-    /// The operator and the source line that submitted it, if the driver knows them.
+    /// The operator and the source line that submitted the node's command, if the driver has them.
     pub label: Option<Label>,
     /// The amount of work.
     pub work: GraphNodeWork,
@@ -69,7 +69,7 @@ pub struct GraphNode {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum GraphNodeWork {
-    /// The driver knows nothing about it.
+    /// Work that the driver has no description of.
     #[default]
     Unknown,
     /// A kernel is launched.

@@ -44,14 +44,14 @@ pub struct ConvolutionShape {
     pub channels_last: bool,
 }
 
-/// The operand that is computed from the other two.
+/// The operand that a convolution call computes from the other two.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ConvolutionPass {
     /// The output.
     Forward,
-    /// The gradient of the input, from that of the output and the weight.
+    /// The gradient of the input, computed from the output's gradient and the weight.
     InputGradient,
-    /// The gradient of the weight, from that of the output and the input.
+    /// The gradient of the weight, computed from the output's gradient and the input.
     WeightGradient,
 }
 
@@ -83,7 +83,7 @@ pub struct ConvolutionCall {
     pub allow_tf32: bool,
     /// Whether the same operands must result in the same bits each time.
     pub deterministic: bool,
-    /// The addition to the output before it is rounded, in a forward pass; `None` in the others.
+    /// The addition to the output before it is rounded; `None` except in a forward pass.
     pub epilogue: Option<ConvolutionEpilogue>,
     /// The number of the library's engines that may be tried at the first call with such sizes; the fastest is kept. With
     /// at most one, the library's heuristics choose. A call that tries engines *blocks*; a call that is captured tries

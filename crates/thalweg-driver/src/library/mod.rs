@@ -4,13 +4,19 @@
 //! that is described here; the simulator runs the accompanying host function. This module knows no dtypes: element formats
 //! are CUDA's own numbers (`cudaDataType_t` in `library_types.h`).
 //!
-//! This module is a hub: `attention` and `convolution` describe two of its calls, with its element formats.
+//! This module is a hub: `attention`, `convolution`, `recurrent`, `fourier` and `dense` describe five of its calls, with its element formats.
 
 pub(crate) mod attention;
 pub(crate) mod convolution;
+pub(crate) mod dense;
+pub(crate) mod fourier;
+pub(crate) mod recurrent;
 
 use self::attention::AttentionCall;
 use self::convolution::ConvolutionCall;
+use self::dense::DenseCall;
+use self::fourier::FourierCall;
+use self::recurrent::{RecurrentCall, RecurrentPass};
 use crate::DevicePointer;
 
 /// A call of a vendor library.
@@ -23,6 +29,12 @@ pub enum GpuCall {
     Attention(AttentionCall),
     /// A convolution, or one of its gradients, through cuDNN.
     Convolution(ConvolutionCall),
+    /// A pass of a recurrent network through cuDNN.
+    Recurrent(RecurrentCall),
+    /// A batch of discrete Fourier transforms through cuFFT.
+    Fourier(FourierCall),
+    /// A batch of decompositions through cuSOLVER and cuBLAS.
+    Dense(DenseCall),
 }
 
 impl GpuCall {
@@ -31,6 +43,13 @@ impl GpuCall {
         match self {
             Self::Matmul(_) => "cublasLtMatmul",
             Self::Attention(_) | Self::Convolution(_) => "cudnnBackendExecute",
+            Self::Dense(_) => "cusolverDn",
+            Self::Fourier(_) => "cufftExec",
+            Self::Recurrent(call) => match call.pass {
+                RecurrentPass::Forward { .. } => "cudnnRNNForward",
+                RecurrentPass::Backward { .. } => "cudnnRNNBackwardData_v8",
+                RecurrentPass::Weights { .. } => "cudnnRNNBackwardWeights_v8",
+            },
         }
     }
 }
@@ -178,8 +197,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Returns the number of which the row distance of the stored values is a multiple: in elements for
-    /// [`Gelu`](Self::Gelu), in bits for [`Relu`](Self::Relu).
+    /// Returns the number that the row distance of the stored values must be a multiple of: in elements for [`Gelu`](Self::Gelu),
+    /// in bits for [`Relu`](Self::Relu).
     pub const fn row_multiple(self) -> u64 {
         match self {
             Self::Gelu => 8,
@@ -216,7 +235,7 @@ pub struct MatmulCall {
     pub d: Matrix,
     /// The format of the elements of both operands.
     pub format: ElementFormat,
-    /// The format of the elements of the output: that of the operands, or 32-bit floats where those are of 16 bits.
+    /// The format of the output's elements: the format of the operands, or 32-bit floats for operands of 16 bits.
     pub output_format: ElementFormat,
     /// The way in which products are accumulated.
     pub compute: ComputeFormat,

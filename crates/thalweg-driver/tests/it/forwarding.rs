@@ -1,11 +1,10 @@
 //! Drivers around another driver: calls that they do not implement are forwarded to it.
 
-use std::sync::Mutex;
-
 use thalweg_driver::{
     Code, CommunicatorHandle, CommunicatorId, DevicePointer, Driver, EventHandle, PhysicalHandle, Result,
     StreamHandle, Version,
 };
+use thalweg_lock::Mutex;
 
 /// A driver that implements four calls, and keeps the arguments of each.
 #[derive(Default, Debug)]
@@ -13,7 +12,7 @@ struct Noting(Mutex<Vec<String>>);
 
 impl Noting {
     fn note<T>(&self, arguments: String, answer: T) -> Result<T> {
-        self.0.lock().unwrap().push(arguments);
+        self.0.lock().push(arguments);
         Ok(answer)
     }
 }
@@ -95,7 +94,7 @@ fn calls_reach_the_inner_driver_with_their_arguments_in_order() {
     assert_eq!(joined.raw(), 9);
     let expected =
         ["can_access_peer 1 2", "event_elapsed_ms 3 4", "memory_map 5 6 7 8", "communicator_join 1 2 3"];
-    assert_eq!(*around.noting.0.lock().unwrap(), expected);
+    assert_eq!(*around.noting.0.lock(), expected);
 }
 
 #[test]

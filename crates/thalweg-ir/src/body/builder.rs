@@ -98,6 +98,11 @@ impl BodyBuilder {
         self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place, scatter: None });
     }
 
+    /// Adds an output of a value that has the dtype of its output's arithmetic already. For code that transforms bodies.
+    pub(crate) fn write(&self, value: ExprId, dtype: DType, place: OutputPlace) {
+        self.body.borrow_mut().outputs.push(Output { value, dtype, place, scatter: None });
+    }
+
     /// Adds an output in this dtype that is written once per row, at an i64 place, where the guard is true.
     pub fn scattered_output(&self, value: Value<'_>, dtype: DType, index: Value<'_>, guard: Value<'_>) {
         assert_eq!(index.dtype(), DType::I64, "a scatter's index is an i64");

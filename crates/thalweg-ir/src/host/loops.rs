@@ -293,7 +293,8 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for Accumulate<'_, T, F> {
     }
 }
 
-/// The number of lanes that stay in processor registers at a time, if there are fewer than the elements of a [`PIECE`].
+/// The number of lanes that are kept in processor registers at a time, for reductions with fewer lanes than a [`PIECE`] has
+/// elements.
 pub(super) const TILE: usize = 32;
 
 /// accumulators = f(accumulators, values) for values that are complete rounds of all lanes. The number of lanes is a multiple of

@@ -68,54 +68,119 @@ struct Generator<'b, 't> {
 /// A case of a tape.
 pub fn case(choices: &[u32]) -> Case {
     let mut tape = Tape::new(choices);
-    let (row_rank, inner_rank) = (tape.below(4), tape.below(3));
-    let class = Class {
-        lanes: tape.pick(&[1, 2, 32, 256, 1024, 4096]),
-        cascade: tape.pick(&[1, 2, 3]),
-        ..Class::new(row_rank as u8, inner_rank as u8)
-    };
-    let shape = shape(&mut tape, row_rank + inner_rank);
-    let (row_shape, inner_shape) = shape.split_at(row_rank);
-    let builder = BodyBuilder::new();
-    let (scalars, gathered) = body(&builder, &mut tape, row_rank, inner_rank);
-    let kernel = Kernel { name: "case".into(), body: builder.finish(), class };
-    let mut geometry = Geometry {
-        row_shape: Dimensions::from_slice(row_shape),
-        inner_shape: Dimensions::from_slice(inner_shape),
-        operands: Vec::new(),
-    };
+    let space = Space::new(&mut tape);
+    let mut case = space.case(&mut tape, &[]);
+    case.in_place = in_place(&mut tape, &case.kernel, &mut case.geometry, &space.shape);
+    fill(&mut case, &mut tape);
+    case
+}
+
+/// Two cases over one space, of which the second may read what the first one reads or writes.
+pub struct Pair {
+    pub first: Case,
+    pub second: Case,
+    /// The operand of the first case that an input of the second one is, if any: its inputs, then its outputs.
+    pub shared: Vec<Option<usize>>,
+    /// The outputs of the first case that are read afterwards, too.
+    pub kept: Vec<bool>,
+}
+
+/// A pair of a tape.
+pub fn pair(choices: &[u32]) -> Pair {
+    let mut tape = Tape::new(choices);
+    let space = Space::new(&mut tape);
+    let mut first = space.case(&mut tape, &[]);
+    let body = &first.kernel.body;
+    let inputs = body.inputs.iter().map(|input| (input.dtype, input.kind == InputKind::Strided));
+    let operands: Vec<(DType, bool)> =
+        inputs.chain(body.outputs.iter().map(|output| (output.dtype, true))).collect();
+    let written: Vec<DType> = body.outputs.iter().map(|output| output.dtype).collect();
+    let kept = written.iter().map(|_| tape.below(2) == 0).collect();
+    let mut second = space.case(&mut tape, &written);
+    let mut shared = Vec::new();
+    for (number, input) in second.kernel.body.inputs.iter().enumerate() {
+        let fits =
+            |&operand: &usize| input.kind == InputKind::Strided && operands[operand] == (input.dtype, true);
+        let candidates: Vec<usize> = (0..operands.len()).rev().filter(fits).collect();
+        if candidates.is_empty() || tape.rarely(5) {
+            shared.push(None);
+            continue;
+        }
+        let operand = tape.pick(&candidates);
+        let mut geometry = first.geometry.operands[operand].clone();
+        if let OperandGeometry::Strided { inner_strides, .. } = &mut geometry {
+            inner_strides.resize(second.geometry.inner_shape.len(), 0);
+        }
+        second.geometry.operands[number] = geometry;
+        shared.push(Some(operand));
+    }
+    fill(&mut first, &mut tape);
+    fill(&mut second, &mut tape);
+    Pair { first, second, shared, kept }
+}
+
+/// An iteration space, with the class of its kernels.
+struct Space {
+    class: Class,
+    shape: Vec<u64>,
+}
+
+impl Space {
+    fn new(tape: &mut Tape<'_>) -> Self {
+        let (row_rank, inner_rank) = (tape.below(4), tape.below(3));
+        let class = Class {
+            lanes: tape.pick(&[1, 2, 32, 256, 1024, 4096]),
+            cascade: tape.pick(&[1, 2, 3]),
+            ..Class::new(row_rank as u8, inner_rank as u8)
+        };
+        Self { class, shape: shape(tape, row_rank + inner_rank) }
+    }
+
+    /// A case without memory, one of whose inputs usually has one of these dtypes.
+    fn case(&self, tape: &mut Tape<'_>, dtypes: &[DType]) -> Case {
+        let Self { class, shape } = self;
+        let (row_rank, inner_rank) = (usize::from(class.row_rank), usize::from(class.inner_rank));
+        let (row_shape, inner_shape) = shape.split_at(row_rank);
+        let builder = BodyBuilder::new();
+        let (scalars, gathered) = body(&builder, tape, (row_rank, inner_rank), dtypes);
+        let kernel = Kernel { name: "case".into(), body: builder.finish(), class: *class };
+        let mut geometry = Geometry {
+            row_shape: Dimensions::from_slice(row_shape),
+            inner_shape: Dimensions::from_slice(inner_shape),
+            operands: Vec::new(),
+        };
+        for input in &kernel.body.inputs {
+            geometry.operands.push(match input.kind {
+                InputKind::Gathered => OperandGeometry::Gathered { elements: gathered },
+                InputKind::Strided => {
+                    let strides = input_strides(tape, shape);
+                    strided(&strides, row_rank, true)
+                }
+            });
+        }
+        for output in &kernel.body.outputs {
+            let at_points = output.place == OutputPlace::Point;
+            let shape = if at_points { &shape[..] } else { row_shape };
+            let strides = dense_strides(tape, shape);
+            geometry.operands.push(strided(&strides, row_rank, at_points));
+        }
+        Case { kernel, geometry, scalars, inputs: Vec::new(), outputs: Vec::new(), in_place: None }
+    }
+}
+
+/// Gives a case its memory.
+fn fill(case: &mut Case, tape: &mut Tape<'_>) {
+    let Case { kernel, geometry, inputs, outputs, .. } = case;
     let body = &kernel.body;
-    for input in &body.inputs {
-        geometry.operands.push(match input.kind {
-            InputKind::Gathered => OperandGeometry::Gathered { elements: gathered },
-            InputKind::Strided => {
-                let strides = input_strides(&mut tape, &shape);
-                strided(&strides, row_rank, true)
-            }
-        });
-    }
-    for output in &body.outputs {
-        let at_points = output.place == OutputPlace::Point;
-        let shape = if at_points { &shape[..] } else { row_shape };
-        let strides = dense_strides(&mut tape, shape);
-        geometry.operands.push(strided(&strides, row_rank, at_points));
-    }
-    let in_place = in_place(&mut tape, &kernel, &mut geometry, &shape);
-    let memories = |tape: &mut Tape<'_>, operand: usize, dtype| {
+    let mut memory = |operand: usize, dtype| {
         let spare = tape.below(3);
         let mut pattern = Pattern { state: tape.next().into() };
         let length = geometry.span(operand) as usize + spare;
         Memory::of(dtype, (0..length).map(|_| pattern.value(dtype)))
     };
-    let inputs =
-        body.inputs.iter().enumerate().map(|(n, input)| memories(&mut tape, n, input.dtype)).collect();
-    let outputs: Vec<_> = body
-        .outputs
-        .iter()
-        .enumerate()
-        .map(|(n, output)| memories(&mut tape, body.inputs.len() + n, output.dtype))
-        .collect();
-    Case { scalars, inputs, outputs, in_place, geometry, kernel }
+    *inputs = body.inputs.iter().enumerate().map(|(n, input)| memory(n, input.dtype)).collect();
+    let count = body.inputs.len();
+    *outputs = body.outputs.iter().enumerate().map(|(n, output)| memory(count + n, output.dtype)).collect();
 }
 
 /// Extents of every kind whose product stays small: 0, 1, less and more than a block.
@@ -188,12 +253,20 @@ fn in_place(tape: &mut Tape<'_>, kernel: &Kernel, geometry: &mut Geometry, shape
 }
 
 /// Fills a body, and returns the bits of its scalars and the number of elements of gathered inputs.
-fn body(builder: &BodyBuilder, tape: &mut Tape<'_>, row_rank: usize, inner_rank: usize) -> (Vec<u64>, u64) {
+fn body(
+    builder: &BodyBuilder,
+    tape: &mut Tape<'_>,
+    (row_rank, inner_rank): (usize, usize),
+    dtypes: &[DType],
+) -> (Vec<u64>, u64) {
     let mut scalars = Vec::new();
     let gathered = 1 + tape.below(40) as u64;
     let mut generator = Generator { builder, tape, pool: Vec::new(), has_inner: inner_rank > 0 };
     for _ in 0..1 + generator.tape.below(3) {
-        let dtype = generator.dtype();
+        let dtype = match dtypes.is_empty() || generator.tape.rarely(4) {
+            true => generator.dtype(),
+            false => generator.tape.pick(dtypes),
+        };
         let value = builder.input(dtype);
         let has_inner = generator.has_inner;
         generator.pool.push((value, has_inner));

@@ -1,9 +1,10 @@
 // The two kernels with the gradient's products, of which a unit holds one. KERNEL 1 owns keys and values, and sums their gradients while
 // queries pass; KERNEL 2 owns queries, while keys and values pass.
 //
-// GROUPS groups of four warps own 64 rows each; the other side passes in tiles of TILE rows. Where keys are owned, scores are those of the
-// transposed matrix, so that weights and the gradients of scores are left factors as they lie in registers.
-constexpr u32 ROWS = GROUPS * 64, OWN_BYTES = ROWS * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
+// GROUPS groups of four warps own 64 rows each; the other side passes in tiles of TILE rows. With SPLIT, that many groups own the same rows and each sums
+// COLUMNS of their features. Where keys are owned, scores are those of the transposed matrix, so that weights and the gradients of scores are left factors as
+// they lie in registers.
+constexpr u32 ROWS = GROUPS / SPLIT * 64, OWN_BYTES = ROWS * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
 constexpr u32 STAGE_BYTES = 2 * TILE_BYTES + (KERNEL == 1 ? 1024 : 0);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
@@ -88,18 +89,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     #define TAKE(n) copies_wait<STAGES - 1>(); __syncthreads()
     #define GIVE(n) __syncthreads(); if ((n) + STAGES < tiles) { copy_stage((n) + STAGES); } copies_commit()
 #endif
-    const u32 a = own + group * 64 * 128, b = a + OWN_BYTES;
+    const u32 part = group / SPLIT, column = group % SPLIT * COLUMNS;
+    const u32 a = own + part * 64 * 128, b = a + OWN_BYTES;
     const u32 lane = thread % 32;
-    const i64 row = at.first + group * 64 + thread / 32 % 4 * 16 + lane / 4;
-    f32 s[TILE / 2], gp[TILE / 2], sum[HEAD / 2];
+    const i64 first_row = at.first + part * 64, row = first_row + thread / 32 % 4 * 16 + lane / 4;
+    f32 s[TILE / 2], gp[TILE / 2], sum[COLUMNS / 2];
     u32 gs[TILE / 4];
     #pragma unroll
-    for (u32 i = 0; i < HEAD / 2; ++i) { sum[i] = 0; }
+    for (u32 i = 0; i < COLUMNS / 2; ++i) { sum[i] = 0; }
 #if KERNEL == 1
-    f32 values[HEAD / 2];
+    f32 values[COLUMNS / 2];
     u32 p[TILE / 4];
     #pragma unroll
-    for (u32 i = 0; i < HEAD / 2; ++i) { values[i] = 0; }
+    for (u32 i = 0; i < COLUMNS / 2; ++i) { values[i] = 0; }
 #else
     f32 logarithm[2], product[2];
     #pragma unroll
@@ -112,6 +114,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #endif
 #if KERNEL == 2 && MASKED
     const mask added = mask_of(x, at.batch, at.head);
+#endif
+#if KERNEL == 2 && DROPPED
+    const draws drawn = draws_of(x, at.batch * x.heads + at.head);
 #endif
     for (u32 n = 0; n < tiles; ++n) {
         const u32 stage = stages + n % STAGES * STAGE_BYTES;
@@ -129,6 +134,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         mask_of_queries<TILE / 2> tile;
         tile.load(tile, added, row, i64(n) * TILE);
 #endif
+#if DROPPED && KERNEL == 1
+        kept_columns<TILE / 2> kept;
+        kept.draw(kept, draws_of(x, at.batch * x.heads + at.head * x.shared + n / per_head), row, (begin + n % per_head) * TILE);
+#elif DROPPED
+        kept_rows<TILE / 2> kept;
+        kept.draw(kept, drawn, row, i64(n) * TILE);
+#endif
         products_wait<1>();
         keep(s);
 #if KERNEL == 1
@@ -136,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #if MASKED
         tile.add(s, tile, added);
 #endif
-        const bool is_masked = is_causal(x) && query < at.first + group * 64 + 63;
+        const bool is_masked = is_causal(x) && query < first_row + 63;
         // The first query that sees a row's key, from the tile's first on.
         const i32 from = i32(row - query) - i32(lane % 4 * 2);
         const f32* const sums = (const f32*)(memory + (stage + 2 * TILE_BYTES - shared_address(memory)));
@@ -150,9 +162,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
                 if (is_masked && i32(j * 8 + i % 2) < from + i32(i / 2 * 8)) { value = 0; }
             }
         }
-        round_to_elements(p, s);
+        #pragma unroll
+        for (u32 i = 0; i < TILE / 4; ++i) { p[i] = pair(IF_KEPT(kept, i * 2, s[i * 2]), IF_KEPT(kept, i * 2 + 1, s[i * 2 + 1])); }
         products_begin();
-        product_of_registers<TILE>(values, p, stage + TILE_BYTES);
+        product_of_registers<TILE>(values, p, stage + TILE_BYTES, column);
         products_commit();
         products_wait<1>();
         keep(gp);
@@ -160,14 +173,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         for (u32 j = 0; j < TILE / 8; ++j) {
             const float2 product = *(const float2*)(sums + TILE + j * 8 + lane % 4 * 2);
             #pragma unroll
-            for (u32 i = 0; i < 4; ++i) { s[j * 4 + i] *= gp[j * 4 + i] - (i % 2 ? product.y : product.x); }
+            for (u32 i = 0; i < 4; ++i) { s[j * 4 + i] *= IF_KEPT(kept, j * 4 + i, gp[j * 4 + i] * RESCALE) - (i % 2 ? product.y : product.x); }
         }
 #else
         const i64 key = i64(n) * TILE;
 #if MASKED
         tile.add(s, tile, added, row, key);
 #endif
-        const bool is_masked = key + TILE > x.keys || (is_causal(x) && key + TILE > at.first + group * 64 + 1);
+        const bool is_masked = key + TILE > x.keys || (is_causal(x) && key + TILE > first_row + 1);
         i32 seen[2];
         #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
@@ -187,11 +200,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         products_wait<0>();
         keep(gp);
         #pragma unroll
-        for (u32 i = 0; i < TILE / 2; ++i) { s[i] *= gp[i] - product[i / 2 % 2]; }
+        for (u32 i = 0; i < TILE / 2; ++i) { s[i] *= IF_KEPT(kept, i, gp[i] * RESCALE) - product[i / 2 % 2]; }
 #endif
         round_to_elements(gs, s);
         products_begin();
-        product_of_registers<TILE>(sum, gs, stage);
+        product_of_registers<TILE>(sum, gs, stage, column);
         products_commit();
         products_wait<0>();
         keep(sum);
@@ -201,9 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         GIVE(n);
     }
     const operand& to = KERNEL == 1 ? x.grad_k : x.grad_q;
-    store_rows(to.at + at.batch * to.batch + at.head * to.head, to.row, at.first + group * 64, own_rows, x.columns, sum, x.factor, x.factor);
+    store_rows(to.at + at.batch * to.batch + at.head * to.head, to.row, first_row, own_rows, column, x.columns, sum, x.factor, x.factor);
 #if KERNEL == 1
-    store_rows(x.grad_v.at + at.batch * x.grad_v.batch + at.head * x.grad_v.head, x.grad_v.row, at.first + group * 64, own_rows, x.columns, values, 1, 1);
+    store_rows(x.grad_v.at + at.batch * x.grad_v.batch + at.head * x.grad_v.head, x.grad_v.row, first_row, own_rows, column, x.columns, values, RESCALE, RESCALE);
 #endif
 #endif
 }

@@ -29,6 +29,16 @@ typedef mask_of_queries<TILE / 2> mask_tile;
 #define MASK_ADD(s, query, first)
 #endif
 
+#if DROPPED
+#define DRAW(query, first) kept_rows<TILE / 2> kept; kept.draw(kept, drawn, query, first)
+#define DROP(s) \
+    _Pragma("unroll") \
+    for (u32 i = 0; i < TILE / 2; ++i) { s[i] = IF_KEPT(kept, i, s[i]); }
+#else
+#define DRAW(query, first)
+#define DROP(s)
+#endif
+
 // The running maximum and sum of two rows of a thread.
 struct rows_state {
     f32 maximum[2], sum[2];
@@ -81,13 +91,13 @@ DEVICE void finish_rows(const arguments& x, const place at, const i64 first, f32
         f32 sum = rows.sum[half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        inverse[half] = sum == 0 ? 0 : 1 / sum;
+        inverse[half] = sum == 0 ? 0 : RESCALE / sum;
         if (thread % 4 == 0 && query + half * 8 < x.queries) {
             lse[query + half * 8] = sum == 0 ? -INFINITE : (rows.maximum[half] * x.scale + log2f(sum)) * 0.693147180559945309f;
         }
     }
     u16* const to = x.o.at + at.batch * x.o.batch + at.head * x.o.head;
-    store_rows(to, x.o.row, first, x.queries, x.columns, o, inverse[0], inverse[1]);
+    store_rows(to, x.o.row, first, x.queries, 0, x.columns, o, inverse[0], inverse[1]);
 }
 
 // How many tiles of keys the queries below `end` see, and how many of them whole.

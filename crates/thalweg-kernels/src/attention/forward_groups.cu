@@ -72,6 +72,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #if MASKED
         const mask added = mask_of(x, at.batch, at.head);
 #endif
+#if DROPPED
+        const draws drawn = draws_of(x, at.batch * x.heads + at.head);
+#endif
         #pragma unroll
         for (u32 i = 0; i < HEAD / 2; ++i) { o[i] = 0; }
         TAKE_KEYS(n);
@@ -80,14 +83,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         products_commit();
         {
             MASK_LOAD(query, 0);
+            DRAW(query, 0);
             products_wait<0>();
             keep(s);
             MASK_ADD(s, query, 0);
+            GIVE(k_free + 8 * (n % STAGES));
+            if (whole_tiles == 0) { limit_scores(s, x, query, 0); }
+            soften(s, rows, factor, x.scale);
+            DROP(s);
+            round_to_elements(p, s);
         }
-        GIVE(k_free + 8 * (n % STAGES));
-        if (whole_tiles == 0) { limit_scores(s, x, query, 0); }
-        soften(s, rows, factor, x.scale);
-        round_to_elements(p, s);
         for (u32 j = 1; j < tiles; ++j) {
             ++n;
             TAKE_KEYS(n);
@@ -107,12 +112,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             asm volatile("bar.arrive %0, 256;" :: "r"(1 + (group + 1) % GROUPS) : "memory");
 #endif
             MASK_LOAD(query, i64(j) * TILE);
+            DRAW(query, i64(j) * TILE);
             products_wait<1>();
             keep(s);
             GIVE(k_free + 8 * (n % STAGES));
             MASK_ADD(s, query, i64(j) * TILE);
             if (j >= whole_tiles) { limit_scores(s, x, query, i64(j) * TILE); }
             soften(s, rows, factor, x.scale);
+            DROP(s);
             products_wait<0>();
             keep(o);
             GIVE(v_free + 8 * ((n - 1) % STAGES));

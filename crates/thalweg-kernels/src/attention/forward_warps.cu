@@ -26,6 +26,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #if MASKED
     const mask added = mask_of(x, at.batch, at.head);
 #endif
+#if DROPPED
+    const draws drawn = draws_of(x, at.batch * x.heads + at.head);
+#endif
     #pragma unroll
     for (u32 i = 0; i < HEAD / 2; ++i) { o[i] = 0; }
     for (u32 j = 0; j < tiles; ++j) {
@@ -35,9 +38,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         product_of_rows<TILE, QUERIES>(s, q + group * 64 * 128, k + j % STAGES * TILE_BYTES);
         __syncthreads();
         copy(k, k_from, x.k.row, j + STAGES);
+        DRAW(query, i64(j) * TILE);
         MASK_ADD(s, query, i64(j) * TILE);
         if (j >= whole_tiles) { limit_scores(s, x, query, i64(j) * TILE); }
         soften(s, rows, factor, x.scale);
+        DROP(s);
         rescale(o, factor);
         round_to_elements(p, s);
         copies_wait<2>();

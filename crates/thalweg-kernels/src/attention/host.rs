@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use thalweg_ir::Element;
 
-use super::{Attention, Pass, PerOperand, Strides};
+use super::dropout::Pieces;
+use super::{Attention, MaskStrides, Pass, PerOperand, Strides};
 
 /// The operands of a pass; those that the pass does not read are empty.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +24,12 @@ pub struct Operands<'e, T> {
     pub lse: &'e [f32],
     /// The results of [`Pass::Sums`].
     pub sums: &'e [f32],
-    /// The mask, if there is one.
+    /// The mask, if there is one of numbers.
     pub mask: &'e [T],
+    /// The mask, if there is one of truth values.
+    pub truths: &'e [u8],
+    /// Seed and offset of the generator, with dropout.
+    pub state: [u64; 2],
 }
 
 /// The results of a pass, as cells, because the gradients of a packed tensor interleave; those that the pass does not write are
@@ -37,6 +42,8 @@ pub struct Outputs<'e, T: Copy> {
     pub grad_k: &'e [Cell<T>],
     /// The gradient of the values.
     pub grad_v: &'e [Cell<T>],
+    /// The gradient of the mask.
+    pub grad_mask: &'e [Cell<T>],
     /// The logarithms, or the sums.
     pub numbers: &'e [Cell<f32>],
 }
@@ -67,6 +74,9 @@ pub fn run_on_host<T: Element>(
             gradient_of_keys(attention, batch, kv_head, read, write);
         }
         return;
+    }
+    if pass == Pass::Mask {
+        return gradient_of_mask(attention, read, write.grad_mask);
     }
     for (batch, head) in (0..batch).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
         let kv_head = head / (heads / kv_heads);
@@ -116,17 +126,40 @@ fn add(to: &mut [f32], factor: f32, row: &[f32]) {
     to.iter_mut().zip(row).for_each(|(to, value)| *to += factor * value);
 }
 
+/// Returns the place of a score in a tensor over the scores.
+fn place(strides: MaskStrides, (batch, head): (u64, u64), query: u64, key: usize) -> usize {
+    let MaskStrides { batch: of_batch, head: of_head, query: of_query, key: of_key } = strides;
+    (batch * of_batch + head * of_head + query * of_query + key as u64 * of_key) as usize
+}
+
 /// Returns the number that the mask adds to a score.
 fn added<T: Element>(
     attention: &Attention,
-    mask: &[T],
+    read: &Operands<'_, T>,
+    head: (u64, u64),
+    query: u64,
+    key: usize,
+) -> f32 {
+    match attention.mask {
+        None => 0.0,
+        Some(mask) if mask.is_truth && read.truths[place(mask.strides, head, query, key)] != 0 => 0.0,
+        Some(mask) if mask.is_truth => f32::NEG_INFINITY,
+        Some(mask) => read.mask[place(mask.strides, head, query, key)].to_f64() as f32,
+    }
+}
+
+/// Returns the factor of a weight: 1 without dropout, else 0 or that of the weights that are kept.
+fn factor<T: Element>(
+    attention: &Attention,
+    read: &Operands<'_, T>,
     (batch, head): (u64, u64),
     query: u64,
     key: usize,
 ) -> f32 {
-    let Some(strides) = attention.mask else { return 0.0 };
-    let at = batch * strides.batch + head * strides.head + query * strides.query + key as u64 * strides.key;
-    mask[at as usize].to_f64() as f32
+    let Some(dropout) = attention.dropout else { return 1.0 };
+    let Attention { heads, queries, keys, .. } = *attention;
+    let pieces = Pieces { dropout, queries, keys, state: read.state };
+    if pieces.keeps(batch * heads + head, query, key as u64) { dropout.rescale() } else { 0.0 }
 }
 
 /// Returns the number of keys that a query sees.
@@ -143,16 +176,17 @@ fn forward<T: Element>(attention: &Attention, head: Head, read: Operands<'_, T>,
     for query in 0..attention.queries {
         let own = row(attention, read.q, q, (head.batch, head.head, query));
         let seen = seen(attention, query);
-        let mask = |key: usize| added(attention, read.mask, (head.batch, head.head), query, key);
+        let place = (head.batch, head.head);
+        let mask = |key: usize| added(attention, &read, place, query, key);
         let score = |(at, key): (usize, &Vec<f32>)| dot(&own, key) * attention.scale() + mask(at);
         let scores: Vec<f32> = keys[..seen].iter().enumerate().map(score).collect();
         let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let base = if most == f32::NEG_INFINITY { 0.0 } else { most };
         let (mut sum, mut result) = (0.0, vec![0.0; attention.features as usize]);
-        for (score, value) in scores.iter().zip(&values) {
+        for (at, (score, value)) in scores.iter().zip(&values).enumerate() {
             let weight = (score - base).exp();
             sum += weight;
-            add(&mut result, weight, value);
+            add(&mut result, weight * factor(attention, &read, place, query, at), value);
         }
         let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
         result.iter_mut().for_each(|value| *value *= inverse);
@@ -210,9 +244,10 @@ fn gradient_of_queries<T: Element>(
         let sums = sums_of(attention, head.place, query, read.sums);
         let mut result = vec![0.0; attention.features as usize];
         for (place, (key, value)) in keys.iter().zip(&values).take(seen(attention, query)).enumerate() {
-            let mask = added(attention, read.mask, (head.batch, head.head), query, place);
+            let mask = added(attention, &read, (head.batch, head.head), query, place);
+            let factor = factor(attention, &read, (head.batch, head.head), query, place);
             let score = dot(&own, key) * attention.scale() + mask;
-            let (_, score) = weight(score, sums, dot(&gradient, value));
+            let (_, score) = weight(score, sums, dot(&gradient, value) * factor);
             add(&mut result, score * attention.scale(), key);
         }
         store(write, start(grad_q, head.batch, head.head, query), &result);
@@ -239,11 +274,12 @@ fn gradient_of_keys<T: Element>(
             let gradient = row(attention, read.grad_o, grad_o, (batch, head, query));
             let sums = sums_of(attention, place, query, read.sums);
             for key in 0..seen(attention, query) {
-                let gradient_of_weight = dot(&gradient, &values[key]);
-                let mask = added(attention, read.mask, (batch, head), query, key);
+                let factor = factor(attention, &read, (batch, head), query, key);
+                let gradient_of_weight = dot(&gradient, &values[key]) * factor;
+                let mask = added(attention, &read, (batch, head), query, key);
                 let score = dot(&own, &keys[key]) * attention.scale() + mask;
                 let (weight, score) = weight(score, sums, gradient_of_weight);
-                add(&mut of_values[key], weight, &gradient);
+                add(&mut of_values[key], weight * factor, &gradient);
                 add(&mut of_keys[key], score * attention.scale(), &own);
             }
         }
@@ -252,4 +288,28 @@ fn gradient_of_keys<T: Element>(
         store(write.grad_k, start(grad_k, batch, kv_head, key as u64), of_key);
         store(write.grad_v, start(grad_v, batch, kv_head, key as u64), of_value);
     }
+}
+
+fn gradient_of_mask<T: Element>(attention: &Attention, read: Operands<'_, T>, write: &[Cell<T>]) {
+    let PerOperand { q, k, v, grad_o, .. } = attention.strides;
+    let Attention { batch, heads, kv_heads, queries, .. } = *attention;
+    let mut all = vec![0.0_f32; write.len()];
+    for (batch, head) in (0..batch).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
+        let shared = (batch, head / (heads / kv_heads));
+        let keys = rows(attention, read.k, k, shared, attention.keys);
+        let values = rows(attention, read.v, v, shared, attention.keys);
+        for query in 0..queries {
+            let own = row(attention, read.q, q, (batch, head, query));
+            let gradient = row(attention, read.grad_o, grad_o, (batch, head, query));
+            let sums = sums_of(attention, (batch * heads + head) as usize, query, read.sums);
+            for key in 0..seen(attention, query) {
+                let mask = added(attention, &read, (batch, head), query, key);
+                let factor = factor(attention, &read, (batch, head), query, key);
+                let score = dot(&own, &keys[key]) * attention.scale() + mask;
+                let (_, score) = weight(score, sums, dot(&gradient, &values[key]) * factor);
+                all[place(attention.grad_mask, (batch, head), query, key)] += score;
+            }
+        }
+    }
+    write.iter().zip(all).for_each(|(to, value)| to.set(T::from_f64(f64::from(value))));
 }

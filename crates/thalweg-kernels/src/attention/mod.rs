@@ -3,18 +3,21 @@
 //! The operands are (batch, heads, tokens, features) with any strides except that features are contiguous. Keys and values may
 //! have fewer heads, each of which serves several consecutive heads of the queries. `lse` is the natural logarithm of the sum of
 //! a row's exponentials, f32, contiguous (batch, heads, queries). The gradient needs nothing but `lse`, the operands and the
-//! result.
+//! result, and with dropout the generator's state, from which it [draws the same numbers](Dropout) as the forward pass.
 //!
 //! # On a GPU
-//! There are four kernels, one per [`Pass`]. Products use the tensor cores, with 16-bit floats and sums in f32; weights, and the
+//! There are five kernels, one per [`Pass`]. Products use the tensor cores, with 16-bit floats and sums in f32; weights, and the
 //! gradients of scores, are rounded to the operands' dtype before they are multiplied. Each element of each result is summed by
 //! one thread block in an order that follows from the sizes, so a call always returns the same bits. The gradient computes the
 //! scores twice: once per block of keys (for the gradients of keys and values), and once per block of queries. Adding the
-//! queries' gradient from all blocks of keys instead would save two of seven products, but its bits would depend on timing.
+//! queries' gradient from all blocks of keys instead would save two of seven products, but its bits would depend on timing. The
+//! gradient of a mask that repeats is summed where the scores are computed, a third time; nothing of the size of the scores is
+//! stored.
 //!
 //! # On the host
 //! All computations are in f32, rounded once at the end.
 
+mod dropout;
 mod host;
 mod native;
 mod source;
@@ -24,12 +27,13 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
+pub use dropout::{Dropout, KeptAddresses, KeptWeights, WORDS};
 pub use host::{Operands, Outputs, run_on_host};
 use source::Unit;
 pub(crate) use source::sources;
 
 /// The most features of a head.
-pub const MOST_FEATURES: u64 = 128;
+pub const MOST_FEATURES: u64 = 256;
 
 /// Features, bases and strides are multiples of this many elements, which one copy of 16 bytes transfers.
 pub const CHUNK: u64 = 8;
@@ -98,14 +102,31 @@ pub struct MaskStrides {
 }
 
 impl MaskStrides {
-    /// Returns whether a vendor's library may read a mask with these strides at this address: keys are contiguous, and all else
-    /// is in multiples of 16 bytes.
+    /// Returns the strides in the order of the fields.
+    fn list(self) -> [u64; 4] {
+        [self.batch, self.head, self.query, self.key]
+    }
+}
+
+/// A mask: what its elements are, and their layout.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Mask {
+    /// The strides.
+    pub strides: MaskStrides,
+    /// Whether the elements are truth values of one byte, true where a query sees a key, and not numbers of the operands' dtype
+    /// that are added to the scores.
+    pub is_truth: bool,
+}
+
+impl Mask {
+    /// Returns whether a vendor's library may read the mask at this address: it is of numbers, keys are contiguous, and all else is
+    /// in multiples of 16 bytes.
     #[must_use]
-    pub const fn are_of_library(&self, address: u64) -> bool {
-        let Self { batch, head, query, key } = *self;
+    pub const fn is_of_library(&self, address: u64) -> bool {
+        let MaskStrides { batch, head, query, key } = self.strides;
         let is_whole =
             batch.is_multiple_of(CHUNK) && head.is_multiple_of(CHUNK) && query.is_multiple_of(CHUNK);
-        key == 1 && is_whole && address.is_multiple_of(16)
+        !self.is_truth && key == 1 && is_whole && address.is_multiple_of(16)
     }
 }
 
@@ -132,9 +153,12 @@ pub struct Attention {
     pub scale_bits: u32,
     /// The strides of each operand.
     pub strides: PerOperand<Strides>,
-    /// The strides of the mask that is added to the scores, of the operands' dtype, if there is one. A query whose keys all have
-    /// −∞ has zeros as result, and gradients of 0.
-    pub mask: Option<MaskStrides>,
+    /// The mask, if there is one. A query whose keys all have −∞ or are not seen has zeros as result, and gradients of 0.
+    pub mask: Option<Mask>,
+    /// The strides of the gradient of the mask, in its own pass: 0 where the mask repeats or has one element.
+    pub grad_mask: MaskStrides,
+    /// The dropout of weights, if there is one.
+    pub dropout: Option<Dropout>,
 }
 
 /// The kernels of attention.
@@ -148,11 +172,13 @@ pub enum Pass {
     Keys,
     /// The gradient of the queries, from the same operands.
     Queries,
+    /// The gradient of the mask, from the same operands.
+    Mask,
 }
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Self; 4] = [Self::Forward, Self::Sums, Self::Keys, Self::Queries];
+    pub const ALL: [Self; 5] = [Self::Forward, Self::Sums, Self::Keys, Self::Queries, Self::Mask];
 }
 
 /// The tensor cores' instructions that a kernel uses.
@@ -201,10 +227,14 @@ pub struct Addresses {
     pub sums: u64,
     /// The mask.
     pub mask: u64,
+    /// The gradient of the mask.
+    pub grad_mask: u64,
+    /// Seed and offset of the generator that dropout draws from, as two int64.
+    pub state: u64,
 }
 
 /// The number of 8-byte words that [`AttentionPass::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 51;
+pub const ARGUMENT_WORDS: usize = 58;
 
 impl Attention {
     /// Returns the factor of the scores.
@@ -260,13 +290,25 @@ impl Attention {
 
     /// Returns the number of elements that the mask spans, counted from its first, and the bytes of the span that it touches.
     fn mask_span(&self) -> (u64, Touch) {
-        let Some(MaskStrides { batch, head, query, key }) = self.mask else { return (0, Touch::default()) };
-        let dimensions = [(self.batch, batch), (self.heads, head), (self.queries, query), (self.keys, key)];
-        let touch = Touch::of(dimensions.into_iter(), self.dtype.size_bytes() as u64);
-        if dimensions.iter().any(|&(extent, _)| extent == 0) {
+        match self.mask {
+            Some(mask) => self.span_of_scores(mask.strides, self.mask_bytes()),
+            None => (0, Touch::default()),
+        }
+    }
+
+    /// Returns the size of an element of the mask.
+    fn mask_bytes(&self) -> u64 {
+        if self.mask.is_some_and(|mask| mask.is_truth) { 1 } else { self.dtype.size_bytes() as u64 }
+    }
+
+    /// Returns the number of elements that a tensor over the scores spans, and the bytes of the span that it touches.
+    fn span_of_scores(&self, strides: MaskStrides, element: u64) -> (u64, Touch) {
+        let dimensions = [self.batch, self.heads, self.queries, self.keys].into_iter().zip(strides.list());
+        let touch = Touch::of(dimensions.clone(), element);
+        if dimensions.clone().any(|(extent, _)| extent == 0) {
             return (0, touch);
         }
-        (dimensions.iter().map(|(extent, step)| (extent - 1) * step).sum::<u64>() + 1, touch)
+        (dimensions.map(|(extent, step)| (extent - 1) * step).sum::<u64>() + 1, touch)
     }
 
     /// Checks that the kernels support the description.
@@ -291,6 +333,9 @@ impl Attention {
             let (heads, kv_heads) = (self.heads, self.kv_heads);
             return fault(format!("{kv_heads} heads of keys cannot be shared by {heads} heads of queries"));
         }
+        if self.dropout.is_some_and(|dropout| dropout.kept >= 1 << 16) {
+            return fault("dropout keeps fewer than all weights".to_owned());
+        }
         if !(self.scale() > 0.0 && self.scale().is_finite()) {
             return fault(format!("the scale is above 0, not {}", self.scale()));
         }
@@ -311,8 +356,8 @@ impl Attention {
 impl AttentionPass {
     /// Returns the variant of the kernel.
     fn unit(&self) -> Unit {
-        let Attention { dtype, features, mask, .. } = self.attention;
-        Unit::of(self.pass, dtype, features, self.cores, mask.is_some())
+        let Attention { dtype, features, mask, dropout, .. } = self.attention;
+        Unit::of(self.pass, dtype, features, self.cores, [mask.is_some(), dropout.is_some()])
     }
 
     /// Returns the number of thread blocks per head, and the number of heads.
@@ -320,6 +365,12 @@ impl AttentionPass {
         let Attention { batch, heads, kv_heads, queries, keys, .. } = self.attention;
         match self.pass {
             Pass::Keys => [keys.div_ceil(self.unit().rows()), batch * kv_heads],
+            Pass::Mask => {
+                let MaskStrides { batch: of_batch, head, query, key } = self.attention.grad_mask;
+                let own = |step: u64, count: u64| if step == 0 { 1 } else { count };
+                let tiles = own(query, queries.div_ceil(64)) * own(key, keys.div_ceil(self.unit().tile()));
+                [tiles, own(of_batch, batch) * own(head, heads)]
+            }
             _ => [queries.div_ceil(self.unit().rows()), batch * heads],
         }
     }
@@ -344,7 +395,7 @@ impl AttentionPass {
     #[must_use]
     pub fn is_ahead_of_library(&self) -> bool {
         let Attention { features, queries, keys, is_causal, mask, .. } = self.attention;
-        let tokens = match (features, is_causal, mask) {
+        let tokens = match (features, is_causal, mask.map(|mask| mask.strides)) {
             (33..=64, false, None) => 2048,
             (33..=64, true, None) => 4096,
             (97..=128, true, None) => 16_384,
@@ -362,7 +413,7 @@ impl AttentionPass {
             _ => self.blocks(),
         };
         let all = u32::try_from(blocks * heads).ok().filter(|&all| all > 0)?;
-        let grid = match (self.pass, self.cores) {
+        let grid = match (self.pass, self.unit().instructions()) {
             (Pass::Forward, TensorCores::WarpGroup) => all.min(self.processors.max(1)),
             _ => all,
         };
@@ -371,14 +422,18 @@ impl AttentionPass {
 
     /// Returns the arguments of a launch as words: address and strides of each operand, in the order of [`PerOperand`]; the
     /// addresses of lse and sums; heads, queries' heads per head of keys, queries, keys, padded queries, blocks per head, heads
-    /// of a band, heads of all batches; features, and flags for causal (bit 0) and a mask (bit 1); scale in base 2, and scale;
-    /// the numbers of dtype and pass; address and strides of the mask.
+    /// of a band, heads of all batches; features, and flags for causal (bit 0), a mask (bit 1) of truth values (bit 2) and
+    /// dropout (bit 3); scale in base 2, and scale; the numbers of dtype and pass; address and strides of the mask and of its
+    /// gradient; the address of the generator's state, how many of 2¹⁶ values keep a weight, and the factor of those weights.
     #[must_use]
     pub fn pack(&self, at: &Addresses) -> [u64; ARGUMENT_WORDS] {
         let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, mask, .. } =
             self.attention;
-        let added = mask.unwrap_or_default();
-        let flags = u32::from(is_causal) | u32::from(mask.is_some()) << 1;
+        let (Mask { strides: added, is_truth }, dropout) = (mask.unwrap_or_default(), self.attention.dropout);
+        let flags = [is_causal, mask.is_some(), is_truth, dropout.is_some()];
+        let flags = flags.into_iter().zip(0..).map(|(is, bit)| u32::from(is) << bit).sum();
+        let (kept, rescale) = dropout.map_or((0, 1.0), |dropout| (dropout.kept, dropout.rescale()));
+        let of_mask = self.attention.grad_mask;
         let halves = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let scale = self.attention.scale();
         let mut words = [0; ARGUMENT_WORDS];
@@ -407,6 +462,13 @@ impl AttentionPass {
             added.head,
             added.query,
             added.key,
+            at.grad_mask,
+            of_mask.batch,
+            of_mask.head,
+            of_mask.query,
+            of_mask.key,
+            at.state,
+            halves(kept, rescale.to_bits()),
         ]);
         words
     }
@@ -416,12 +478,17 @@ impl AttentionPass {
     pub fn unpack(bytes: &[u8]) -> Option<(Self, Addresses)> {
         let words = crate::arguments::words::<ARGUMENT_WORDS>(bytes)?;
         let (operands, rest) = words.split_at(32);
-        let (rest, added) = rest.split_at(14);
+        let (rest, of_scores) = rest.split_at(14);
+        let (of_masks, drawn) = of_scores.split_at(10);
         let [lse, sums, heads, shared, queries, keys, _, _, _, all, features, scale, dtype, pass] =
             *rest.as_array()?;
-        let [mask, batch, head, query, key] = *added.as_array()?;
-        let (flags, added) = (features >> 32, MaskStrides { batch, head, query, key });
-        let strides = std::array::from_fn(|at| Strides {
+        let strides = |of: &[u64]| {
+            let [batch, head, query, key] = *of.as_array()?;
+            Some(MaskStrides { batch, head, query, key })
+        };
+        let (flags, [state, kept]) = (features >> 32, *drawn.as_array()?);
+        let (added, grad_mask) = (strides(&of_masks[1..5])?, strides(&of_masks[6..])?);
+        let of_operands = std::array::from_fn(|at| Strides {
             batch: operands[at * 4 + 1],
             head: operands[at * 4 + 2],
             row: operands[at * 4 + 3],
@@ -436,15 +503,17 @@ impl AttentionPass {
             features: features & u64::from(u32::MAX),
             is_causal: flags & 1 != 0,
             scale_bits: (scale >> 32) as u32,
-            strides: PerOperand::of(strides),
-            mask: (flags & 2 != 0).then_some(added),
+            strides: PerOperand::of(of_operands),
+            mask: (flags & 2 != 0).then_some(Mask { strides: added, is_truth: flags & 4 != 0 }),
+            grad_mask,
+            dropout: (flags & 8 != 0).then_some(Dropout { kept: kept as u32 }),
         };
         let pass = *Pass::ALL.get(usize::try_from(pass).ok()?)?;
         let operands = PerOperand::of(std::array::from_fn(|at| operands[at * 4]));
         // The host's result does not depend on how a GPU computes it.
         Some((
             Self { attention, pass, cores: TensorCores::Warp, processors: 0 },
-            Addresses { operands, lse, sums, mask },
+            Addresses { operands, lse, sums, mask: of_masks[0], grad_mask: of_masks[5], state },
         ))
     }
 }

@@ -11,6 +11,9 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::{Addresses, Attention, AttentionPass, LibraryAttention, Operands, Outputs, Pass, TensorCores};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
+/// The bytes of seed and offset.
+const STATE_BYTES: u64 = 2 * size_of::<u64>() as u64;
+
 /// Operands: the [`Addresses`] of the pass.
 impl NativeKernel for Placed<AttentionPass, Addresses> {
     fn name(&self) -> &str {
@@ -27,7 +30,7 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.attention.check()?;
-        let is_element = self.at.mask.is_multiple_of(self.kernel.attention.dtype.size_bytes() as u64);
+        let is_element = self.at.mask.is_multiple_of(self.kernel.attention.mask_bytes());
         match is_element && self.at.operands.list().iter().all(|address| address.is_multiple_of(16)) {
             true => Ok(()),
             false => Err(Fault::new("attention: operands begin at multiples of 16 bytes".to_owned())),
@@ -86,10 +89,21 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
                 Access::read(sums, sums_bytes),
                 write(5),
             ]),
+            Pass::Mask => {
+                let (span, touch) = attention.span_of_scores(attention.grad_mask, size);
+                let write = Access::write(DevicePointer::new(at.grad_mask), span * size).touching(touch);
+                Accesses::from_iter([
+                    read(0),
+                    read(1),
+                    read(2),
+                    read(4),
+                    Access::read(sums, sums_bytes),
+                    write,
+                ])
+            }
         };
-        if let (Some(_), true) = (attention.mask, *pass != Pass::Sums) {
-            let (span, touch) = attention.mask_span();
-            accesses.push(Access::read(DevicePointer::new(at.mask), span * size).touching(touch));
+        if *pass != Pass::Sums {
+            accesses.extend(of_scores(attention, at));
         }
         accesses
     }
@@ -108,13 +122,17 @@ impl Placed<LibraryAttention, Addresses> {
     ///
     /// # Errors
     /// Those of [`Attention::check`]; and if an operand does not begin at a multiple of 16 bytes, or the mask is not [one for the
-    /// library](super::MaskStrides::are_of_library).
+    /// library](super::Mask::is_of_library), or there is dropout.
     pub fn check(&self) -> Result<(), Fault> {
-        if self.kernel.attention.mask.is_some_and(|mask| !mask.are_of_library(self.at.mask)) {
+        if self.kernel.attention.mask.is_some_and(|mask| !mask.is_of_library(self.at.mask)) {
             return Err(Fault::new(
-                "attention: a library takes a mask whose keys follow one another, with strides and an address in multiples of 16 bytes"
+                "attention: a library takes a mask of numbers whose keys follow one another, with strides and an address in multiples of \
+                 16 bytes"
                     .to_owned(),
             ));
+        }
+        if self.kernel.attention.dropout.is_some() {
+            return Err(Fault::new("attention: a library draws other numbers for dropout".to_owned()));
         }
         self.pass().check()
     }
@@ -150,12 +168,35 @@ impl Placed<LibraryAttention, Addresses> {
             })
             .collect();
         accesses.push(Access::read(DevicePointer::new(self.at.lse), attention.lse() * 4));
-        if attention.mask.is_some() {
-            let (span, touch) = attention.mask_span();
-            accesses.push(Access::read(DevicePointer::new(self.at.mask), span * size).touching(touch));
-        }
+        accesses.extend(of_scores(attention, &self.at));
         accesses
     }
+}
+
+/// Returns the accesses of every pass that computes scores: to the mask and to the generator's state.
+fn of_scores(attention: &Attention, at: &Addresses) -> impl Iterator<Item = Access> {
+    let (span, touch) = attention.mask_span();
+    let bytes = span * attention.mask_bytes();
+    let mask = attention.mask.map(|_| Access::read(DevicePointer::new(at.mask), bytes).touching(touch));
+    let state = attention.dropout.map(|_| Access::read(DevicePointer::new(at.state), STATE_BYTES));
+    mask.into_iter().chain(state)
+}
+
+/// Reads the mask, as numbers or as truth values, and the generator's state.
+fn read_of_scores<'l, T: Element>(
+    launch: &'l HostLaunch<'_>,
+    attention: &Attention,
+    at: &Addresses,
+) -> Result<(&'l [T], &'l [u8], [u64; 2]), HostFault> {
+    let (mask, span) = (DevicePointer::new(at.mask), attention.mask_span().0 as usize);
+    let is_truth = attention.mask.is_some_and(|mask| mask.is_truth);
+    let numbers = if span > 0 && !is_truth { launch.read(mask, span)? } else { &[] };
+    let truths = if span > 0 && is_truth { launch.read(mask, span)? } else { &[] };
+    let state = match attention.dropout {
+        Some(_) => launch.read::<u64>(DevicePointer::new(at.state), 2)?,
+        None => &[0; 2],
+    };
+    Ok((numbers, truths, [state[0], state[1]]))
 }
 
 fn run_backward(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
@@ -178,6 +219,7 @@ fn run_backward_typed<T: Element>(
     let read = |place: usize| launch.read::<T>(DevicePointer::new(addresses[place]), spans[place] as usize);
     let write = |place: usize| launch.cells::<T>(DevicePointer::new(addresses[place]), spans[place] as usize);
     let mut sums = vec![0.0_f32; attention.sums() as usize];
+    let (mask, truths, state) = read_of_scores(launch, attention, at)?;
     let operands = Operands {
         q: read(0)?,
         k: read(1)?,
@@ -186,12 +228,11 @@ fn run_backward_typed<T: Element>(
         grad_o: read(4)?,
         lse: launch.read(DevicePointer::new(at.lse), attention.lse() as usize)?,
         sums: &[],
-        mask: match attention.mask_span().0 {
-            0 => &[],
-            span => launch.read(DevicePointer::new(at.mask), span as usize)?,
-        },
+        mask,
+        truths,
+        state,
     };
-    let none = Outputs { rows: &[], grad_k: &[], grad_v: &[], numbers: &[] };
+    let none = Outputs { rows: &[], grad_k: &[], grad_v: &[], grad_mask: &[], numbers: &[] };
     let numbers = Cell::from_mut(sums.as_mut_slice()).as_slice_of_cells();
     super::run_on_host(attention, Pass::Sums, operands, Outputs { numbers, ..none });
     let operands = Operands { sums: &sums, ..operands };
@@ -219,7 +260,8 @@ fn run_typed<T: Element>(
     let AttentionPass { attention, pass, .. } = kernel;
     let (spans, addresses) = (attention.spans().list(), at.operands.list());
     let [lse, sums] = [attention.lse(), attention.sums()].map(|count| count as usize);
-    let [backward, is_sums] = [matches!(pass, Pass::Keys | Pass::Queries), *pass == Pass::Sums];
+    let is_sums = *pass == Pass::Sums;
+    let backward = !is_sums && *pass != Pass::Forward;
     let read = |place: usize, is: bool| -> Result<&[T], HostFault> {
         if !is || spans[place] == 0 {
             return Ok(&[]);
@@ -233,6 +275,10 @@ fn run_typed<T: Element>(
     let numbers = |address: u64, count: usize, is: bool| -> Result<&[f32], HostFault> {
         if is && count > 0 { launch.read(DevicePointer::new(address), count) } else { Ok(&[]) }
     };
+    let (mask, truths, state) = match is_sums {
+        true => (&[][..], &[][..], [0; 2]),
+        false => read_of_scores(launch, attention, at)?,
+    };
     let operands = Operands {
         q: read(0, !is_sums)?,
         k: read(1, !is_sums)?,
@@ -241,14 +287,16 @@ fn run_typed<T: Element>(
         grad_o: read(4, *pass != Pass::Forward)?,
         lse: numbers(at.lse, lse, is_sums)?,
         sums: numbers(at.sums, sums, backward)?,
-        mask: match attention.mask_span().0 {
-            0 => &[],
-            _ if is_sums => &[],
-            span => launch.read(DevicePointer::new(at.mask), span as usize)?,
-        },
+        mask,
+        truths,
+        state,
     };
     let outputs = Outputs {
         rows: if *pass == Pass::Forward { write(3, true)? } else { write(5, *pass == Pass::Queries)? },
+        grad_mask: match (pass, attention.span_of_scores(attention.grad_mask, 1).0) {
+            (Pass::Mask, span @ 1..) => launch.cells::<T>(DevicePointer::new(at.grad_mask), span as usize)?,
+            _ => &[],
+        },
         grad_k: write(6, *pass == Pass::Keys)?,
         grad_v: write(7, *pass == Pass::Keys)?,
         numbers: match pass {

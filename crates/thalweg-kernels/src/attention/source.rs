@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use thalweg_ir::DType;
 use thalweg_ir::cuda::with_prelude;
 
+use super::dropout::{self, DRAWS};
 use super::{Pass, TensorCores};
 use crate::shared::{accumulators, placeholders, warp_groups};
 
@@ -18,11 +19,16 @@ pub(super) const SUMS_ROWS: u64 = 16;
 pub(super) struct Unit {
     pass: Pass,
     dtype: DType,
+    /// The tensor cores of the GPU; [`Unit::instructions`] are those that are used.
     cores: TensorCores,
     /// Whether a mask is added to the scores.
     is_masked: bool,
-    /// The number of features for which a tile has room: 64 or 128.
+    /// Whether weights are dropped.
+    is_dropped: bool,
+    /// The number of features for which a tile has room: 64, 128 or 256.
     head: u32,
+    /// The number of groups that share the features of the same rows.
+    split: u32,
     /// The number of groups of four warps, each with 64 rows of its own.
     groups: u32,
     /// The number of rows of a tile of the other operands, which a block goes through.
@@ -36,17 +42,36 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    pub(super) fn of(pass: Pass, dtype: DType, features: u64, cores: TensorCores, is_masked: bool) -> Self {
+    pub(super) fn of(
+        pass: Pass,
+        dtype: DType,
+        features: u64,
+        cores: TensorCores,
+        [is_masked, is_dropped]: [bool; 2],
+    ) -> Self {
         // The pass of sums reads no scores.
-        let is_masked = is_masked && pass != Pass::Sums;
-        let head = if pass != Pass::Sums && features > 64 { 128 } else { 64 };
-        let cores = if pass == Pass::Sums { TensorCores::Warp } else { cores };
+        let [is_masked, is_dropped] = [is_masked, is_dropped].map(|is| is && pass != Pass::Sums);
+        let head = match features {
+            _ if pass == Pass::Sums => 64,
+            ..=64 => 64,
+            65..=128 => 128,
+            _ => 256,
+        };
+        let is_of_warps = matches!((pass, head), (Pass::Sums | Pass::Mask, _) | (Pass::Forward, 256));
+        let cores = if is_of_warps { TensorCores::Warp } else { cores };
+        let takes_registers = is_masked || is_dropped;
         let (groups, tile, stages) = match (cores, pass, head) {
+            (_, Pass::Mask, 256) => (1, 32, 1),
+            (_, Pass::Mask, _) => (1, 64, 1),
+            (_, Pass::Forward, 256) => (1, 32, 2),
+            // Some GPUs of compute capability 8 have 99 KiB of shared memory.
+            (TensorCores::Warp, _, 256) => (2, 32, 1),
+            (_, _, 256) => (2, 32, 2),
             (TensorCores::Warp, ..) => (2, 64, 2),
-            // A mask takes registers.
-            (_, Pass::Forward, 64) if is_masked => (2, 128, 3),
+            (_, Pass::Forward, 64) if takes_registers => (2, 128, 3),
+            (_, Pass::Queries, 64 | 128) if is_dropped => (2, 64, 3),
             (_, Pass::Queries, 128) if is_masked => (2, 64, 3),
-            (_, Pass::Keys, 64) if is_masked => (2, 64, 3),
+            (_, Pass::Keys, 64) if takes_registers => (2, 64, 3),
             (_, Pass::Forward, 64) => (3, 128, 3),
             (_, Pass::Forward, _) => (2, 128, 3),
             (_, Pass::Queries, 64) => (3, 64, 4),
@@ -58,16 +83,40 @@ impl Unit {
         let registers = if groups == 3 { [32, 160] } else { [40, 232] };
         let query_buffers =
             if (pass, cores, head) == (Pass::Forward, TensorCores::WarpGroup, 64) { 2 } else { 1 };
-        Self { pass, dtype, cores, is_masked, head, groups, tile, stages, query_buffers, registers }
+        let split = if head == 256 && matches!(pass, Pass::Keys | Pass::Queries) { 2 } else { 1 };
+        Self {
+            pass,
+            dtype,
+            cores,
+            is_masked,
+            is_dropped,
+            head,
+            split,
+            groups,
+            tile,
+            stages,
+            query_buffers,
+            registers,
+        }
+    }
+
+    /// Returns the instructions that the kernel uses. With 256 features, groups of warps would hold more sums than registers.
+    pub(super) fn instructions(&self) -> TensorCores {
+        if self.head == 256 { TensorCores::Warp } else { self.cores }
+    }
+
+    /// Returns the number of rows of a tile of the other operands.
+    pub(super) fn tile(&self) -> u64 {
+        u64::from(self.tile)
     }
 
     /// Returns the number of rows that a block of threads owns.
     pub(super) fn rows(&self) -> u64 {
-        u64::from(self.groups) * 64
+        u64::from(self.groups / self.split) * 64
     }
 
     pub(super) fn threads(&self) -> u32 {
-        match (self.pass, self.cores) {
+        match (self.pass, self.instructions()) {
             (Pass::Sums, _) => 256,
             (_, TensorCores::Warp) => self.groups * 128,
             (_, TensorCores::WarpGroup) => (self.groups + 1) * 128,
@@ -76,7 +125,7 @@ impl Unit {
 
     pub(super) fn shared_memory_bytes(&self) -> u32 {
         let row = self.head * 2;
-        let (own, tile) = (self.groups * 64 * row, self.tile * row);
+        let (own, tile) = (self.rows() as u32 * row, self.tile * row);
         // Barriers, and padding for alignment.
         let rest = 256 + 1024;
         match self.pass {
@@ -84,47 +133,69 @@ impl Unit {
             Pass::Forward => self.query_buffers * own + self.stages * 2 * tile + rest,
             // Each query has two more numbers.
             Pass::Keys => 2 * own + self.stages * (2 * tile + 1024) + rest,
-            Pass::Queries => 2 * own + self.stages * 2 * tile + rest,
+            Pass::Queries | Pass::Mask => 2 * own + self.stages * 2 * tile + rest,
         }
     }
 
     pub(super) fn name(&self) -> &'static str {
         macro_rules! names {
             ($($head:literal $dtype:ident $pass:ident $cores:ident => $name:literal,)*) => {
-                match (self.head, self.dtype, self.pass, self.cores, self.is_masked) {
-                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores, false) => $name,)*
-                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores, true) => concat!($name, "_masked"),)*
+                match (self.head, self.dtype, self.pass, self.cores) {
+                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores) => {
+                        match (self.is_masked, self.is_dropped) {
+                            (false, false) => $name,
+                            (true, false) => concat!($name, "_masked"),
+                            (false, true) => concat!($name, "_dropped"),
+                            (true, true) => concat!($name, "_masked_dropped"),
+                        }
+                    })*
                     _ => "attention_of_no_dtype",
                 }
             };
         }
         names! {
-            64 Bf16 Forward Warp => "attention_forward_64_bfloat16",
-            64 Bf16 Forward WarpGroup => "attention_forward_64_bfloat16_group",
-            128 Bf16 Forward Warp => "attention_forward_128_bfloat16",
-            128 Bf16 Forward WarpGroup => "attention_forward_128_bfloat16_group",
-            64 F16 Forward Warp => "attention_forward_64_float16",
-            64 F16 Forward WarpGroup => "attention_forward_64_float16_group",
-            128 F16 Forward Warp => "attention_forward_128_float16",
-            128 F16 Forward WarpGroup => "attention_forward_128_float16_group",
             64 Bf16 Sums Warp => "attention_sums_bfloat16",
             64 F16 Sums Warp => "attention_sums_float16",
+            64 Bf16 Forward Warp => "attention_forward_64_bfloat16",
+            64 Bf16 Forward WarpGroup => "attention_forward_64_bfloat16_group",
+            64 F16 Forward Warp => "attention_forward_64_float16",
+            64 F16 Forward WarpGroup => "attention_forward_64_float16_group",
+            128 Bf16 Forward Warp => "attention_forward_128_bfloat16",
+            128 Bf16 Forward WarpGroup => "attention_forward_128_bfloat16_group",
+            128 F16 Forward Warp => "attention_forward_128_float16",
+            128 F16 Forward WarpGroup => "attention_forward_128_float16_group",
+            256 Bf16 Forward Warp => "attention_forward_256_bfloat16",
+            256 F16 Forward Warp => "attention_forward_256_float16",
             64 Bf16 Keys Warp => "attention_keys_64_bfloat16",
             64 Bf16 Keys WarpGroup => "attention_keys_64_bfloat16_group",
-            128 Bf16 Keys Warp => "attention_keys_128_bfloat16",
-            128 Bf16 Keys WarpGroup => "attention_keys_128_bfloat16_group",
             64 F16 Keys Warp => "attention_keys_64_float16",
             64 F16 Keys WarpGroup => "attention_keys_64_float16_group",
+            128 Bf16 Keys Warp => "attention_keys_128_bfloat16",
+            128 Bf16 Keys WarpGroup => "attention_keys_128_bfloat16_group",
             128 F16 Keys Warp => "attention_keys_128_float16",
             128 F16 Keys WarpGroup => "attention_keys_128_float16_group",
+            256 Bf16 Keys Warp => "attention_keys_256_bfloat16",
+            256 Bf16 Keys WarpGroup => "attention_keys_256_bfloat16_group",
+            256 F16 Keys Warp => "attention_keys_256_float16",
+            256 F16 Keys WarpGroup => "attention_keys_256_float16_group",
             64 Bf16 Queries Warp => "attention_queries_64_bfloat16",
             64 Bf16 Queries WarpGroup => "attention_queries_64_bfloat16_group",
-            128 Bf16 Queries Warp => "attention_queries_128_bfloat16",
-            128 Bf16 Queries WarpGroup => "attention_queries_128_bfloat16_group",
             64 F16 Queries Warp => "attention_queries_64_float16",
             64 F16 Queries WarpGroup => "attention_queries_64_float16_group",
+            128 Bf16 Queries Warp => "attention_queries_128_bfloat16",
+            128 Bf16 Queries WarpGroup => "attention_queries_128_bfloat16_group",
             128 F16 Queries Warp => "attention_queries_128_float16",
             128 F16 Queries WarpGroup => "attention_queries_128_float16_group",
+            256 Bf16 Queries Warp => "attention_queries_256_bfloat16",
+            256 Bf16 Queries WarpGroup => "attention_queries_256_bfloat16_group",
+            256 F16 Queries Warp => "attention_queries_256_float16",
+            256 F16 Queries WarpGroup => "attention_queries_256_float16_group",
+            64 Bf16 Mask Warp => "attention_mask_64_bfloat16",
+            64 F16 Mask Warp => "attention_mask_64_float16",
+            128 Bf16 Mask Warp => "attention_mask_128_bfloat16",
+            128 F16 Mask Warp => "attention_mask_128_float16",
+            256 Bf16 Mask Warp => "attention_mask_256_bfloat16",
+            256 F16 Mask Warp => "attention_mask_256_float16",
         }
     }
 
@@ -132,12 +203,13 @@ impl Unit {
     pub(super) fn print(&self) -> String {
         let is_bf16 = self.dtype == DType::Bf16;
         let element = if is_bf16 { "bf16" } else { "f16" };
-        let is_group = self.cores == TensorCores::WarpGroup;
+        let is_group = self.instructions() == TensorCores::WarpGroup;
         let kernel = match self.pass {
             Pass::Forward => 0,
             Pass::Keys => 1,
             Pass::Queries => 2,
             Pass::Sums => 3,
+            Pass::Mask => 4,
         };
         let numbers = [
             ("HEAD", self.head),
@@ -150,6 +222,8 @@ impl Unit {
             ("WARP_GROUPS", u32::from(is_group)),
             ("IS_BF16", u32::from(is_bf16)),
             ("MASKED", u32::from(self.is_masked)),
+            ("DROPPED", u32::from(self.is_dropped)),
+            ("SPLIT", self.split),
             // Taking turns pays if exponentials take as long as products.
             ("TURNS", u32::from(self.head == 64)),
         ];
@@ -169,13 +243,14 @@ impl Unit {
             code.push_str(&warp_groups(self.tile, element, [false, false]));
             code.push_str(&group_product_of_registers(self.head, element));
         }
-        code.push_str(include_str!("tiles.cu"));
+        code.push_str(&include_str!("tiles.cu").replace("DRAWS", DRAWS));
         code.push_str(match self.pass {
             Pass::Forward => include_str!("forward.cu"),
             Pass::Sums => include_str!("sums.cu"),
             Pass::Keys | Pass::Queries => include_str!("backward.cu"),
+            Pass::Mask => include_str!("mask.cu"),
         });
-        code.push_str(match (self.pass, self.cores) {
+        code.push_str(match (self.pass, self.instructions()) {
             (Pass::Forward, TensorCores::Warp) => include_str!("forward_warps.cu"),
             (Pass::Forward, TensorCores::WarpGroup) => include_str!("forward_groups.cu"),
             _ => "",
@@ -202,16 +277,21 @@ fn group_product_of_registers(columns: u32, element: &str) -> String {
 
 /// Returns name and source of every unit.
 pub(crate) fn sources() -> Vec<(String, String)> {
-    let mut all = Vec::new();
-    for dtype in [DType::Bf16, DType::F16] {
-        for cores in [TensorCores::Warp, TensorCores::WarpGroup] {
-            for (pass, features) in Pass::ALL.into_iter().flat_map(|pass| [(pass, 64), (pass, 128)]) {
-                for is_masked in [false, true] {
-                    let unit = Unit::of(pass, dtype, features, cores, is_masked);
-                    let is_sums = features == 64 && cores == TensorCores::Warp && !is_masked;
-                    if pass != Pass::Sums || is_sums {
-                        all.push((unit.name().to_owned(), unit.print()));
-                    }
+    let mut all: Vec<(String, String)> = vec![dropout::source()];
+    let both = [false, true];
+    let kinds = both.into_iter().flat_map(|is_masked| both.map(|is_dropped| [is_masked, is_dropped]));
+    let passes = Pass::ALL.into_iter().flat_map(|pass| [64, 128, 256].map(|features| (pass, features)));
+    for (dtype, cores) in [DType::Bf16, DType::F16]
+        .into_iter()
+        .flat_map(|dtype| [TensorCores::Warp, TensorCores::WarpGroup].map(|cores| (dtype, cores)))
+    {
+        for (pass, features) in passes.clone() {
+            for kind in kinds.clone() {
+                let unit = Unit::of(pass, dtype, features, cores, kind);
+                let is_new = !all.iter().any(|(name, _)| name == unit.name());
+                // There is no gradient of a mask without one.
+                if is_new && (pass != Pass::Mask || unit.is_masked) {
+                    all.push((unit.name().to_owned(), unit.print()));
                 }
             }
         }

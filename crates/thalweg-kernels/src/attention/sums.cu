@@ -1,10 +1,9 @@
-// The numbers of each query that the gradient reads: sixteen threads have a row, of up to eight elements each.
+// The numbers of each query that the gradient reads: sixteen threads have a row, and take eight elements at a time.
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const i64 item = i64(blockIdx.x) * 16 + threadIdx.x / 16, head = item / x.padded, row = item % x.padded;
-    const u32 column = threadIdx.x % 16 * 8;
     f32 sum = 0;
     const bool is = head < x.all_heads && row < x.queries;
-    if (is && column < x.columns) {
+    for (u32 column = threadIdx.x % 16 * 8; is && column < x.columns; column += 128) {
         const i64 batch = head / x.heads, own = head % x.heads;
         const uint4 a = *(const uint4*)(x.o.at + batch * x.o.batch + own * x.o.head + row * x.o.row + column);
         const uint4 b = *(const uint4*)(x.grad_o.at + batch * x.grad_o.batch + own * x.grad_o.head + row * x.grad_o.row + column);

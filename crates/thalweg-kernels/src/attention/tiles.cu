@@ -6,6 +6,8 @@
 
 #define DEVICE static __device__ __forceinline__
 constexpr u32 CHUNKS = HEAD / 8;
+// The features of a product that one thread sums: with SPLIT, groups of warps share those of the same rows.
+constexpr u32 COLUMNS = HEAD / SPLIT;
 
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
 
@@ -58,6 +60,13 @@ struct arguments {
     // What is added to the scores: strides along batches, heads and queries, and along keys; 0 where it repeats.
     operand mask;
     i64 mask_key;
+    // The gradient of what is added, laid out like it.
+    operand grad_mask;
+    i64 grad_mask_key;
+    // Seed and offset of the draws, how many of 2¹⁶ values keep a weight, and the factor of those that are kept.
+    const u64* state;
+    u32 kept;
+    f32 rescale;
 };
 
 struct place {
@@ -66,34 +75,99 @@ struct place {
 
 DEVICE bool is_causal(const arguments& x) { return x.flags & 1; }
 
+#if DROPPED
+DRAWS
+
+// The bits of a tile of scores: of 16 queries from `query` on, and COUNT · 2 keys. Bit i is that of a lane's score i.
+template <u32 COUNT> struct kept_rows {
+    u32 bits[(COUNT + 31) / 32];
+
+    DEVICE void draw(kept_rows& x, const draws& d, const i64 query, const i64 first) {
+        const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
+        #pragma unroll
+        for (u32 i = 0; i < COUNT / 8; ++i) {
+            const u32 eight = kept_of(d, piece + i) << i % 4 * 8;
+            x.bits[i / 4] = i % 4 ? x.bits[i / 4] | eight : eight;
+        }
+    }
+
+    DEVICE bool is(const kept_rows& x, const u32 i) { return x.bits[i / 32] >> i % 32 & 1; }
+};
+
+// The same of the transposed matrix: of 16 keys from `key` on, and COUNT · 2 queries. Lanes exchange what they drew.
+template <u32 COUNT> struct kept_columns {
+    u32 bits[(COUNT + 31) / 32][2];
+
+    DEVICE void draw(kept_columns& x, const draws& d, const i64 key, const i64 first) {
+        const u64 piece = d.first + u64(first / 16) * d.across + u64(key / 16);
+        const u32 lane = threadIdx.x % 32;
+        #pragma unroll
+        for (u32 word = 0; word < (COUNT + 31) / 32; ++word) {
+            u32 own = 0;
+            #pragma unroll
+            for (u32 i = 0; i < 4 && word * 4 + i < COUNT / 8; ++i) { own |= kept_of(d, piece + (word * 4 + i) * d.across) << i * 8; }
+            #pragma unroll
+            for (u32 i = 0; i < 2; ++i) { x.bits[word][i] = __shfl_sync(0xffffffffu, own, (lane % 4 * 2 + i) * 4 + lane / 8) >> lane / 4 % 2; }
+        }
+    }
+
+    DEVICE bool is(const kept_columns& x, const u32 i) { return x.bits[i / 32][i % 2] >> (i / 8 % 4 * 8 + i / 2 % 2 * 4 + i / 4 % 2 * 2) & 1; }
+};
+
+#define IF_KEPT(x, i, value) (x.is(x, i) ? (value) : 0.0f)
+#define RESCALE x.rescale
+#else
+#define IF_KEPT(x, i, value) (value)
+#define RESCALE 1
+#endif
+
 #if MASKED
-// What is added to the scores of a head before their factor: `inverse` is one by that.
+// What is added to the scores of a head before their factor: `inverse` is one by that. Elements are numbers of 16 bits, or truth values of one byte that are
+// true where a key is seen.
 struct mask {
-    const u16* at;
+    const u8* at;
     i64 query, key, queries, keys;
     f32 inverse;
     // Whether two neighbouring keys are one load.
-    bool pairs;
+    bool pairs, truths;
 };
 
 DEVICE mask mask_of(const arguments& x, const i64 batch, const i64 head) {
-    const u16* const at = x.mask.at + batch * x.mask.batch + head * x.mask.head;
-    return {at, x.mask.row, x.mask_key, x.queries, x.keys, 1 / x.factor, x.mask_key == 1 && x.mask.row % 2 == 0 && u64(at) % 4 == 0};
+    const bool truths = x.flags & 4;
+    const u8* const at = (const u8*)x.mask.at + (batch * x.mask.batch + head * x.mask.head) * (truths ? 1 : 2);
+    const bool pairs = x.mask_key == 1 && x.mask.row % 2 == 0 && u64(at) % (truths ? 2 : 4) == 0;
+    return {at, x.mask.row, x.mask_key, x.queries, x.keys, 1 / x.factor, pairs, truths};
 }
 
-DEVICE f32 mask_at(const u16* at) { return low_of(__ldg(at)); }
+#define LOWEST (IS_BF16 ? 0xff80u : 0xfc00u)
+
+// What was loaded as the numbers of a pair of keys, or as one number in the low half.
+DEVICE u32 numbers_of(const mask& m, const u32 x) {
+    return m.truths ? (x & 0xffu ? 0 : LOWEST) | (x & 0xff00u ? 0 : LOWEST << 16) : x;
+}
 
 // Loads that stay where they are written: they are under way while products are.
-DEVICE u32 load_pair(const u32* at) {
+DEVICE u32 load_pair(const mask& m, const u8* at, const u32 pair) {
     u32 x;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(at));
+    if (m.truths) {
+        u16 two;
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(two) : "l"(at + pair * 2));
+        x = two;
+    } else {
+        asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(at + pair * 4));
+    }
     return x;
 }
-DEVICE u16 load_one(const u16* at) {
+DEVICE u16 load_one(const mask& m, const i64 place) {
     u16 x;
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(at));
+    if (m.truths) {
+        asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(x) : "l"(m.at + place));
+    } else {
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(m.at + place * 2));
+    }
     return x;
 }
+DEVICE f32 mask_at(const mask& m, const i64 place) { return low_of(numbers_of(m, load_one(m, place))); }
 
 // The mask of scores of queries `query` and eight further on, and of COUNT · 2 keys from `first` on, two per lane. Where there are no such queries or keys,
 // it is what the last one has: those scores count for nothing.
@@ -101,19 +175,20 @@ template <u32 COUNT> struct mask_of_queries {
     u32 upper[COUNT / 4], lower[COUNT / 4];
     bool is_loaded;
 
-    DEVICE const u16* row(const mask& m, const i64 query) { return m.at + (query < m.queries ? query : m.queries - 1) * m.query; }
+    DEVICE i64 row(const mask& m, const i64 query) { return (query < m.queries ? query : m.queries - 1) * m.query; }
 
     // Most masks are of keys alone, and both queries have the same.
     DEVICE void load(mask_of_queries& x, const mask& m, const i64 query, const i64 first) {
         x.is_loaded = m.pairs && first + COUNT * 2 <= m.keys;
         if (x.is_loaded) {
             const i64 column = first + threadIdx.x % 4 * 2;
-            const u32 *const a = (const u32*)(row(m, query) + column), *const b = (const u32*)(row(m, query + 8) + column);
+            const u32 size = m.truths ? 1 : 2;
+            const u8 *const a = m.at + (row(m, query) + column) * size, *const b = m.at + (row(m, query + 8) + column) * size;
             #pragma unroll
-            for (u32 j = 0; j < COUNT / 4; ++j) { x.upper[j] = load_pair(a + j * 4); }
+            for (u32 j = 0; j < COUNT / 4; ++j) { x.upper[j] = load_pair(m, a, j * 4); }
             if (m.query != 0) {
                 #pragma unroll
-                for (u32 j = 0; j < COUNT / 4; ++j) { x.lower[j] = load_pair(b + j * 4); }
+                for (u32 j = 0; j < COUNT / 4; ++j) { x.lower[j] = load_pair(m, b, j * 4); }
             }
         }
     }
@@ -122,22 +197,22 @@ template <u32 COUNT> struct mask_of_queries {
         if (x.is_loaded) {
             #pragma unroll
             for (u32 j = 0; j < COUNT / 4; ++j) {
-                const u32 lower = m.query == 0 ? x.upper[j] : x.lower[j];
-                s[j * 4] = __fmaf_rn(low_of(x.upper[j]), m.inverse, s[j * 4]);
-                s[j * 4 + 1] = __fmaf_rn(high_of(x.upper[j]), m.inverse, s[j * 4 + 1]);
+                const u32 upper = numbers_of(m, x.upper[j]), lower = m.query == 0 ? upper : numbers_of(m, x.lower[j]);
+                s[j * 4] = __fmaf_rn(low_of(upper), m.inverse, s[j * 4]);
+                s[j * 4 + 1] = __fmaf_rn(high_of(upper), m.inverse, s[j * 4 + 1]);
                 s[j * 4 + 2] = __fmaf_rn(low_of(lower), m.inverse, s[j * 4 + 2]);
                 s[j * 4 + 3] = __fmaf_rn(high_of(lower), m.inverse, s[j * 4 + 3]);
             }
             return;
         }
-        const u16 *const a = row(m, query), *const b = row(m, query + 8);
+        const i64 a = row(m, query), b = row(m, query + 8);
         #pragma unroll
         for (u32 j = 0; j < COUNT / 4; ++j) {
             #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const i64 key = first + threadIdx.x % 4 * 2 + j * 8 + i, at = (key < m.keys ? key : m.keys - 1) * m.key;
-                s[j * 4 + i] = __fmaf_rn(mask_at(a + at), m.inverse, s[j * 4 + i]);
-                s[j * 4 + 2 + i] = __fmaf_rn(mask_at(b + at), m.inverse, s[j * 4 + 2 + i]);
+                s[j * 4 + i] = __fmaf_rn(mask_at(m, a + at), m.inverse, s[j * 4 + i]);
+                s[j * 4 + 2 + i] = __fmaf_rn(mask_at(m, b + at), m.inverse, s[j * 4 + 2 + i]);
             }
         }
     }
@@ -147,13 +222,13 @@ template <u32 COUNT> struct mask_of_queries {
 template <u32 COUNT> struct mask_of_keys {
     u16 each[COUNT];
 
-    DEVICE const u16* row(const mask& m, const i64 key) { return m.at + (key < m.keys ? key : m.keys - 1) * m.key; }
+    DEVICE i64 row(const mask& m, const i64 key) { return (key < m.keys ? key : m.keys - 1) * m.key; }
 
     DEVICE void load(mask_of_keys& x, const mask& m, const i64 key, const i64 first) {
-        const u16 *a = row(m, key), *b = row(m, key + 8);
+        const i64 a = row(m, key), b = row(m, key + 8);
         if (m.query == 0) {
-            x.each[0] = load_one(a);
-            x.each[2] = load_one(b);
+            x.each[0] = load_one(m, a);
+            x.each[2] = load_one(m, b);
             return;
         }
         const i64 column = first + threadIdx.x % 4 * 2;
@@ -163,8 +238,8 @@ template <u32 COUNT> struct mask_of_keys {
             #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const i64 query = column + j * 8 + i, at = (is_whole || query < m.queries ? query : m.queries - 1) * m.query;
-                x.each[j * 4 + i] = load_one(a + at);
-                x.each[j * 4 + 2 + i] = load_one(b + at);
+                x.each[j * 4 + i] = load_one(m, a + at);
+                x.each[j * 4 + 2 + i] = load_one(m, b + at);
             }
         }
     }
@@ -173,7 +248,7 @@ template <u32 COUNT> struct mask_of_keys {
         const bool is_same = m.query == 0;
         #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
-            s[i] = __fmaf_rn(low_of(is_same ? x.each[i / 2 % 2 * 2] : x.each[i]), m.inverse, s[i]);
+            s[i] = __fmaf_rn(low_of(numbers_of(m, is_same ? x.each[i / 2 % 2 * 2] : x.each[i])), m.inverse, s[i]);
         }
     }
 };
@@ -193,13 +268,14 @@ template <u32 ROWS, u32 COPIERS>
 DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i64 first, const i64 rows, const u32 columns, const u32 thread) {
     constexpr u32 STEP = COPIERS / CHUNKS;
     const u32 chunk = thread % CHUNKS, row = thread / CHUNKS;
-    const u32 to = tile + chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) % 8) * 16;
+    static_assert(STEP % 4 == 0, "rows of a step are exchanged alike");
+    const u32 to = tile + chunk / 8 * (ROWS * 128) + row * 128;
     const u16* source = from + (first + row) * stride + chunk * 8;
     const bool is_column = chunk * 8 < columns;
     #pragma unroll
     for (u32 i = 0; i < ROWS / STEP; ++i) {
         const bool is = is_column && first + row + i * STEP < rows;
-        copy_chunk(to + i * STEP * 128, is ? source : from, is);
+        copy_chunk(to + i * STEP * 128 + ((chunk ^ row) % 8 ^ i * STEP % 8) * 16, is ? source : from, is);
         source += stride * STEP;
     }
 }
@@ -215,19 +291,19 @@ DEVICE u64 panel(const u32 at, const u32 apart) {
     return u64(at >> 4 & 0x3fff) | u64(apart >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
 
-// x = a · bᵀ: 64 rows of A (of a tile of A_ROWS), COLUMNS rows of B, summed over HEAD.
-template <u32 COLUMNS, u32 A_ROWS>
-DEVICE void product_of_rows(f32 (&x)[COLUMNS / 2], const u32 a, const u32 b) {
+// x = a · bᵀ: 64 rows of A (of a tile of A_ROWS), B_ROWS rows of B, summed over HEAD.
+template <u32 B_ROWS, u32 A_ROWS>
+DEVICE void product_of_rows(f32 (&x)[B_ROWS / 2], const u32 a, const u32 b) {
     #pragma unroll
     for (u32 k = 0; k < HEAD / 16; ++k) {
         const u32 at = k % 4 * 32;
-        group_rows(x, panel(a + k / 4 * (A_ROWS * 128) + at, 0), panel(b + k / 4 * (COLUMNS * 128) + at, 0), k != 0);
+        group_rows(x, panel(a + k / 4 * (A_ROWS * 128) + at, 0), panel(b + k / 4 * (B_ROWS * 128) + at, 0), k != 0);
     }
 }
 
 // x += a · b: A in registers (64 × TERMS), B a tile of TERMS rows.
 template <u32 TERMS>
-DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], const u32 b) {
+DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], const u32 b, const u32 = 0) {
     #pragma unroll
     for (u32 k = 0; k < TERMS / 16; ++k) {
         group_registers(x, a[k * 4], a[k * 4 + 1], a[k * 4 + 2], a[k * 4 + 3], panel(b + k * 2048, TERMS * 128));
@@ -257,35 +333,36 @@ template <u32 ROWS> DEVICE u32 chunk_at(const u32 tile, const u32 row, const u32
     return tile + chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) % 8) * 16;
 }
 
-template <u32 COLUMNS, u32 A_ROWS>
-DEVICE void product_of_rows(f32 (&x)[COLUMNS / 2], const u32 a, const u32 b) {
+template <u32 B_ROWS, u32 A_ROWS>
+DEVICE void product_of_rows(f32 (&x)[B_ROWS / 2], const u32 a, const u32 b) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     #pragma unroll
-    for (u32 i = 0; i < COLUMNS / 2; ++i) { x[i] = 0; }
+    for (u32 i = 0; i < B_ROWS / 2; ++i) { x[i] = 0; }
     #pragma unroll
     for (u32 k = 0; k < HEAD / 16; ++k) {
         u32 left[4];
         matrices<false>(left, chunk_at<A_ROWS>(a, warp * 16 + lane % 16, k * 2 + lane / 16));
         #pragma unroll
-        for (u32 n = 0; n < COLUMNS / 16; ++n) {
+        for (u32 n = 0; n < B_ROWS / 16; ++n) {
             u32 right[4];
-            matrices<false>(right, chunk_at<COLUMNS>(b, n * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
+            matrices<false>(right, chunk_at<B_ROWS>(b, n * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
             multiply(x + n * 8, left, right[0], right[1]);
             multiply(x + n * 8 + 4, left, right[2], right[3]);
         }
     }
 }
 
+// The columns are those from `column` on.
 template <u32 TERMS>
-DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], const u32 b) {
+DEVICE void product_of_registers(f32 (&x)[COLUMNS / 2], const u32 (&a)[TERMS / 4], const u32 b, const u32 column = 0) {
     const u32 lane = threadIdx.x % 32;
     #pragma unroll
     for (u32 k = 0; k < TERMS / 16; ++k) {
         const u32 left[4] = {a[k * 4], a[k * 4 + 1], a[k * 4 + 2], a[k * 4 + 3]};
         #pragma unroll
-        for (u32 n = 0; n < HEAD / 16; ++n) {
+        for (u32 n = 0; n < COLUMNS / 16; ++n) {
             u32 right[4];
-            matrices<true>(right, chunk_at<TERMS>(b, k * 16 + lane % 16, n * 2 + lane / 16));
+            matrices<true>(right, chunk_at<TERMS>(b, k * 16 + lane % 16, column / 8 + n * 2 + lane / 16));
             multiply(x + n * 8, left, right[0], right[1]);
             multiply(x + n * 8 + 4, left, right[2], right[3]);
         }
@@ -299,14 +376,14 @@ template <u32 COUNT> DEVICE void round_to_elements(u32 (&to)[COUNT / 2], const f
     for (u32 i = 0; i < COUNT / 2; ++i) { to[i] = pair(x[i * 2], x[i * 2 + 1]); }
 }
 
-// Writes 64 rows of sums times a factor per row half, where rows and columns are.
-DEVICE void store_rows(u16* to, const i64 stride, const i64 first, const i64 rows, const u32 columns, const f32 (&x)[HEAD / 2], const f32 upper, const f32 lower) {
+// Writes 64 rows of sums of the columns from `from` on, times a factor per row half, where rows and columns are.
+DEVICE void store_rows(u16* to, const i64 stride, const i64 first, const i64 rows, const u32 from, const u32 columns, const f32 (&x)[COLUMNS / 2], const f32 upper, const f32 lower) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const i64 row = first + warp * 16 + lane / 4;
     #pragma unroll
-    for (u32 j = 0; j < HEAD / 8; ++j) {
-        const u32 column = j * 8 + lane % 4 * 2;
-        if (j * 8 < columns) {
+    for (u32 j = 0; j < COLUMNS / 8; ++j) {
+        const u32 column = from + j * 8 + lane % 4 * 2;
+        if (from + j * 8 < columns) {
             if (row < rows) { *(u32*)(to + row * stride + column) = pair(x[j * 4] * upper, x[j * 4 + 1] * upper); }
             if (row + 8 < rows) { *(u32*)(to + (row + 8) * stride + column) = pair(x[j * 4 + 2] * lower, x[j * 4 + 3] * lower); }
         }

@@ -13,6 +13,7 @@ mod cuda;
 mod eigenvalues;
 mod host;
 mod indefinite;
+pub mod library;
 
 use std::sync::Arc;
 

@@ -1,11 +1,19 @@
 //! Functions of CUDA C that several kernels use: a kernel's text names a function at the place where it is inserted. Those of
 //! [groups of warps](warp_groups) are printed.
 
+use thalweg_ir::cuda::with_prelude;
+
 /// Adds the products of eight rows of weights and up to sixteen rows, with the tensor cores; `MMA` is the name of their dtype.
 pub(crate) const MULTIPLY_EIGHT: &str = include_str!("multiply_eight.cu");
 
 /// Sums over a block of 256 threads, through shared memory of eight numbers.
 pub(crate) const OVER_BLOCK: &str = include_str!("over_block.cu");
+
+/// Sums over the lanes of a warp and the threads of a block, of any number of threads.
+pub(crate) const OVER_THREADS: &str = include_str!("over_threads.cu");
+
+/// Conversions between elements and the type in which they are combined, as overloads and templates.
+pub(crate) const ELEMENTS: &str = include_str!("elements.cu");
 
 /// Streams weights through shared memory, in pieces of 16 bytes per lane; `WEIGHT` is the type of their elements.
 pub(crate) const PIECES: &str = include_str!("pieces.cu");
@@ -18,6 +26,16 @@ pub(crate) const BARRIERS: &str = include_str!("barriers.cu");
 
 /// Products of groups of four warps, executed asynchronously.
 const WARP_GROUPS: &str = include_str!("warp_groups.cu");
+
+/// Returns a translation unit of these parts, in which a kernel takes a structure `x` and calls one of their functions. The parts are
+/// CUDA files with templates: what a unit does not instantiate costs little, and what it does not call is no mistake.
+pub(crate) fn unit(parts: &[&str], name: &str, block: u32, structure: &str, call: &str) -> String {
+    let entry = format!(
+        "\nextern \"C\" __global__ void __launch_bounds__({block}) {name}(const __grid_constant__ {structure} x) {{\n    {call};\n}}\n"
+    );
+    let unused = "#pragma nv_diag_suppress 177\n";
+    with_prelude(&[unused, &parts.concat(), &entry].concat())
+}
 
 /// Returns operands `from` … `to` of an instruction.
 pub(crate) fn placeholders(from: u32, to: u32) -> String {

@@ -19,7 +19,7 @@ const NO_STACK: &str = "no stack recorded";
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Categories {
     names: Vec<String>,
-    /// For each rule of the user, its category and the text that a frame must contain.
+    /// The user's rules: the category, and the text that a frame must contain.
     rules: Vec<(usize, String)>,
 }
 
@@ -30,9 +30,9 @@ impl Default for Categories {
 }
 
 impl Categories {
-    /// Creates the built-in categories, after the user's own rules: a block belongs to the category if its stack has a frame in
-    /// which, written as `file:line function`, the text occurs. Of several matching rules the first counts; several rules may
-    /// have the same category.
+    /// Creates the built-in categories, preceded by the user's own rules. A rule is a pair of a category's name and a text. A
+    /// block belongs to the category if its stack has a frame that contains the text, when written as `file:line function`. If
+    /// several rules match, the first one counts. Several rules may name the same category.
     pub fn new<'r>(rules: impl IntoIterator<Item = (&'r str, &'r str)>) -> Self {
         let mut names: Vec<String> = std::iter::once(NO_STACK).chain(BUILT_IN).map(str::to_owned).collect();
         let mut list = Vec::new();
@@ -86,8 +86,8 @@ impl Categories {
     }
 }
 
-/// The categories that one frame votes for: over all frames, the lowest of each counts. The rule is given by its index, or by a
-/// greater number if none matches.
+/// The votes of one frame: for a rule of the user, by index (a greater number if no rule matches), and for a built-in category.
+/// The lowest votes of a stack's frames decide.
 #[derive(Clone, Copy, Debug)]
 struct Vote {
     rule: u16,

@@ -24,8 +24,8 @@ impl<K> Growth<K> {
     }
 }
 
-/// Returns the live blocks at moment `b` compared with moment `a`: by size, and by stack (no frames if it is not known). Groups
-/// with the largest growth come first, and groups that are equal in both are left out.
+/// Returns the live blocks at moment `b` compared with moment `a`, by size and by stack (without frames if the stack is not
+/// known). Groups with the largest growth are first. Groups that are equal at both moments are left out.
 pub fn diff<'r>(
     (a, in_a): (&'r Recording, &Moment),
     (b, in_b): (&'r Recording, &Moment),

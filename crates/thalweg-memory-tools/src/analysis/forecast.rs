@@ -28,10 +28,12 @@ const MOST_ARENAS: usize = 256;
 /// The prediction for a program under given settings, as far as it is known.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Forecast {
-    /// The result for the complete program; if its beginning is not in the trace, for the recorded part with a tidy beginning.
+    /// The result for the complete program. If the trace does not contain the program's beginning, the result for the recorded
+    /// part with a tidy beginning: live blocks are placed where these settings would place them.
     pub tidy: ReplayFigures,
-    /// The result for the recorded part with a worn beginning, if the trace does not begin with its program. Under the settings
-    /// of the recording this is what happened.
+    /// The result for the recorded part with a worn beginning: the memory that the recording had reserved, with live blocks at
+    /// their recorded addresses. `None` if the trace contains the program's beginning. Under the settings of the recording this
+    /// is what happened.
     pub worn: Option<ReplayFigures>,
     /// Whether the settings are those of the recording.
     pub is_recorded: bool,
@@ -174,8 +176,8 @@ impl Forecast {
         }
     }
 
-    /// Returns by how many bytes the peak of the reserved memory is below that of `first`, with each beginning; the smaller one
-    /// first.
+    /// Returns how many bytes lower the peak of the reserved memory is than in `first`. Compares the tidy results and the worn
+    /// results, and returns the smaller difference first.
     fn saved_bytes(&self, first: &Self) -> (i128, i128) {
         let saved = |first: &ReplayFigures, other: &ReplayFigures| {
             i128::from(first.peak_reserved_bytes) - i128::from(other.peak_reserved_bytes)

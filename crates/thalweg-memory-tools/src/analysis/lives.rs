@@ -14,49 +14,49 @@ use thalweg_snapshot::{Action, Event, Recording, StackId};
 pub struct Lives {
     /// The blocks: first those that were live before the trace, by address, then in order of allocation.
     pub blocks: Vec<BlockLife>,
-    /// The segments, in the same order. A mapped range of which a part was unmapped continues as the rest.
+    /// The segments, in the same order. If a part of a mapped range was unmapped, the rest continues as the same segment.
     pub segments: Vec<SegmentLife>,
 }
 
 /// The life of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockLife {
-    /// The entry that allocated it; `None` if it was live before the trace.
+    /// The entry that allocated the block; `None` if the block was live before the trace.
     pub allocated: Option<usize>,
-    /// The entry in which its owner freed it.
+    /// The entry in which the owner freed the block.
     pub freed: Option<usize>,
-    /// The entry in which it became free.
+    /// The entry in which the block became free.
     pub completed: Option<usize>,
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
     /// The bytes that were requested.
     pub requested_bytes: u64,
-    /// The bytes that it takes in its segment; computed by the rounding rule if the trace does not contain them.
+    /// The bytes that the block takes in its segment; computed by the rounding rule if the trace does not contain them.
     pub size_bytes: u64,
-    /// The stream that it belongs to.
+    /// The stream that the block belongs to.
     pub stream: StreamId,
-    /// The pool of its segment.
+    /// The pool of the block's segment.
     pub pool_id: (u64, u64),
-    /// The stack of its allocation.
+    /// The stack of the block's allocation.
     pub stack: Option<StackId>,
 }
 
 /// The life of a segment, or of a mapped range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLife {
-    /// The entry that took it from the driver; `None` if it existed before the trace.
+    /// The entry that took the segment from the driver; `None` if the segment existed before the trace.
     pub taken: Option<usize>,
-    /// The entry that returned it.
+    /// The entry that returned the segment to the driver.
     pub returned: Option<usize>,
-    /// The address at which it begins.
+    /// The address at which the segment begins.
     pub address: u64,
     /// The size, in bytes.
     pub size_bytes: u64,
-    /// The stream that it belongs to.
+    /// The stream that the segment belongs to.
     pub stream: StreamId,
-    /// PyTorch's number of its pool; (0, 0) for the shared one, and if the file does not contain the pool.
+    /// PyTorch's number of the segment's pool; (0, 0) for the shared pool, and if the file does not contain the pool.
     pub pool_id: (u64, u64),
-    /// Whether it is mapped into an expandable range.
+    /// Whether the segment is mapped into an expandable range.
     pub is_expandable: bool,
 }
 

@@ -15,21 +15,21 @@ use super::walk::{FirstPass, MemoryState};
 pub struct Stage {
     /// The name.
     pub name: Arc<str>,
-    /// The number of times that it was entered.
+    /// The number of times that the scope was entered.
     pub times: usize,
-    /// The total time spent in it, as far as the trace extends, in microseconds.
+    /// The total time spent in the scope, as far as the trace extends, in microseconds.
     pub duration_us: i64,
-    /// The number of the first entry in it.
+    /// The number of the first entry in the scope.
     pub first_entry: usize,
-    /// The number of entries of the trace that are in it.
+    /// The number of entries of the trace that are in the scope.
     pub entries: usize,
-    /// The greatest amount of live memory in it, by requested size; memory that was live before it counts.
+    /// The peak of live memory in the scope, by requested size. Memory that was live before the scope counts.
     pub peak_live_bytes: u64,
     /// The number of entries of the trace before that peak.
     pub peak_entry: usize,
-    /// The greatest amount of reserved memory in it.
+    /// The peak of reserved memory in the scope.
     pub peak_reserved_bytes: u64,
-    /// The greatest amount by which the live memory in it exceeded that at its start.
+    /// The greatest amount by which live memory in the scope exceeded that at the scope's start.
     pub peak_own_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ struct Scope {
     end_us: i64,
 }
 
-/// The live and the reserved memory.
+/// The live and the reserved bytes at one moment.
 #[derive(Clone, Copy, Default)]
 struct Level {
     live_bytes: u64,

@@ -12,7 +12,7 @@ use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
 pub struct Summary {
     /// The device.
     pub device: usize,
-    /// The number of entries of its trace; if it is 0, only the moment at which the file was written is known.
+    /// The number of entries of the trace. If it is 0, only the moment at which the file was written is known.
     pub entries: usize,
     /// The time from the first entry to the last in microseconds, if the entries have times.
     pub duration_us: Option<i64>,
@@ -26,8 +26,9 @@ pub struct Summary {
     pub at_peak: Moment,
     /// The moment at which the file was written.
     pub at_end: Moment,
-    /// The growth of the peak of live memory from the second to the last quarter of the trace, as a fraction of the former: in a
-    /// program that repeats its steps it should be near 0. `None` if the trace is too short, or nothing was live.
+    /// The growth of the peak of live memory from the second to the last quarter of the trace, as a fraction of the second
+    /// quarter's peak. It should be near 0 in a program that repeats its steps. `None` if the trace is too short, or nothing was
+    /// live.
     pub growth: Option<f64>,
     /// The memory of each pool at the end: the shared one is (0, 0).
     pub pools: Vec<PoolUse>,
@@ -48,11 +49,12 @@ pub struct Doubts {
     pub leaves_out_ends: bool,
     /// The number of blocks at the end that are in no segment, or overlap another.
     pub misplaced_blocks: usize,
-    /// The greatest number of bytes by which the live memory exceeds the reserved memory; 0 if there is a gap, which explains it.
+    /// The greatest number of bytes by which the live memory exceeds the reserved memory; 0 if there is a gap, which explains the
+    /// excess.
     pub excess_bytes: u64,
 }
 
-/// The state before the trace.
+/// The memory when the trace began.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Start {
     /// The number of blocks that were live.
@@ -76,9 +78,9 @@ impl Start {
 /// The memory at one moment. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Moment {
-    /// The number of entries of the trace before it.
+    /// The number of entries of the trace before this moment.
     pub entry: usize,
-    /// The live bytes, as they were requested.
+    /// The live bytes, by requested size.
     pub live_bytes: u64,
     /// The number of live blocks.
     pub live_blocks: usize,
@@ -125,7 +127,7 @@ pub struct PoolUse {
     pub segments: usize,
     /// The total size of the segments.
     pub reserved_bytes: u64,
-    /// The part of it in blocks that are live or pending.
+    /// The bytes of blocks that are live or whose free is pending.
     pub active_bytes: u64,
 }
 
@@ -142,7 +144,7 @@ pub struct OutOfMemoryEntry {
     pub reserved_bytes: u64,
     /// The stack of the request.
     pub stack: Option<StackId>,
-    /// The reasons why reserved memory that was not active did not serve it.
+    /// The reasons why reserved memory that was not active did not serve the request.
     pub fragmentation: Fragmentation,
     /// The live memory at that time by the stack of its allocation, the most bytes first.
     pub by_stack: Vec<StackGroup>,

@@ -11,7 +11,7 @@ use thalweg_snapshot::{Action, BlockState, Event, Recording, StackId};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live {
     pub(super) requested_bytes: u64,
-    /// The bytes that it takes in its segment.
+    /// The bytes that the block takes in its segment.
     pub(super) size_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) stack: Option<StackId>,
@@ -30,7 +30,7 @@ pub(super) struct Taken {
     pub(super) end: u64,
     pub(super) stream: StreamId,
     pub(super) pool_id: (u64, u64),
-    /// Whether it is mapped: adjacent mapped ranges form one segment.
+    /// Whether the range was mapped into an expandable segment; adjacent mapped ranges form one segment.
     pub(super) is_mapped: bool,
 }
 
@@ -136,8 +136,8 @@ pub(super) struct FirstPass {
     pub(super) older: FxHashMap<u64, Live>,
     /// The number of these blocks that the trace frees.
     pub(super) unseen_frees: usize,
-    /// The changes of the live and the reserved memory from the start to each peak, in bytes, and the entry of the peak; 0 is the
-    /// start.
+    /// The greatest change of the live memory since the start, in bytes, with the entry at which it was reached; 0 is the start.
+    /// `reserved` is the same for the reserved memory.
     pub(super) live: Peak,
     pub(super) reserved: Peak,
     /// The greatest change of the live memory minus the reserved memory.
@@ -154,7 +154,7 @@ pub(super) struct FirstPass {
 pub(super) struct Peak {
     pub(super) now: i128,
     pub(super) highest: i128,
-    /// The number of entries before its greatest value.
+    /// The number of entries before the greatest value was reached.
     pub(super) at: usize,
 }
 

@@ -14,7 +14,7 @@ use thalweg_snapshot::{Recording, SettingValue};
 /// The size of the GPU in replays without a limit, as a multiple of the peak of live memory: no reasonable request fails on it.
 /// It is not larger than needed, since expandable segments reserve addresses for all of it.
 const ENDLESS_TIMES: u64 = 64;
-/// The smallest size of that GPU.
+/// The smallest size of the GPU in replays without a limit.
 const LEAST_ENDLESS_BYTES: u64 = 1 << 38;
 /// The greatest number of steps of a curve, approximately: more than a screen has columns.
 const CURVE_STEPS: usize = 4096;
@@ -135,8 +135,8 @@ fn endless_bytes(program: &RecordedProgram) -> u64 {
     needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
 }
 
-/// Returns whether the program runs to its end on a GPU, including the requests that failed in the recording; and its peak of
-/// reserved memory.
+/// Returns whether the program runs to its end on a GPU, including the requests that failed in the recording, and the program's
+/// peak of reserved memory.
 ///
 /// # Errors
 /// Those of [`run`].

@@ -52,7 +52,7 @@ impl Clock {
         self.root = Some(with(self.root.as_ref(), self.height, stream, place));
     }
 
-    /// Raises each number to at least that of `other`.
+    /// Raises each number to at least the number of the same index in `other`.
     pub(super) fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         while self.height < other.height {
@@ -98,8 +98,8 @@ fn with(node: Option<&Arc<Node>>, height: u32, stream: usize, place: u64) -> Arc
     })
 }
 
-/// Returns the maximum of two nodes of one height, number by number: one of the two nodes itself, if none of its numbers is below
-/// the other's.
+/// Returns the maximum of two nodes of one height, number by number. If one of the nodes is nowhere below the other, returns that
+/// node itself.
 fn merged(a: Option<&Arc<Node>>, b: Option<&Arc<Node>>) -> Option<Arc<Node>> {
     let (Some(a), Some(b)) = (a, b) else { return a.or(b).cloned() };
     if Arc::ptr_eq(a, b) {

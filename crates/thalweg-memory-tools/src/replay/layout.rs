@@ -4,8 +4,8 @@ use super::start::{LaidSegment, Layout};
 use super::{Replay, ReplayError, StartState};
 
 impl Replay<'_> {
-    /// Lays out the state before the trace, if it is the recorded one and no requests lead to it. This leaves no peaks. Every
-    /// step does this first, unless it was done before.
+    /// Lays out the state before the trace, if the recorded state is to be recreated and requests would not lead to it. This
+    /// leaves no peaks. Every step calls this first; only the first call has an effect.
     pub(crate) fn begin(&mut self) -> Result<(), ReplayError> {
         let program = self.program;
         let Some(layout) = &program.layout else { return Ok(()) };
@@ -18,8 +18,8 @@ impl Replay<'_> {
         self.fit_start()
     }
 
-    /// Completes the state before the trace. If the device is smaller than that, the cached memory is returned, as it must have
-    /// been long before. If something was live before the trace, this leaves no peaks.
+    /// Completes the state before the trace. If the device is too small for it, cached memory is returned, as must have happened
+    /// long before. If anything was live before the trace, this leaves no peaks.
     ///
     /// # Errors
     /// If the state is still too large: this is lack of memory.

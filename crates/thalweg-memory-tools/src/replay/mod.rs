@@ -454,7 +454,7 @@ impl ReplayError {
         self.step
     }
 
-    /// Returns the allocator's error, if it refused.
+    /// Returns the allocator's error, if the allocator refused the step.
     pub fn refusal(&self) -> Option<&AllocationError> {
         match &self.kind {
             Kind::Refused(error) => Some(error),

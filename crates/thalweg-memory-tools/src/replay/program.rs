@@ -41,8 +41,9 @@ pub enum RecordedStep {
     },
     /// Calls `empty_cache`.
     EmptyCache,
-    /// Makes a request that failed in the recording for lack of memory (`oom`). Its further use cannot be known, so a block that
-    /// it returns is freed at once. Only a replay with [attempts](super::Replay::with_attempts) makes this request.
+    /// Makes a request that failed in the recording for lack of memory (`oom`). The recording does not show how such a block
+    /// would have been used, so a block that the request returns is freed at once. Only a replay with
+    /// [attempts](super::Replay::with_attempts) makes this request.
     Attempt {
         /// The private pool, as in an allocation.
         pool: Option<u16>,
@@ -56,7 +57,7 @@ pub enum RecordedStep {
 /// The part of the state before the trace that is recreated before a program is served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum StartState {
-    /// The complete state: the segments, and the live blocks at their addresses. Right if the settings are those of the
+    /// The complete state: the segments, and the live blocks at their addresses. Correct only under the settings of the
     /// recording, since only these have led to that state.
     #[default]
     Recorded,
@@ -74,14 +75,15 @@ pub struct RecordedProgram {
     pub(super) entries: Vec<u32>,
     /// Requests that recreate the state before the trace, as far as requests can.
     pub(super) start: Vec<RecordedStep>,
-    /// The layout of that state, if requests under the same settings would not lead to it.
+    /// The layout of the state before the trace, if requests under the same settings would not lead to it.
     pub(super) layout: Option<Layout>,
     pub(super) older_blocks: usize,
     /// The segments as (address, bytes), in the order in which the trace's allocator took them.
     pub(super) segments: Vec<(u64, u64)>,
     /// The block for which each segment was taken, if it is known.
     pub(super) opened_for: Vec<Option<u32>>,
-    /// The blocks for which memory was mapped, with the first mapped address: if a segment began to grow then, it began there.
+    /// The blocks for which memory was mapped, each with the first mapped address. If a segment began to grow at that time, it
+    /// began at this address.
     pub(super) mapped_for: Vec<(u32, u64)>,
     /// The requested bytes of each block.
     pub(super) requested_bytes: Vec<u64>,

@@ -243,8 +243,9 @@ impl Reading {
         }
     }
 
-    /// Starts after the first entry if the beginning is lost, so that the block of that entry counts as older: the memory may
-    /// have been taken for it in a lost entry, and then a search in the memory before the trace would find another address.
+    /// Starts after the first entry if the beginning of the trace is lost, so that the block of the first entry counts as older
+    /// than the trace. A lost entry may have taken the memory for this block, and a search in the memory before the trace would
+    /// then find another address.
     fn begin_behind_first(&mut self, last: &[LastSegment]) {
         let (steps, entries) = (&mut self.program.steps, &mut self.program.entries);
         let Some(&RecordedStep::Allocate {
@@ -269,8 +270,8 @@ impl Reading {
         self.older.insert(recorded_address, block);
     }
 
-    /// Determines how large blocks can have been that were live before the trace and are freed in it: they end at most where
-    /// another block is allocated after them.
+    /// Determines the greatest possible sizes of blocks that were live before the trace and are freed in it. Such a block ends,
+    /// at the latest, where a block that is allocated after it in memory begins.
     fn learn_rooms(&mut self, trace: impl Iterator<Item = Event>) {
         if self.older.is_empty() {
             return;

@@ -49,12 +49,12 @@ pub(super) struct HeldSegment {
 pub(super) struct OlderBlock {
     pub(super) number: u32,
     pub(super) requested_bytes: u64,
-    /// The bytes that it takes in its segment, if known.
+    /// The bytes that the block takes in its segment, if known.
     pub(super) size_bytes: Option<u64>,
-    /// The greatest number of bytes that it can take.
+    /// The greatest number of bytes that the block can take.
     pub(super) room_bytes: u64,
     pub(super) stream: StreamId,
-    /// The entry of the trace that frees it.
+    /// The entry of the trace that frees the block.
     pub(super) freed: Option<usize>,
 }
 
@@ -189,7 +189,7 @@ impl Backwards {
         self.segments.range(..end).next_back().map(|(&address, &segment)| (address, segment))
     }
 
-    /// Returns the index of a private pool. Beyond 65 535 pools, the others count as the last.
+    /// Returns the index of a private pool. Pools after the first 65 535 share the last index.
     fn pool(&mut self, id: (u64, u64)) -> Option<u16> {
         if id == SHARED {
             return None;
@@ -279,7 +279,8 @@ impl Layout {
     }
 }
 
-/// Returns the class of an expandable segment in which this many bytes are mapped at once. Small ones grow by one page of 2 MiB.
+/// Returns the class of an expandable segment in which this many bytes are mapped at once. Segments of the small class grow by
+/// one page of 2 MiB.
 fn class_of_pages(bytes: u64) -> SizeClass {
     if bytes.is_multiple_of(LARGE_PAGE_BYTES) { SizeClass::Large } else { SizeClass::Small }
 }
@@ -375,7 +376,8 @@ pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<RecordedStep>
 }
 
 impl HeldSegment {
-    /// Returns whether the segment is possible: its size is a multiple of the unit, and a small plain one has the usual size.
+    /// Returns whether the allocator could have made the segment: its size is a multiple of the unit, and a small plain segment
+    /// has the usual size.
     fn is_usual(&self) -> bool {
         let is_whole = self.bytes > 0 && self.bytes.is_multiple_of(MIN_BLOCK_BYTES);
         is_whole

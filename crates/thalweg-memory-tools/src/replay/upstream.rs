@@ -8,9 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::Mutex;
 use thalweg_memory::{
     Captures, EventId, Events, MemoryInfo, PageId, StreamId, StreamOrdered, Upstream, UpstreamError,
     VirtualMemory, fake::FakeUpstream,
@@ -27,11 +27,12 @@ pub(crate) const MOST_BYTES: u64 = 1 << 41;
 struct Inner {
     /// The trace's segments, as (address, bytes), by the number of the block for which each was taken.
     script: FxHashMap<u32, (u64, u64)>,
-    /// The addresses where segments may have begun to grow, by the number of the block for which they did.
+    /// The addresses at which expandable segments may have begun to grow, each by the number of the block for which the segment
+    /// grew.
     mapped_for: FxHashMap<u32, u64>,
     /// The address of the next segment that is laid out as recorded.
     next: Option<u64>,
-    /// The ranges of addresses that are recorded too: their size, and their address in the recording.
+    /// The reserved address ranges that the recording contains too: by address, the size and the address in the recording.
     ranges: BTreeMap<u64, (u64, u64)>,
     addresses: Addresses,
     /// The fake's address of each present segment, by address.
@@ -65,11 +66,11 @@ pub struct ReplayUpstream {
 }
 
 impl ReplayUpstream {
-    /// Creates a device of `total_bytes` on which a segment that the trace of `program` has for the same request, with the same
-    /// size, gets the recorded address, if possible; others get invented addresses.
+    /// Creates a device of `total_bytes` that reuses the addresses in the trace of `program`. If the trace has a segment of the
+    /// same size for the same request, the segment gets the recorded address, if possible. Other segments get invented addresses.
     pub fn scripted(program: &RecordedProgram, total_bytes: u64) -> Self {
         let this = Self::with_script(program.opened().collect(), total_bytes);
-        this.lock().mapped_for = program.mapped().collect();
+        this.inner.lock().mapped_for = program.mapped().collect();
         this
     }
 
@@ -115,13 +116,13 @@ impl ReplayUpstream {
 
     /// Places the next segment where the recording has one that begins at `address`.
     pub(crate) fn lay_out(&self, address: u64) {
-        self.lock().next = Some(address);
+        self.inner.lock().next = Some(address);
     }
 
     /// Returns the recorded address of the memory at `address`. Expandable segments never have their recorded addresses: only
     /// distances within them can be the same.
     pub(crate) fn recorded(&self, address: u64) -> u64 {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let range = inner.ranges.range(..=address).next_back();
         match range.filter(|(start, (bytes, _))| address - **start < *bytes) {
             Some((start, (_, recorded))) => recorded.wrapping_add(address - start),
@@ -136,7 +137,7 @@ impl ReplayUpstream {
 
     /// Returns the number of requested segments that the trace does not have.
     pub fn unscripted_segments(&self) -> usize {
-        self.lock().unscripted
+        self.inner.lock().unscripted
     }
 
     /// Returns the fake that invents the memory: for its counts of calls, and for making them fail.
@@ -155,7 +156,7 @@ impl ReplayUpstream {
     /// Returns whether the event with number `place` on `after` is past for later work of `stream`.
     pub(crate) fn is_past(&self, after: StreamId, place: u64, stream: StreamId) -> bool {
         let known = || {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             let (after, stream) = (inner.stream(after), inner.stream(stream));
             inner.clocks[stream].get(after)
         };
@@ -165,7 +166,7 @@ impl ReplayUpstream {
     /// Returns the physical location of a range of addresses, in pieces of (position, bytes). Memory that is not mapped page by
     /// page is located at its address.
     pub(crate) fn physical(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let end = address + bytes;
         let first = inner.mapped.range(..=address).next_back().map_or(address, |(&start, _)| start);
         let pieces: Vec<_> = inner
@@ -182,11 +183,7 @@ impl ReplayUpstream {
 
     /// Returns the pieces of physical memory that were freed since the last call.
     pub(crate) fn take_released(&self) -> Vec<(u64, u64)> {
-        std::mem::take(&mut self.lock().released)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut self.inner.lock().released)
     }
 
     fn pages(&self) -> &dyn VirtualMemory {
@@ -215,7 +212,7 @@ impl Events for ReplayUpstream {
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
         let event = self.fake.record_event(stream)?;
         let place = self.fake.recorded_events(stream);
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let stream = inner.stream(stream);
         inner.clocks[stream].set(stream, place);
         let clock = inner.clocks[stream].clone();
@@ -233,7 +230,7 @@ impl Events for ReplayUpstream {
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
         self.fake.wait_event(stream, event)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let behind = inner.events.get(&event).cloned().unwrap_or_default();
         let stream = inner.stream(stream);
         inner.clocks[stream].merge(&behind);
@@ -241,7 +238,7 @@ impl Events for ReplayUpstream {
     }
 
     fn release_event(&self, event: EventId) {
-        self.lock().events.remove(&event);
+        self.inner.lock().events.remove(&event);
         self.fake.release_event(event);
     }
 }
@@ -250,7 +247,7 @@ impl Upstream for ReplayUpstream {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
         self.check_room(bytes)?;
         let fake = self.fake.allocate(bytes, stream)?;
-        let Inner { script, addresses, fakes, unscripted, next, .. } = &mut *self.lock();
+        let Inner { script, addresses, fakes, unscripted, next, .. } = &mut *self.inner.lock();
         let laid_out = next.take().map(|address| (address, bytes));
         let scripted = laid_out.or_else(|| script.get(&self.block.load(Ordering::Relaxed)).copied());
         let address = match scripted {
@@ -266,10 +263,10 @@ impl Upstream for ReplayUpstream {
     }
 
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        let fake = self.lock().fakes.get(&address).copied();
+        let fake = self.inner.lock().fakes.get(&address).copied();
         // An address that is not allocated is left to the fake, which panics.
         self.fake.free(fake.unwrap_or(address), bytes, stream)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.fakes.remove(&address);
         inner.addresses.give_back(address);
         inner.released.push((address, bytes));
@@ -303,7 +300,7 @@ impl VirtualMemory for ReplayUpstream {
 
     fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError> {
         let address = self.pages().reserve_addresses(bytes)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let block = self.block.load(Ordering::Relaxed);
         let recorded = inner.next.take().or_else(|| inner.mapped_for.get(&block).copied());
         if let Some(recorded) = recorded {
@@ -314,21 +311,21 @@ impl VirtualMemory for ReplayUpstream {
 
     fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
         self.pages().free_addresses(address, bytes)?;
-        self.lock().ranges.remove(&address);
+        self.inner.lock().ranges.remove(&address);
         Ok(())
     }
 
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
         self.check_room(bytes)?;
         let page = self.pages().create_page(bytes)?;
-        self.lock().page_bytes.insert(page, bytes);
+        self.inner.lock().page_bytes.insert(page, bytes);
         self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(page)
     }
 
     fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
         self.pages().destroy_page(page)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if let Some(bytes) = inner.page_bytes.remove(&page) {
             inner.released.push((place_of(page), bytes));
             self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -339,13 +336,13 @@ impl VirtualMemory for ReplayUpstream {
     fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError> {
         self.pages().map(address, page_bytes, pages)?;
         let starts = (0..).map(|index| address + index * page_bytes);
-        self.lock().mapped.extend(starts.zip(pages.iter().map(|&page| (page_bytes, page))));
+        self.inner.lock().mapped.extend(starts.zip(pages.iter().map(|&page| (page_bytes, page))));
         Ok(())
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
         self.pages().unmap(address, bytes)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let end = address + bytes;
         while let Some((&start, _)) = inner.mapped.range(address..end).next() {
             inner.mapped.remove(&start);

@@ -77,15 +77,15 @@ pub struct DevicePage {
 pub struct StageRow {
     /// The name of the stage.
     pub name: String,
-    /// The number of times that it was entered.
+    /// The number of times that the scope was entered.
     pub times: u32,
-    /// The total time spent in it, in microseconds.
+    /// The total time spent in the scope, in microseconds.
     pub duration_us: i64,
-    /// The peak of live memory in it.
+    /// The peak of live memory in the scope.
     pub peak_live_bytes: u64,
-    /// The greatest amount by which the live memory in it exceeded that at its start.
+    /// The greatest amount by which live memory in the scope exceeded that at the scope's start.
     pub peak_own_bytes: u64,
-    /// The peak of reserved memory in it.
+    /// The peak of reserved memory in the scope.
     pub peak_reserved_bytes: u64,
     /// The number of events before the peak of live memory.
     pub peak_position: u32,
@@ -94,16 +94,16 @@ pub struct StageRow {
 /// The life of one block.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct BlockLife {
-    /// The event that allocated it; `None` if it was live before the first.
+    /// The event that allocated the block; `None` if the block was live before the first event.
     pub allocated: Option<u32>,
-    /// The event in which its owner freed it; `None` if that did not happen.
+    /// The event in which the owner freed the block; `None` if that did not happen.
     pub freed: Option<u32>,
-    /// The event in which it became free, not before `freed`; `None` if that did not happen. Until then it is active and counts
-    /// as live, from `freed` on as pending.
+    /// The event in which the block became free, not before `freed`; `None` if that did not happen. Until then the block is
+    /// active: it counts as live until `freed`, and as pending from there on.
     pub completed: Option<u32>,
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
-    /// The bytes that it takes in its segment.
+    /// The bytes that the block takes in its segment.
     pub size_bytes: u64,
     /// The requested bytes, which count as live.
     pub requested_bytes: u64,
@@ -113,18 +113,18 @@ pub struct BlockLife {
     pub pool: u16,
     /// The category: an index into [`PageModel::categories`].
     pub category: u16,
-    /// The stack of its allocation: an index into [`PageModel::stacks`].
+    /// The stack of the block's allocation: an index into [`PageModel::stacks`].
     pub stack: Option<u32>,
 }
 
 /// The life of one segment, or of one mapped range of an expandable one.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SegmentLife {
-    /// The event that took it from the driver; `None` if it existed before the first.
+    /// The event that took the segment from the driver; `None` if the segment existed before the first event.
     pub taken: Option<u32>,
-    /// The event that returned it; `None` if that did not happen.
+    /// The event that returned the segment to the driver; `None` if that did not happen.
     pub returned: Option<u32>,
-    /// The address at which it begins.
+    /// The address at which the segment begins.
     pub address: u64,
     /// The size, in bytes.
     pub size_bytes: u64,
@@ -132,7 +132,7 @@ pub struct SegmentLife {
     pub stream: u16,
     /// The pool: an index into [`DevicePage::pools`].
     pub pool: u16,
-    /// Whether it is a range of an expandable segment.
+    /// Whether the segment is a range of an expandable segment.
     pub is_expandable: bool,
 }
 
@@ -163,7 +163,7 @@ pub enum MarkKind {
 pub struct Curve {
     /// The name of the curve: `reserved with expandable_segments:True`.
     pub name: String,
-    /// Whether it is an estimate, which is drawn differently and labelled.
+    /// Whether the curve is an estimate, which is drawn differently and labelled.
     pub is_estimate: bool,
     /// The steps: from each event on, the curve has that many bytes. Events ascend; `None` is before the first.
     pub steps: Vec<(Option<u32>, u64)>,
@@ -200,11 +200,11 @@ pub enum FigureValue {
 /// The way in which a [`Figure`] is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Tone {
-    /// Without highlighting.
+    /// Not highlighted.
     #[default]
     Plain,
-    /// Highlighted, because it needs attention.
+    /// Highlighted as something that needs attention.
     Warning,
-    /// Highlighted, because it is wrong.
+    /// Highlighted as wrong.
     Bad,
 }

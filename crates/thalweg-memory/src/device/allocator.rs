@@ -5,9 +5,10 @@
 //! the one lock that all streams share.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, MutexGuard, RwLock};
 use thalweg_snapshot::SegmentSnapshot;
 
 use super::arena::Arena;
@@ -62,7 +63,7 @@ impl DeviceAllocator {
             total_bytes: OnceLock::new(),
         };
         let allowed_bytes = allocator.allowed_bytes(settings.per_process_memory_fraction());
-        let central = allocator.central.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let central = allocator.central.get_mut();
         central.ledger.allowed_bytes = allowed_bytes;
         Arc::new(allocator)
     }
@@ -248,7 +249,7 @@ impl DeviceAllocator {
             .memory_info()
             .map_err(|error| AllocationError::upstream("memory_info", error))?;
         self.enter()?.ledger.allowed_bytes = self.allowed_bytes(fraction);
-        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        *self.settings.write() = settings;
         Ok(())
     }
 
@@ -405,7 +406,7 @@ impl DeviceAllocator {
         self.statistics().memory_stats()
     }
 
-    /// Sets every peak to its present value.
+    /// Sets the peak of every figure to the present value of the figure.
     pub fn reset_peak_memory_stats(&self) {
         let mut central = self.central();
         central.ledger.reset_peak();
@@ -423,7 +424,7 @@ impl DeviceAllocator {
         self.common.totals.reset_accumulated(&Common::each(&arenas));
     }
 
-    /// Returns all arenas, after they have processed the blocks that were dropped while they were busy.
+    /// Returns all arenas. First, each arena processes the blocks that were dropped while it was busy.
     fn settled_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.common.all_arenas();
         arenas.iter().for_each(|arena| drop(arena.lock()));
@@ -441,7 +442,7 @@ impl DeviceAllocator {
 
     /// Returns the settings.
     pub fn settings(&self) -> Settings {
-        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.settings.read().clone()
     }
 
     /// Changes the settings for future requests. Allocated and cached memory is not changed.
@@ -455,7 +456,7 @@ impl DeviceAllocator {
             return Err(Kind::Fixed { what: "the backend" }.into());
         }
         central.ledger.allowed_bytes = self.allowed_bytes(settings.per_process_memory_fraction());
-        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        *self.settings.write() = settings;
         let mut oversize_segments = 0;
         for arena in self.common.all_arenas() {
             let no_split = central.pools.no_split(arena.key.owner);
@@ -479,7 +480,7 @@ impl DeviceAllocator {
     /// Locks the central state; returns an error where [`central`](Self::central) panics.
     pub(crate) fn enter(&self) -> Result<MutexGuard<'_, Central>, Kind> {
         reentry::check()?;
-        Ok(self.central.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.central.lock())
     }
 
     /// Returns the policy that results from the settings on this upstream.
@@ -511,16 +512,16 @@ impl DeviceAllocator {
     /// Adds `stream` to a class of streams; `expandable_segments_reserve_by_class` can set the addresses that an expandable
     /// segment of the class reserves. `None` removes the stream from its class. Existing segments are not changed.
     pub fn set_expandable_segment_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        let mut classes = self.reserve_classes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut classes = self.reserve_classes.write();
         match class {
             Some(class) => drop(classes.insert(stream, class.to_owned())),
             None => drop(classes.remove(&stream)),
         }
     }
 
-    /// Returns the class of a stream, if it has one.
+    /// Returns the reserve class of a stream, if one was set.
     pub fn expandable_segment_reserve_class(&self, stream: StreamId) -> Option<String> {
-        self.reserve_classes.read().unwrap_or_else(PoisonError::into_inner).get(&stream).cloned()
+        self.reserve_classes.read().get(&stream).cloned()
     }
 
     /// Returns the addresses that expandable segments have reserved, in bytes, and the number of such segments. Addresses are not

@@ -52,7 +52,7 @@ pub(crate) struct Arena {
     pub(crate) number: u64,
     pub(crate) key: ArenaKey,
     pub(crate) common: Arc<Common>,
-    /// The source of its segments, if not the upstream.
+    /// The source of the arena's segments; the upstream if `None`.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
     state: BiasedMutex<ArenaState>,
     returned: Inbox<(BlockId, Uses, Option<StackId>)>,
@@ -138,7 +138,7 @@ impl Arena {
         self.state.lock()
     }
 
-    /// Locks the state as it is, unless the lock is taken.
+    /// Locks the state as it is; `None` if the lock is taken.
     #[inline]
     pub(crate) fn try_state(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
         self.state.try_lock()
@@ -246,7 +246,7 @@ impl Arena {
         waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
     }
 
-    /// Returns whether the arena is empty; if so, its sums are added to the totals.
+    /// Returns whether the arena is empty. If it is, adds the sums of its figures to the totals.
     pub(crate) fn forget_if_empty(&self) -> bool {
         let mut state = self.lock();
         if state.blocks.segments().next().is_some() {
@@ -403,7 +403,7 @@ impl ArenaState {
         true
     }
 
-    /// Takes the best of the other free blocks, if there is one, and stores its range in `span`. Returns whether there was one.
+    /// Takes the best block from the bins, if there is one, and stores its range in `span`. Returns whether there was one.
     #[inline(never)]
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         self.bin_last_freed(arena);
@@ -477,8 +477,8 @@ impl ArenaState {
         self.search(request)
     }
 
-    /// Takes the best free block for a request out of its bin, without advancing the clock by which blocks age: for a search that
-    /// [`cached`](Self::cached) has counted already.
+    /// Takes the best free block for a request out of its bin. Does not advance the clock by which blocks age, because
+    /// [`cached`](Self::cached) has already counted the search.
     #[inline(always)]
     pub(crate) fn search(&mut self, request: &Request) -> Option<Span> {
         let entry = self.find(request)?;
@@ -508,8 +508,8 @@ impl ArenaState {
     }
 
     /// Returns the block that wastes least. A block before unmapped addresses counts with the size that it could grow to, so a
-    /// slightly larger block that cannot grow is preferred. The blocks are considered in order, up to the first that is not
-    /// better than the one before it.
+    /// slightly larger block that cannot grow is preferred to it. Checks blocks in order until one is not better than the block
+    /// before it.
     #[cold]
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
         let bins = &self.free[request.class as usize];

@@ -28,7 +28,7 @@ use crate::upstream::UpstreamError;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) size_bytes: u64,
-    /// The rank of its segment among those of a pool whose addresses have no meaning; 0 elsewhere.
+    /// The rank of the block's segment among the segments of a pool whose addresses have no meaning; 0 elsewhere.
     pub(crate) registration: u32,
     pub(crate) block: BlockId,
     pub(crate) address: u64,
@@ -199,8 +199,8 @@ const UNIT_BYTES: u64 = 512;
 /// The number of bits that no device's addresses exceed.
 const ADDRESS_BITS: u32 = 57;
 
-/// Returns the address of a range after checking that its blocks can be stored in bins. This is an error and not an assertion,
-/// because the range comes from an upstream. A range that fails the check is returned to the upstream.
+/// Returns the address of a range after checking that the range's blocks can be stored in bins. A failed check is an error and
+/// not an assertion, because the range comes from an upstream. The range is then returned to the upstream.
 pub(crate) fn checked(
     address: u64,
     size_bytes: u64,

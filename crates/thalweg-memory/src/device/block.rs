@@ -4,7 +4,9 @@
 //! and the uses by other streams. So neither freeing nor [`record_use`](Block::record_use) needs a lookup by address.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::arena::Arena;
 use super::blocks::{BlockId, Span};
@@ -166,7 +168,7 @@ impl Block {
     }
 
     fn uses(&self) -> MutexGuard<'_, Option<Box<Uses>>> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uses.lock()
     }
 }
 
@@ -174,7 +176,7 @@ impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
         let (Some(block), Some(arena)) = (self.block.some(), self.arena.take()) else { return };
-        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let uses = self.uses.get_mut();
         if uses.is_none() && self.stream == arena.key.stream {
             Arena::take_back(arena, block, Uses::new());
         } else {

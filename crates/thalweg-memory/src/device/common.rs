@@ -9,9 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashSet;
+use thalweg_lock::{RwLock, RwLockReadGuard};
 
 use super::arena::Arena;
 use super::gauges::{Gauges, Quantity, Totals};
@@ -31,8 +32,8 @@ pub(crate) struct Common {
     pub(crate) rolls: Rolls,
     /// The number of captures that are under way on the device.
     captures: AtomicUsize,
-    /// Held for reading while events are touched without an arena's lock (the arena is being dropped, or there is none), so that
-    /// no capture begins meanwhile.
+    /// Held for reading while events are touched without an arena's lock, because the arena is being dropped or there is none. No
+    /// capture can begin while it is held.
     gate: RwLock<()>,
     /// The sequence number of the next recorded event.
     sequence: AtomicU64,
@@ -92,7 +93,7 @@ impl Common {
     /// recorded in the capture, and never pass. The caller holds the lock of the slow path, and no other.
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::AcqRel);
-        drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
+        drop(self.gate.write());
         self.all_arenas().iter().for_each(|arena| drop(arena.state()));
     }
 
@@ -103,7 +104,7 @@ impl Common {
 
     /// Prevents captures from beginning while the guard is alive.
     pub(crate) fn hold_gate(&self) -> RwLockReadGuard<'_, ()> {
-        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+        self.gate.read()
     }
 
     pub(crate) fn event_context(&self) -> EventContext<'_> {
@@ -178,7 +179,7 @@ impl Common {
     pub(crate) fn add(&self, make: impl FnOnce(u64) -> Arena) -> Arc<Arena> {
         let number = self.numbered.fetch_add(1, Ordering::Relaxed);
         let arena = Arc::new(make(number));
-        let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
+        let mut arenas = self.arenas.write();
         arenas.all.insert(number, Arc::downgrade(&arena));
         arenas.of_owners.insert((arena.key.owner, number));
         arena
@@ -187,13 +188,13 @@ impl Common {
     /// Removes an arena that is being dropped from the list.
     pub(crate) fn forget(&self, arena: &Arena) {
         self.rolls.forget(arena);
-        let mut listed = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = self.arenas.write();
         listed.all.remove(&arena.number);
         listed.of_owners.remove(&(arena.key.owner, arena.number));
     }
 
     pub(crate) fn arena(&self, number: u64) -> Option<Arc<Arena>> {
-        self.arenas.read().unwrap_or_else(PoisonError::into_inner).all.get(&number)?.upgrade()
+        self.arenas.read().all.get(&number)?.upgrade()
     }
 
     /// Returns the pages of stale mappings.
@@ -214,13 +215,13 @@ impl Common {
 
     /// Returns the arenas of one owner that are alive, oldest first.
     pub(crate) fn arenas_of(&self, owner: Owner) -> Vec<Arc<Arena>> {
-        let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
+        let arenas = self.arenas.read();
         let numbers = arenas.of_owners.range((owner, 0)..=(owner, u64::MAX));
         numbers.filter_map(|(_, number)| arenas.all.get(number)?.upgrade()).collect()
     }
 
     pub(crate) fn add_unrecorded_user(&self, stream: StreamId) {
-        let mut unrecorded = self.unrecorded.write().unwrap_or_else(PoisonError::into_inner);
+        let mut unrecorded = self.unrecorded.write();
         if !unrecorded.contains(&stream) {
             unrecorded.push(stream);
         }
@@ -228,13 +229,13 @@ impl Common {
 
     /// Returns the streams that may use memory without a record of the use.
     pub(crate) fn unrecorded_users(&self) -> Vec<StreamId> {
-        self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.unrecorded.read().clone()
     }
 
     /// Returns whether free memory may move from one stream to another after events. It may not if one of the two, or another
     /// stream that may be using it, may end: no event can be recorded there any more.
     pub(crate) fn may_reuse_across(&self, from: StreamId, to: StreamId) -> bool {
-        let unrecorded = self.unrecorded.read().unwrap_or_else(PoisonError::into_inner);
+        let unrecorded = self.unrecorded.read();
         !unrecorded.iter().chain([&from, &to]).any(|stream| self.upstream.may_end(*stream))
     }
 
@@ -264,7 +265,7 @@ impl Common {
 
     /// Returns all arenas that are alive, oldest first.
     pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
-        let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
+        let arenas = self.arenas.read();
         arenas.all.values().filter_map(Weak::upgrade).collect()
     }
 }
@@ -297,7 +298,7 @@ mod tests {
             drop(allocator.allocate(1000, stream).expect("there is room"));
             allocator.end_allocate_to_pool(pool).expect("it was begun");
             allocator.release_pool(pool).expect("one reference");
-            let listed = allocator.common().arenas.read().expect("no thread panics").all.len();
+            let listed = allocator.common().arenas.read().all.len();
             assert!(listed <= 1, "{listed} arenas are listed, and one pool has memory");
         }
         drop(allocator.allocate(1000, stream).expect("there is room"));

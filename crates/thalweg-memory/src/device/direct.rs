@@ -99,7 +99,8 @@ impl DeviceAllocator {
         Ok(Some(state.hand_out(arena, request, span)))
     }
 
-    /// Completes statistics without a cache: the reserved bytes are those of the driver's pool, or the allocated bytes.
+    /// Completes statistics without a cache: the reserved bytes are the reserved bytes of the driver's pool, or, without a pool,
+    /// the allocated bytes.
     pub(crate) fn complete_directly(&self, statistics: &mut DeviceStatistics) {
         let settings = self.settings();
         if settings.is_cached_here() {

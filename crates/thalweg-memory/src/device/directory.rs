@@ -5,7 +5,9 @@
 //! hash and a load or two. When a table is half full, a larger one follows it. The older tables are still read first, so the
 //! streams that were added first, and are used most, are the fastest to find.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use thalweg_lock::Mutex;
 
 use super::arena::Arena;
 use crate::ids::StreamId;
@@ -74,7 +76,7 @@ impl Directory {
     /// Returns the arena of a stream; creates it if there is none.
     #[cold]
     pub(crate) fn find_or_add(&self, stream: StreamId, make: impl FnOnce() -> Arc<Arena>) -> &Arc<Arena> {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = self.count.lock();
         // Another thread may have added it meanwhile.
         if let Some(arena) = self.find(stream) {
             return arena;

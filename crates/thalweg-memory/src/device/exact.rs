@@ -104,7 +104,7 @@ impl ArenaState {
         self.blocks.blocks_of(segment).find(lies_in)
     }
 
-    /// Returns the request for an address. If the pool never splits blocks, its size is that of the entire block.
+    /// Returns the request for an address. If the pool never splits blocks, the request is for the entire block.
     fn request_at(&self, address: u64, bytes: u64) -> Result<Request, Obstacle> {
         let mut request = self.request(bytes);
         let free =

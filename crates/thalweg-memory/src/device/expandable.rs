@@ -58,7 +58,7 @@ pub(crate) enum Eligibility {
     Idle([u64; 2]),
     /// All blocks: the other stream waits for this one, or is this one.
     Ordered,
-    /// All blocks, for this stream; and their addresses keep their pages.
+    /// All blocks, for a request of the arena's own stream. The pages also stay mapped at their old addresses.
     Aliased,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct PageDemand {
     pub(crate) request: Request,
     /// The rule for blocks whose pages may be taken.
     pub(crate) eligibility: Eligibility,
-    /// Whether the pages are for the same arena that they are taken from.
+    /// Whether the pages are for the arena that they are taken from.
     pub(crate) own: bool,
     /// The greatest number of pages to take.
     pub(crate) wanted: usize,
@@ -218,7 +218,7 @@ impl ArenaState {
         self.pages[&self.blocks.segment_of(block).id].page_bytes
     }
 
-    /// Returns how many pages `request` lacks at the place where it would be served; `None` if there is no such place.
+    /// Returns how many pages `request` lacks at the place that would serve it; `None` if no place could.
     pub(crate) fn missing_pages(&self, request: &Request) -> Option<usize> {
         self.plan(request).map(|plan| plan.pages)
     }
@@ -407,8 +407,8 @@ impl ArenaState {
         plan.map_or(0..0, |plan| self.blocks.span(plan.first).address..plan.end)
     }
 
-    /// Takes free pages away according to `order`, from the smallest blocks first. Pages where the request itself will grow, if
-    /// that is in this arena, are left alone. Does not wait.
+    /// Takes free pages away according to `order`, the smallest blocks' pages first. Skips pages where the request itself will
+    /// grow, if the request is for this arena. Does not wait.
     pub(crate) fn give_pages(
         &mut self,
         arena: &Arena,
@@ -457,7 +457,8 @@ impl ArenaState {
         self.process_events(arena);
     }
 
-    /// Removes the pages of a range that work in flight may still touch or, if it is to be an alias, future work.
+    /// Removes the pages of a range from the arena, but leaves them mapped: work in flight may still touch them, or, with
+    /// `is_alias`, future work.
     fn leave_stale_mapping(
         &mut self,
         arena: &Arena,

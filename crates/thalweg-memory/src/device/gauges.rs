@@ -21,7 +21,6 @@
 //! has one lock anyway.
 
 use std::ops::Range;
-use std::sync::{PoisonError, TryLockError};
 
 use crate::ids::SizeClass;
 use crate::statistics::stats::{ByPool, DeviceStatistics, Statistic};
@@ -32,7 +31,7 @@ const SLACK_BYTES: u64 = 512 << 10;
 /// The amount by which a published count of blocks may be above the true one, for each class of each arena.
 const SLACK_COUNT: u64 = 64;
 
-/// A quantity that is counted on every allocation. The names are those of the fields of [`DeviceStatistics`].
+/// A quantity that is counted on every allocation. The names are the field names of [`DeviceStatistics`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Quantity {
     Allocation,
@@ -58,9 +57,10 @@ const UNUSED: u64 = u64::MAX - 1;
 
 type Row = [u64; QUANTITIES];
 
-/// A function that runs another on the gauges of the arena with a number, under its lock, and returns whether it could.
+/// A function that runs another function on the gauges of the arena with a given number, under the arena's lock. Returns whether
+/// that arena was found.
 pub(crate) type With<'a> = dyn Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + 'a;
-/// A function that runs another on the gauges of all arenas, one after the other, each under its lock.
+/// A function that runs another function on the gauges of all arenas, one arena after the other, each under its lock.
 pub(crate) type Each<'a> = dyn Fn(&mut dyn FnMut(&mut Gauges)) + 'a;
 
 /// The figures of one arena.
@@ -79,7 +79,7 @@ pub(crate) struct Gauges {
     pending: [[u64; 2]; 2],
 }
 
-/// Returns whether a figure is above its published value, or below it by more than `slack`.
+/// Returns whether a figure is larger than its published value, or smaller by more than `slack`.
 #[inline]
 fn is_outside(current: u64, published: u64, slack: u64) -> bool {
     published.wrapping_sub(current) > slack
@@ -103,7 +103,7 @@ impl Gauges {
         }
     }
 
-    /// Counts a block that a caller frees and that waits for nothing.
+    /// Counts a block that a caller frees and that becomes free at once.
     #[inline]
     pub(crate) fn returned(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         self.subtract(class, Quantity::Allocation, 1);
@@ -137,8 +137,8 @@ impl Gauges {
         self.pending[0][0] + self.pending[1][0] > 0
     }
 
-    /// Updates the rows of active memory. The peak is exact if this was called at every increase while anything was pending: at
-    /// other times active memory equals allocated memory, and it is never less.
+    /// Updates the rows of active memory. Active memory is never less than allocated memory, and equals it while nothing is
+    /// pending. The peak is therefore exact if this was called at every increase while anything was pending.
     fn derive(&mut self) {
         (0..2).for_each(|class| self.derive_current(class));
         for (active, allocated) in DERIVED {
@@ -264,7 +264,7 @@ impl Default for Totals {
 
 impl Totals {
     fn calm(&self) -> MutexGuard<'_, Calm> {
-        self.calm.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calm.lock()
     }
 
     /// Returns whether arena `number` may change its gauges without notice. If not, call [`turn_to`](Self::turn_to) first,
@@ -281,10 +281,9 @@ impl Totals {
     #[cold]
     pub(crate) fn turn_to(&self, number: u64, patient: bool, with: &With<'_>) -> bool {
         let mut calm = match self.calm.try_lock() {
-            Ok(calm) => calm,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) if patient => self.calm(),
-            Err(TryLockError::WouldBlock) => return false,
+            Some(calm) => calm,
+            None if patient => self.calm(),
+            None => return false,
         };
         let before = self.exclusive.load(Ordering::Relaxed);
         if before == number || before == SHARED {
@@ -445,7 +444,7 @@ impl Totals {
         (sum[0].wrapping_add(sum[1]), self.exclusive.load(Ordering::Relaxed) != SHARED)
     }
 
-    /// Sets every peak to its present value.
+    /// Sets the peak of every figure to the present value of the figure.
     pub(crate) fn reset_peak(&self, with: &With<'_>, each: &Each<'_>) {
         let _calm = self.calm();
         self.fold_exclusive(with);
@@ -520,27 +519,27 @@ mod loom_tests {
         arenas: [Mutex<Gauges>; 2],
         /// The lower bound of the value, with its peak. A change happens at some moment while the arena's lock is held: for the
         /// lower bound, additions are counted late and removals early; for the upper bound, the reverse.
-        least: std::sync::Mutex<(u64, u64)>,
-        most: std::sync::Mutex<(u64, u64)>,
+        least: thalweg_lock::Mutex<(u64, u64)>,
+        most: thalweg_lock::Mutex<(u64, u64)>,
     }
 
     impl Model {
         fn with(&self) -> impl Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
             |number, change| {
-                change(&mut self.arenas[number as usize].lock().expect("no thread panics"));
+                change(&mut self.arenas[number as usize].lock());
                 true
             }
         }
 
         fn change(&self, number: u64, class: SizeClass, added: u64, removed: u64) {
-            let mut gauges = self.arenas[number as usize].lock().expect("no thread panics");
+            let mut gauges = self.arenas[number as usize].lock();
             while !self.totals.is_quiet(number) {
                 drop(gauges);
                 assert!(self.totals.turn_to(number, true, &self.with()));
-                gauges = self.arenas[number as usize].lock().expect("no thread panics");
+                gauges = self.arenas[number as usize].lock();
             }
-            let count = |truth: &std::sync::Mutex<(u64, u64)>, added, removed| {
-                let mut truth = truth.lock().expect("no thread panics");
+            let count = |truth: &thalweg_lock::Mutex<(u64, u64)>, added, removed| {
+                let mut truth = truth.lock();
                 truth.0 = truth.0 + added - removed;
                 truth.1 = truth.1.max(truth.0);
             };
@@ -555,7 +554,7 @@ mod loom_tests {
         fn read(&self) -> Statistic {
             let mut statistics = DeviceStatistics::default();
             let each = |change: &mut dyn FnMut(&mut Gauges)| {
-                self.arenas.iter().for_each(|arena| change(&mut arena.lock().expect("no thread panics")));
+                self.arenas.iter().for_each(|arena| change(&mut arena.lock()));
             };
             self.totals.read(&mut statistics, &self.with(), &each);
             statistics.allocated_bytes.all
@@ -581,8 +580,7 @@ mod loom_tests {
             threads[0].iter().for_each(|&(n, class, a, r)| model.change(n, class, a, r));
             handles.into_iter().for_each(|handle| handle.join().expect("no thread panics"));
             let read = model.read();
-            let [least, most] =
-                [&model.least, &model.most].map(|truth| *truth.lock().expect("no thread panics"));
+            let [least, most] = [&model.least, &model.most].map(|truth| *truth.lock());
             assert_eq!(read.current, least.0);
             assert!(read.peak >= least.1, "the peak is {}, not {}", read.peak, least.1);
             // Two arenas, each with up to the slack above the true value in each class.

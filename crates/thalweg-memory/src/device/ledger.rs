@@ -12,10 +12,10 @@ use crate::trace::history::StackId;
 /// The number of entries of private pools that are kept even if the pools have no memory.
 const MOST_PRIVATE: usize = 1024;
 
-/// The figures of the slow path.
+/// The statistics that only the slow path updates.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// The fields that concern segments and driver calls. The others are summed from the arenas on request.
+    /// The fields for segments and driver calls. The other fields are summed from the arenas on request.
     pub(crate) statistics: DeviceStatistics,
     /// The memory that each private pool has taken. A pool's entry outlives the pool until the next reset, or until there are
     /// many entries.
@@ -36,7 +36,7 @@ impl Ledger {
         self.statistics.reserved_bytes.all.current
     }
 
-    /// Sets every peak to its present value. Pools that have no memory any more are forgotten.
+    /// Sets the peak of every figure to the present value of the figure, and forgets pools that have no memory any more.
     pub(crate) fn reset_peak(&mut self) {
         self.statistics.reset_peak();
         self.private.retain(|_, statistic| statistic.current > 0);
@@ -91,7 +91,7 @@ impl Ledger {
         }
     }
 
-    /// Returns a pool's entry. Beyond a certain number of entries, those of the oldest pools without memory are removed.
+    /// Returns a pool's entry. If there are too many entries, removes the entries of the oldest pools without memory.
     fn of_pool(&mut self, pool: PoolId) -> &mut Statistic {
         // The number must have doubled since the last removal, so that its cost is amortised.
         let most = MOST_PRIVATE.max(2 * self.private_left);

@@ -74,8 +74,8 @@ pub(super) struct Fence {
 }
 
 impl Fence {
-    /// Records an event on an arena's stream, and on the other streams that may touch its free memory; `None` if no event can be
-    /// recorded.
+    /// Records an event on an arena's stream, and on the other streams that may touch the arena's free memory; `None` if no event
+    /// can be recorded.
     pub(super) fn record(
         context: &EventContext<'_>,
         stream: StreamId,

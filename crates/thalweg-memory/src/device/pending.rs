@@ -390,7 +390,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.queues.get(&stream)?.front()
     }
 
-    /// Removes the head of a queue: its event has passed, or the own stream waits for it.
+    /// Removes the head of a queue, because its event has passed or the owning stream waits for it.
     fn settle_head(&mut self, stream: StreamId) {
         let queue = self.queues.get_mut(&stream).expect("a queue with a head");
         let Queued { recorded, ticket } = queue.pop_front().expect("a queue with a head");

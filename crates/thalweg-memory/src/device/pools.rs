@@ -17,9 +17,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::ThreadId;
+
+use thalweg_lock::RwLock;
 
 use super::arena::Arena;
 use crate::error::Kind;
@@ -29,11 +31,11 @@ use crate::upstream::SegmentSource;
 /// The options of a private pool (`torch.cuda.MemPool`).
 #[derive(Clone, Default)]
 pub struct PoolOptions {
-    /// The source of its segments; the allocator's upstream if `None`.
+    /// The source of the pool's segments; the allocator's upstream if `None`.
     pub source: Option<Arc<dyn SegmentSource>>,
-    /// Whether its free blocks serve requests of the shared pool when memory is short.
+    /// Whether the pool's free blocks serve requests of the shared pool when memory is short.
     pub use_on_oom: bool,
-    /// Whether its blocks are never split, so that each request gets an entire segment.
+    /// Whether the pool's blocks are never split, so that each request gets an entire segment.
     pub no_split: bool,
     /// Whether free pages that are needed in one piece (`stitching`) are mapped there and also stay mapped at their old address:
     /// the same memory at two addresses, for as long as the pool is held. For users that rely on the pool's addresses, as graphs
@@ -238,7 +240,7 @@ impl Scopes {
 
     #[cold]
     fn search(&self, stream: StreamId) -> Owner {
-        let scopes = self.scopes.read().unwrap_or_else(PoisonError::into_inner);
+        let scopes = self.scopes.read();
         let matches = |scope: &&Scope| match &scope.requests {
             Requests::OnStreams(filter) => filter.matches(stream),
             Requests::OfThread(thread) => *thread == std::thread::current().id(),
@@ -251,7 +253,7 @@ impl Scopes {
     /// # Errors
     /// If requests on streams are already directed to this pool: then it would be ambiguous which scope a call to `end` means.
     pub(crate) fn begin(&self, pool: PoolId, requests: Requests) -> Result<(), Kind> {
-        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = self.scopes.write();
         let streams = |requests: &Requests| matches!(requests, Requests::OnStreams(_));
         if streams(&requests) && scopes.iter().any(|scope| scope.pool == pool && streams(&scope.requests)) {
             return Err(Kind::PoolInUse(pool));
@@ -272,7 +274,7 @@ impl Scopes {
     }
 
     fn end(&self, pool: PoolId, matches: impl Fn(&Requests) -> bool) -> Result<(), Kind> {
-        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = self.scopes.write();
         let position = scopes.iter().rposition(|scope| scope.pool == pool && matches(&scope.requests));
         scopes.remove(position.ok_or(Kind::PoolNotInUse(pool))?);
         self.open.store(scopes.len(), Ordering::Release);

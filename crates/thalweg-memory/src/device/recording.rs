@@ -6,7 +6,7 @@
 //! What is kept of an event is decided in [`history`](crate::history), and whether it is recorded in
 //! [`watch`](crate::trace::watch).
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
@@ -44,7 +44,7 @@ impl ArenaState {
         self.tell_event(arena, event);
     }
 
-    /// Records that a caller freed a block, or that it has become free, or both at the same moment. The stack is that of the
+    /// Records that a caller freed a block, or that it has become free, or both at the same moment. `stack` is the stack of the
     /// free, if there is one.
     #[cold]
     #[inline(never)]
@@ -81,8 +81,8 @@ impl ArenaState {
         self.tell(arena, action, span.address, span.size_bytes, stack);
     }
 
-    /// Records that memory is about to be returned to the upstream, or moved away. The block still exists. The stack is that of
-    /// the code that returns or takes it.
+    /// Records that memory is about to be returned to the upstream, or moved away. The block still exists. `stack` is the stack
+    /// of the code that returns or moves the memory.
     pub(crate) fn tell_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
         if !arena.common.watch.is_on() {
             return;
@@ -359,7 +359,7 @@ impl DeviceAllocator {
     /// Writes a snapshot into these files when a request fails for lack of memory; `None` ends that. The error names the file, or
     /// the reason why it was not written.
     pub fn write_snapshots_on_out_of_memory(&self, files: Option<SnapshotFiles>) {
-        *self.common().watch.files.lock().unwrap_or_else(PoisonError::into_inner) = files.map(Arc::new);
+        *self.common().watch.files.lock() = files.map(Arc::new);
     }
 }
 

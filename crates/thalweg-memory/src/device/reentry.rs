@@ -33,7 +33,7 @@ impl Drop for Outside {
     }
 }
 
-/// Returns an error if the calling thread is in such a function.
+/// Returns an error if the calling thread is in a function that the allocator called with a lock held.
 pub(crate) fn check() -> Result<(), Kind> {
     if CALLS.get() > 0 { Err(Kind::Reentered) } else { Ok(()) }
 }

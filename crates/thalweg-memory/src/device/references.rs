@@ -32,7 +32,7 @@ impl LeftReferences {
         self.left.pop().unwrap_or_else(|| Arc::clone(arena))
     }
 
-    /// Returns the pile in which a block leaves its reference, unless [`is_closed`](Self::is_closed).
+    /// Returns the pile on which a freed block leaves its reference, unless [`is_closed`](Self::is_closed).
     #[inline]
     pub(crate) fn left(&mut self) -> &mut Pile<Arena> {
         &mut self.left

@@ -30,7 +30,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::RangeInclusive;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::device::arena::{Arena, ArenaState};
 use crate::device::common::Common;
@@ -111,7 +111,7 @@ impl<K: Ord + Copy> Roll<K> {
 
     fn lock(&self) -> MutexGuard<'_, Inner<K>> {
         // Neither an addition nor a removal leaves the roll half changed.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
@@ -133,7 +133,7 @@ impl Rolls {
 }
 
 impl Common {
-    /// Returns the arenas in which something may wait, oldest first.
+    /// Returns the arenas that may have waiting blocks, the oldest first.
     pub(crate) fn waiting_arenas(&self) -> Vec<Arc<Arena>> {
         let waiting = self.rolls.waiting.within(0..=u64::MAX);
         waiting.into_iter().filter_map(|number| self.arena(number)).collect()
@@ -318,7 +318,7 @@ mod loom_tests {
             let other = Arc::clone(&shared);
             let handle = thread::spawn(move || leave(&other, 2));
             {
-                let _arena = shared.0.lock().expect("no thread panics");
+                let _arena = shared.0.lock();
                 while shared.1.pop().is_some() {}
                 shared.2.strike_if(7, || shared.1.is_empty());
             }

@@ -6,7 +6,7 @@
 
 use std::ops::{Index, IndexMut};
 
-/// Elements by index.
+/// A table of elements by index, in which free indices are reused.
 #[derive(Debug)]
 pub(crate) struct Slots<T> {
     slots: Vec<Option<T>>,

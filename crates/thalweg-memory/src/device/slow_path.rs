@@ -27,8 +27,9 @@
 //! One lock is held for the entire slow path, and an arena's only for a stage: actions of other threads between two stages may
 //! make it longer, never wrong, since each stage ends either with a block for the caller or with nothing.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
+use thalweg_lock::MutexGuard;
 use thalweg_snapshot::Action;
 
 use super::allocator::DeviceAllocator;
@@ -97,7 +98,7 @@ impl<'a> SlowPath<'a> {
         self.central.as_mut().expect("the lock is held between two stages")
     }
 
-    /// Runs all stages, and repeats them once if other threads have freed enough meanwhile.
+    /// Runs all stages. Repeats them once if other threads have freed enough memory meanwhile.
     fn obtain(mut self) -> Result<Obtained, AllocationError> {
         self.central().ledger.given_back_at = self.request.stack;
         let obtained = self.run_twice();
@@ -173,8 +174,8 @@ impl<'a> SlowPath<'a> {
         if freed > 0 { self.cached() } else { Ok(None) }
     }
 
-    /// Makes the stream wait for the oldest block that waits for uses on other streams and would serve, if there are enough such
-    /// blocks to keep the device busy meanwhile.
+    /// Makes the stream wait for the oldest block that would serve and that waits for uses on other streams. Does so only if
+    /// there are enough such blocks to keep the device busy meanwhile.
     fn order_oldest(&mut self) -> Found {
         let Some(depth) = self.policy.record_use_depth else { return Ok(None) };
         let mut state = self.arena.lock();
@@ -680,7 +681,7 @@ impl<'a> SlowPath<'a> {
         if released_bytes >= needed_bytes { self.take_more() } else { Ok(None) }
     }
 
-    /// Takes memory that becomes eligible if this stream waits, on the device; the alternative is to let the host wait for
+    /// Takes memory that becomes eligible if this stream waits on the device. The alternative would be to make the host wait for
     /// everything.
     fn order_anything(&mut self) -> Found {
         if self.is_capturing() {
@@ -703,7 +704,7 @@ impl<'a> SlowPath<'a> {
         if self.policy.stitching { self.grow_with(Donors::All) } else { Ok(None) }
     }
 
-    /// Releases as many bytes as pages are missing, of the other size if there are any, and calls the upstream again. *Blocks*.
+    /// Releases the missing bytes, in pages of the other size if there are any, and calls the upstream again. *Blocks*.
     fn release_some(&mut self) -> Found {
         if self.is_capturing() || !self.policy.stitching || !self.is_expandable() {
             return Ok(None);
@@ -792,7 +793,7 @@ enum Donors {
     /// This stream, whose pages also stay mapped at their old addresses; and, for a capture, shared memory that the host knows to
     /// be idle.
     Own,
-    /// This stream, and the blocks of other streams that have finished with them.
+    /// This stream, and blocks of other streams that those streams have finished with.
     Idle,
     /// All streams; this one waits for them.
     All,

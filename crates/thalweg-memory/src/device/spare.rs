@@ -10,9 +10,8 @@
 //!
 //! Statistics are not kept here. Spare pages are reserved memory, of no pool.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use rustc_hash::FxHashSet;
+use thalweg_lock::Mutex;
 
 use crate::ids::{ArenaKey, Owner, PoolId, SizeClass, StreamId};
 use crate::upstream::{PageId, UpstreamError, VirtualMemory};
@@ -22,7 +21,7 @@ use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 pub(crate) struct SparePage {
     pub(crate) page: PageId,
     pub(crate) bytes: u64,
-    /// The class that it is counted in.
+    /// The class whose statistics count the page.
     pub(crate) class: SizeClass,
     /// The stream whose later work may use the page; any stream if `None`.
     pub(crate) after: Option<StreamId>,
@@ -46,28 +45,24 @@ pub(crate) struct SparePages {
 }
 
 impl SparePages {
-    fn lock(&self) -> MutexGuard<'_, Vec<SparePage>> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn add(&self, pages: impl IntoIterator<Item = SparePage>) {
-        self.lock().extend(pages);
+        self.pages.lock().extend(pages);
     }
 
     /// Returns a copy of all spare pages.
     pub(crate) fn copy(&self) -> Vec<SparePage> {
-        self.lock().clone()
+        self.pages.lock().clone()
     }
 
     /// Returns the number of pages, at most `wanted`, that the arena of `key` may use.
     pub(crate) fn count(&self, wanted: usize, bytes: u64, key: ArenaKey) -> usize {
-        self.lock().iter().filter(|spare| spare.serves(bytes, key)).take(wanted).count()
+        self.pages.lock().iter().filter(|spare| spare.serves(bytes, key)).take(wanted).count()
     }
 
     /// Removes and returns up to `wanted` pages that the arena of `key` may use.
     pub(crate) fn take(&self, wanted: usize, bytes: u64, key: ArenaKey) -> Vec<SparePage> {
         let serves = |spare: &mut SparePage| spare.serves(bytes, key);
-        self.lock().extract_if(.., serves).take(wanted).collect()
+        self.pages.lock().extract_if(.., serves).take(wanted).collect()
     }
 
     /// Releases all pages to the upstream except those that are still `mapped` somewhere, and calls `destroyed` for each.
@@ -82,14 +77,14 @@ impl SparePages {
         wait: impl Fn(StreamId) -> Result<(), UpstreamError>,
         mut destroyed: impl FnMut(&SparePage),
     ) -> Result<(), (&'static str, UpstreamError)> {
-        let streams: FxHashSet<StreamId> = self.lock().iter().filter_map(|spare| spare.after).collect();
+        let streams: FxHashSet<StreamId> = self.pages.lock().iter().filter_map(|spare| spare.after).collect();
         for stream in streams {
             wait(stream).map_err(|error| ("synchronize_stream", error))?;
-            let mut pages = self.lock();
+            let mut pages = self.pages.lock();
             pages.iter_mut().filter(|spare| spare.after == Some(stream)).for_each(|spare| spare.after = None);
         }
         let free = |spare: &mut SparePage| !mapped.contains(&spare.page);
-        let mut leaving = Leaving { from: self, pages: self.lock().extract_if(.., free).collect() };
+        let mut leaving = Leaving { from: self, pages: self.pages.lock().extract_if(.., free).collect() };
         while let Some(spare) = leaving.pages.last() {
             memory.destroy_page(spare.page).map_err(|error| ("destroy_page", error))?;
             destroyed(spare);

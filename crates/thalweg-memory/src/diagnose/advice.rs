@@ -69,11 +69,11 @@ struct ArenaCopy {
     owner: Owner,
     /// Whether the request is for this arena.
     own: bool,
-    /// Whether its free memory may be returned to the upstream.
+    /// Whether the arena's free memory may be returned to the upstream.
     releasable: bool,
-    /// Whether its free blocks serve requests of the shared pool.
+    /// Whether the arena's free blocks serve requests of the shared pool.
     helps: bool,
-    /// Whether it takes segments from another source, so that the memory it returns is not the device's.
+    /// Whether the arena takes segments from another source, so that the memory that it returns is not the device's.
     has_source: bool,
     segments: Vec<SegmentCopy>,
 }
@@ -209,7 +209,7 @@ impl SegmentCopy {
         released_bytes
     }
 
-    /// Makes it expandable: pages, and addresses behind them to grow into.
+    /// Makes the segment expandable: its memory becomes pages, with room to grow in the addresses that follow.
     fn expand(&mut self, page_bytes: [u64; 2], reserve_bytes: u64) {
         self.page_bytes = Some(page_bytes[self.class as usize]);
         let bytes: u64 = self.blocks.iter().map(|block| block.size_bytes).sum();
@@ -217,7 +217,7 @@ impl SegmentCopy {
         push(&mut self.blocks, BlockCopy { size_bytes, state: CopyState::Unmapped });
     }
 
-    /// Returns the fewest bytes of pages with which `size_bytes` would fit here.
+    /// Returns the fewest bytes of additional pages that would make room for `size_bytes` here.
     fn missing_bytes(&self, size_bytes: u64) -> Option<u64> {
         let page_bytes = self.page_bytes?;
         (0..self.blocks.len())
@@ -399,8 +399,8 @@ impl Situation {
     }
 }
 
-/// Returns the smallest of the numbers from `low` to `high` for which `holds` is true, if it is true for `high`. If `holds` is
-/// true for a number, it must be true for all greater ones.
+/// Returns the smallest number from `low` to `high` for which `holds` is true; `None` if it is false for `high`. If `holds` is
+/// true for a number, it must be true for all greater numbers.
 fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (low, high);
     if low > high || !holds(high) {
@@ -415,7 +415,7 @@ fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
 
 /// The changes.
 impl Situation {
-    /// Returns the first change with which the request fits.
+    /// Returns the first change that would have let the request succeed.
     pub(crate) fn advice(&self) -> Option<Advice> {
         if self.size_bytes > MAX_REQUEST_BYTES {
             return Some(Advice::Divide);

@@ -73,12 +73,12 @@ impl FakeUpstream {
 
     /// Returns the memory that the driver's allocator has handed out, as (address, bytes), in address order.
     pub fn live_stream_ordered(&self) -> Vec<(u64, u64)> {
-        self.lock().driver_pool.live.iter().map(|(&address, &(bytes, _))| (address, bytes)).collect()
+        self.inner.lock().driver_pool.live.iter().map(|(&address, &(bytes, _))| (address, bytes)).collect()
     }
 
     /// Returns the number of bytes that were freed in stream order and are not free yet.
     pub fn freed_in_stream_order(&self) -> u64 {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.settle();
         inner.driver_pool.freed.iter().map(|freed| freed.bytes).sum()
     }

@@ -36,7 +36,7 @@ impl FakeUpstream {
     /// # Panics
     /// If the stream is capturing already.
     pub fn begin_capture(&self, stream: StreamId) -> CaptureId {
-        let graphs = &mut self.lock().graphs;
+        let graphs = &mut self.inner.lock().graphs;
         let capture = CaptureId::from_raw(graphs.next());
         let before = graphs.streams.insert(stream, (capture, BTreeSet::new()));
         assert!(before.is_none(), "{stream:?} captures already");
@@ -48,7 +48,7 @@ impl FakeUpstream {
     /// # Panics
     /// If the stream is not capturing.
     pub fn capture_command(&self, stream: StreamId) -> NodeId {
-        let graphs = &mut self.lock().graphs;
+        let graphs = &mut self.inner.lock().graphs;
         let node = NodeId::from_raw(graphs.next());
         let (_, terminals) = graphs.streams.get_mut(&stream).expect("the stream captures");
         let before = std::mem::replace(terminals, BTreeSet::from([node]));
@@ -61,7 +61,7 @@ impl FakeUpstream {
     /// # Panics
     /// If `other` is not capturing, or `stream` captures into another graph.
     pub fn capture_join(&self, stream: StreamId, other: StreamId) {
-        let graphs = &mut self.lock().graphs;
+        let graphs = &mut self.inner.lock().graphs;
         let (capture, after) = graphs.streams.get(&other).cloned().expect("the other stream captures");
         let (own, terminals) = graphs.streams.entry(stream).or_insert((capture, BTreeSet::new()));
         assert_eq!(*own, capture, "streams of two captures do not join");
@@ -70,7 +70,7 @@ impl FakeUpstream {
 
     /// Ends a capture on all its streams.
     pub fn end_capture(&self, capture: CaptureId) {
-        self.lock().graphs.streams.retain(|_, (one, _)| *one != capture);
+        self.inner.lock().graphs.streams.retain(|_, (one, _)| *one != capture);
     }
 }
 

@@ -41,8 +41,8 @@ use crate::upstream::{PageId, VirtualMemory};
 #[cfg(doc)]
 use crate::PoolOptions;
 
-/// An address range of a pool whose memory has moved to another address: data written through one address is read through the
-/// other ([`PoolOptions::may_alias`]).
+/// An address range of a pool whose memory has moved to another address. Data that is written through one address is read through
+/// the other ([`PoolOptions::may_alias`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Alias {
     /// The former address of the memory.

@@ -159,9 +159,9 @@ pub struct Restored {
 pub struct LiveDifference {
     /// The pool.
     pub pool: PoolId,
-    /// The addresses at which blocks were expected and no live one begins.
+    /// The addresses at which live blocks were expected and none begins.
     pub missing: Vec<u64>,
-    /// The addresses at which live blocks begin that were not expected.
+    /// The addresses at which live blocks begin although none was expected there.
     pub unexpected: Vec<u64>,
 }
 

@@ -22,12 +22,13 @@
 //! Graphs, and the reaction of their owner to the death of a block, are not handled here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use thalweg_lock::Mutex;
 
 use crate::device::blocks::BlockId;
 use crate::ids::{PoolId, StreamId};
 
-/// A watch over blocks that others hold: a flag that is cleared when one of them is freed.
+/// A watch over blocks that callers hold: a flag that is cleared when one of the blocks is freed.
 #[derive(Debug, Default)]
 pub struct LivenessWatch {
     disturbed: AtomicBool,
@@ -43,11 +44,11 @@ impl LivenessWatch {
 
     /// Returns the addresses of the blocks that have died, in the order of their deaths.
     pub fn died(&self) -> Vec<u64> {
-        self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.died.lock().clone()
     }
 
     pub(crate) fn tell(&self, address: u64) {
-        self.died.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        self.died.lock().push(address);
         self.disturbed.store(true, Ordering::Release);
     }
 }
@@ -55,15 +56,15 @@ impl LivenessWatch {
 /// A block that a caller held when the blocks were listed. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LiveBlock {
-    /// The address at which it begins.
+    /// The address at which the block begins.
     pub address: u64,
     /// The size, in bytes.
     pub size_bytes: u64,
     /// The number of bytes that were requested.
     pub requested_bytes: u64,
-    /// The private pool that it belongs to, if any.
+    /// The private pool that the block belongs to, if any.
     pub pool: Option<PoolId>,
-    /// The stream of its arena.
+    /// The stream of the block's arena.
     pub stream: StreamId,
     pub(crate) arena: u64,
     pub(crate) block: BlockId,

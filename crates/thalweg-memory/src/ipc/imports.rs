@@ -10,9 +10,10 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::Mutex;
 
 use super::sharing::MemoryHandle;
 use crate::device::common::Common;
@@ -51,7 +52,7 @@ impl Imports {
         let sharing = common.upstream.sharing();
         let sharing = sharing.ok_or(Kind::Sharing("the upstream shares no memory"))?;
         // The lock is held meanwhile, so that no memory is opened twice at the same time.
-        let mut imports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut imports = self.0.lock();
         if let Some(open) = imports.get(handle).and_then(Weak::upgrade) {
             return Ok(open);
         }
@@ -75,7 +76,7 @@ impl Imports {
     pub(crate) fn retire(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
         // While the lock is held the memory is not found; and if two threads retire it at once, the second sees that it has the
         // last reference.
-        let mut imports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut imports = self.0.lock();
         if Arc::strong_count(&memory) > 1 {
             return None;
         }
@@ -130,12 +131,12 @@ impl SharedMemory {
 
     /// Records that `stream` uses the memory: it stays open until the present work of the stream is done.
     pub fn record_stream(&self, stream: StreamId) {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner).insert(stream);
+        self.users.lock().insert(stream);
     }
 
     /// *Blocks* until the streams that used the memory have finished with it. Returns whether they could be waited for.
     fn wait(&mut self) -> bool {
-        let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let users = self.users.get_mut();
         let _gate = self.common.hold_gate();
         let events = &self.common.upstream;
         let wait = |stream: &StreamId| {

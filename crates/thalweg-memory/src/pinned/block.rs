@@ -1,9 +1,10 @@
 //! [`HostBlock`]: pinned memory held by a caller.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::HostAllocator;
 use super::bucket::{Freed, PinnedOwner};
@@ -101,15 +102,14 @@ impl HostBlock {
 
     fn users(&self) -> MutexGuard<'_, Users> {
         // The uses are valid whenever the upstream, which may panic, is called.
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        self.users.lock()
     }
 }
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
         let Some(block) = self.block else { return };
-        let Users { uses, captured_by } =
-            std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let Users { uses, captured_by } = std::mem::take(self.users.get_mut());
         let owner = std::mem::replace(&mut self.owner, PinnedOwner::Shared);
         let core = &self.allocator.core;
         let stack = core.common.history.stack_of_free();

@@ -19,9 +19,10 @@
 //! This module does not handle captures, the choice of the bucket that serves a request, and how memory is pinned.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
+use thalweg_lock::Mutex;
 use thalweg_snapshot::Action;
 
 use super::captures::PrivatePool;
@@ -38,7 +39,7 @@ use crate::upstream::HostUpstream;
 /// The owner of a block: where it was taken from, and where it is returned to.
 #[derive(Clone, Debug)]
 pub(crate) enum PinnedOwner {
-    /// The bucket of its size.
+    /// The shared bucket of the block's size.
     Shared,
     /// A private pool.
     Private(Arc<PrivatePool>),
@@ -69,7 +70,7 @@ pub(crate) struct Freed {
     pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
     /// Whether an event could not be recorded, so that the end of the uses can never be known.
     pub(crate) failed: bool,
-    /// The stack of the free, if it is recorded.
+    /// The stack of the free, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether the free has been recorded in the history.
     pub(crate) told: bool,
@@ -252,7 +253,7 @@ impl Shelf {
         }
     }
 
-    /// Ends the wait of a block: it becomes free, or retired. The stack is that of the free, if it is still known.
+    /// Ends the wait of a block, which becomes free or retired. `stack` is the stack of the block's free, if still known.
     fn settle(&mut self, block: PinnedBlock, outcome: WaitOutcome, stack: Option<StackId>, common: &Common) {
         self.active_requests.decrease(1);
         self.active_bytes.decrease(block.size_bytes);

@@ -26,8 +26,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+
+use thalweg_lock::{Mutex, RwLock, RwLockReadGuard};
 
 use super::bucket::Bucket;
 use crate::error::Kind;
@@ -45,7 +47,7 @@ pub(crate) struct PrivatePool {
 impl PrivatePool {
     fn new(id: PoolId) -> Self {
         let pool = Self { id, closed: AtomicBool::new(false), bucket: Bucket::default() };
-        pool.bucket.shelf.lock().expect("no other thread has it yet").log.pool_id = pool.pool_id();
+        pool.bucket.shelf.lock().log.pool_id = pool.pool_id();
         pool
     }
 
@@ -113,22 +115,17 @@ impl Gate {
 
     /// Locks the gate in its present state.
     pub(crate) fn hold(&self) -> GateGuard<'_> {
-        GateGuard(self.scopes.read().unwrap_or_else(PoisonError::into_inner))
+        GateGuard(self.scopes.read())
     }
 
-    /// Holds the gate if it is open and this does not require waiting.
+    /// Holds the gate if the gate is open and can be held without waiting.
     pub(crate) fn try_hold_open(&self) -> Option<GateGuard<'_>> {
-        let scopes = match self.scopes.try_read() {
-            Ok(scopes) => scopes,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(GateGuard(scopes)).filter(GateGuard::is_open)
+        self.scopes.try_read().map(GateGuard).filter(GateGuard::is_open)
     }
 
     /// Opens a scope, and thereby closes the gate. *Waits* for calls that hold it open.
     pub(crate) fn begin(&self, pool: Arc<PrivatePool>, filter: StreamFilter) -> Result<(), Kind> {
-        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = self.scopes.write();
         if scopes.iter().any(|scope| scope.pool.id == pool.id) {
             return Err(Kind::PoolInUse(pool.id));
         }
@@ -139,7 +136,7 @@ impl Gate {
 
     /// Ends a scope.
     pub(crate) fn end(&self, id: PoolId) -> Result<(), Kind> {
-        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = self.scopes.write();
         let position = scopes.iter().position(|scope| scope.pool.id == id).ok_or(Kind::PoolNotInUse(id))?;
         scopes.remove(position);
         self.count.store(scopes.len(), Ordering::Release);
@@ -163,7 +160,7 @@ impl PrivatePools {
     /// # Errors
     /// If the last reference was released and callers still hold blocks of the pool.
     pub(crate) fn retain(&self, id: PoolId) -> Result<(), Kind> {
-        let mut pools = self.lock();
+        let mut pools = self.0.lock();
         let counted = pools
             .entry(id)
             .or_insert_with(|| Counted { pool: Arc::new(PrivatePool::new(id)), references: 0 });
@@ -176,7 +173,7 @@ impl PrivatePools {
 
     /// Removes a reference. Returns whether it was the last: then the pool is closed.
     pub(crate) fn release(&self, id: PoolId) -> Result<bool, Kind> {
-        let mut pools = self.lock();
+        let mut pools = self.0.lock();
         let counted = referenced(&mut pools, id)?;
         counted.references -= 1;
         let last = counted.references == 0;
@@ -186,7 +183,7 @@ impl PrivatePools {
 
     /// Adds a reference to a pool that has one already.
     pub(crate) fn hold(&self, id: PoolId) -> Result<Arc<PrivatePool>, Kind> {
-        let mut pools = self.lock();
+        let mut pools = self.0.lock();
         let counted = referenced(&mut pools, id)?;
         counted.references += 1;
         Ok(counted.pool.clone())
@@ -194,22 +191,19 @@ impl PrivatePools {
 
     /// Returns all pools, including closed ones.
     pub(crate) fn all(&self) -> Vec<Arc<PrivatePool>> {
-        self.lock().values().map(|counted| counted.pool.clone()).collect()
+        self.0.lock().values().map(|counted| counted.pool.clone()).collect()
     }
 
-    /// Forgets a closed pool if it is empty, and only the caller could still add a block. Returns whether it did.
+    /// Forgets a closed pool if it is empty and only the caller could still add a block to it. Returns whether the pool was
+    /// forgotten.
     pub(crate) fn forget(&self, pool: &Arc<PrivatePool>, is_empty: impl FnOnce() -> bool) -> bool {
-        let mut pools = self.lock();
+        let mut pools = self.0.lock();
         // The two references are the caller's and ours. Others are cloned from one of these, or from ours with the lock held.
         let forgotten = Arc::strong_count(pool) == 2 && pools.contains_key(&pool.id) && is_empty();
         if forgotten {
             pools.remove(&pool.id);
         }
         forgotten
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<PoolId, Counted>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -20,8 +20,10 @@
 //! emptying pools that were closed. The next call of any kind does them; a flag indicates whether there are any.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+
+use thalweg_lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 use super::bucket::{Arrival, Bucket, Common, Freed, PinnedOwner, Shelf};
 use super::captures::{Gate, PrivatePool, PrivatePools};
@@ -80,12 +82,12 @@ impl Core {
     }
 
     pub(crate) fn settings(&self) -> HostSettings {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.settings.lock().clone()
     }
 
     pub(crate) fn set_settings(&self, settings: HostSettings) {
         self.common.rounding.set(&settings);
-        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
+        *self.settings.lock() = settings;
     }
 
     /// Finds memory for a request of at least 1 byte.
@@ -190,9 +192,8 @@ impl Core {
         let arrival = if pool.is_some() { Arrival::Kept(freed) } else { Arrival::Returned(freed) };
         let bucket = self.bucket(&to, size_bytes);
         match bucket.shelf.try_lock() {
-            Ok(mut shelf) => shelf.receive(arrival, &self.common),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().receive(arrival, &self.common),
-            Err(TryLockError::WouldBlock) => bucket.inbox.push(arrival),
+            Some(mut shelf) => shelf.receive(arrival, &self.common),
+            None => bucket.inbox.push(arrival),
         }
         let chore = to.is_closed() || !self.common.rounding.is_cached(size_bytes);
         if chore {
@@ -294,7 +295,7 @@ impl Core {
         }
     }
 
-    /// Empties the closed pools, and forgets those of which no caller holds a block.
+    /// Empties the closed pools, and forgets those closed pools whose blocks have all been freed by callers.
     pub(crate) fn sweep(&self) {
         for pool in self.pools.all() {
             if pool.is_closed() {
@@ -404,25 +405,25 @@ impl Core {
         &self.shared[exponent(size_bytes)]
     }
 
-    /// Runs `action` on every bucket in turn, those of private pools last.
+    /// Runs `action` on every bucket in turn, ending with the buckets of private pools.
     pub(crate) fn each_bucket(&self, mut action: impl FnMut(&mut Shelf)) {
         let pools = self.pools.all();
         self.buckets(&pools).for_each(|bucket| action(&mut self.lock(bucket)));
     }
 
-    /// Returns all buckets, those of these pools last.
+    /// Returns all buckets, ending with the buckets of these pools.
     pub(crate) fn buckets<'a>(&'a self, pools: &'a [Arc<PrivatePool>]) -> impl Iterator<Item = &'a Bucket> {
         self.shared.iter().chain(pools.iter().map(|pool| &pool.bucket))
     }
 
     fn moving(&self) -> RwLockReadGuard<'_, ()> {
-        self.moving.read().unwrap_or_else(PoisonError::into_inner)
+        self.moving.read()
     }
 
     /// Takes a bucket's lock and processes the blocks that were left in its inbox while another thread held it.
     pub(crate) fn lock<'a>(&self, bucket: &'a Bucket) -> MutexGuard<'a, Shelf> {
         // The state of a bucket is valid whenever the upstream, which may panic, is called.
-        let mut shelf = bucket.shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shelf = bucket.shelf.lock();
         while let Some(arrival) = bucket.inbox.pop() {
             shelf.receive(arrival, &self.common);
         }

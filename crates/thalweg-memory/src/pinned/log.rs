@@ -14,7 +14,7 @@ pub(crate) const NO_STREAM: StreamId = StreamId::from_raw(0);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holding {
     pub(crate) requested_bytes: u64,
-    /// The stack of the allocation, if it is recorded.
+    /// The stack of the allocation, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
 }
 
@@ -36,7 +36,7 @@ impl Log {
         self.tell(history, Event { stack, ..event(Action::Alloc, block, self.pool_id) });
     }
 
-    /// Records that a caller freed a block, or that it has become free. The stack is that of the free, if there is one.
+    /// Records that a caller freed a block, or that the block has become free. `stack` is the stack of the free, if there is one.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_freed(

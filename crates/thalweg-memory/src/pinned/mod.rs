@@ -63,7 +63,9 @@ mod uses;
 mod watch;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use self::bucket::PinnedOwner;
 use self::core::Core;
@@ -248,7 +250,7 @@ impl HostAllocator {
         self.statistics().memory_stats_nested()
     }
 
-    /// Sets every peak to its present value.
+    /// Sets the peak of every figure to the present value of the figure.
     pub fn reset_peak_memory_stats(&self) {
         self.core.reset_peak();
     }
@@ -259,7 +261,7 @@ impl HostAllocator {
     }
 
     fn poller(&self) -> MutexGuard<'_, Option<Poller>> {
-        self.poller.lock().unwrap_or_else(PoisonError::into_inner)
+        self.poller.lock()
     }
 }
 

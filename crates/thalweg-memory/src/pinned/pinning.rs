@@ -8,9 +8,9 @@
 //! The upstream is called with no lock held, except for the one call that pins the reserve.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::Action;
 
 use super::settings::{HostSettings, Request};
@@ -52,7 +52,7 @@ fn granules(bytes: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) size_bytes: u64,
-    /// The stack of the call that pinned it, if it was recorded.
+    /// The stack of the call that pinned the block, if stacks were recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether the block is never used again, and in no bucket.
     pub(crate) lost: bool,
@@ -170,7 +170,7 @@ impl Pinning {
 
     /// Locks the accounts, to read or change them.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Accounts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -12,10 +12,12 @@
 //! This module and `core` use each other: the core wakes the thread, which works on the core.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
+
+use thalweg_lock::Mutex;
 
 use super::core::Core;
 
@@ -34,18 +36,18 @@ impl Wake {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
             // The lock is held only to store or remove the thread.
-            if let Some(thread) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(thread) = &*self.thread.lock() {
                 thread.unpark();
             }
         }
     }
 
     fn set(&self, thread: Option<Thread>) {
-        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = thread;
+        *self.thread.lock() = thread;
     }
 }
 
-/// The thread. Dropping this stops it, and waits for its end.
+/// The thread that checks events of pinned memory. Dropping this stops the thread, and waits for its end.
 pub(crate) struct Poller {
     core: Arc<Core>,
     stop: Arc<AtomicBool>,

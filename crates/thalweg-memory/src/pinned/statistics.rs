@@ -143,7 +143,7 @@ impl HostStatistics {
         entries
     }
 
-    /// Returns the figures under PyTorch's keys, those of one quantity together, sorted by its name.
+    /// Returns the figures under PyTorch's keys. Figures of the same quantity are grouped, and groups are sorted by name.
     pub fn memory_stats_nested(&self) -> Vec<(&'static str, StatisticEntry)> {
         vec![
             ("active_bytes", figures(&self.active_bytes)),

@@ -18,7 +18,7 @@ pub(crate) enum Source {
 pub(crate) struct PinnedBlock {
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
-    /// The size that its last holder requested.
+    /// The size that the block's last holder requested.
     pub(crate) requested_bytes: u64,
     pub(crate) source: Source,
 }
@@ -27,6 +27,6 @@ pub(crate) struct PinnedBlock {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) request: Request,
-    /// The stack of the request, if it is recorded.
+    /// The stack of the request, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
 }

@@ -245,7 +245,7 @@ impl Waiting {
         drop(head);
     }
 
-    /// Handles the failure of one of the block's events: the others are not needed any more.
+    /// Handles the failure of one of the block's events. The block's other events are not needed any more.
     fn failed(&mut self, address: u64) {
         let mut dropped = Vec::new();
         for queue in self.queues.values_mut() {

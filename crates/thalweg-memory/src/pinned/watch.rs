@@ -20,9 +20,10 @@
 //! A snapshot locks all buckets at once, so that it shows one moment. (No other code locks two.)
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::MutexGuard;
 use thalweg_snapshot::{BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
 
 use super::HostAllocator;
@@ -101,7 +102,7 @@ fn look(shelf: &Shelf, seen: &mut BTreeMap<u64, Seen>) {
 impl Core {
     /// Returns all blocks at one moment, and the events until then.
     fn see(&self, include_traces: bool) -> (BTreeMap<u64, Seen>, Vec<TraceEntry>) {
-        let still = self.moving.write().unwrap_or_else(PoisonError::into_inner);
+        let still = self.moving.write();
         let pools = self.pools.all();
         let shelves: Vec<MutexGuard<'_, Shelf>> =
             self.buckets(&pools).map(|bucket| self.lock(bucket)).collect();

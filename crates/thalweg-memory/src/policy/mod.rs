@@ -20,7 +20,7 @@ use crate::ids::SizeClass;
 use crate::settings::{Backend, CrossStreamReuse, Policy as PolicySetting, PowerTwoDivisions, Settings};
 use crate::trace::history::StackId;
 
-/// The unit of sizes and addresses: those of every block are a multiple of it.
+/// The unit of sizes and addresses: the size and the address of every block are multiples of it.
 pub const MIN_BLOCK_BYTES: u64 = 512;
 /// The size up to which requests are small.
 pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;
@@ -28,7 +28,7 @@ pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;
 pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
 /// The size from which a request gets a segment of its own size.
 const MIN_OWN_SEGMENT_BYTES: u64 = 10 << 20;
-/// The size that no request may exceed (64 PiB): no device has addresses for more, the rounded size fits in the bins, and sums of
+/// The size that no request may exceed (64 PiB). No device has addresses for more, the rounded size fits in the bins, and sums of
 /// sizes cannot overflow.
 pub const MAX_REQUEST_BYTES: u64 = 1 << 56;
 
@@ -38,7 +38,7 @@ pub(crate) struct Request {
     pub(crate) requested_bytes: u64,
     pub(crate) size_bytes: u64,
     pub(crate) class: SizeClass,
-    /// The stack of the request, if it is recorded.
+    /// The stack of the request, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether the request is for a certain address.
     pub(crate) exact_address: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Policy {
     pub(crate) large_segment_bytes: u64,
     /// The granularity of segments for larger requests: their size is a multiple of this.
     pub(crate) segment_granularity_bytes: u64,
-    /// The settings for rounding to steps between powers of two; `None` if it is off.
+    /// The settings for rounding to steps between powers of two; `None` if this rounding is off.
     pub(crate) power2: Option<PowerTwoDivisions>,
     /// Whether new segments are expandable.
     pub(crate) expandable: bool,

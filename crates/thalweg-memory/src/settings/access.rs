@@ -1,4 +1,5 @@
-//! The settings without a key, and methods of keys whose value is more than one number or word: `keys.rs` makes those of all others.
+//! Settings without a key, such as labels, and access methods for keys with structured values. Keys whose value is a single
+//! number or word get their methods in `keys.rs`.
 
 use super::keys::{self, Key};
 use super::values::{Backend, MIB, Reserve};

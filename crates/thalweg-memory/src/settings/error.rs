@@ -35,7 +35,7 @@ struct Inner {
 /// A mistake at a position of the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Fault {
-    /// The position, in bytes of the text. Empty at its end.
+    /// The position of the mistake, as a range of bytes of the text. The range is empty at the end of the text.
     pub range: Range<usize>,
     /// The key that the mistake concerns, if known.
     pub key: Option<&'static str>,
@@ -51,12 +51,12 @@ pub(super) enum FaultKind {
     UnknownKey { nearest: Option<&'static str> },
     /// The text is not well formed here.
     Syntax,
-    /// The value is not a value of this key.
+    /// The key does not accept this value.
     Value,
 }
 
 impl Fault {
-    /// Creates the fault of a value that its key does not accept.
+    /// Creates the fault for a value that the key does not accept.
     pub fn value(
         key: &'static str,
         range: Range<usize>,
@@ -87,7 +87,7 @@ impl SettingsError {
         matches!(self.0.fault.kind, FaultKind::UnknownKey { .. })
     }
 
-    /// Returns whether a key has a value that it does not accept.
+    /// Returns whether the error is a value that its key does not accept.
     pub fn is_invalid_value(&self) -> bool {
         self.0.fault.kind == FaultKind::Value
     }

@@ -51,7 +51,7 @@ impl Token<'_> {
     }
 }
 
-/// A position in the text, from which tokens are taken.
+/// A position in the text, at which the next token is read.
 pub(super) struct Cursor<'a> {
     text: &'a str,
     at: usize,

@@ -59,7 +59,7 @@ impl<T: Clone> Key<T> {
         self.get(settings).expect("the default of this key is a value")
     }
 
-    /// Sets a value that is valid on its own. The caller checks whether it is consistent with the others.
+    /// Sets a value that is valid on its own. The caller checks whether the value is consistent with other keys' values.
     pub fn set(&self, settings: &mut Settings, value: T) -> Result<(), SettingsError> {
         if !(self.valid)(&value) {
             let found = Written { value: &value, syntax: &self.syntax };
@@ -70,7 +70,7 @@ impl<T: Clone> Key<T> {
     }
 }
 
-/// A value as text.
+/// The text of a key's value, for display.
 struct Written<'a, T: 'static> {
     value: &'a T,
     syntax: &'a Syntax<T>,
@@ -82,13 +82,13 @@ impl<T> fmt::Display for Written<'_, T> {
     }
 }
 
-/// A key without its type.
+/// A key, independent of the type of its value.
 pub(super) trait AnyKey: Sync {
     fn name(&self) -> &'static str;
     fn concerns(&self) -> Concerns;
     fn is_set(&self, settings: &Settings) -> bool;
     fn clear(&self, settings: &mut Settings);
-    /// Reads a value and sets it; `default` resets the key.
+    /// Reads the key's value and sets it; the word `default` resets the key.
     fn read(&self, cursor: &mut Cursor<'_>, settings: &mut Settings) -> Result<(), Fault>;
     /// Returns the value that was set, as text.
     fn written(&self, settings: &Settings) -> Option<String>;
@@ -161,13 +161,13 @@ pub struct KeyDescription {
     pub default: &'static str,
     /// The effective value, as it would be set in a text; a description if no value expresses it (`unlimited`).
     pub value: String,
-    /// Whether the key was set, and not left to its default.
+    /// Whether the key was set explicitly.
     pub is_set: bool,
     /// The allocator that the key has an effect on.
     pub concerns: Concerns,
 }
 
-/// Returns the key of this name.
+/// Returns the key with this name.
 pub(super) fn find(name: &str) -> Option<&'static dyn AnyKey> {
     KEYS.iter().copied().find(|key| key.name() == name)
 }

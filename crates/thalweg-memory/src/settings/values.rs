@@ -29,11 +29,12 @@ pub enum Backend {
 /// The rule by which free memory of another stream may serve a request that would otherwise take more memory from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CrossStreamReuse {
-    /// Never: each stream keeps the memory that it once had.
+    /// Free memory is never reused by another stream: each stream keeps its memory.
     Never,
-    /// As soon as that stream's work on the memory is known to be done.
+    /// Free memory is reused as soon as the other stream's work on it is known to be done.
     Idle,
-    /// Also before that, by making the requesting stream wait for that work on the device, within the limit on such waits.
+    /// Free memory is also reused earlier: the requesting stream then waits on the device for the other stream's work, within the
+    /// limit on such waits.
     Ordered,
 }
 

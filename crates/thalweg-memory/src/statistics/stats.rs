@@ -132,7 +132,7 @@ pub struct DeviceStatistics {
     /// The number of requests that were refused before memory was searched for, because they would have exceeded the memory
     /// fraction.
     pub num_oom_rejections: u64,
-    /// The size from which blocks are not split; `None` if all may be.
+    /// The size from which blocks are not split; `None` if blocks of every size may be split.
     pub max_split_size: Option<u64>,
     /// The memory that each private pool has taken from the upstream. A pool's entry outlives it, until the peaks are reset.
     pub reserved_bytes_by_private_pools: BTreeMap<PoolId, Statistic>,

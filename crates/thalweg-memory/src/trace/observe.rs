@@ -8,10 +8,11 @@
 //! [`SnapshotFiles`] is the usual reaction when memory runs out: it writes a snapshot, up to a limited number of times.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, fs, io};
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::Snapshot;
 
 use super::history::Event;
@@ -104,7 +105,7 @@ impl<E> Observers<E> {
     }
 
     fn list(&self) -> MutexGuard<'_, List<E>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock()
     }
 }
 
@@ -165,7 +166,7 @@ mod tests {
         let tell = |name: &'static str| {
             let (told, again) = (Arc::clone(&told), Arc::clone(&observers));
             move |event: &OutOfMemoryEvent| {
-                told.lock().expect("no thread panics").push((name, event.size_bytes));
+                told.lock().push((name, event.size_bytes));
                 let _ = again.is_empty() || again.remove(ObserverId(1));
             }
         };
@@ -178,7 +179,7 @@ mod tests {
         assert!(!observers.remove(first), "the observers removed it");
         assert!(observers.remove(second) && observers.is_empty());
         observers.notify(&event(3));
-        assert_eq!(*told.lock().expect("no thread panics"), [("first", 1), ("second", 1), ("second", 2)]);
+        assert_eq!(*told.lock(), [("first", 1), ("second", 1), ("second", 2)]);
     }
 
     #[test]

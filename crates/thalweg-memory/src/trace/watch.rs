@@ -14,9 +14,10 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::{Action, Snapshot};
 
 use super::history::{Enabled, Event, History, Ring, StackId};
@@ -106,16 +107,16 @@ impl Watch {
     }
 
     pub(crate) fn files(&self) -> Option<Arc<SnapshotFiles>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.files.lock().clone()
     }
 
     pub(crate) fn retired(&self) -> MutexGuard<'_, Ring> {
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retired.lock()
     }
 
     /// Runs `change` and updates the flags afterwards. Returns the result, and whether the history records stacks.
     pub(crate) fn switch<T>(&self, change: impl FnOnce(&Self) -> T) -> (T, bool) {
-        let _switch = self.switch.lock().unwrap_or_else(PoisonError::into_inner);
+        let _switch = self.switch.lock();
         let changed = change(self);
         let remembers = self.history.settings().enabled != Enabled::Off;
         if remembers || !self.events.is_empty() {

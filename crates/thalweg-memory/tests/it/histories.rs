@@ -1,8 +1,8 @@
 //! Recording from many threads, and the stacks of a Rust program.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use thalweg_lock::Mutex;
 use thalweg_memory::StreamId;
 use thalweg_memory::history::{Enabled, Event, History, HistorySettings, Ring};
 use thalweg_snapshot::{Action, TraceEntry};
@@ -15,7 +15,7 @@ fn recording() -> History {
 
 fn merged(history: &History, rings: &[Mutex<Ring>]) -> Vec<TraceEntry> {
     let mut merge = history.merge();
-    rings.iter().for_each(|ring| merge.add(&ring.lock().expect("no thread panics")));
+    rings.iter().for_each(|ring| merge.add(&ring.lock()));
     merge.finish()
 }
 
@@ -38,7 +38,7 @@ fn a_merge_among_running_threads_is_a_consistent_cut() {
                         std::thread::yield_now();
                     }
                     let event = Event::new(Action::Alloc, number, 512, StreamId::from_raw(thread));
-                    ring.lock().expect("no thread panics").push(history, &event);
+                    ring.lock().push(history, &event);
                     turn.store(number + 1, Ordering::Release);
                 }
                 done.fetch_or(thread == THREADS - 1, Ordering::Release);
@@ -70,7 +70,7 @@ fn rust_functions_have_names_in_stacks() {
     assert!(history.set_stack_source(Arc::new(RustStacks::new())).is_ok(), "it is the first");
     let ring = Mutex::new(Ring::new());
     for _ in 0..std::hint::black_box(2) {
-        a_function_that_allocates(&history, &mut ring.lock().expect("no thread panics"));
+        a_function_that_allocates(&history, &mut ring.lock());
     }
     let entries = merged(&history, &[ring]);
     let stacks = [0, 1].map(|index| entries[index].frames.clone().expect("there is a source"));

@@ -1,8 +1,9 @@
 //! The host allocator used from several threads, including its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
+use thalweg_lock::Mutex;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
     EventId, Events, HostAllocator, HostBlock, HostMethod, HostSettings, HostUpstream, StreamFilter,
@@ -29,7 +30,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
                         let block = allocator.allocate_on(bytes, stream(thread)).expect("there is room");
                         block.record_use(stream(1 + round % 4));
                         block.record_stream(stream(1 + (round + thread) % 4));
-                        let mut exchange = exchange.lock().expect("no thread panics");
+                        let mut exchange = exchange.lock();
                         exchange.push(block);
                         // Every thread frees blocks that another one allocated.
                         let oldest = (exchange.len() > 20).then(|| exchange.remove(0));
@@ -49,7 +50,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
                 });
             }
         });
-        let held = exchange.into_inner().expect("no thread panics");
+        let held = exchange.into_inner();
         drop(held);
         allocator.release_pool(pool).expect("one reference");
         // Blocks that were dropped while a capture began or ended get their events now.
@@ -152,7 +153,7 @@ impl Unkind {
     }
 
     fn drop_one(&self) {
-        let victim = self.victims.lock().expect("no thread panics").pop();
+        let victim = self.victims.lock().pop();
         drop(victim);
     }
 }
@@ -207,7 +208,7 @@ fn an_upstream_may_drop_blocks_in_any_call() {
             (0..6).map(|_| allocator.allocate(1000 + round).expect("there is room")).collect();
         blocks.iter().step_by(2).for_each(|block| block.record_use(stream(1)));
         blocks.iter().step_by(3).for_each(|block| block.record_stream(stream(2)));
-        upstream.victims.lock().expect("no thread panics").extend(blocks);
+        upstream.victims.lock().extend(blocks);
         drop(allocator.allocate(10 * KIB * (round + 1)).expect("there is room"));
         let used = allocator.allocate(1).expect("there is room");
         used.record_use(stream(1));
@@ -218,7 +219,7 @@ fn an_upstream_may_drop_blocks_in_any_call() {
             allocator.empty_cache().expect("no capture is under way");
         }
     }
-    std::mem::take(&mut *upstream.victims.lock().expect("no thread panics")).clear();
+    std::mem::take(&mut *upstream.victims.lock()).clear();
     allocator.empty_cache().expect("no capture is under way");
     assert_eq!((upstream.inner.live_host_allocations().len(), upstream.inner.live_events()), (0, 0));
 }

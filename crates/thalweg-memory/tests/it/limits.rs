@@ -208,7 +208,7 @@ fn without_addresses_to_grow_in_plain_segments_serve_and_no_promise_is_made() {
 fn memory_that_others_free_meanwhile_is_looked_for_again() {
     struct Freeing {
         inner: FakeUpstream,
-        victims: std::sync::Mutex<Vec<Block>>,
+        victims: thalweg_lock::Mutex<Vec<Block>>,
     }
     forward_events!(Freeing, inner);
     impl Upstream for Freeing {
@@ -220,15 +220,15 @@ fn memory_that_others_free_meanwhile_is_looked_for_again() {
         }
         fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
             // This is called after everything has been tried.
-            self.victims.lock().expect("no thread panics").clear();
+            self.victims.lock().clear();
             self.inner.memory_info()
         }
     }
     let upstream =
-        Arc::new(Freeing { inner: FakeUpstream::new(100 * MIB), victims: std::sync::Mutex::default() });
+        Arc::new(Freeing { inner: FakeUpstream::new(100 * MIB), victims: thalweg_lock::Mutex::default() });
     let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
     let victim = allocator.allocate(60 * MIB, stream(1)).expect("there is room");
-    upstream.victims.lock().expect("no thread panics").push(victim);
+    upstream.victims.lock().push(victim);
     let served = allocator.allocate(60 * MIB, stream(1)).expect("it is free by then");
     assert_eq!(allocator.statistics().num_ooms, 0);
     let error = allocator.allocate(60 * MIB, stream(1)).expect_err("now nothing is freed");

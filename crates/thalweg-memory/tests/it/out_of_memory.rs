@@ -1,7 +1,8 @@
 //! Running out of memory: observers, the content of the error, and the effect of following its advice.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use thalweg_lock::Mutex;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::history::{Enabled, HistorySettings};
 use thalweg_memory::observe::{OutOfMemoryEvent, SnapshotFiles};
@@ -428,7 +429,7 @@ fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let (list, allocator) = (Arc::clone(&told), Arc::downgrade(&world.allocator));
     let observer = world.allocator.add_out_of_memory_observer(move |event: &OutOfMemoryEvent| {
-        list.lock().expect("no thread panics").push(*event);
+        list.lock().push(*event);
         // An observer may use the allocator.
         let allocator = allocator.upgrade().expect("it is being used");
         drop(allocator.allocate(1000, stream(2)).expect("there is room"));
@@ -437,7 +438,7 @@ fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
     assert!(world.allocate(51, 1).expect_err("there is room for one").is_out_of_memory());
     let event =
         OutOfMemoryEvent { device: 3, size_bytes: 52 * MIB, allowed_bytes: 100 * MIB, free_bytes: 48 * MIB };
-    assert_eq!(*told.lock().expect("no thread panics"), [event]);
+    assert_eq!(*told.lock(), [event]);
     let trace = world.allocator.memory_snapshot().device_traces.pop().expect("there is a device");
     let oom = trace.iter().find(|entry| entry.action == Action::Oom).expect("it is recorded");
     assert_eq!((oom.address, oom.size_bytes, oom.stream), (48 * MIB, 51 * MIB, stream(1)));
@@ -453,17 +454,17 @@ fn rejections_have_observers_of_their_own() {
     let mut world = World::new(100, fraction(pytorch(), 0.5).with_throw_on_cudamalloc_oom(true));
     let (failed, refused) = (Arc::new(Mutex::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (count, list) = (Arc::clone(&failed), Arc::clone(&refused));
-    world.allocator.add_out_of_memory_observer(move |_| *count.lock().expect("no thread panics") += 1);
-    world.allocator.add_rejection_observer(move |event| list.lock().expect("no thread panics").push(*event));
+    world.allocator.add_out_of_memory_observer(move |_| *count.lock() += 1);
+    world.allocator.add_rejection_observer(move |event| list.lock().push(*event));
     world.hold(40, 1);
     let error = world.allocate(20, 1).expect_err("it would pass the limit");
     assert!(error.to_string().contains("preemptively rejected"), "{error}");
     let event =
         OutOfMemoryEvent { device: 0, size_bytes: 20 * MIB, allowed_bytes: 50 * MIB, free_bytes: 60 * MIB };
-    assert_eq!(*refused.lock().expect("no thread panics"), [event]);
+    assert_eq!(*refused.lock(), [event]);
     let statistics = world.allocator.statistics();
     assert_eq!((statistics.num_oom_rejections, statistics.num_ooms), (1, 0));
-    assert_eq!((*failed.lock().expect("no thread panics"), statistics.num_alloc_retries), (0, 0));
+    assert_eq!((*failed.lock(), statistics.num_alloc_retries), (0, 0));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Captures that begin while another thread is in the middle of a call, at the worst moment, which an upstream arranges.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
+use thalweg_lock::Mutex;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
     CaptureId, Captures, DeviceAllocator, EventId, Events, MemoryInfo, PoolId, Settings, StreamFilter,
@@ -49,14 +50,13 @@ impl Racing {
     }
 
     fn at(&self, moment: Moment) {
-        *self.moment.lock().expect("no thread panics") = Some(moment);
+        *self.moment.lock() = Some(moment);
     }
 
     /// Begins a capture on another thread, if this is the moment, and lets it proceed as far as it can: it may have to wait for
     /// the present call.
     fn call<T>(&self, moment: Moment, call: impl FnOnce() -> T) -> T {
-        let is_now =
-            self.moment.lock().expect("no thread panics").take_if(|wanted| *wanted == moment).is_some();
+        let is_now = self.moment.lock().take_if(|wanted| *wanted == moment).is_some();
         if !is_now {
             return call();
         }
@@ -74,20 +74,20 @@ impl Racing {
             if begun.load(Ordering::SeqCst) {
                 // The program has been allowed to begin its capture.
                 let capture = self.inner.begin_capture(stream(CAPTURING));
-                *self.capture.lock().expect("no thread panics") = Some(capture);
+                *self.capture.lock() = Some(capture);
                 break;
             }
             std::thread::yield_now();
         }
-        *self.beginning.lock().expect("no thread panics") = Some(handle);
+        *self.beginning.lock() = Some(handle);
         call()
     }
 
     /// Waits until the allocator lets the capture begin, and ends it.
     fn end(&self) {
-        let handle = self.beginning.lock().expect("no thread panics").take().expect("the moment came");
+        let handle = self.beginning.lock().take().expect("the moment came");
         handle.join().expect("it does not panic");
-        let began_meanwhile = self.capture.lock().expect("no thread panics").take();
+        let began_meanwhile = self.capture.lock().take();
         if let Some(capture) = began_meanwhile {
             self.inner.end_capture(capture);
         }
@@ -124,7 +124,7 @@ impl Upstream for Racing {
     }
 
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        let captures = self.capture.lock().expect("no thread panics").is_some();
+        let captures = self.capture.lock().is_some();
         assert!(!captures, "nothing is given back while a capture is under way");
         self.inner.free(address, bytes, stream)
     }
@@ -177,7 +177,7 @@ fn a_capture_that_would_begin_while_everything_is_waited_for() {
         }
         upstream.at(Moment::Synchronize);
         let served = allocator.allocate(90 * MIB, stream(1));
-        if upstream.moment.lock().expect("no thread panics").take().is_none() {
+        if upstream.moment.lock().take().is_none() {
             upstream.end();
         }
         drop(served.expect("the capture waits for its turn"));

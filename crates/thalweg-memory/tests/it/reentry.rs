@@ -2,8 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use thalweg_lock::Mutex;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
     AllocationError, Block, DeviceAllocator, PoolOptions, SegmentSource, Settings, StreamFilter, StreamId,
@@ -42,17 +43,17 @@ fn an_observer_that_asks_is_refused_and_may_drop() {
         let held = Arc::new(held);
         let elsewhere = allocator.allocate(5000, stream(2)).expect("there is room");
         elsewhere.record_stream(stream(3));
-        held.lock().expect("no thread panics").push(elsewhere);
+        held.lock().push(elsewhere);
         let (inside, count, blocks) = (Arc::downgrade(&allocator), Arc::clone(&told), Arc::clone(&held));
         let observer = allocator.add_event_observer(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             let allocator: Arc<DeviceAllocator> = Weak::upgrade(&inside).expect("it is being used");
             ask(&allocator);
             assert_refused(allocator.begin_allocate_to_pool(pool, StreamFilter::All));
-            for block in blocks.lock().expect("no thread panics").iter() {
+            for block in blocks.lock().iter() {
                 block.record_use(stream(1));
             }
-            blocks.lock().expect("no thread panics").clear();
+            blocks.lock().clear();
             // A call that returns no error panics, and the panic ends here.
             assert!(catch_unwind(AssertUnwindSafe(|| allocator.statistics())).is_err());
             panic!("this goes no further than to here");
@@ -78,14 +79,14 @@ fn an_observer_that_removes_itself_is_refused_all_the_same() {
     let (inside, own) = (Arc::downgrade(&allocator), Arc::clone(&name));
     let observer = allocator.add_event_observer(move |_| {
         let allocator = inside.upgrade().expect("it is being used");
-        let own = own.lock().expect("no thread panics").take().expect("it is called once");
+        let own = own.lock().take().expect("it is called once");
         assert!(allocator.remove_event_observer(own));
         ask(&allocator);
     });
-    *name.lock().expect("no thread panics") = Some(observer);
+    *name.lock() = Some(observer);
     let block = allocator.allocate(1000, stream(1)).expect("there is room");
     drop(block);
-    assert!(name.lock().expect("no thread panics").is_none(), "it was told");
+    assert!(name.lock().is_none(), "it was told");
     assert!(allocator.allocate(1000, stream(1)).is_ok());
 }
 

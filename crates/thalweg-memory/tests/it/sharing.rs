@@ -1,8 +1,9 @@
 //! Blocks for other processes: the shared part of their memory, and the bytes of their handles.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use proptest::prelude::*;
+use thalweg_lock::Mutex;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{
     Backend, Block, DeviceAllocator, MemoryHandle, MemorySharing, PageHandle, PageId, Settings, SharedExtent,
@@ -50,12 +51,12 @@ impl MemorySharing for Exporter {
     fn import_allocation(&self, handle: &[u8; 64]) -> Result<u64, UpstreamError> {
         self.inner.memory_info()?;
         let address = EXTERNAL + u64::from(handle[0]);
-        self.imported.lock().expect("no thread panics").push(address);
+        self.imported.lock().push(address);
         Ok(address)
     }
 
     fn close_allocation(&self, address: u64) -> Result<(), UpstreamError> {
-        let mut imported = self.imported.lock().expect("no thread panics");
+        let mut imported = self.imported.lock();
         let place = imported.iter().position(|open| *open == address).expect("only what is open is closed");
         imported.swap_remove(place);
         Ok(())
@@ -169,14 +170,14 @@ fn what_is_shared_is_opened_once_and_closed_with_its_last_owner() {
     assert_eq!(places, [(mapped.address(), 2 * MIB), (mapped.address() + 2 * MIB, 2 * MIB)]);
     assert_eq!(allocator.statistics().reserved_bytes.all.current, 0, "it is another process's");
     drop((first, other));
-    assert_eq!(*upstream.imported.lock().expect("no thread panics"), [EXTERNAL + 7], "it has an owner left");
+    assert_eq!(*upstream.imported.lock(), [EXTERNAL + 7], "it has an owner left");
     drop(again);
     let fresh = allocator.open_shared(&plain).expect("it can be opened again");
     mapped.record_stream(stream(3));
     drop((fresh, allocator));
     drop(mapped);
     assert_eq!(upstream.inner.calls().synchronize_event, 1, "the work on it is waited for");
-    assert_eq!(upstream.imported.lock().expect("no thread panics").len(), 0);
+    assert_eq!(upstream.imported.lock().len(), 0);
     let left = (upstream.inner.live_pages(), upstream.inner.reserved_ranges(), upstream.inner.live_events());
     assert_eq!(left, (0, Vec::new(), 0));
 }
@@ -216,7 +217,7 @@ fn memory_whose_users_cannot_be_waited_for_stays_open() {
     open.record_stream(stream(3));
     upstream.inner.fail_call(2, Fault::Other);
     drop(open);
-    assert_eq!(upstream.imported.lock().expect("no thread panics").len(), 1);
+    assert_eq!(upstream.imported.lock().len(), 1);
     assert_eq!(upstream.inner.live_events(), 0);
 }
 
@@ -235,7 +236,7 @@ fn memory_that_is_dropped_in_a_capture_stays_open() {
     drop(used);
     assert_eq!(upstream.inner.calls(), before, "the driver is asked nothing");
     drop(unused);
-    assert_eq!(*upstream.imported.lock().expect("no thread panics"), [EXTERNAL + 7]);
+    assert_eq!(*upstream.imported.lock(), [EXTERNAL + 7]);
     drop(capture);
 }
 

@@ -1,8 +1,9 @@
 //! Several threads, and an upstream that drops blocks while it is called.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
+use thalweg_lock::Mutex;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{Block, DeviceAllocator, MemoryInfo, Settings, StreamId, Upstream, UpstreamError};
 
@@ -21,7 +22,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
                     let block =
                         allocator.allocate(1 + round * 977 % 100_000, stream(thread)).expect("there is room");
                     block.record_stream(stream(1 + round % 4));
-                    let mut exchange = exchange.lock().expect("no thread panics");
+                    let mut exchange = exchange.lock();
                     exchange.push(block);
                     // Every thread frees blocks that another one allocated.
                     let oldest = (exchange.len() > 20).then(|| exchange.remove(0));
@@ -34,7 +35,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
             });
         }
     });
-    let held = exchange.into_inner().expect("no thread panics");
+    let held = exchange.into_inner();
     assert_eq!(allocator.statistics().allocation.all.current, held.len() as u64);
     drop(held);
     assert_eq!(allocator.statistics().allocation.all.freed, 8000);
@@ -52,7 +53,7 @@ forward_events!(Dropping, inner);
 
 impl Upstream for Dropping {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
-        self.victims.lock().expect("no thread panics").clear();
+        self.victims.lock().clear();
         self.inner.allocate(bytes, stream)
     }
 
@@ -71,7 +72,7 @@ fn a_drop_while_the_allocator_is_busy_is_queued() {
     let allocator = DeviceAllocator::new(upstream.clone(), pytorch());
     let victim = allocator.allocate(1000, stream(1)).expect("there is room");
     let address = victim.address();
-    upstream.victims.lock().expect("no thread panics").push(victim);
+    upstream.victims.lock().push(victim);
     let large = allocator.allocate(30 << 20, stream(1)).expect("there is room");
     assert_eq!(allocator.statistics().allocation.all.current, 1, "the queue is emptied before the next call");
     assert_eq!(allocator.allocate(1000, stream(1)).expect("there is room").address(), address);
@@ -133,7 +134,7 @@ fn eight_threads_on_their_own_streams_keep_the_figures_exact() {
                         block.record_use(stream((thread + round) % THREADS + 1));
                         // The neighbour drops this thread's block, or this thread the neighbour's.
                         let place = ((thread + round % 2) % THREADS) as usize;
-                        let mut exchange = exchanges[place].lock().expect("no thread panics");
+                        let mut exchange = exchanges[place].lock();
                         exchange.push(block);
                         let oldest = (exchange.len() > 8).then(|| exchange.remove(0));
                         drop(exchange);
@@ -155,8 +156,7 @@ fn eight_threads_on_their_own_streams_keep_the_figures_exact() {
         is_done.store(true, Ordering::Release);
         reader.join().expect("no thread panics");
     });
-    let held: Vec<Block> =
-        exchanges.into_iter().flat_map(|one| one.into_inner().expect("no thread panics")).collect();
+    let held: Vec<Block> = exchanges.into_iter().flat_map(|one| one.into_inner()).collect();
     let statistics = allocator.statistics();
     assert_eq!(statistics.allocation.all.current, held.len() as u64);
     assert_eq!(statistics.allocated_bytes.all.current, held.iter().map(Block::size_bytes).sum::<u64>());

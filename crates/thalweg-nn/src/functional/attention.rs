@@ -117,8 +117,13 @@ pub fn scaled_dot_product_attention(
         let features = query.shape().last().copied().unwrap_or(0);
         let scale = options.scale.unwrap_or_else(|| default_scale(features));
         let AttentionOptions { is_causal, enable_gqa, .. } = options;
-        let has_dropout = options.dropout.is_some();
-        let request = Request { is_causal, scale, enable_gqa, mask: options.attn_mask, has_dropout };
+        let dropped = options.dropout.filter(|(probability, _)| *probability != 0.0);
+        if let Some((p, _)) = dropped.filter(|(p, _)| !(0.0..=1.0).contains(p)) {
+            return Err(Error::invalid(format!(
+                "dropout probability has to be between 0 and 1, but got {p}"
+            )));
+        }
+        let request = Request { is_causal, scale, enable_gqa, mask: options.attn_mask, dropout: dropped };
         let all = [query, key, value];
         if let Some(result) = one_query_attention(all, request, location)? {
             return Ok(result);
@@ -138,7 +143,7 @@ pub fn scaled_dot_product_attention(
         });
         let scores = query?.matmul(&key?.transpose(-2, -1)?)?;
         let mut weights = sizes.softmax(&scores, scale, &options, location)?;
-        if let Some((probability, generator)) = options.dropout {
+        if let Some((probability, generator)) = dropped {
             weights = dropout(&weights, probability, true, generator)?;
         }
         let result = weights.matmul(&value?)?;

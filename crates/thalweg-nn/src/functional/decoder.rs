@@ -78,7 +78,7 @@ pub fn next_token_(input: &Tensor, parts: &NormLinear<'_>, state: DecoderState<'
     })
 }
 
-/// Makes a token, one int64, the next one, in place. A position past the end of the history is reported at the next
+/// Replaces a token, one int64, by the next one, in place. A position past the end of the history is reported at the next
 /// synchronization.
 pub(crate) fn follow(found: &Tensor, state: DecoderState<'_>) -> Result<()> {
     let DecoderState { token, position, history, .. } = state;

@@ -92,7 +92,7 @@ pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOpt
     })
 }
 
-/// Returns −input at the class of each row, where the input holds logarithms of probabilities; shapes are those of
+/// Returns −input at the class of each row. The input contains logarithms of probabilities; shapes are the same as for
 /// [`cross_entropy_with`].
 #[track_caller]
 pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {

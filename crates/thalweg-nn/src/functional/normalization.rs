@@ -25,10 +25,10 @@ pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: 
     })
 }
 
-/// Adds a branch to an input, and normalizes the sum with weight and bias: a residual connection and the layer norm after it, in
-/// one kernel forward, and in one kernel, plus one for the parameters, backward. Returns the normalized rows and the sum. If the
-/// input is f32, the branch may have 16 bits; in an autocast region the normalized rows then have the region's dtype, as the
-/// product after them requires.
+/// Adds a branch to an input, and normalizes the sum with weight and bias: a residual connection and the layer norm after it.
+/// This takes one kernel forward, and one kernel backward plus one for the parameters. Returns the normalized rows and the sum.
+/// If the input is f32, the branch may have 16 bits. In an autocast region the normalized rows then have the region's dtype, as
+/// the product after them requires.
 #[track_caller]
 pub fn add_layer_norm(
     input: &Tensor,

@@ -139,9 +139,9 @@ pub enum GridSamplePadding {
     /// Elements outside are 0 (`zeros`).
     #[default]
     Zeros,
-    /// Elements outside are those of the border (`border`).
+    /// Elements outside the image repeat the nearest element at the border (`border`).
     Border,
-    /// Elements outside are those of the image mirrored at its borders (`reflection`).
+    /// Elements outside the image are reflected at its borders (`reflection`).
     Reflection,
 }
 

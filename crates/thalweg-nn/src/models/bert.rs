@@ -24,7 +24,7 @@ pub struct BertConfig {
     pub intermediate_size: usize,
     /// The maximum length of a sequence.
     pub max_position_embeddings: usize,
-    /// The number of kinds of sentences.
+    /// The number of segment kinds, by which sentences of a pair are distinguished.
     pub type_vocab_size: usize,
     /// The number that norms add to the variance.
     pub layer_norm_eps: f64,

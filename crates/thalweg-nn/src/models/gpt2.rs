@@ -162,7 +162,7 @@ impl Forward for Transformer {
     }
 }
 
-/// GPT-2 with a head that scores the next token; the head's weight is that of the embedding of tokens.
+/// GPT-2 with a head that scores the next token. The head shares its weight with the token embedding.
 #[derive(Module, Clone, Debug)]
 pub struct GPT2LMHeadModel {
     transformer: Transformer,

@@ -29,7 +29,7 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     /// The base of the rotations' wavelengths.
     pub rope_theta: f64,
-    /// The change of the rotations for sequences longer than those of the first training.
+    /// The change of the rotations for sequences that are longer than the sequences of the first training.
     pub rope_scaling: Option<RopeScaling>,
     /// The number that norms add to the mean square.
     pub rms_norm_eps: f64,
@@ -46,13 +46,14 @@ pub enum RopeScaling {
         /// The factor.
         factor: f64,
     },
-    /// `llama3`: slow rotations are slower by a factor, fast ones are unchanged, and those in between change gradually.
+    /// `llama3`: slow rotations are slowed down further by a factor, fast rotations are unchanged, and between them the factor
+    /// changes gradually.
     Llama3 {
         /// The factor.
         factor: f64,
-        /// The number of turns within the original length up to which a rotation is slow.
+        /// The number of turns within the original length up to which a rotation counts as slow.
         low_freq_factor: f64,
-        /// The number of turns within the original length from which on a rotation is fast.
+        /// The number of turns within the original length from which a rotation counts as fast.
         high_freq_factor: f64,
         /// The original length.
         original_max_position_embeddings: usize,

@@ -20,8 +20,8 @@ pub struct ResNetConfig {
     pub channels: usize,
     /// The number of channels after the first convolution.
     pub stem: usize,
-    /// For each of one to four layers: the inner channels of its bottlenecks, and their number. Each layer but the first halves
-    /// both axes.
+    /// The layers, from one to four: for each, the inner channels of its bottlenecks and the number of its bottlenecks. Each
+    /// layer after the first halves height and width.
     pub layers: Vec<(usize, usize)>,
     /// The number of classes.
     pub classes: usize,
@@ -43,7 +43,7 @@ fn norm(channels: usize, d: &Device) -> Result<BatchNorm2d> {
     BatchNorm2d::new(channels, BatchNormOptions::default(), d)
 }
 
-/// Three convolutions, of which the middle one has few channels, with a residual connection.
+/// Three convolutions with a residual connection. The middle convolution has few channels.
 #[derive(Module)]
 pub struct Bottleneck {
     conv1: Conv2d,

@@ -10,7 +10,7 @@ use thalweg_tensor::caller::{enter, in_call, outermost};
 use super::{Forward, Module, constant};
 use crate::functional::{call, operator};
 
-/// The structure of a module without tensors. A module without numbers is written as its name only.
+/// Declares the struct of a module without tensors; a unit struct if the module has no options.
 macro_rules! plain_structure {
     ($(#[$doc:meta])* $name:ident {}) => {
         $(#[$doc])*

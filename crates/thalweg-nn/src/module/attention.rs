@@ -23,9 +23,9 @@ pub struct MultiheadAttentionOptions {
     pub add_bias_kv: bool,
     /// Whether a key and a value of zeros are added to the sequence.
     pub add_zero_attn: bool,
-    /// The features of keys, if they are not those of queries.
+    /// The number of features of a key, if it differs from the number of features of a query.
     pub kdim: Option<usize>,
-    /// The features of values, if they are not those of queries.
+    /// The number of features of a value, if it differs from the number of features of a query.
     pub vdim: Option<usize>,
     /// Whether the batch comes before the sequence.
     pub batch_first: bool,

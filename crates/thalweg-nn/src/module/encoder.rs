@@ -106,7 +106,7 @@ impl TransformerLayerOptions {
     }
 }
 
-/// Adds a part of a layer to its input, and normalizes the part's input or the sum.
+/// Adds a part of a layer to the part's input (a residual connection), and normalizes either that input or the sum.
 fn residual(
     x: &Tensor,
     norm: &LayerNorm,

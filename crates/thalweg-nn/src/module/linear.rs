@@ -116,7 +116,7 @@ impl Mlp {
         Ok(Self { expand, contract, activation: Activation::Gelu })
     }
 
-    /// Returns the layers with this function between them.
+    /// Returns the layers with this activation function between them.
     #[must_use]
     pub fn with_activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
@@ -216,7 +216,7 @@ impl Embedding {
         Ok(Self { weight, padding_idx: None })
     }
 
-    /// Makes a table with a row of zeros that is not learnt.
+    /// Makes a table with a row of zeros for padding, which training does not change.
     ///
     /// # Errors
     /// Those of the allocation; [`Error::is_invalid_argument`] if there is no such row.

@@ -33,8 +33,9 @@ impl Field for Option<Tensor> {
     }
 }
 
-/// Defines losses, each of which is one operator. An entry has the operator with its tensors and then its other arguments, which are fields, in
-/// the operator's order; and the fields beside `reduction`, with PyTorch's defaults.
+/// Defines losses, each of which is one operator. An entry names the operator, the tensors that it takes, and its other arguments
+/// in the operator's order. These arguments are fields. The braces declare the fields, except `reduction`, with PyTorch's
+/// defaults.
 macro_rules! losses {
     ($(
         $(#[$attribute:meta])*
@@ -100,7 +101,7 @@ losses! {
     /// x where the target is 1, max(0, margin − x) where it is −1.
     #[derive(Copy, PartialEq)]
     HingeEmbeddingLoss = "hinge_embedding_loss"(x target; margin reduction) {
-        /// The least x of a target −1 that costs nothing.
+        /// The least x at which an element with target −1 has no loss.
         skip margin: f64 = 1.0,
     }
     /// e^x − target · x, the likelihood of counts up to a constant.
@@ -117,7 +118,7 @@ losses! {
     CrossEntropyLoss = "cross_entropy_loss"(x target; weight reduction ignore_index label_smoothing) {
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
+        /// A class whose rows do not contribute to the loss.
         skip ignore_index: i64 = -100,
         /// The part of a target that is spread evenly over all classes.
         skip label_smoothing: f64 = 0.0,
@@ -126,14 +127,14 @@ losses! {
     NLLLoss = "nll_loss_nd"(x target; weight reduction ignore_index) {
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
-        /// A class whose rows count for nothing.
+        /// A class whose rows do not contribute to the loss.
         skip ignore_index: i64 = -100,
     }
     /// The mean over a row's classes of max(0, margin − x at the target + x)ᵖ.
     MultiMarginLoss = "multi_margin_loss"(x target; p margin weight reduction) {
         /// The power, 1 or 2.
         skip p: i64 = 1,
-        /// By how much the target must be above the others.
+        /// The amount by which the target's score must exceed another class's score for that class to add no loss.
         skip margin: f64 = 1.0,
         /// A weight per class.
         buffer weight: Option<Tensor> = None,
@@ -153,13 +154,14 @@ losses! {
     /// max(0, −target · (x1 − x2) + margin), for pairs whose order is the target, 1 or −1.
     #[derive(Copy, PartialEq)]
     MarginRankingLoss = "margin_ranking_loss"(x1 x2 target; margin reduction) {
-        /// By how much the better one must be better.
+        /// The amount by which the value that should be greater must exceed the other one for the pair to have no loss.
         skip margin: f64 = 0.0,
     }
-    /// 1 − cos(x1, x2) where the target is 1, max(0, cos(x1, x2) − margin) where it is −1: of rows (rows, features), or of one of (features).
+    /// 1 − cos(x1, x2) for targets 1, and max(0, cos(x1, x2) − margin) for targets −1. The inputs have the shape (rows,
+    /// features), or (features) for a single row.
     #[derive(Copy, PartialEq)]
     CosineEmbeddingLoss = "cosine_embedding_loss"(x1 x2 target; margin reduction) {
-        /// The greatest cosine of a target −1 that costs nothing.
+        /// The greatest cosine at which a pair with target −1 has no loss.
         skip margin: f64 = 0.0,
     }
 }
@@ -219,8 +221,8 @@ impl Default for GaussianNLLLoss {
 }
 
 impl GaussianNLLLoss {
-    /// Returns the loss of predictions with variances of the same shape, of that shape with a last extent of 1, or without the
-    /// last dimension. Variances have no gradient where they are below the least. Asynchronous.
+    /// Returns the loss of predictions. The variances have the predictions' shape, or that shape with a last extent of 1, or
+    /// without the last dimension. Variances below `eps` have no gradient. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.

@@ -192,7 +192,7 @@ pub trait Module {
         self.named_parameters().into_iter().map(|(_, tensor)| tensor).collect()
     }
 
-    /// Returns the buffers with their names, each once.
+    /// Returns each buffer once, with its name.
     fn named_buffers(&self) -> Vec<(String, Tensor)> {
         state::named(self, |entry| match entry {
             Entry::Buffer(tensor) => Some(tensor),
@@ -207,7 +207,7 @@ pub trait Module {
         training
     }
 
-    /// Sets whether the module and all modules within it are in training mode (`train`). New modules are.
+    /// Sets whether the module and all modules within it are in training mode (`train`). New modules are in training mode.
     fn train(&mut self, training: bool) {
         walk_mut(self, &mut |entry| {
             if let EntryMut::Training(mode) = entry {

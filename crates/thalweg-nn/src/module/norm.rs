@@ -110,7 +110,7 @@ impl BatchNorm {
         Ok(Self { statistics: Statistics::new(features, options, device)? })
     }
 
-    /// Counts the batch, and returns its weight in the running statistics.
+    /// Counts the batch, and returns the weight of the batch in the running statistics.
     fn momentum(&self) -> Result<f64> {
         let Statistics { options, num_batches_tracked, .. } = &self.statistics;
         let Some(count) = num_batches_tracked else { return Ok(options.momentum.unwrap_or(0.0)) };

@@ -1,31 +1,28 @@
 //! Recurrent networks, with PyTorch's names and layouts: the gates of a weight are consecutive blocks of its rows.
 //!
-//! A layer multiplies the entire sequence by its input weight at once; the recurrence is a loop over time on the host, in which
-//! each step is a product and one kernel.
+//! [`thalweg_tensor::recurrent`] computes them.
 
 use std::panic::Location;
 use std::sync::Arc;
 
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call, in_function, label_at};
+use thalweg_tensor::caller::{enter, in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
+use thalweg_tensor::recurrent::{Between, LayerWeights, Network, RecurrentKind, of_input, step};
 
 use super::{Entry, EntryMut, Module, PackedSequence, uniform};
-use crate::functional::{self, operator};
+use crate::functional;
 
-/// A kind of recurrent network: its computation at a step of time.
+/// A kind of recurrent network.
 pub trait RecurrentStep {
     /// The number of blocks of rows in a weight.
     const GATES: usize;
     /// The number of states, including the hidden one.
     const STATES: usize;
 
-    /// Returns the next states, from the input's part and the hidden state's part of the gates, and the states.
-    ///
-    /// # Errors
-    /// Those of the operators.
-    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>>;
+    /// Returns the function of a step.
+    fn kind(&self) -> RecurrentKind;
 }
 
 /// Long short-term memory: gates i, f, g, o; states h and c.
@@ -36,11 +33,8 @@ impl RecurrentStep for LongShortTerm {
     const GATES: usize = 4;
     const STATES: usize = 2;
 
-    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-        let arguments = [of_input.into(), of_hidden.into(), (&states[1]).into()];
-        let label = label_at("lstm", Location::caller());
-        let results = operator!("thalweg::lstm_step").call(&arguments, None, label)?;
-        Ok(results.into_iter().take(2).collect())
+    fn kind(&self) -> RecurrentKind {
+        RecurrentKind::LongShortTerm
     }
 }
 
@@ -52,11 +46,8 @@ impl RecurrentStep for Gated {
     const GATES: usize = 3;
     const STATES: usize = 1;
 
-    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-        let arguments = [of_input.into(), of_hidden.into(), (&states[0]).into()];
-        let label = label_at("gru", Location::caller());
-        let results = operator!("thalweg::gru_step").call(&arguments, None, label)?;
-        Ok(results.into_iter().take(1).collect())
+    fn kind(&self) -> RecurrentKind {
+        RecurrentKind::Gated
     }
 }
 
@@ -71,9 +62,8 @@ impl RecurrentStep for Elman {
     const GATES: usize = 1;
     const STATES: usize = 1;
 
-    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, _: &[Tensor]) -> Result<Vec<Tensor>> {
-        let sum = of_input.add(of_hidden)?;
-        Ok(vec![if self.relu { sum.relu()? } else { sum.tanh()? }])
+    fn kind(&self) -> RecurrentKind {
+        if self.relu { RecurrentKind::Relu } else { RecurrentKind::Tanh }
     }
 }
 
@@ -142,18 +132,14 @@ impl Weights {
         })
     }
 
-    /// Returns the states after a step, from the input's part of the gates.
-    fn step<K: RecurrentStep>(&self, kind: &K, of_input: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-        let of_hidden = functional::linear(&states[0], &self.weight_hh, self.bias_hh.as_ref())?;
-        let mut states = kind.step(of_input, &of_hidden, states)?;
-        if let Some(projection) = &self.weight_hr {
-            states[0] = functional::linear(&states[0], projection, None)?;
+    /// Returns the tensors, which share the memory of the parameters.
+    fn tensors(&self) -> LayerWeights {
+        LayerWeights {
+            of_input: self.weight_ih.clone(),
+            of_hidden: self.weight_hh.clone(),
+            biases: self.bias_ih.clone().zip(self.bias_hh.clone()).map(|(input, hidden)| [input, hidden]),
+            projection: self.weight_hr.clone(),
         }
-        Ok(states)
-    }
-
-    fn gates(&self, input: &Tensor) -> Result<Tensor> {
-        functional::linear(input, &self.weight_ih, self.bias_ih.as_ref())
     }
 }
 
@@ -193,7 +179,7 @@ impl<K: RecurrentStep + Default> Recurrent<K> {
 }
 
 impl<K: RecurrentStep> Recurrent<K> {
-    /// Makes a network whose steps are those of `kind`.
+    /// Makes a network with the steps of `kind`.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if an option does not fit.
@@ -261,7 +247,7 @@ impl<K: RecurrentStep> Recurrent<K> {
                 return Err(Error::invalid("a sequence has at least one step"));
             }
             let states = self.states(&sequence, sequence.shape()[1], states, is_batched)?;
-            let (mut result, mut last) = self.run(sequence, &states, None)?;
+            let (mut result, mut last) = self.run(&sequence, &states, None)?;
             if !is_batched {
                 result = result.squeeze(1)?;
                 last = last.iter().map(|state| state.squeeze(1)).collect::<Result<_>>()?;
@@ -294,7 +280,7 @@ impl<K: RecurrentStep> Recurrent<K> {
             };
             let states = self.states(&input.data, input.batch()?, states, true)?;
             let states: Vec<Tensor> = reorder(&states, input.sorted_indices.as_ref())?;
-            let (data, last) = self.run(input.data.clone(), &states, Some(&input.batch_sizes))?;
+            let (data, last) = self.run(&input.data, &states, Some(&input.batch_sizes))?;
             let last = reorder(&last, input.unsorted_indices.as_ref())?;
             Ok((PackedSequence { data, ..input.clone() }, last))
         })
@@ -341,96 +327,20 @@ impl<K: RecurrentStep> Recurrent<K> {
     /// Runs all layers over a sequence (length, batch, features), or over a packed one with the sizes of its batches.
     fn run(
         &self,
-        mut sequence: Tensor,
+        sequence: &Tensor,
         first: &[Tensor],
         batch_sizes: Option<&[usize]>,
     ) -> Result<(Tensor, Vec<Tensor>)> {
-        let (directions, mut last) = (self.directions(), vec![Vec::new(); K::STATES]);
-        for (index, layer) in self.layers.chunks(directions).enumerate() {
-            if let (true, Some((p, generator))) = (index > 0, &self.options.dropout) {
-                sequence = functional::dropout(&sequence, *p, self.training, generator)?;
-            }
-            let mut results = Vec::new();
-            for (direction, weights) in layer.iter().enumerate() {
-                let place = index * directions + direction;
-                let states = first.iter().map(|state| state.select(0, place)).collect::<Result<_>>()?;
-                let (result, states) = match batch_sizes {
-                    None => self.run_layer(weights, &sequence, states, direction == 1)?,
-                    Some(sizes) => self.run_packed(weights, &sequence, sizes, states, direction == 1)?,
-                };
-                results.push(result);
-                last.iter_mut().zip(states).for_each(|(list, state)| list.push(state));
-            }
-            sequence = if directions == 1 { results.remove(0) } else { Tensor::cat(&results, -1)? };
-        }
-        let last = last.iter().map(|list| Tensor::stack(list, 0)).collect::<Result<_>>()?;
-        Ok((sequence, last))
-    }
-
-    /// Runs one layer in one direction over a sequence.
-    fn run_layer(
-        &self,
-        weights: &Weights,
-        sequence: &Tensor,
-        mut states: Vec<Tensor>,
-        backwards: bool,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        let mut steps = weights.gates(sequence)?.unbind(0)?;
-        if backwards {
-            steps.reverse();
-        }
-        let mut results = Vec::with_capacity(steps.len());
-        for of_input in &steps {
-            states = weights.step(&self.kind, of_input, &states)?;
-            results.push(states[0].clone());
-        }
-        if backwards {
-            results.reverse();
-        }
-        Ok((Tensor::stack(&results, 0)?, states))
-    }
-
-    /// Runs one layer in one direction over a packed sequence. A sequence that has ended keeps its states; backwards, a sequence
-    /// begins at its end with the initial states.
-    fn run_packed(
-        &self,
-        weights: &Weights,
-        data: &Tensor,
-        batch_sizes: &[usize],
-        first: Vec<Tensor>,
-        backwards: bool,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        let sizes: Vec<i64> = batch_sizes.iter().map(|&size| size as i64).collect();
-        let mut steps: Vec<_> = weights.gates(data)?.split_with_sizes(&sizes, 0)?.into_iter().collect();
-        if backwards {
-            steps.reverse();
-        }
-        let mut results = Vec::with_capacity(steps.len());
-        // The states of sequences that have ended, the latest end first.
-        let mut ended: Vec<Vec<Tensor>> = vec![Vec::new(); first.len()];
-        let start = if backwards { steps[0].shape()[0] } else { batch_sizes[0] };
-        let mut states = first.iter().map(|state| state.narrow(0, 0, start)).collect::<Result<Vec<_>>>()?;
-        for of_input in &steps {
-            let (active, running) = (of_input.shape()[0], states[0].shape()[0]);
-            for ((state, first), ended) in states.iter_mut().zip(&first).zip(&mut ended) {
-                if active < running {
-                    ended.insert(0, state.narrow(0, active, running - active)?);
-                    *state = state.narrow(0, 0, active)?;
-                } else if active > running {
-                    *state = Tensor::cat(&[state.clone(), first.narrow(0, running, active - running)?], 0)?;
-                }
-            }
-            states = weights.step(&self.kind, of_input, &states)?;
-            results.push(states[0].clone());
-        }
-        if backwards {
-            results.reverse();
-        }
-        let whole = states.into_iter().zip(ended).map(|(state, ended)| {
-            let parts: Vec<Tensor> = [state].into_iter().chain(ended).collect();
-            Tensor::cat(&parts, 0)
-        });
-        Ok((Tensor::cat(&results, 0)?, whole.collect::<Result<_>>()?))
+        let weights: Vec<LayerWeights> = self.layers.iter().map(Weights::tensors).collect();
+        let network =
+            Network { kind: self.kind.kind(), bidirectional: self.options.bidirectional, weights: &weights };
+        let dropped = |rows: &Tensor| match &self.options.dropout {
+            Some((p, generator)) => functional::dropout(rows, *p, self.training, generator),
+            None => Ok(rows.clone()),
+        };
+        let drops = self.training && self.options.dropout.as_ref().is_some_and(|(p, _)| *p > 0.0);
+        let between: Option<Between<'_>> = if drops { Some(&dropped) } else { None };
+        network.run(sequence, first, batch_sizes, between)
     }
 
     /// Returns the name of a tensor of a layer.
@@ -498,7 +408,7 @@ impl<K: RecurrentStep + Default> RecurrentCell<K> {
 }
 
 impl<K: RecurrentStep> RecurrentCell<K> {
-    /// Makes a cell whose step is that of `kind`.
+    /// Makes a cell with the step of `kind`.
     ///
     /// # Errors
     /// Those of the allocation.
@@ -541,12 +451,15 @@ impl<K: RecurrentStep> RecurrentCell<K> {
             if states.len() != K::STATES || states.iter().any(|state| state.shape() != shape) {
                 return Err(Error::invalid(format!("it takes {} states of shape {shape:?}", K::STATES)));
             }
+            let weights = self.weights.tensors();
+            let next = |input: &Tensor, states: &[Tensor]| {
+                step(self.kind.kind(), &weights, &of_input(&weights, input)?, states)
+            };
             if input.rank() == 2 {
-                return self.weights.step(&self.kind, &self.weights.gates(input)?, &states);
+                return next(input, &states);
             }
             let states = states.iter().map(|state| state.unsqueeze(0)).collect::<Result<Vec<_>>>()?;
-            let gates = self.weights.gates(&input.unsqueeze(0)?)?;
-            self.weights.step(&self.kind, &gates, &states)?.iter().map(|state| state.squeeze(0)).collect()
+            next(&input.unsqueeze(0)?, &states)?.iter().map(|state| state.squeeze(0)).collect()
         })
     }
 }

@@ -25,8 +25,8 @@ pub struct AdafactorOptions {
     pub lr: f64,
     /// The exponent of the step number in the decay of the variance: at most 0.
     pub beta2_decay: f64,
-    /// The least root of a variance (by default the dtype's precision), and the least magnitude of a parameter to which steps are
-    /// relative.
+    /// Two lower bounds: of the root of a variance (by default the dtype's precision), and of the parameter magnitude that steps
+    /// are relative to.
     pub eps: (Option<f64>, f64),
     /// The magnitude above which an update is scaled down: at least 1.
     pub d: f64,

@@ -1,7 +1,7 @@
 //! [`Gradients`]: gradients that are examined and scaled together, by few launches.
 
 use std::panic::Location;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -10,6 +10,7 @@ use thalweg_ir::{BodyBuilder, DType, OutputPlace};
 use thalweg_kernels::Placed;
 use thalweg_kernels::foreach::launches;
 use thalweg_kernels::magnitudes::{CAPACITY, Magnitude, Magnitudes, Operands};
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::caller::label_at;
 use thalweg_tensor::{Tensor, no_grad};
@@ -198,7 +199,7 @@ fn item(tensor: &Tensor) -> ForeachItem {
 /// Returns the kernel that multiplies elements by a factor, of these dtypes. A factor of 1 does not change them.
 fn product_kernel(kind: Factor, dtypes: [DType; 2]) -> Arc<ForeachKernel> {
     let [elements, number] = dtypes;
-    let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kernels = KERNELS.lock();
     let kernel = kernels.entry((kind, dtypes)).or_insert_with(|| {
         let builder = BodyBuilder::new();
         let (x, given) = (builder.input(elements), builder.input(number));

@@ -1,13 +1,14 @@
 //! [`Group`]: parameters that are stepped with the same options, and the launches of a step.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_kernels::foreach::launches;
+use thalweg_lock::Mutex;
 use thalweg_ops::optimizer::{OptimizerRule, OptimizerValues, StepForm, count_kernel, step_kernel};
 use thalweg_runtime::{Result, Stream};
 
@@ -20,7 +21,7 @@ use thalweg_tensor::no_grad;
 /// element of f32 each.
 #[derive(Clone, Debug)]
 pub struct GradientScale {
-    /// The factor by which the gradients were multiplied, and are to be divided.
+    /// The factor that the gradients were multiplied by, and must be divided by.
     pub scale: Tensor,
     /// A number that is not 0 if a gradient is not finite: the step then changes nothing, and does not count.
     pub found_inf: Tensor,
@@ -132,7 +133,7 @@ impl Group {
             let device = self.learning_rate.device();
             self.learning_rate.copy_(&Tensor::full(&[], learning_rate, DType::F64, device)?)?;
             self.learning_rate.record_stream(&device.current_stream());
-            *self.last_learning_rate.lock().unwrap_or_else(PoisonError::into_inner) = learning_rate;
+            *self.last_learning_rate.lock() = learning_rate;
             Ok(())
         })
     }
@@ -173,7 +174,7 @@ impl Group {
     }
 
     fn kernel(&self, dtypes: Dtypes) -> Arc<ForeachKernel> {
-        let mut kernels = self.step_kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = self.step_kernels.lock();
         let (parameter, gradient, cast) = dtypes;
         let form = StepForm { cast, ..StepForm::default() };
         let make = || Arc::new(step_kernel(self.rule, &self.values, [parameter, gradient], form));
@@ -268,7 +269,7 @@ pub(super) fn memory_order(tensor: &Tensor) -> SmallVec<[usize; 8]> {
     order
 }
 
-/// Returns the elements of a tensor as a vector, in the order that those of another have in memory.
+/// Returns the elements of a tensor as a vector, in the memory order of another tensor.
 fn in_order_of(tensor: &Tensor, other: &Tensor) -> Result<Tensor> {
     if other.is_contiguous() {
         tensor.contiguous()

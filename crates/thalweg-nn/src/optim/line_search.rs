@@ -4,11 +4,11 @@
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 
-/// The fraction of the slope by which a loss must fall.
+/// The Armijo constant: the loss must fall by at least this fraction of the slope times the step's length.
 const DECREASE: f64 = 1e-4;
-/// The fraction of the slope that may remain.
+/// The curvature constant: the fraction of the initial slope that the slope at the result may have.
 const CURVATURE: f64 = 0.9;
-/// The change of parameters below which an interval is not searched further.
+/// The change of parameters below which the search in an interval ends.
 const SMALLEST: f64 = 1e-9;
 
 /// A point along the line.

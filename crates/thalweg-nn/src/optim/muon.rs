@@ -38,7 +38,7 @@ pub struct MuonOptions {
     pub nesterov: bool,
     /// The coefficients of the polynomial that is iterated.
     pub ns_coefficients: [f64; 3],
-    /// The least norm by which a matrix is divided.
+    /// The lower bound of the norm that a matrix is divided by.
     pub eps: f64,
     /// The number of iterations of the polynomial.
     pub ns_steps: usize,

@@ -1,7 +1,6 @@
 //! [`Optimizer`]: the optimizer, generic over its rule.
 
 use std::panic::Location;
-use std::sync::PoisonError;
 
 use thalweg_ir::DType;
 use thalweg_ops::optimizer::{Bound, OptimizerOptions};
@@ -53,7 +52,7 @@ impl<O: OptimizerOptions> ParamGroup<O> {
 
     /// Returns the learning rate that was set last on the host.
     pub fn learning_rate(&self) -> f64 {
-        *self.group.last_learning_rate.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.group.last_learning_rate.lock()
     }
 
     /// Returns the learning rate on the device, which steps read: one element of f64. Captured steps follow values that are

@@ -41,8 +41,8 @@ impl Default for GradientScalerOptions {
 #[derive(Debug)]
 pub struct GradientScaler {
     options: GradientScalerOptions,
-    /// The scale and `found_inf`, which is set by any value other than 0 and covers all optimizers from the first one's step to
-    /// the update.
+    /// The scale, and `found_inf`. Any value of `found_inf` other than 0 means that a gradient was not finite. It covers all
+    /// optimizers from the first one's step to the update.
     state: GradientScale,
     /// The number of consecutive steps with finite gradients.
     growth_steps: Tensor,

@@ -63,7 +63,7 @@ impl Schedule for StepLr {
 /// A schedule that multiplies by a factor at given epochs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MultiStepLr {
-    /// The epochs from which on one more factor applies; a repeated epoch counts twice.
+    /// The epochs at which the rate is multiplied by the factor once more; a repeated epoch counts twice.
     pub milestones: Vec<u64>,
     /// The factor; PyTorch's default is 0.1.
     pub gamma: f64,
@@ -114,7 +114,7 @@ impl Schedule for CosineAnnealingLr {
 pub struct CosineAnnealingWarmRestarts {
     /// The number of epochs of the first wave: at least 1.
     pub t_0: u64,
-    /// The factor by which each wave is longer than the previous one: at least 1, PyTorch's default.
+    /// The ratio of each wave's length to the previous one's: at least 1, which is PyTorch's default.
     pub t_mult: u64,
     /// The lowest rate; PyTorch's default is 0.
     pub eta_min: f64,
@@ -295,7 +295,8 @@ pub struct OneCycleLr {
     pub div_factor: f64,
     /// The ratio of the first rate to the last.
     pub final_div_factor: f64,
-    /// Whether the rate falls to the first one in as many steps as it rises, then to the last.
+    /// Whether the rate has three phases: it rises, falls back to its first value in the same number of steps, then falls to the
+    /// last value.
     pub three_phase: bool,
 }
 
@@ -365,7 +366,7 @@ impl<F: Fn(u64) -> f64> Schedule for LambdaLr<F> {
 pub struct SequentialLr {
     /// The schedules.
     pub schedules: Vec<Box<dyn Schedule + Send + Sync>>,
-    /// The epochs in which the second, the third and so on begin.
+    /// The epochs at which the second schedule, the third schedule and so on begin.
     pub milestones: Vec<u64>,
 }
 
@@ -428,7 +429,7 @@ impl<S: Schedule> LrScheduler<S> {
         Ok(scheduler)
     }
 
-    /// Begins the next epoch: sets its learning rates. Asynchronous.
+    /// Begins the next epoch, and sets the optimizer's learning rates for it. Asynchronous.
     ///
     /// # Errors
     /// Those of [`LrScheduler::new`]; also if a group was added to the optimizer.

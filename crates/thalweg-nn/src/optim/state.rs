@@ -21,7 +21,7 @@ pub struct GroupState {
     /// The options by PyTorch's names (`lr`, `weight_decay`); a flag is 1 or 0, and the parts of a pair are `betas.0` and
     /// `betas.1`.
     pub options: BTreeMap<String, f64>,
-    /// The numbers of its parameters in [`OptimizerState::state`].
+    /// The numbers of the group's parameters in [`OptimizerState::state`].
     pub params: Vec<usize>,
 }
 

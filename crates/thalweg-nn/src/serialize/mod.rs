@@ -36,7 +36,7 @@ pub enum Object {
     List(Vec<Object>),
     /// A tuple.
     Tuple(Vec<Object>),
-    /// A dictionary, in its order.
+    /// A dictionary, in insertion order.
     Dict(Vec<(Object, Object)>),
 }
 

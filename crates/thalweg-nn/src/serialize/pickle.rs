@@ -301,7 +301,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Pushes a name, if it is one that only rebuilds tensors and dictionaries.
+    /// Pushes a global name if it is one of those that only rebuild tensors and dictionaries; refuses any other.
     fn global(&mut self, module: &str, name: &str) -> Result<()> {
         let name = format!("{module} {name}");
         let is_storage =

@@ -91,7 +91,6 @@ fn a_step_of_a_recurrent_network_takes_few_commands() {
     let of_lstm = |input: &Tensor| Ok(lstm.forward(input, None)?.0);
     let of_gru = |input: &Tensor| Ok(gru.forward(input, None)?.0);
     let counts = [more(&of_lstm, false), more(&of_gru, false), more(&of_lstm, true), more(&of_gru, true)];
-    // A product, the kernel after it, and the copy into the sequence; in the backward pass also the kernels that add the
-    // gradients of the weights.
-    assert_eq!(counts, [3, 3, 10, 11]);
+    // The whole sequence is one call of the library.
+    assert_eq!(counts, [0, 0, 0, 0]);
 }

@@ -59,7 +59,7 @@ pub enum Extents {
     Rows {
         /// The dimensions that are rows.
         split: Split,
-        /// The shape of all points.
+        /// The shape of the iteration space: rows and the points within them.
         shape: Shape,
     },
     /// Points of this shape, whose coordinates the body reads.

@@ -1,8 +1,9 @@
 //! Schedules compared with PyTorch's, and the traces that a loop passes on.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use thalweg_driver::Code;
+use thalweg_lock::Mutex;
 use thalweg_profiler::ProfilerAction::{None as Idle, Record, RecordAndSave, Warmup};
 use thalweg_profiler::{Average, Ceilings, KeyAverages, Profile, SortBy, Trace, schedule};
 
@@ -44,7 +45,7 @@ fn traces(world: &World, profile: Profile) -> (Vec<Vec<u64>>, Vec<Vec<String>>) 
     let seen = Arc::new(Mutex::new((Vec::new(), Vec::new())));
     let sink = Arc::clone(&seen);
     let mut profile = profile.on_trace_ready(move |trace: &Trace| {
-        let mut seen = sink.lock().unwrap();
+        let mut seen = sink.lock();
         seen.0.push(trace.commands.iter().map(|command| command.bytes).collect());
         let thread = trace.calls.first().map_or(0, |call| call.thread);
         let own = trace.annotations.iter().filter(|region| region.thread == thread);
@@ -57,7 +58,7 @@ fn traces(world: &World, profile: Profile) -> (Vec<Vec<u64>>, Vec<Vec<String>>) 
     }
     profile.stop().unwrap();
     drop(profile);
-    Arc::into_inner(seen).unwrap().into_inner().unwrap()
+    Arc::into_inner(seen).unwrap().into_inner()
 }
 
 #[test]

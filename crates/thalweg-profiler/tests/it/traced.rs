@@ -1,13 +1,14 @@
 //! A driver with a tracer of its own, which reports activities as CUPTI does: several activities per call, a graph's kernels,
 //! work of other libraries, names of C++.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_driver::{
     Activities, Activity, ActivityKind, ActivityTracer, CaptureMode, Code, Copy, Driver, Error, Fill,
     FunctionHandle, GraphExecHandle, KernelActivity, Launch, ModuleHandle, Result, StreamHandle,
 };
+use thalweg_lock::Mutex;
 use thalweg_profiler::{
     ActivityStream, Clock, ProfilerDriver, Trace, profile, record_function, record_operator,
 };
@@ -29,7 +30,7 @@ struct Traced {
 
 impl Traced {
     fn add(&self, kind: ActivityKind, name: &str, stream: u32, bytes: u64, graph_node: Option<u64>) {
-        let mut open = self.open.lock().unwrap();
+        let mut open = self.open.lock();
         let Some(list) = open.as_mut() else { return };
         let start = Instant::now();
         let kernel = (kind == ActivityKind::Kernel).then_some(KernelActivity {
@@ -41,7 +42,7 @@ impl Traced {
         list.push(Activity {
             kind,
             name: name.to_owned(),
-            call: self.calls.lock().unwrap().last().copied(),
+            call: self.calls.lock().last().copied(),
             device: 0,
             stream,
             start,
@@ -58,20 +59,20 @@ impl ActivityTracer for Traced {
         if self.is_taken {
             return Err(Error::new(Code::NotSupported, "cuptiSubscribe", "another profiler has CUPTI"));
         }
-        *self.open.lock().unwrap() = Some(Vec::new());
+        *self.open.lock() = Some(Vec::new());
         Ok(())
     }
 
     fn enter(&self, call: u64) {
-        self.calls.lock().unwrap().push(call);
+        self.calls.lock().push(call);
     }
 
     fn leave(&self) {
-        self.calls.lock().unwrap().pop();
+        self.calls.lock().pop();
     }
 
     fn stop(&self) -> Result<Activities> {
-        let list = self.open.lock().unwrap().take().expect("it was started");
+        let list = self.open.lock().take().expect("it was started");
         Ok(Activities { list, dropped: 3 })
     }
 }

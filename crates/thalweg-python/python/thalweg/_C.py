@@ -8,6 +8,8 @@ from . import _c_functions, _core
 from ._core import (  # noqa: F401
     Tensor as TensorBase, _current_autograd_node, _current_graph_task_id, device, dtype, is_grad_enabled)
 from ._left_out import rest
+from ._torch_functions import (  # noqa: F401
+    DisableTorchFunction, DisableTorchFunctionSubclass, _disabled_torch_dispatch_impl, _disabled_torch_function_impl)
 from ._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 # `torch._C._distributed_c10d` and others can be imported as if they existed.
@@ -36,7 +38,7 @@ _set_graph_executor_optimize = _jit_set_profiling_executor = _jit_set_profiling_
 _cuda_setStream = _set_nothing
 _set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
-_is_torch_function_enabled = lambda: False
+_is_torch_function_enabled = lambda: _core._overrides_off() == 0
 _DisableFuncTorch = contextlib.nullcontext
 
 

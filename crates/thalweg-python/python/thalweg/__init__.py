@@ -17,6 +17,7 @@ if "t" in getattr(_sys, "abiflags", "") and not _os.path.exists(_os.path.join(_o
 
 from . import _core
 from . import _left_out as _omitted
+from . import _torch_functions
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
@@ -72,6 +73,7 @@ special = _module("special", "Special functions (`torch.special`).")
 pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
 
+_torch_functions.register([nn.Parameter, nn.Buffer, Size])
 _omitted.install()
 _rest = _omitted.attributes(__name__)
 

@@ -2,9 +2,9 @@
 
 import math
 import sys
-import warnings
 
 from . import _core
+from ._warnings import warn as _warn
 from ._dlpack import from_cuda_array
 from ._results import Size
 
@@ -106,9 +106,9 @@ def set_flush_denormal(mode):
 def set_default_tensor_type(t):
     """Makes the dtype of a tensor class, or of its name (`"torch.DoubleTensor"`), the default floating-point dtype."""
     from ._typed import NAMES
-    warnings.warn(
+    _warn(
         "torch.set_default_tensor_type() is deprecated as of PyTorch 2.1, please use torch.set_default_dtype() and torch.set_default_device() "
-        "as alternatives.", stacklevel=2)
+        "as alternatives.")
     name = (t if isinstance(t, str) else t.__name__).rpartition(".")[2]
     if name not in NAMES:
         raise TypeError(f"invalid type object: {t!r} is not a class of tensors")

@@ -23,7 +23,7 @@ _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 # Modules that are left out with all their contents, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
-        "export", "fx", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "export", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
         "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
@@ -32,14 +32,13 @@ MODULES = {
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
-    "ops": "operators are functions of `thalweg`, and have no overloads by name",
     "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
-        "_C", "_refs", "_prims", "_decomp", "_dispatch", "_ops", "_utils_internal", "_logging", "_linalg_utils", "_classes",
+        "_C", "_refs", "_prims", "_decomp", "_dispatch", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
-        "utils._python_dispatch", "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
+        "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
         "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
@@ -74,7 +73,7 @@ NAMES = {
         **dict.fromkeys((
             "batch_norm_backward_elemt", "batch_norm_backward_reduce", "batch_norm_elemt", "batch_norm_gather_stats",
             "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "embedding_renorm_",
-            "from_file", "gru", "hash_tensor", "histogramdd", "lobpcg", "lstm", "native_norm", "rnn_relu", "rnn_tanh",
+            "from_file", "hash_tensor", "histogramdd", "lobpcg", "native_norm",
             "slice_inverse", "values_copy", "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
         **dict.fromkeys(("smm", "saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
@@ -138,7 +137,7 @@ def placeholder(full, reason):
 # Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "hub", "library"}
+    "_ops", "fx", "hub", "library", "ops"}
 
 
 def attributes(module, names=None):
@@ -224,7 +223,7 @@ class _Setting(contextlib.ContextDecorator):
 # Names that programs read, call or set in these modules at import time.
 _GIVEN = {
     **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
-    "fx": {"wrap": lambda fn_or_name: fn_or_name}, "fx._symbolic_trace": {"is_fx_tracing": _false}, "_tensor_str": {"PRINT_OPTS": None},
+    "_tensor_str": {"PRINT_OPTS": None},
     "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.config": {"patch": _Setting},
@@ -234,7 +233,6 @@ _GIVEN = {
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
     "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},
-    "utils._python_dispatch": {"is_traceable_wrapper_subclass": _false},
     "utils._triton": {"has_triton": _false, "has_triton_package": _false},
     "cuda.jiterator": {
         name: _named(f"{__package__}.cuda.jiterator.{name}", MODULES["cuda.jiterator"])

@@ -70,7 +70,11 @@ def get_device_module(device=None):
 
 def _assert(condition, message):
     """Raises an `AssertionError` with a message unless a condition holds."""
-    assert condition, message
+    if not isinstance(condition, bool) and _core._is_overridden((condition,), {}):
+        from ._torch_functions import take
+        return take(_assert, _core._overriding((condition,), {}), (condition, message), {})
+    if not condition:
+        raise AssertionError(message)
 
 
 def is_vulkan_available():

@@ -62,11 +62,6 @@ def _make_subclass(cls, data, require_grad=False, **options):
     return Tensor.__new__(cls, data.detach(), requires_grad=require_grad)
 
 
-def _torch_function(cls, func, types, args=(), kwargs=None):
-    """Returns the result of a function: nothing is overridden."""
-    return func(*args, **(kwargs or {}))
-
-
 def _reversed(self):
     """Returns the tensor with its first dimension reversed."""
     return self if self.dim() == 0 else self.flip(0)
@@ -120,7 +115,7 @@ def add():
     made |= dict.fromkeys((
         "is_ipu", "is_maia", "is_mkldnn", "is_mps", "is_mtia", "is_nested", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"), False)
     made |= {
-        "new": _new, "as_subclass": _as_subclass, "_make_subclass": staticmethod(_make_subclass), "__torch_function__": classmethod(_torch_function),
+        "new": _new, "as_subclass": _as_subclass, "_make_subclass": staticmethod(_make_subclass),
         "__reversed__": _reversed, "__div__": Tensor.__truediv__, "__rdiv__": _rdiv, "__idiv__": _idiv, "__array_wrap__": _array_wrap,
         "dim_order": _dim_order, "module_load": _module_load, "fill_diagonal_": _fill_diagonal_, "is_shared": lambda self: False, "has_names": lambda self: False, "dense_dim": Tensor.dim,
         "sparse_dim": lambda self: 0, "to_dense": lambda self, *args, **kwargs: self, "name": None, "volatile": False,

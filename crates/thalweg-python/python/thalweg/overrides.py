@@ -1,43 +1,50 @@
-"""Queries of libraries (`torch.overrides`): whether objects behave like tensors.
-Objects cannot override functions of this package."""
+"""Functions that objects take over (`torch.overrides`): subclasses, other classes with `__torch_function__`, and modes."""
 
 import contextlib
 import functools
+import types
 
+from . import _core, _torch_functions
 from ._core import Tensor
+from ._torch_functions import _disabled_torch_function_impl  # noqa: F401
+
+__all__ = [
+    "TorchFunctionMode", "get_default_nowrap_functions", "get_ignored_functions", "get_overridable_functions", "get_testing_overrides",
+    "handle_torch_function", "has_torch_function", "is_tensor_like", "is_tensor_method_or_property", "resolve_name", "wrap_torch_function"]
 
 
 def is_tensor_like(inp):
     """Returns whether an object is a tensor, or has the method `__torch_function__`."""
-    return isinstance(inp, Tensor) or hasattr(type(inp), "__torch_function__")
+    return type(inp) is Tensor or hasattr(inp, "__torch_function__")
 
 
 def has_torch_function(args):
-    """Returns whether an argument that is not a tensor overrides functions."""
-    return any(hasattr(type(arg), "__torch_function__") for arg in args if not isinstance(arg, Tensor))
+    """Returns whether a mode or an argument takes over functions."""
+    return _core._is_overridden(tuple(args), {})
 
 
 def has_torch_function_unary(arg):
-    """Returns whether an argument overrides functions."""
-    return has_torch_function((arg,))
+    """Returns whether a mode or the argument takes over functions."""
+    return _core._is_overridden((arg,), {})
 
 
-has_torch_function_variadic = lambda *args: has_torch_function(args)  # noqa: E731
+def has_torch_function_variadic(*args):
+    """Returns whether a mode or an argument takes over functions."""
+    return _core._is_overridden(args, {})
 
 
 def handle_torch_function(public_api, relevant_args, *args, **kwargs):
-    """Calls the first argument's method that overrides the function."""
-    for arg in relevant_args:
-        if not isinstance(arg, Tensor) and hasattr(type(arg), "__torch_function__"):
-            kinds = tuple({type(value) for value in relevant_args if hasattr(type(value), "__torch_function__")})
-            result = arg.__torch_function__(public_api, kinds, args, kwargs)
-            if result is not NotImplemented:
-                return result
-    raise TypeError(f"no implementation found for '{getattr(public_api, '__name__', public_api)}' on types that implement __torch_function__")
+    """Returns the result of a function that a mode or an argument takes over."""
+    return _torch_functions.take(public_api, _core._overriding(tuple(relevant_args), {}), args, kwargs)
+
+
+def _get_overloaded_args(relevant_args, get_type_fn=None):
+    """Returns the arguments that take over functions, in the order in which they are asked."""
+    return _torch_functions._ordered(_core._overriding(tuple(relevant_args), {}))
 
 
 def wrap_torch_function(dispatcher):
-    """Returns a decorator. The arguments that `dispatcher` returns can then override the function."""
+    """Returns a decorator. The arguments that `dispatcher` returns can then take over the function."""
     def wrapper(func):
         @functools.wraps(func)
         def wrapped(*args, **kwargs):
@@ -48,48 +55,119 @@ def wrap_torch_function(dispatcher):
 
 
 def is_tensor_method_or_property(func):
-    """Returns whether a function is a method of tensors."""
-    return func in vars(Tensor).values()
+    """Returns whether a function is a method of tensors, or reads or writes a property."""
+    return func in _methods() or getattr(func, "__name__", None) == "__get__"
+
+
+@functools.lru_cache(None)
+def _methods():
+    return {value for value in vars(Tensor).values() if callable(value) and isinstance(value, types.FunctionType | types.MethodDescriptorType
+                                                                                      | types.WrapperDescriptorType)}
 
 
 def resolve_name(f):
     """Returns the name of a function with its module."""
-    module = getattr(f, "__module__", None)
-    return f"{module}.{f.__name__}" if module and hasattr(f, "__name__") else None
+    if isinstance(f, (types.MethodDescriptorType, types.WrapperDescriptorType)) or f in _methods():
+        return f"torch.Tensor.{f.__name__}"
+    from .fx._names import qualified
+    try:
+        return qualified(f)
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def get_default_nowrap_functions():
+    """Returns the functions whose results keep their class."""
+    return set(_torch_functions._plain_results())
 
 
 def get_ignored_functions():
-    """Returns an empty set: no function can be overridden."""
-    return set()
+    """Returns functions that cannot be taken over: those that have no tensors among their arguments."""
+    import sys
+    package = sys.modules[__package__]
+    names = (
+        "typename", "is_tensor", "is_storage", "set_default_tensor_type", "set_default_dtype", "manual_seed", "initial_seed", "seed", "save", "load",
+        "set_printoptions", "get_default_dtype", "get_num_threads", "is_grad_enabled", "no_grad", "enable_grad", "inference_mode", "set_grad_enabled",
+        "from_dlpack", "from_numpy", "get_rng_state", "set_rng_state", "finfo", "iinfo", "promote_types", "result_type", "can_cast", "compile",
+        "arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm", "range", "tensor", "zeros")
+    return {getattr(package, name) for name in names if hasattr(package, name)}
 
 
 def get_overridable_functions():
-    """Returns an empty dictionary: no function can be overridden."""
-    return {}
+    """Returns the functions that can be taken over, by the namespace that they are in."""
+    import sys
+    from .nn import functional
+    package, ignored = sys.modules[__package__], get_ignored_functions()
+    found = {}
+    for namespace in (package, functional, package.linalg, package.fft, package.special):
+        found[namespace] = [
+            value for name, value in vars(namespace).items() if not name.startswith("_") and isinstance(
+                value, types.FunctionType | types.BuiltinFunctionType) and not (value.__hash__ and value in ignored)]
+    found[Tensor] = [value for name, value in vars(Tensor).items() if not name.startswith("_") and value in _methods()]
+    return found
 
 
 def get_testing_overrides():
-    """Returns an empty dictionary: no function can be overridden."""
-    return {}
+    """Returns for each function that can be taken over one with any arguments that returns -1."""
+    return {function: lambda *args, **kwargs: -1 for functions in get_overridable_functions().values() for function in functions}
 
 
 class TorchFunctionMode:
-    """A region in which calls would be overridden, which is left out: entering it raises."""
+    """A region in which `__torch_function__` receives each call of a function of this package, also of those that make tensors."""
 
-    def __enter__(self):
-        raise NotImplementedError("overrides.TorchFunctionMode is left out: calls are not taken over")
+    inner = None
 
-    def __exit__(self, *_):
+    def __init__(self):
         pass
 
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        raise NotImplementedError("a mode needs a method __torch_function__")
 
-BaseTorchFunctionMode = TorchFunctionMode
+    def __enter__(self):
+        _torch_functions.opened()
+        stack = _torch_functions.modes()
+        stack.append(self)
+        _core._set_function_modes(len(stack))
+        return self
+
+    def __exit__(self, exc_type, exc_val, exc_tb):
+        stack = _torch_functions.modes()
+        stack.pop()
+        _core._set_function_modes(len(stack))
+        _torch_functions.closed()
+
+    @classmethod
+    def push(cls, *args, **kwargs):
+        """Returns a new mode."""
+        return cls(*args, **kwargs)
+
+
+class BaseTorchFunctionMode(TorchFunctionMode):
+    """A mode that calls each function."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def _get_current_function_mode():
+    """Returns the innermost mode of this thread, or None."""
+    stack = _torch_functions.modes()
+    return stack[-1] if stack else None
+
+
+def _get_current_function_mode_stack():
+    """Returns the modes of this thread, the innermost last."""
+    return list(_torch_functions.modes())
 
 
 @contextlib.contextmanager
 def enable_reentrant_dispatch():
-    """Returns a region that changes nothing."""
+    """Returns a region that changes nothing: modes receive the calls that they make to others."""
     yield
 
 
-_disable_user_warnings = lambda func, **_: func  # noqa: E731
+def _disable_user_warnings(func, **_):
+    """Returns the function."""
+    return func
+
+

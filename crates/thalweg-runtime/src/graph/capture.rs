@@ -3,14 +3,15 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{CaptureMode, Code, StreamHandle};
+use thalweg_lock::Mutex;
 use thalweg_memory::{Backend, StreamFilter, StreamId};
 
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
-use super::captures::{Ids, UnderWay, lock};
+use super::captures::{Ids, UnderWay};
 use super::contract::InputKind;
 use super::footprint::{Footprint, Traces};
 use super::members::OverwritePolicy;
@@ -125,7 +126,7 @@ impl Capture {
         capture.open = true;
         let info = device.check(driver.stream_capture_info(stream.handle()))?;
         capture.id = info.id;
-        lock(&ids).push(info.id);
+        ids.lock().push(info.id);
         let own = device.clone();
         let pool_of_one_graph = Box::new(move |id| own.captures().pool_of_one_graph(id));
         under_way.push(UnderWay {
@@ -189,7 +190,7 @@ impl Capture {
             captures.take(self.id).expect("it is under way until it is taken here, or dropped");
         upkeeps.iter().for_each(|(_, upkeep)| upkeep.captured());
         // No stream takes part any more.
-        lock(&ids).clear();
+        ids.lock().clear();
         let Traces { mut contract, kept, written, left, occupied_bytes, allocated_bytes } =
             footprint.finish();
         // The stream-ordered allocator puts nodes of its own into a capture.
@@ -291,13 +292,13 @@ fn nested() -> Error {
     Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
 }
 
-/// Returns a filter for the streams that take part in the captures of these numbers. For the origin it makes no call of the
-/// driver.
+/// Returns a filter for the streams that take part in the captures with these numbers. Makes no call of the driver for the
+/// origin.
 fn streams_of_capture(origin: &Stream, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
     let (driver, origin) = (origin.device().driver().clone(), origin.id());
     let (ids, questions) = (ids.clone(), questions.clone());
     StreamFilter::Matching(Arc::new(move |stream: StreamId| {
-        let ids = lock(&ids);
+        let ids = ids.lock();
         if ids.is_empty() || stream == origin {
             return !ids.is_empty();
         }

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_driver::UseKind;
 use thalweg_driver::{GraphDescription, GraphHandle, Label};
+use thalweg_lock::Mutex;
 use thalweg_memory::StreamId;
 
 use super::captures::Upkeeps;
@@ -71,7 +72,7 @@ pub(super) struct Content {
     /// The streams on which the graph was replayed.
     pub(super) replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
     pub(super) pool: GraphPool,
-    /// The pools of other graphs whose memory it uses.
+    /// The pools of other graphs whose memory this graph uses.
     pub(super) kept: Vec<GraphPool>,
 }
 
@@ -89,7 +90,7 @@ impl Content {
 
     /// Notes that work of this stream uses the graph's memory.
     pub(super) fn was_replayed_on(&self, stream: StreamId) {
-        let mut streams = self.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.replayed_on.lock();
         if !streams.contains(&stream) {
             streams.push(stream);
         }
@@ -100,7 +101,7 @@ impl Drop for Content {
     /// Replays may be under way. The next owner of the memory waits for their streams.
     fn drop(&mut self) {
         self.member.leave();
-        let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let streams = self.replayed_on.get_mut();
         self.kept.iter().chain([&self.pool]).for_each(|pool| pool.was_replayed_on(streams));
         let used = &self.pinned[..];
         for block in used {

@@ -5,12 +5,13 @@
 //! is above them, or below.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Access, CaptureInfo, CaptureMode, CaptureStatus, Label};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{Block, PoolId};
 
 use super::branches::Branches;
@@ -34,22 +35,18 @@ pub(crate) struct Captures {
     replays: AtomicU64,
 }
 
-/// The number of a capture, followed by those of its bodies' captures.
+/// The number of a capture, followed by the numbers of its bodies' captures.
 pub(super) type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
 
 impl UnderWay {
     pub(super) fn has(&self, id: u64) -> bool {
-        lock(&self.ids).contains(&id)
+        self.ids.lock().contains(&id)
     }
 
-    /// Returns whether the number is that of a body of a conditional node.
+    /// Returns whether the number belongs to the capture of a body of a conditional node.
     fn is_body(&self, id: u64) -> bool {
-        lock(&self.ids).first() != Some(&id)
+        self.ids.lock().first() != Some(&id)
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A value in memory that a captured region relies on. The graph keeps it alive.
@@ -72,11 +69,12 @@ pub(super) type Upkeeps = Vec<(usize, Arc<dyn Upkeep>)>;
 
 /// The notes of a capture that is under way.
 pub(super) struct UnderWay {
-    /// The number of the capture, followed by those of the captures of its conditional nodes' bodies.
+    /// The number of the capture, followed by the numbers of the captures of its conditional nodes' bodies.
     pub(crate) ids: Ids,
     pub(crate) thread: ThreadId,
     pub(crate) mode: CaptureMode,
-    /// For each of the capture's streams on which a conditional node was captured, the stream on which the bodies are captured.
+    /// The pairs of streams for conditional nodes: a stream of the capture on which a conditional node was captured, and the
+    /// stream on which the node's bodies are captured.
     pub(crate) body_streams: Vec<(Stream, Stream)>,
     /// The reason why the capture must fail, if there is one.
     pub(crate) broken: Option<String>,
@@ -119,24 +117,24 @@ impl Captures {
 
     /// Notes a pool that was made for one graph.
     pub(super) fn made_for_one_graph(&self, pool: WeakPool) {
-        let mut pools = lock(&self.pools);
+        let mut pools = self.pools.lock();
         pools.retain(WeakPool::is_there);
         pools.push(pool);
     }
 
-    /// Returns the pool of this name, if it was made for one graph.
+    /// Returns the pool with this identifier, if it was made for one graph.
     pub(super) fn pool_of_one_graph(&self, id: PoolId) -> Option<GraphPool> {
-        lock(&self.pools).iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
+        self.pools.lock().iter().filter(|pool| pool.id == id).find_map(WeakPool::pool)
     }
 
     /// Notes that a pool that served one graph was released.
     pub(super) fn leave(&self, pool: PoolId) {
-        *lock(&self.left) = Some(pool);
+        *self.left.lock() = Some(pool);
     }
 
     /// Returns the pool of a graph that is gone, if there is one.
     pub(super) fn take_left(&self) -> Option<PoolId> {
-        lock(&self.left).take()
+        self.left.lock().take()
     }
 
     /// Returns the number of the capture that a stream takes part in, or 0.
@@ -291,7 +289,7 @@ impl Captures {
 
     /// Notes the number under which a body of a conditional node on a stream is captured.
     pub(super) fn body_began(&self, stream: &Stream, id: u64) {
-        self.note(stream, |capture, _| lock(&capture.ids).push(id));
+        self.note(stream, |capture, _| capture.ids.lock().push(id));
     }
 
     /// Returns the stream on which the bodies of a stream's conditional nodes are captured.
@@ -338,6 +336,6 @@ impl Captures {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<UnderWay>> {
-        lock(&self.under_way)
+        self.under_way.lock()
     }
 }

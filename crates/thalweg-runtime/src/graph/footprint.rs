@@ -43,18 +43,18 @@ pub(super) struct Footprint<P> {
     occupied: Ranges,
     /// The ranges of the capture's own blocks that commands wrote.
     written: Ranges,
-    /// The ranges that were written since their memory was allocated last: the content at the end.
+    /// The ranges that commands wrote after their memory was last allocated: the graph's content at its end.
     left: Ranges,
     allocated_bytes: u64,
     inputs: Vec<Input>,
-    /// For each input, by its address, the address at which it ends and its index in the list.
+    /// The inputs by address: the address at which an input ends, and its index in `inputs`.
     places: BTreeMap<u64, (u64, usize)>,
     /// The holders of blocks when they were last looked up.
     live: Option<Vec<LiveBlock>>,
     watch: Arc<LivenessWatch>,
 }
 
-/// A block that the capture allocated.
+/// A block that the capture allocated, without its start.
 struct Own {
     end: u64,
     requested_bytes: u64,
@@ -64,9 +64,9 @@ struct Own {
 /// The memory use of a finished capture.
 pub(super) struct Traces<P> {
     pub(super) contract: Contract,
-    /// The pools of other graphs whose memory it uses.
+    /// The pools of other graphs whose memory the capture uses.
     pub(super) kept: Vec<P>,
-    /// The ranges of the capture's own blocks that its commands wrote.
+    /// The ranges of the capture's own blocks that the capture's commands wrote.
     pub(super) written: Ranges,
     /// The written ranges that were not handed to another block since.
     pub(super) left: Ranges,

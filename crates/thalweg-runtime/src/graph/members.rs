@@ -1,10 +1,11 @@
 //! The graphs of one pool: which of the pool's memory each one writes, leaves and reads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 use thalweg_driver::Label;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::contract::{Contract, InputKind, Output};
 use super::ranges::Ranges;
@@ -39,7 +40,7 @@ pub(super) struct Member {
     pub(super) wanted: AtomicBool,
     /// Whether an output of the graph is lost.
     pub(super) any_lost: AtomicBool,
-    /// Whether a replay of the graph overwrites outputs of others.
+    /// Whether a replay of the graph overwrites outputs of other graphs.
     pub(super) overwrites: AtomicBool,
     /// Whether the graph is dropped.
     pub(super) gone: AtomicBool,
@@ -49,11 +50,11 @@ pub(super) struct Member {
 #[derive(Debug)]
 pub(super) struct Reads {
     pub(super) producer: Arc<Member>,
-    /// The indices of the outputs in the other graph, with the first command that reads each.
+    /// The indices of the outputs in the other graph, each with the first command that reads the output.
     pub(super) outputs: Vec<(usize, Label)>,
 }
 
-/// An output in the pool.
+/// An output of a graph in the pool.
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) output: Output,
@@ -124,10 +125,10 @@ impl Members {
     }
 
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
     }
 
-    /// Returns the outputs of graphs of the pool that a graph reads as inputs of this kind.
+    /// Returns the outputs of the pool's graphs that a graph reads, as inputs of kind `kind`.
     pub(super) fn reads(&self, contract: &Contract, kind: InputKind) -> Vec<Reads> {
         self.books().read_by(contract, kind)
     }
@@ -189,7 +190,7 @@ impl Books {
         });
     }
 
-    /// Returns the outputs of other graphs that a graph reads as inputs of this kind.
+    /// Returns the outputs of other graphs that a graph reads, as inputs of kind `kind`.
     fn read_by(&self, contract: &Contract, kind: InputKind) -> Vec<Reads> {
         let mut reads: Vec<Reads> = Vec::new();
         let of_pool = contract.inputs().iter().filter(|input| input.kind == kind && input.is_read);

@@ -1,8 +1,9 @@
 //! Private pools: memory whose addresses stay fixed for as long as a graph, or a handle of the pool, lives.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
+use thalweg_lock::Mutex;
 use thalweg_memory::{PoolId, PoolOptions, StreamId};
 
 use super::members::{Members, OverwritePolicy};
@@ -130,7 +131,7 @@ impl GraphPool {
 
     /// Notes streams whose work touches the pool's memory, and continues after its graph is dropped.
     pub(crate) fn was_replayed_on(&self, graphs_streams: &[StreamId]) {
-        let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.0.replayed_on.lock();
         for stream in graphs_streams {
             if !streams.contains(stream) {
                 streams.push(*stream);
@@ -141,7 +142,7 @@ impl GraphPool {
 
 impl Drop for PoolOwner {
     fn drop(&mut self) {
-        let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let streams = self.replayed_on.get_mut();
         let released = self.device.allocator().release_pool_behind(self.id, streams);
         debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
         let host = self.device.host_allocator();

@@ -50,7 +50,7 @@ impl Command<'_> {
 pub(super) struct CapturedCommand {
     pub(super) node: GraphNodeHandle,
     pub(super) label: Label,
-    /// The indices of the commands that it depends on, in the driver's order.
+    /// The indices of the commands that this command depends on, in the driver's order.
     predecessors: SmallVec<[u32; 2]>,
     pub(super) work: Work,
 }
@@ -71,7 +71,7 @@ pub(super) enum Work {
     Other { parameters: Box<[u8]>, accesses: Box<[Access]> },
 }
 
-/// A kernel launch that is kept.
+/// A copy of a captured kernel launch.
 #[derive(PartialEq, Debug)]
 pub(super) struct Kernel {
     function: FunctionHandle,
@@ -117,7 +117,7 @@ impl Steps {
         self.has_undeclared |= !nodes.iter().all(is_known);
     }
 
-    /// Declares the ranges that these nodes touch, and those of the nodes between them and the last known ones.
+    /// Declares the ranges that these nodes touch, and the ranges of the nodes between them and the last known nodes.
     pub(super) fn declare(&mut self, nodes: &[GraphNodeHandle]) {
         self.declared.extend(nodes);
     }
@@ -165,8 +165,8 @@ impl Steps {
         self.steps.push(CapturedCommand { node, label: command.label(), predecessors, work });
     }
 
-    /// Notes that the capture ends at these nodes. (A conditional node counts as one that we do not see, because no node of its
-    /// kind can be updated.)
+    /// Notes that the capture ends at these nodes. A node that was not recorded here makes the steps partial. This includes
+    /// conditional nodes, because no node of their kind can be updated.
     pub(super) fn ended(&mut self, nodes: &[GraphNodeHandle]) {
         self.look(nodes);
         self.is_partial |= nodes.iter().any(|node| !self.places.contains_key(node));

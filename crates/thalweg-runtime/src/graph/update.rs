@@ -40,7 +40,7 @@ pub enum Update {
     Kernels(usize),
     /// The executable was updated from the whole graph.
     Whole,
-    /// A new executable was made; with the reason why the driver could not update the old one, if it was tried.
+    /// A new executable was made. Contains the driver's reason for not updating the old one, if an update was tried.
     Instantiated(Option<UpdateReason>),
 }
 

@@ -105,8 +105,8 @@ impl Buffer {
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
 
-    /// Returns whether the memory is the buffer's own and no use by a stream other than this one was recorded: then work queued
-    /// there may write it without waiting for others.
+    /// Returns whether the memory is the buffer's own and was not used by streams other than this one. If so, work queued on this
+    /// stream may write the memory without waiting for other streams.
     pub fn is_used_only_on(&self, stream: &Stream) -> bool {
         match &self.memory {
             Memory::Owned(block) => block.is_used_only_on(stream.id()),

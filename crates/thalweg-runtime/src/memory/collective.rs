@@ -1,13 +1,14 @@
 //! Memory that NCCL allocates, as a source of segments, which are registered with communicators.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use thalweg_driver::{DevicePointer, Driver, Result};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{SegmentSource, StreamId, UpstreamError};
 
 use super::outside_capture;
-use super::upstream::{lock, upstream_error};
+use super::upstream::upstream_error;
 use crate::{Communicator, Device, Label};
 
 /// Segments that NCCL allocates (`ncclMemAlloc`). With some communicators all segments are registered, including later ones:
@@ -75,7 +76,7 @@ impl CollectiveMemory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.users.retain(|user| user.communicator.strong_count() > 0);
         state
     }
@@ -91,8 +92,8 @@ impl CollectiveMemory {
         Ok(true)
     }
 
-    /// Registers the segments that were added since the last such call as symmetric memory. *Blocks* on GPUs until all ranks do.
-    /// Returns `false` if they are registered in the other way.
+    /// Registers the segments that were added since the last call of this function as symmetric memory. *Blocks* on GPUs until
+    /// all ranks have called it. Returns `false` if the segments are already registered as ordinary memory.
     pub(crate) fn register_symmetric(&self, communicator: &Arc<Communicator>, label: Label) -> Result<bool> {
         let mut state = self.state();
         let place = state.users.iter().position(|user| user.is(communicator));

@@ -9,9 +9,9 @@
 //! - If it cannot be determined when the work is complete (a capture, a lost device, a forked child), the owner is never dropped.
 
 use std::any::Any;
-use std::sync::{Mutex, PoisonError};
 
 use thalweg_driver::{DevicePointer, ExternalMemory};
+use thalweg_lock::Mutex;
 
 use super::Buffer;
 use super::buffer::Memory;
@@ -42,7 +42,7 @@ impl External {
 
     /// Notes that work on a stream uses the memory.
     pub(super) fn record(&self, stream: &Stream) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock();
         if streams.iter().all(|known| known.id() != stream.id()) {
             streams.push(stream.clone());
         }
@@ -51,7 +51,7 @@ impl External {
     /// Releases the memory when the streams are done with it.
     pub(super) fn give_back(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let streams = std::mem::take(self.streams.get_mut());
         match streams.iter().map(recorded).collect::<Option<Vec<_>>>() {
             Some(events) => leave(events, memory.into_owner()),
             None => std::mem::forget(memory),
@@ -74,7 +74,7 @@ fn recorded(stream: &Stream) -> Option<Event> {
 
 /// Drops the owners whose work is complete, including this one if its work is.
 fn leave(events: Vec<Event>, owner: Owner) {
-    let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut leaving = LEAVING.lock();
     leaving.push((events, owner));
     drop(leaving);
     collect();
@@ -83,7 +83,7 @@ fn leave(events: Vec<Event>, owner: Owner) {
 /// Drops the owners whose work is complete.
 fn collect() {
     let is_done = |events: &[Event]| events.iter().all(|event| event.query().unwrap_or(false));
-    let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut leaving = LEAVING.lock();
     let (done, rest): (Vec<_>, Vec<_>) = leaving.drain(..).partition(|(events, _)| is_done(events));
     *leaving = rest;
     drop(leaving);

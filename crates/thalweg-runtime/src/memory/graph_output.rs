@@ -12,12 +12,13 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::{BlockKind, UseKind};
 use thalweg_driver::{DevicePointer, Label};
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::buffer::{Buffer, Memory};
 use crate::graph::{GraphPool, HeldMemory};
@@ -72,7 +73,7 @@ impl GraphOutput {
     }
 
     fn state(&self) -> MutexGuard<'_, OutputState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Records a use by a stream: as an event, or, if none can be recorded (in a capture, say), as the whole stream.
@@ -167,8 +168,8 @@ impl OutputHandle {
         Ok(())
     }
 
-    /// Keeps an object alive until the buffer is dropped: the blocks of the memory, if the handle may be dropped first and others
-    /// allocate from the pool.
+    /// Keeps an object alive until the buffer is dropped. Pass the blocks of the memory if the handle may be dropped first and
+    /// other work allocates from the pool.
     pub fn keep(&self, kept: Arc<dyn Any + Send + Sync>) {
         self.0.state().kept = Some(kept);
     }

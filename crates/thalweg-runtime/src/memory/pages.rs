@@ -4,13 +4,12 @@
 //! memory. If the device supports it, pages can be shared with another process, and registered with a network adapter (GPUDirect
 //! RDMA), as plain memory can: this costs nothing, and cannot be added to a page later.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use thalweg_driver::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
 use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory};
 
-use super::upstream::{DriverUpstream, handle, lock, upstream_error};
+use super::upstream::{DriverUpstream, handle, upstream_error};
 
 impl DriverUpstream {
     /// Maps the pages contiguously and makes them accessible to the device and its peers. On an error some of them may be mapped:
@@ -30,7 +29,7 @@ impl DriverUpstream {
             mapped += page_bytes;
         }
         // One call for all pages: on a GPU it costs half as much as one call per page.
-        let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let peers = self.peers.read();
         for device in std::iter::once(self.device).chain(peers.iter().copied()) {
             self.driver
                 .memory_set_access(start, mapped, device, MemoryAccess::ReadWrite)
@@ -66,7 +65,7 @@ impl VirtualMemory for DriverUpstream {
 
     fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
         // The lock is held meanwhile: once the page is released, its number may be reused.
-        let mut descriptors = lock(&self.descriptors);
+        let mut descriptors = self.descriptors.lock();
         self.driver.physical_release(PhysicalHandle::from_raw(page.raw())).map_err(upstream_error)?;
         // An exported file keeps the memory alive on a GPU.
         if descriptors.remove(&page).is_some() {

@@ -10,11 +10,9 @@
 //! every replay.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 
+use thalweg_lock::Mutex;
 use thalweg_memory::Block;
-
-use super::upstream::lock;
 
 /// The maximum share of the device's memory that is held back: one in this many bytes.
 const SHARE: u64 = 4;
@@ -50,7 +48,7 @@ impl Quarantine {
         let Some(kept) = block.hold_back() else { return };
         // Dropped after the lock is released, because the allocator calls out.
         let mut outlived = Vec::new();
-        let mut held = lock(&self.held);
+        let mut held = self.held.lock();
         held.bytes += bytes;
         held.blocks.push_back(kept);
         while held.bytes > self.most_bytes || held.blocks.len() > MOST_BLOCKS {
@@ -63,7 +61,7 @@ impl Quarantine {
 
     /// Releases all blocks, and returns whether there were any.
     pub(crate) fn give_back(&self) -> bool {
-        let held = std::mem::take(&mut *lock(&self.held));
+        let held = std::mem::take(&mut *self.held.lock());
         !held.blocks.is_empty()
     }
 }

@@ -23,7 +23,7 @@ use thalweg_memory::{
 
 use super::buffer::{Buffer, Memory};
 use super::outside_capture;
-use super::upstream::{DriverUpstream, lock, upstream_error};
+use super::upstream::{DriverUpstream, upstream_error};
 use crate::device::from_allocation;
 use crate::{Device, Error, Result, Stream};
 
@@ -45,7 +45,7 @@ impl MemorySharing for DriverUpstream {
     }
 
     fn export_page(&self, page: PageId) -> Result<PageHandle, UpstreamError> {
-        let mut descriptors = lock(&self.descriptors);
+        let mut descriptors = self.descriptors.lock();
         if let Some(descriptor) = descriptors.get(&page) {
             return Ok(PageHandle::Descriptor(descriptor.as_raw_fd()));
         }
@@ -177,7 +177,7 @@ impl SharedBuffer {
         &self.device
     }
 
-    /// Returns the address in this process, which usually differs from that in the process that shared it.
+    /// Returns the address in this process, which usually differs from the address in the process that shared the memory.
     pub fn pointer(&self) -> DevicePointer {
         self.pointer
     }

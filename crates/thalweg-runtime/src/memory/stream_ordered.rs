@@ -7,11 +7,11 @@ use thalweg_driver::{DevicePointer, PoolHandle};
 use thalweg_memory::{Reserved, StreamId, StreamOrdered, UpstreamError};
 
 use super::outside_capture;
-use super::upstream::{DriverUpstream, handle, lock, upstream_error};
+use super::upstream::{DriverUpstream, handle, upstream_error};
 
 impl DriverUpstream {
     fn pool(&self) -> Result<PoolHandle, UpstreamError> {
-        let mut pool = lock(&self.pool);
+        let mut pool = self.pool.lock();
         match *pool {
             Some(pool) => Ok(pool),
             None => {
@@ -36,18 +36,18 @@ impl StreamOrdered for DriverUpstream {
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<(), UpstreamError> {
-        let Some(pool) = *lock(&self.pool) else { return Ok(()) };
+        let Some(pool) = *self.pool.lock() else { return Ok(()) };
         outside_capture(&self.driver, || self.driver.pool_trim(pool, keep_bytes)).map_err(upstream_error)
     }
 
     fn reserved(&self) -> Result<Reserved, UpstreamError> {
-        let Some(pool) = *lock(&self.pool) else { return Ok(Reserved::default()) };
+        let Some(pool) = *self.pool.lock() else { return Ok(Reserved::default()) };
         let usage = self.driver.pool_usage(pool).map_err(upstream_error)?;
         Ok(Reserved { current_bytes: usage.reserved_bytes, peak_bytes: usage.reserved_peak_bytes })
     }
 
     fn reset_reserved_peak(&self) -> Result<(), UpstreamError> {
-        let Some(pool) = *lock(&self.pool) else { return Ok(()) };
+        let Some(pool) = *self.pool.lock() else { return Ok(()) };
         self.driver.pool_reset_peaks(pool).map_err(upstream_error)
     }
 

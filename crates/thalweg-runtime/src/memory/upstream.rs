@@ -9,13 +9,14 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use thalweg_driver::{
     CaptureStatus, Code, DevicePointer, DeviceProperties, Driver, EventFlags, EventHandle, HostFlags,
     HostPointer, PoolHandle, StreamHandle,
 };
+use thalweg_lock::{Mutex, RwLock};
 use thalweg_memory::{
     Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, MemorySharing, PageId, StreamId,
     StreamOrdered, Upstream, UpstreamError, VirtualMemory,
@@ -34,7 +35,7 @@ pub(crate) struct DriverUpstream {
     events: Mutex<EventCache>,
     /// The stream-ordered pool, made at first use.
     pub(super) pool: Mutex<Option<PoolHandle>>,
-    /// The descriptors through which other processes open exported pages; open until the page is destroyed.
+    /// The descriptors through which other processes open exported pages. A descriptor stays open until its page is destroyed.
     pub(super) descriptors: Mutex<FxHashMap<PageId, OwnedFd>>,
     /// A counter with a random start that grows whenever a descriptor is closed, since its number may then be reused.
     pub(super) serial: AtomicU64,
@@ -69,10 +70,6 @@ pub(super) const fn handle(stream: StreamId) -> StreamHandle {
     StreamHandle::from_raw(stream.raw())
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl DriverUpstream {
     pub(crate) fn new(driver: Arc<dyn Driver>, device: u32, forgotten: Arc<ForgottenStreams>) -> Self {
         Self {
@@ -92,7 +89,7 @@ impl DriverUpstream {
 
     /// Makes all later mappings accessible to another device.
     pub(crate) fn add_peer(&self, peer: u32) {
-        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = self.peers.write();
         if !peers.contains(&peer) {
             peers.push(peer);
         }
@@ -100,12 +97,12 @@ impl DriverUpstream {
 
     /// Returns whether all mapped memory is accessible to another device.
     pub(crate) fn is_open_to(&self, peer: u32) -> bool {
-        self.open_to.read().unwrap_or_else(PoisonError::into_inner).contains(&peer)
+        self.open_to.read().contains(&peer)
     }
 
     /// Notes that all mapped memory is accessible to another device.
     pub(crate) fn set_open_to(&self, peer: u32) {
-        self.open_to.write().unwrap_or_else(PoisonError::into_inner).push(peer);
+        self.open_to.write().push(peer);
     }
 
     /// Returns the device's properties, if the driver reports them. (The cache of pinned memory never calls this, so it creates
@@ -125,7 +122,7 @@ impl DriverUpstream {
         if let Some(LastWork::Unknown) = last {
             return Err(error);
         }
-        let mut slot = lock(&self.stand_in);
+        let mut slot = self.stand_in.lock();
         let stand_in = match *slot {
             Some(stand_in) => stand_in,
             None => *slot.insert(self.driver.stream_create(self.device, 0)?),
@@ -169,7 +166,7 @@ impl DriverUpstream {
     }
 
     fn take_event(&self, device: u32) -> thalweg_driver::Result<EventHandle> {
-        let mut events = lock(&self.events);
+        let mut events = self.events.lock();
         let spare = events.spare.get_mut(&device);
         if let Some(event) = spare.and_then(|spare| spare.pop()) {
             return Ok(event);
@@ -189,7 +186,7 @@ impl Events for DriverUpstream {
         match self.driver.event_record(event, place) {
             Ok(()) => Ok(EventId::from_raw(event.raw())),
             Err(error) => {
-                lock(&self.events).give_back(event);
+                self.events.lock().give_back(event);
                 Err(upstream_error(error))
             }
         }
@@ -211,7 +208,7 @@ impl Events for DriverUpstream {
     }
 
     fn release_event(&self, event: EventId) {
-        lock(&self.events).give_back(EventHandle::from_raw(event.raw()));
+        self.events.lock().give_back(EventHandle::from_raw(event.raw()));
     }
 }
 
@@ -276,13 +273,13 @@ impl HostUpstream for DriverUpstream {
 impl Drop for DriverUpstream {
     /// Frees the remaining resources. If the driver has lost its context it has lost these too, so its errors are ignored.
     fn drop(&mut self) {
-        for event in lock(&self.events).device_of.keys() {
+        for event in self.events.lock().device_of.keys() {
             let _ = self.driver.event_destroy(*event);
         }
-        if let Some(stand_in) = lock(&self.stand_in).take() {
+        if let Some(stand_in) = self.stand_in.lock().take() {
             let _ = self.driver.stream_destroy(stand_in);
         }
-        if let Some(pool) = lock(&self.pool).take() {
+        if let Some(pool) = self.pool.lock().take() {
             let _ = self.driver.pool_destroy(pool);
         }
     }

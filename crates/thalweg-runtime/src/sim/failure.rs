@@ -27,7 +27,7 @@ pub enum Problem {
     HostFunction(String),
     /// Blocks are still held by a caller after the program ended.
     Leak {
-        /// The device whose blocks they are.
+        /// The device that the blocks belong to.
         device: String,
         /// The number of blocks that are still held.
         blocks: u64,
@@ -43,7 +43,7 @@ pub enum Problem {
     },
     /// Memory was taken from the driver and is lost: it is neither cached nor held by a caller.
     Lost {
-        /// The device whose memory it is.
+        /// The device that the memory belongs to.
         device: String,
         /// The size, in bytes.
         bytes: u64,

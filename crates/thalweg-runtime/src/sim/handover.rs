@@ -1,11 +1,12 @@
-//! A channel, a mutex and a flag, by which host threads pass values in a way that the sanitizer observes.
+//! A channel, a mutex and a flag that pass values between host threads, and that the sanitizer can observe.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, MutexGuard as StdGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 
 use thalweg_driver::{HostClock, Instrument as _};
+use thalweg_lock::MutexGuard as StdGuard;
 use thalweg_sanitizer::SanitizerDriver;
 use thalweg_sim::SimDriver;
 
@@ -17,7 +18,7 @@ impl Gpu {
     pub fn channel<T>(&self) -> (Sender<T>, Receiver<T>) {
         let state = ChannelState { values: VecDeque::new(), senders: 1, has_receiver: true };
         let channel = Arc::new(Channel {
-            state: std::sync::Mutex::new(state),
+            state: thalweg_lock::Mutex::new(state),
             machine: Arc::clone(&self.machine),
             sanitizer: Arc::clone(&self.sanitizer),
         });
@@ -28,7 +29,7 @@ impl Gpu {
     /// complete for the thread that locks it. A clone is the same mutex.
     pub fn mutex<T>(&self, value: T) -> Mutex<T> {
         Mutex {
-            inner: Arc::new(std::sync::Mutex::new((value, None))),
+            inner: Arc::new(thalweg_lock::Mutex::new((value, None))),
             machine: Arc::clone(&self.machine),
             sanitizer: Arc::clone(&self.sanitizer),
         }
@@ -55,7 +56,7 @@ pub struct Receiver<T>(Arc<Channel<T>>);
 
 #[derive(Debug)]
 struct Channel<T> {
-    state: std::sync::Mutex<ChannelState<T>>,
+    state: thalweg_lock::Mutex<ChannelState<T>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
 }
@@ -69,7 +70,7 @@ struct ChannelState<T> {
 
 impl<T> Channel<T> {
     fn state(&self) -> StdGuard<'_, ChannelState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -135,7 +136,7 @@ impl<T> Drop for Receiver<T> {
 #[derive(Debug)]
 pub struct Mutex<T> {
     /// The value, and the clock of the threads that have unlocked the mutex.
-    inner: Arc<std::sync::Mutex<(T, Option<HostClock>)>>,
+    inner: Arc<thalweg_lock::Mutex<(T, Option<HostClock>)>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
 }
@@ -153,14 +154,6 @@ pub struct MutexGuard<'a, T> {
     sanitizer: &'a SanitizerDriver,
 }
 
-fn try_lock<T>(mutex: &std::sync::Mutex<T>) -> Option<StdGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
-}
-
 impl<T: Send + 'static> Mutex<T> {
     /// Locks the mutex. *Blocks* while another thread holds it; other threads and commands run meanwhile.
     ///
@@ -171,8 +164,8 @@ impl<T: Send + 'static> Mutex<T> {
         self.machine.pass()?;
         loop {
             let inner = Arc::clone(&self.inner);
-            self.machine.wait_until("a mutex", move || try_lock(&inner).is_some())?;
-            if let Some(value) = try_lock(&self.inner) {
+            self.machine.wait_until("a mutex", move || inner.try_lock().is_some())?;
+            if let Some(value) = self.inner.try_lock() {
                 if let Some(clock) = &value.1 {
                     self.sanitizer.host_acquire(clock);
                 }
@@ -213,7 +206,7 @@ impl<T> Drop for MutexGuard<'_, T> {
 #[derive(Clone, Debug)]
 pub struct Flag {
     /// The clock of the thread that set the flag.
-    told: Arc<std::sync::Mutex<Option<HostClock>>>,
+    told: Arc<thalweg_lock::Mutex<Option<HostClock>>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
 }
@@ -222,7 +215,7 @@ impl Flag {
     /// Sets the flag. A host function may do so, too.
     pub fn set(&self) {
         let clock = self.sanitizer.host_release();
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
+        *self.told.lock() = Some(clock);
     }
 
     /// Returns whether the flag is set. Other threads and commands may run meanwhile.
@@ -246,7 +239,7 @@ impl Flag {
 
     fn look(&self) -> crate::Result<bool> {
         self.machine.pass()?;
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let told = self.told.lock().clone();
         if let Some(clock) = &told {
             self.sanitizer.host_acquire(clock);
         }

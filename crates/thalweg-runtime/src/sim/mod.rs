@@ -60,7 +60,7 @@ const SEEDS: u64 = 100;
 const SHRINK_RUNS: usize = 400;
 const SHRINK_TIME: Duration = Duration::from_secs(30);
 
-/// The time of shrinking after which the report is printed as it is.
+/// The time of shrinking after which the unshrunk report is printed.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// The default time limit of one run.
@@ -155,8 +155,8 @@ impl Check {
         Self { memory_bytes, ..self }
     }
 
-    /// Injects faults as well: none in half of the seeds, up to four [faults](thalweg_sim::Fault) in the others. A program under
-    /// faults must return its errors: an error is not a failure if a fault was injected, but a panic is.
+    /// Injects faults as well: none in half of the seeds, and up to four [faults](thalweg_sim::Fault) in the other half. A
+    /// program under faults must return its errors: an error is not a failure if a fault was injected, but a panic is.
     pub fn with_faults(self) -> Self {
         Self { faults: true, ..self }
     }

@@ -31,7 +31,7 @@ impl fmt::Display for Panic {
 }
 
 thread_local! {
-    /// The depth of [`catch`] calls in which this thread is, and the location of its last panic.
+    /// The number of nested [`catch`] calls that this thread is in, and the location of its last panic.
     static CAUGHT: RefCell<(u32, Option<String>)> = const { RefCell::new((0, None)) };
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use thalweg_sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
 use thalweg_sim::{Deviation, Fault, Schedule, Trace};
 
-/// The number of decisions over which the changes of priority are spread.
+/// The number of decisions among which changes of priority are placed.
 const EXPECTED_STEPS: u64 = 200;
 
 /// The way in which the choices of a run are made.

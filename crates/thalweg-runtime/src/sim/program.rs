@@ -36,7 +36,7 @@ pub const OPENED_SUFFIX: &str = ".opened";
 /// The prefix of a finding in a report that is not a failure: a race that is only possible.
 pub const POSSIBLE_PREFIX: &str = "note: ";
 
-/// The exit status of a process that was ended because it took too long: that of `timeout(1)`.
+/// The exit status of a process that was ended because it took too long, as in `timeout(1)`.
 pub const TIMED_OUT: i32 = 124;
 
 impl CheckedProgram {

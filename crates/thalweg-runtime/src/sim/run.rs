@@ -4,11 +4,12 @@
 //! of the check to the program.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use thalweg_driver::Driver;
+use thalweg_lock::Mutex;
 use thalweg_sanitizer::{Finding, FindingKind, SanitizerDriver};
 use thalweg_sim::{Choice, Schedule, SimConfig, SimDriver, Trace};
 
@@ -37,7 +38,7 @@ impl<E: fmt::Display> ProgramResult for Result<(), E> {
     }
 }
 
-/// The status of a process that ends because a run hangs: that of a panic.
+/// The exit status of a process that ends because a run hangs: the same as after a panic.
 const HANGS: i32 = 101;
 
 /// The result of a run.
@@ -58,7 +59,7 @@ impl Run {
         self.problems.first()
     }
 
-    /// Returns whether the run shows such a problem.
+    /// Returns whether the run shows a problem like this one.
     pub(super) fn shows(&self, problem: &Problem) -> bool {
         self.problems.iter().any(|found| found.is_like(problem))
     }
@@ -154,7 +155,7 @@ impl Check {
         if plan.holds_freed {
             problems.retain(Problem::is_use_after_free);
         }
-        let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
+        let notes = std::mem::take(&mut *notes.lock());
         let mut trace = machine.trace().unwrap_or_default();
         trace.observations += u64::from(was_seen);
         Run { problems, unrecorded_after_fault: excused, possible, trace, notes }
@@ -177,7 +178,7 @@ impl Check {
     }
 }
 
-/// The findings of a run.
+/// The findings of a run, sorted by certainty.
 struct Sorted {
     certain: Vec<Problem>,
     /// Races that are only possible, not certain.
@@ -198,8 +199,8 @@ fn after_faults(machine: &Arc<SimDriver>, sanitizer: &SanitizerDriver) -> Arc<At
     before
 }
 
-/// Moves a standstill to the front, because it explains the other problems. If the program reports the standstill itself, that
-/// problem is moved, since it names the line.
+/// Moves a deadlock or livelock to the front, because it explains the other problems. If the program reports it itself, the
+/// program's report is moved instead, because that names the line.
 fn put_first(problems: &mut Vec<Problem>, stuck: Option<String>) {
     let Some(stuck) = stuck else { return };
     let reported = problems.iter().position(|problem| match problem {
@@ -300,7 +301,7 @@ impl Schedule for Noting {
     fn next(&mut self, choices: &[Choice<'_>]) -> usize {
         let chosen = self.schedule.next(choices);
         if let (1.., Some(choice), Some(default)) = (chosen, choices.get(chosen), choices.first()) {
-            let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut notes = self.notes.lock();
             if notes.len() < NOTES {
                 notes.push(format!("{} goes on before {}", describe(choice), describe(default)));
             }

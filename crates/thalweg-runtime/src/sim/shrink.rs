@@ -17,7 +17,8 @@ pub(super) fn shrink(plan: RunPlan, fails: &mut impl FnMut(&RunPlan) -> bool) ->
     RunPlan { deviations: Some(deviations), ..plan }
 }
 
-/// Returns a part of the list from which no entry can be removed: `fails` holds for the result, if it held for `list`.
+/// Returns a part of the list for which `fails` holds, and from which no entry can be removed without changing that. `fails` must
+/// hold for `list`.
 pub(super) fn minimize<T: Clone>(list: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     if list.is_empty() || fails(&[]) {
         return Vec::new();

@@ -30,7 +30,7 @@ pub(super) struct Results {
     written: HashMap<PathBuf, Validators>,
 }
 
-/// The keys that a file must contain; others may be missing.
+/// The keys that a file must contain. All other keys are optional.
 const REQUIRED: [&str; 2] = ["CUBLASLT_VERSION", "CUDA_DEVICE"];
 /// The key of PyTorch's version. It is ignored for results of Thalweg, but must match for those for PyTorch.
 pub(super) const PYTORCH_VERSION: &str = "PT_VERSION";
@@ -46,7 +46,7 @@ fn holds(found: &Validators, here: &Validators) -> bool {
         && REQUIRED.into_iter().all(|key| has(found, key))
 }
 
-/// The result of reading a file.
+/// The counts of results after reading a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Taken {
     /// The number of results that apply here.

@@ -51,7 +51,7 @@ impl Shape {
         if self.is_wide { DType::F32 } else { self.product.dtype }
     }
 
-    /// Returns the name; `None` for a dtype for which the library has no products.
+    /// Returns the name of the product; `None` if the library has no products for the dtype.
     pub(super) fn signature(&self) -> Option<Signature> {
         let Matmul { m, n, k, batch, dtype, a, b, d, .. } = &self.product;
         let wide = WIDE.iter().find(|(_, operands)| self.is_wide && operands == dtype);

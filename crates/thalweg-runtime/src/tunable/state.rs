@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 
 use rustc_hash::FxHashMap;
 use thalweg_driver::{Label, ReductionSchemes};
 use thalweg_kernels::matmul::Matmul;
+use thalweg_lock::{Mutex, MutexGuard, RwLock};
 
 use super::results::{Entry, PYTORCH_VERSION, Results, Validators};
 use super::settings::{Effective, Settings, Variables, results_file, untuned_file};
@@ -106,13 +107,13 @@ impl State {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Changes something that decisions depend on.
     pub(super) fn change(&self, change: impl FnOnce(&Self)) {
         change(self);
-        self.decisions.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.decisions.write().clear();
     }
 
     pub(super) fn set(&self, change: impl FnOnce(&mut Settings)) {
@@ -133,12 +134,12 @@ impl State {
 
     /// Sets the version of PyTorch that results are for.
     pub(super) fn set_pytorch_version(&self, version: Option<&str>) {
-        *self.pytorch.write().unwrap_or_else(PoisonError::into_inner) = version.map(str::to_owned);
+        *self.pytorch.write() = version.map(str::to_owned);
         self.read_files_again();
     }
 
     pub(super) fn pytorch_version(&self) -> Option<String> {
-        self.pytorch.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.pytorch.read().clone()
     }
 
     /// Returns the values that results of a device depend on. It takes the lock of the version, so callers must not hold it.
@@ -162,7 +163,7 @@ impl State {
     }
 
     fn decide(&self, question: Question, solution: Solution) {
-        self.decisions.write().unwrap_or_else(PoisonError::into_inner).insert(question, solution);
+        self.decisions.write().insert(question, solution);
     }
 
     fn solution_of(
@@ -176,7 +177,7 @@ impl State {
         let device = stream.device();
         let shape = Shape::of(product, operands, precision);
         let question = Question { device: device.number(), shape, reductions: precision.1 };
-        let known = self.decisions.read().unwrap_or_else(PoisonError::into_inner).get(&question).copied();
+        let known = self.decisions.read().get(&question).copied();
         if let Some(solution) = known {
             return Ok(solution);
         }
@@ -201,11 +202,7 @@ impl State {
         if stream.is_capturing().unwrap_or(true) {
             return Ok(Solution::Default);
         }
-        let _turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(Solution::Default),
-        };
+        let Some(_turn) = self.turn.try_lock() else { return Ok(Solution::Default) };
         let tuned = self.tune(stream, shape, precision, Some(operands), &signature, label)?;
         let solution = tuned.map_or(Solution::Default, |(entry, _)| entry.solution);
         self.decide(question, solution);
@@ -355,7 +352,7 @@ impl State {
         let products: Vec<Signature> =
             signatures_of(&text).filter(|signature| seen.insert(signature.clone())).collect();
         self.read_once(device);
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock();
         for (number, signature) in products.iter().enumerate() {
             let outcome = self.tune_offline(device, signature)?;
             progress(&outcome, number + 1, products.len());

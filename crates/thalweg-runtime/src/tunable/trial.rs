@@ -43,8 +43,8 @@ impl Set {
 /// The maximum number of copies of the operands.
 const MOST_SETS: u64 = 256;
 
-/// The number of bytes that are filled before the timed calls: some 25 microseconds of an H100, in which a host queues a few
-/// calls.
+/// The number of bytes that are filled before the timed calls. The fill takes an H100 some 25 microseconds, in which the host
+/// queues a few calls.
 const AHEAD_BYTES: u64 = 64 << 20;
 
 /// The minimum duration, in milliseconds, of a timed run of calls: events are inaccurate by some thousandths of a millisecond.
@@ -74,8 +74,8 @@ pub(super) enum Timed {
 }
 
 impl<'s> Trial<'s> {
-    /// Makes as many copies of the operands as it takes to fill `rotating_bytes`, so that none is found in a cache, with
-    /// generated numbers if no operands are given. `None` if there is not even memory for one copy.
+    /// Copies the operands often enough to fill `rotating_bytes`, so that no trial finds its operands in a cache. Without given
+    /// operands the copies contain generated numbers. `None` if memory does not suffice for one copy.
     pub(super) fn new(
         stream: &'s Stream,
         shape: Shape,
@@ -161,7 +161,8 @@ impl<'s> Trial<'s> {
         Ok(())
     }
 
-    /// Returns the available solutions, the default first: with Thalweg's own kernels, or only those of the library.
+    /// Returns the available solutions, the default first: solutions of the library, and with `own_kernels` also Thalweg's own
+    /// kernels.
     pub(super) fn candidates(&self, algorithms: u32, own_kernels: bool) -> Result<Vec<Solution>> {
         let product = &self.shape.product;
         let own_kernels = own_kernels && !self.shape.is_wide;

@@ -1,8 +1,9 @@
 //! Helpers of the tests: devices, gates that block a stream, and shorthands for data.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Buffer, Device, Environment, Label, PinnedBuffer, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -27,7 +28,7 @@ pub fn device() -> TestDevice {
     static TURN: Mutex<()> = Mutex::new(());
     match std::env::var("THALWEG_TEST_DEVICE").as_deref() {
         Ok("cuda") => {
-            let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+            let turn = TURN.lock();
             TestDevice { device: Device::cuda(0).unwrap(), _turn: Some(turn) }
         }
         Ok("sim") | Err(_) => TestDevice { device: sim(1).remove(0), _turn: None },

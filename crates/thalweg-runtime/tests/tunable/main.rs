@@ -5,13 +5,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use thalweg_driver::{
     ComputeFormat, DevicePointer, Driver, GpuCall, LibraryLaunch, MatmulCall, ReductionSchemes, StreamHandle,
 };
 use thalweg_ir::{DType, bf16};
 use thalweg_kernels::matmul::{Factor, Matmul};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::backends::cuda::matmul::{self as settings, ReducedPrecisionReduction};
 use thalweg_runtime::backends::{self, Fp32Precision, cuda::BlasLibrary};
 use thalweg_runtime::tunable::{self, OfflineOutcome};
@@ -31,7 +32,7 @@ impl Driver for Slow {
 
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> thalweg_driver::Result<()> {
         let GpuCall::Matmul(call) = launch.gpu else { panic!("only products are tuned") };
-        self.calls.lock().unwrap().push(*call);
+        self.calls.lock().push(*call);
         let algorithm = match call.algorithm {
             Some(algorithm) => algorithm,
             None => self.machine.matmul_algorithms(0, call, 1)?[0],
@@ -52,7 +53,7 @@ struct Bench {
 impl Bench {
     fn new(machine: Arc<SimDriver>) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = TURN.lock();
         let folder = std::env::temp_dir().join(format!("thalweg-tunable-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
@@ -80,7 +81,7 @@ impl Bench {
     }
 
     fn calls(&self) -> Vec<MatmulCall> {
-        std::mem::take(&mut self.driver.calls.lock().unwrap())
+        std::mem::take(&mut self.driver.calls.lock())
     }
 }
 

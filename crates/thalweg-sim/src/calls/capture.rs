@@ -28,7 +28,7 @@ use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
 thread_local! {
-    /// The mode by which captures bind this thread. As with CUDA, it belongs to the thread and not to a driver.
+    /// The capture mode that applies to this thread. As with CUDA, it belongs to the thread and not to a driver.
     static THREAD_MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 
@@ -386,7 +386,8 @@ impl MachineState {
         capture
     }
 
-    /// Removes a stream that is destroyed from its capture. A capture without its origin cannot be ended, and is over.
+    /// Removes a stream that is being destroyed from its capture. A capture that loses its origin can no longer be ended by a
+    /// call, and is over.
     pub(crate) fn leave_capture(&mut self, own: u64) {
         let Some(branch) = self.stream_mut(own).capture.take() else { return };
         let id = branch.capture;

@@ -102,6 +102,11 @@ impl MachineState {
 
     pub(crate) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> CallResult<()> {
         let own = self.enter(stream)?;
+        if matches!(launch.gpu, GpuCall::Dense(_)) && self.stream(own).capture.is_some() {
+            let detail =
+                format!("`{}`: a decomposition by a library cannot be captured in a graph", launch.label);
+            return Err(Refusal::new(Code::StreamCaptureUnsupported, detail));
+        }
         if let GpuCall::Matmul(MatmulCall { algorithm: Some(algorithm), .. }) = launch.gpu
             && !ALGORITHMS.contains(algorithm)
         {

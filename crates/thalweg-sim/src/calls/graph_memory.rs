@@ -81,8 +81,8 @@ impl MachineState {
         Some(graph)
     }
 
-    /// Removes a graph or an executable that was dropped from the holders. With the last one the memory is freed, once all
-    /// launches are over.
+    /// Removes a dropped graph or executable from the holders of the graph's memory. When the last holder is removed, the memory
+    /// is freed as soon as all launches are over.
     pub(crate) fn let_go_of_graph_memory(&mut self, graph: u64) {
         let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
         memory.holders -= 1;

@@ -59,8 +59,8 @@ impl MachineState {
     }
 }
 
-/// Allocates memory of a pool, in the order of a stream. Waits for memory whose free precedes this in stream order but has
-/// not been reached yet.
+/// Allocates memory of a pool in the order of a stream. If memory is freed earlier in stream order but the free has not been
+/// reached yet, waits for it.
 pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> CallResult<u64> {
     let own = locked.enter(stream)?;
     let pool = locked.pool(pool)?;

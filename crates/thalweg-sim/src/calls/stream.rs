@@ -7,10 +7,11 @@
 //! The legacy default stream comes after the frontiers of all blocking streams of its device, and they come after its own;
 //! nothing else is needed.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use thalweg_driver::{Code, EventFlags, GraphNodeKind};
+use thalweg_lock::Mutex;
 
 use crate::executor::command::{Body, CommandId, Frontier};
 use crate::executor::plug::Reached;
@@ -19,7 +20,7 @@ use crate::objects::stream::{Event, EventNode, Record, Stamp, Stream, StreamEntr
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 
-/// The size of a frontier at which it is joined in a mark.
+/// The number of commands at which a frontier is replaced by one mark.
 const FRONTIER_COMMANDS: usize = 16;
 
 impl MachineState {
@@ -70,7 +71,8 @@ impl MachineState {
         is_full.then_some(stream.number)
     }
 
-    /// Checks a stream to which work is submitted: it exists, and is not the legacy stream while a blocking one captures.
+    /// Checks that work can be submitted to a stream: the stream exists, and is not the legacy stream while a blocking stream
+    /// captures.
     pub(crate) fn enter(&mut self, handle: u64) -> CallResult<u64> {
         let own = self.stream_id(handle)?;
         let stream = self.stream(own);
@@ -135,7 +137,7 @@ impl MachineState {
         }
     }
 
-    /// Returns the frontier after which a command that is submitted now comes.
+    /// Returns the commands that a command submitted now must follow.
     pub(crate) fn frontier(&mut self, own: u64) -> Frontier {
         let stream = self.stream(own);
         let mut frontier = stream.frontier.clone();

@@ -139,7 +139,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Returns a call as a task, and the stream with this handle.
+    /// Checks a rank's part of a collective. Returns the part as a task, and the handle of its stream.
     fn part(&mut self, call: &Collective, group: u64) -> CallResult<(u64, Task)> {
         let label = call.label;
         let refuse = |code, text: String| Err(Refusal::new(code, format!("`{label}`: {text}")));
@@ -168,7 +168,7 @@ impl MachineState {
         Ok((own, Task { device, label, accesses: SmallVec::from_slice(&accesses), work }))
     }
 
-    /// Returns the position after which a stream's next command comes.
+    /// Returns the position that a stream's next command follows.
     fn place(&self, own: u64) -> StreamPlace {
         let stream = self.stream(own);
         let nodes = stream.capture.as_ref().map(|branch| branch.nodes.clone()).unwrap_or_default();
@@ -192,8 +192,8 @@ struct StreamPlace {
 }
 
 impl StreamPlace {
-    /// Adds another position. Commands that are there already are not added twice, or the position would grow by the number
-    /// of parts with each group.
+    /// Adds another position's commands to this one. Commands that are in both are not added twice; otherwise the position would
+    /// grow by the number of parts with each group.
     fn add(&mut self, other: &Self) {
         for command in &other.frontier {
             if !self.frontier.contains(command) {
@@ -208,7 +208,7 @@ impl StreamPlace {
     }
 }
 
-/// Destroys a rank, once its collectives are done.
+/// Destroys a rank after its collectives are done.
 pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> CallResult<()> {
     let (communicator, rank) = locked.communicator(handle)?;
     locked.forbid_in_capture("communicator_destroy")?;

@@ -30,18 +30,18 @@ pub enum Link {
 #[derive(Default)]
 pub(super) struct Links {
     links: BTreeMap<[u32; 2], Link>,
-    /// Planned stalls, by the number of the collective at which they begin, with their link.
+    /// The planned stalls: the number of the collective at which a stall begins, and the stalled link.
     planned: Vec<(u64, u32)>,
     /// The number of collectives that have met since the stalls were planned.
     met: u64,
     struck: u64,
 }
 
-/// The reason why a meeting at which all parts have arrived does not run.
+/// The reason why a meeting does not run although all its parts have arrived.
 pub(super) enum Hold {
     /// The link between these ranks stalls.
     Stalled([u32; 2]),
-    /// Its data is in transit.
+    /// The meeting's data is in transit.
     OnItsWay,
 }
 
@@ -134,7 +134,7 @@ impl Collectives {
         meeting.opens = time.map(|time| Instant::now() + time);
     }
 
-    /// Returns the reason why a meeting at which all parts have arrived does not run yet.
+    /// Returns the reason why a meeting does not run yet although all its parts have arrived.
     pub(super) fn hold(&self, meeting: &Meeting) -> Option<Hold> {
         if self.links.links.is_empty() && meeting.opens.is_none() {
             return None;

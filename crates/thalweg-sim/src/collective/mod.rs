@@ -74,23 +74,23 @@ struct Communicator {
 }
 
 struct Rank {
-    /// The device; `None` until it joins.
+    /// The device; `None` until the rank joins.
     device: Option<u32>,
-    /// The number of collectives that were submitted to it.
+    /// The number of collectives that were submitted to the rank.
     calls: u64,
-    /// The number of splits that it has called.
+    /// The number of splits that the rank has called.
     splits: u64,
-    /// The number of calls by which it registered symmetric memory.
+    /// The number of calls by which the rank registered symmetric memory.
     windows: u64,
-    /// The number of its latest group, and of the submission that contained it.
+    /// The number of the rank's latest group, and of the submission that contained it.
     group: (u64, u64),
-    /// The parts of the previous group, which come before those of the latest.
+    /// The parts of the previous group, which precede the parts of the latest group.
     before: Frontier,
     members: Frontier,
     /// The latest call.
     last: Option<Label>,
     is_gone: bool,
-    /// Whether it was destroyed without waiting for its parts.
+    /// Whether the rank was destroyed without waiting for its parts.
     is_aborted: bool,
 }
 
@@ -110,7 +110,7 @@ struct Meeting {
     is_running: bool,
     /// Whether all parts have arrived.
     has_departed: bool,
-    /// The moment at which its data arrives, if the data takes time.
+    /// The moment at which the meeting's data arrives, if the data takes time.
     opens: Option<Instant>,
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct Collectives {
     windows: Windows,
     meetings: BTreeMap<u64, Meeting>,
     by_key: FxHashMap<(u64, Key), u64>,
-    /// The meeting and the seat of a command, by its slot.
+    /// The meeting that a command takes part in and the command's seat there, by the command's slot.
     by_slot: FxHashMap<u32, (u64, usize)>,
     attended: Vec<u64>,
     communicators_made: u64,
@@ -184,7 +184,7 @@ impl Rank {
 }
 
 impl Communicator {
-    /// Returns the key of the meeting for the rank's next part of this kind, and the part's seat there.
+    /// Returns the key of the meeting for the rank's next part, by the part's kind, and the part's seat there.
     fn next(&mut self, part: &Part) -> (Key, usize) {
         let (pair, seat) = match part.operation {
             CollectiveOperation::Send { peer } => ((part.rank, peer), 0),
@@ -275,7 +275,7 @@ impl Collectives {
         found.is_some_and(|communicator| !communicator.ranks[part.rank as usize].is_gone)
     }
 
-    /// Describes the rank for which a part waited when this rank aborted the communicator: one that has not made the call,
+    /// Describes the rank that a part was waiting for when this rank aborted the communicator: a rank that has not made the call,
     /// if there is one.
     fn abortion(&self, meeting: &Meeting, seat: usize, first: &Seated, aborted: u32) -> String {
         let ranks = &self.communicators[&meeting.communicator].ranks;

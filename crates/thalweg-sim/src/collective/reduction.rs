@@ -72,7 +72,7 @@ fn reduce_as<T: Element>(reduction: Reduction, inputs: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// An element, and the type in which it is reduced.
+/// An element of a reduction, with the type that sums are computed in.
 trait Element: Copy {
     type Wide: Copy;
 

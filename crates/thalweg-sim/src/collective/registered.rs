@@ -16,9 +16,9 @@ pub(super) type Windows = BTreeMap<(u64, u64), Window>;
 
 /// A symmetric registration that some ranks have made.
 pub(super) struct Window {
-    /// The rank that made it first, with the number of bytes, and its call.
+    /// The rank that made the registration first, with the number of bytes and the label of the call.
     first: (u32, u64, Label),
-    /// The number of ranks that have made it.
+    /// The number of ranks that have made the registration.
     made: u32,
 }
 
@@ -74,7 +74,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Checks a symmetric registration against those of the other ranks in the same call.
+    /// Checks a symmetric registration against the other ranks' registrations in the same call.
     fn enter_window(&mut self, new: &Registration) -> Result<(), String> {
         let Ok((communicator, rank)) = self.communicator(new.communicator) else { return Ok(()) };
         let gate = &mut self.executor.gate;

@@ -25,7 +25,7 @@ struct Wait {
 }
 
 impl Collectives {
-    /// Gives up parts that wait for each other in a circle, if there are such.
+    /// Gives up parts that wait for each other in a circle, if there is a circle.
     pub(super) fn give_up_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
         let (waiters, waits) = self.waits(web);
         let circle = circle(&waits)?;
@@ -62,7 +62,7 @@ impl Collectives {
         Some(failure)
     }
 
-    /// Describes which part waits for which, in words; empty if none waits.
+    /// Describes in words which part waits for which other part; empty if no part waits.
     pub(super) fn describe_waits(&self, web: &Web<'_>) -> String {
         let (waiters, waits) = self.waits(web);
         let mut text = String::new();
@@ -174,7 +174,7 @@ fn reached(slot: u32, web: &Web<'_>) -> FxHashSet<u32> {
     found
 }
 
-/// Finds a circle of waiters, each of which waits for the next; with the seat that each waits for.
+/// Finds a circle of waiters, each of which waits for the next one, and returns for each waiter the seat that it waits for.
 fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
     let mut is_known = vec![false; waits.len()];
     for start in 0..waits.len() {

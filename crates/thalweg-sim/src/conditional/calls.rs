@@ -201,8 +201,8 @@ impl MachineState {
         Ok(Branch { device, label, conditional, condition, bodies })
     }
 
-    /// Drops the bodies and conditions of a graph that is dropped. A capture into one of them is broken, and owns it from
-    /// now on.
+    /// Drops the bodies and conditions of a graph that is being dropped. A body that is being captured is left to its capture,
+    /// which is broken.
     pub(crate) fn drop_family(&mut self, graph: &Graph) {
         for &condition in &graph.conditions {
             self.conditions.remove(condition);

@@ -58,7 +58,7 @@ pub(crate) struct ConditionEntry {
     pub(crate) root: u64,
     pub(crate) device: u32,
     pub(crate) condition: Condition,
-    /// Whether a node reads it.
+    /// Whether a node reads the condition.
     pub(crate) is_used: bool,
 }
 
@@ -82,9 +82,9 @@ pub(crate) struct Branch {
 pub(crate) struct BranchBody {
     /// The handle of the graph.
     pub(crate) graph: u64,
-    /// For an executable: the contents of the graph at instantiation.
+    /// The contents of the graph at instantiation; only in executables.
     pub(crate) nodes: Arc<[Node]>,
-    /// For an executable: the number of the first node. The numbers are unique in the executable.
+    /// The number of the first node, unique in the executable; only in executables.
     pub(crate) first_number: u32,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Begins a launch of a node on the stream of this number.
+    /// Begins a launch of a node on the stream with number `stream`.
     pub(crate) fn first(branch: &Arc<Branch>, stream: u32) -> Self {
         Self { branch: Arc::clone(branch), stream, number: 0 }
     }

@@ -8,11 +8,12 @@
 //! turn. If it is the only one, the [`watch`](super::watch) starts a *deputy*, which runs commands in its place until it
 //! calls again.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Instant;
 
 use thalweg_driver::Label;
+use thalweg_lock::Mutex;
 
 use super::sighting::{Alive, Entering, Sighted};
 use super::{Apart, Control, Next, PATIENCE};
@@ -72,7 +73,7 @@ impl Machine {
     }
 
     fn run_function(self: &Arc<Self>, number: u64, slot: &Mutex<Option<Job>>) {
-        let Some(job) = slot.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(job) = slot.lock().take() else { return };
         let (index, device, outcome) = job.run(self);
         let mut locked = self.enter_apart();
         locked.complete(index, device, outcome);

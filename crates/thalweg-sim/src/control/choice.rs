@@ -38,7 +38,7 @@ impl MachineState {
         }
     }
 
-    /// Returns the host threads that can continue, `first` before the others.
+    /// Returns the host threads that can continue, starting with `first`.
     pub(crate) fn hosts_that_can_go(&self, first: u32) -> SmallVec<[u32; 4]> {
         let control = self.control.as_ref().expect("the machine is controlled");
         let others = (0..control.hosts.len() as u32).filter(|&host| host != first);

@@ -1,4 +1,4 @@
-//! How threads of the program enter a controlled machine.
+//! The entry of the program's threads into a controlled machine.
 
 use std::sync::Arc;
 

@@ -53,12 +53,13 @@ mod turn;
 
 use std::borrow::Cow;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use thalweg_driver::{Code, INTERRUPTION_INTERVAL, Label};
+use thalweg_lock::Condvar;
 
 use self::sighting::{Activity, Alive, Entering, Sighted, Tick, made_since};
 use super::executor::command::{Claim, CommandId};
@@ -69,8 +70,8 @@ use super::schedules::{Schedule, Trace};
 /// for something to be done.
 const FRUITLESS_LOOKS: u32 = 16;
 
-/// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one does
-/// not, so that a program that queries twice and gives up can be seen to do so.
+/// The number of checks that a `not ready` query counts as. Two such queries suffice to make a thread wait, and one query does
+/// not. A run can therefore include a program that queries twice and gives up.
 const NOT_READY: u32 = 8;
 
 /// The number of checked objects that are remembered.
@@ -81,9 +82,9 @@ const LOOKED_AT: usize = 32;
 /// pass or for another process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The number of times that decisions check, after the arrival of a thread that was not introduced, for others that are on
-/// their way, and wait for a moment if there are any. A thread that makes its first call only when another is done with its
-/// work may know of that work, for all that the machine can see.
+/// The number of decisions, after the arrival of a thread that was not introduced, that check for other threads on their way to
+/// their first call, and wait for a moment if there are any. As far as the machine can see, a thread that makes its first call
+/// after another thread has finished its work may know of that work.
 const ARRIVAL_LOOKS: u32 = 64;
 
 /// The least number of polls in that time for a livelock: a thread that sleeps in between is not busy.
@@ -99,7 +100,7 @@ pub(super) enum CallKind {
     Submit,
     /// The call queries whether work is done; with the handle of the queried object.
     Query(u64),
-    /// The call reads other state that others change; with a number that identifies it.
+    /// The call reads other state that other threads or commands change. The number identifies that state.
     Look(u64),
     /// Any other call.
     Other,
@@ -150,7 +151,7 @@ pub(super) struct Control {
     pub(super) has_ended: bool,
     /// The error of every call from now on.
     end: Refusal,
-    /// The reason why no thread makes progress any more, when it was found first.
+    /// The reason why no thread makes progress any more, once it has been found.
     pub(super) stuck: Option<String>,
     /// Called with that reason, once.
     pub(super) on_stuck: Option<OnStuck>,
@@ -176,7 +177,7 @@ struct Polls {
 pub(crate) struct Limit {
     pub(crate) time: Duration,
     pub(crate) ends: Instant,
-    /// Called when a run does not end although it was ended.
+    /// Called when a run goes on although it was ended.
     pub(crate) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -209,23 +210,23 @@ impl Apart {
 /// A host thread.
 pub(super) struct Host {
     pub(super) name: Cow<'static, str>,
-    /// The thread's number; 0 until it has begun.
+    /// The thread's number in the system; 0 until the thread has begun.
     pub(super) thread: u64,
     pub(super) sighted: Sighted,
     pub(super) phase: Phase,
     /// The current or last call.
     pub(super) call: &'static str,
-    /// The number of its turns.
+    /// The number of the thread's turns.
     pub(super) waits: u64,
-    /// Whether the turn was granted to it.
+    /// Whether the turn was granted to the thread.
     pub(super) is_granted: bool,
-    /// Whether it is busy outside of the driver, where it may be waiting for others.
+    /// Whether the thread is busy outside of the driver, where it may be waiting for other threads.
     pub(super) is_spinning: bool,
     pub(super) wake: Arc<Condvar>,
-    /// The moment at which it next asks whether the program interrupts its wait, if the wait can be interrupted.
+    /// The moment of the next check whether the program interrupts the thread's wait, if the wait can be interrupted.
     pub(super) asks: Option<Instant>,
     looks: Looks,
-    /// The moment of its last poll with nothing left to be done.
+    /// The moment of the thread's last poll with nothing left to be done.
     polled: u64,
 }
 
@@ -233,7 +234,7 @@ pub(super) enum Phase {
     /// The thread is outside of the driver, or asleep there, or it has the turn and continues.
     Running,
     Parked(Wait),
-    /// The thread is parked, and its call is to fail with this.
+    /// The thread is parked, and its call is to fail with this refusal.
     Refused(Refusal),
     Finished,
 }

@@ -33,7 +33,7 @@ impl Entering {
         entered
     }
 
-    /// Returns whether there is such a thread.
+    /// Returns whether a thread is entering now.
     pub(crate) fn is_any(&self) -> bool {
         self.0.load(Ordering::SeqCst) > 0
     }
@@ -46,7 +46,7 @@ const SIGHTINGS: u32 = 4;
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Sighted {
     system: SystemThread,
-    /// Dropped with the thread, because the system reuses its number for others.
+    /// A reference that dies with the thread, because the system reuses the numbers of threads.
     life: Weak<()>,
     sightings: u32,
 }
@@ -62,12 +62,12 @@ impl Sighted {
         Self { system: SystemThread::current(), life, sightings: 0 }
     }
 
-    /// Returns whether it is the thread with this number in the system.
+    /// Returns whether the sighted thread has this number in the system.
     pub(crate) fn is_number(&self, number: i32) -> bool {
         self.life.strong_count() > 0 && self.system == SystemThread(number)
     }
 
-    /// Returns whether it is the calling thread.
+    /// Returns whether the sighted thread is the calling thread.
     pub(crate) fn is_here(&self) -> bool {
         self.activity() != Activity::Gone && self.system == SystemThread::current()
     }
@@ -97,7 +97,7 @@ impl Sighted {
     }
 }
 
-/// A moment in the system's clock ticks, in which it reports when a thread was created.
+/// A moment in the system's clock ticks, the unit in which the system reports when a thread was created.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Tick(u64);
 
@@ -176,7 +176,8 @@ impl SystemThread {
         Some(Status { name: name.split_once('(')?.1.to_owned(), fields: fields.to_owned() })
     }
 
-    /// Returns the activity of the thread. A thread that waits for a disk counts as awake: it continues without others.
+    /// Returns the activity of the thread. A thread that waits for a disk counts as awake, because it continues without help from
+    /// other threads.
     fn activity(self) -> Activity {
         self.status().map_or(Activity::Gone, |status| status.activity())
     }

@@ -1,10 +1,11 @@
 //! Host threads of a controlled machine: their start and end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use thalweg_driver::{Code, Error, Result};
+use thalweg_lock::Mutex;
 
 use super::Wait;
 use crate::SimDriver;
@@ -39,7 +40,7 @@ impl<T> SimThread<T> {
             Kind::Controlled { machine, host, outcome } => {
                 let waited = machine.wait_in_call(CALL, Wait::Thread(host));
                 drop(waited.map_err(|refusal| refusal.of(CALL))?);
-                let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let outcome = outcome.lock().take();
                 let never = || Error::new(Code::Deinitialized, CALL, "the run ended before the thread began");
                 outcome.ok_or_else(never)?
             }
@@ -92,7 +93,7 @@ impl SimDriver {
         let run = move || {
             if seat.take().is_ok() {
                 let ended = catch_unwind(AssertUnwindSafe(body));
-                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+                *slot.lock() = Some(ended);
             }
             // The result is stored before the seat is free, and the body's values are dropped.
             drop(seat);

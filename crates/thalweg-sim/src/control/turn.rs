@@ -16,9 +16,9 @@ use crate::refusal::CallResult;
 /// The time between two checks of other threads.
 const LOOK: Duration = Duration::from_micros(300);
 
-/// The number of consecutive checks that must find nothing outside of the driver that could continue before a deadlock is
-/// declared. The system's list of threads may miss one while others end ([`control`](crate::control) explains why this
-/// number suffices).
+/// The number of consecutive checks that must find no thread outside of the driver that could continue, before a deadlock is
+/// declared. The system's list of threads may miss a thread while other threads end ([`control`](crate::control) explains why
+/// this number suffices).
 const DEADLOCK_LOOKS: u32 = 16;
 
 impl<'a> Locked<'a> {
@@ -200,7 +200,7 @@ impl<'a> Locked<'a> {
         self.settle();
     }
 
-    /// Waits for the turn again, if it was lost while this thread was asleep in a command.
+    /// Waits for the turn again, if this thread lost the turn while it was asleep in a command.
     fn regain(mut self, me: u32) -> Self {
         while self.control().turn != Some(me) && !self.control().has_ended {
             let phase = Phase::Parked(Wait::Turn { is_quiet: false });

@@ -3,9 +3,11 @@
 //! It detects what no call shows: a host thread that waits for the device without calling the driver, busily or asleep, and
 //! a run that takes too long. It need not be exact: its actions are correct at any moment.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::sighting::Activity;
 use super::{Host, Stall};
@@ -36,11 +38,11 @@ struct Watch {
 static WATCH: Mutex<Watch> = Mutex::new(Watch { machines: Vec::new(), is_running: false });
 
 fn lock() -> MutexGuard<'static, Watch> {
-    WATCH.lock().unwrap_or_else(PoisonError::into_inner)
+    WATCH.lock()
 }
 
-/// Watches a machine from now on. If the system cannot start a thread, nothing watches it; nor under Miri, which reports a
-/// thread that outlives the tests as an error.
+/// Starts a thread that watches a machine. If the system cannot start a thread, nothing watches the machine. Nothing does under
+/// Miri either, which reports a thread that outlives the tests as an error.
 pub(crate) fn watch(machine: &Arc<Machine>) {
     if cfg!(miri) {
         return;

@@ -22,7 +22,7 @@ impl CommandId {
     }
 }
 
-/// Commands after which something comes.
+/// The latest commands of a stream or another order: commands that follow must wait for these.
 pub(crate) type Frontier = SmallVec<[CommandId; 2]>;
 
 /// The kind of a command, with its work.
@@ -33,8 +33,8 @@ pub(crate) enum Body {
     Mark(Option<Arc<dyn Reached>>),
     /// A stream-ordered free of the allocation at this address.
     PoolFree(u64),
-    /// A command that chooses, when it is reached, the commands to queue next. At the end of the commands that it queued,
-    /// the second value is the slot of the first.
+    /// A command that chooses the commands to queue next, when it is reached. At the end of the commands that it queued, the
+    /// second value is the slot of the first one.
     Step(Box<dyn QueueingCommand>, Option<u32>),
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Body {
 pub(crate) struct Origin {
     /// The priority.
     pub(crate) level: u8,
-    /// The actor whose step it is.
+    /// The actor that takes the step.
     pub(crate) actor: Actor,
 }
 
@@ -57,7 +57,7 @@ impl Origin {
     }
 }
 
-/// A command that is queued with others.
+/// A command that is queued together with other commands.
 pub(crate) struct Planned<'a> {
     pub(crate) body: Body,
     pub(crate) origin: Origin,

@@ -5,8 +5,8 @@ use super::plug::{Failure, Gate, Next, Verdict, Web};
 use super::{Details, Executor};
 
 impl<G: Gate> Executor<G> {
-    /// Runs the commands that the gate lets through, and fails those that it gives up. The latter are completed with the
-    /// next marks.
+    /// Runs the commands that the gate lets through, and fails the commands that it gives up. Failed commands are completed with
+    /// the next marks.
     pub(super) fn open_gate(&mut self) {
         while let Some(verdict) = self.gate.verdict(&self.lost) {
             match verdict {
@@ -48,7 +48,7 @@ impl<G: Gate> Executor<G> {
         }
     }
 
-    /// Describes which gated commands wait for which, in words; empty if none does.
+    /// Describes in words which gated command waits for which others; empty if none waits.
     pub(crate) fn describe_gate(&mut self) -> String {
         self.with_web(|gate, web| gate.describe(web))
     }
@@ -61,7 +61,7 @@ impl<G: Gate> Executor<G> {
         look(gate, &Web { successors: &successors, is_done: &is_done })
     }
 
-    /// Asks the step that was reached last what comes next. Returns whether there was one.
+    /// Lets the step that was reached last queue its next commands. Returns whether there was such a step.
     ///
     /// The commands that a step queues may reach further steps, which wait until this is done: nothing here is re-entered.
     pub(super) fn take_step(&mut self) -> bool {

@@ -51,13 +51,13 @@ use super::schedules::Actor;
 /// The details of a command that only a controlled machine knows.
 struct Detail {
     number: u64,
-    /// The number of the command among its actor's.
+    /// The number of the command among its actor's commands.
     index: u64,
     actor: Actor,
-    /// Whether a host thread waits for it, directly or not.
+    /// Whether a host thread waits for the command, directly or through other commands.
     is_needed: bool,
     predecessors: Frontier,
-    /// The copy of its memory, if it has begun but not ended.
+    /// The copy of the command's memory, if the command has begun but not ended.
     snapshot: Option<Snapshot>,
 }
 
@@ -98,14 +98,14 @@ const TICK_NANOSECONDS: u64 = 1000;
 struct Slot {
     generation: u32,
     pending: u32,
-    /// The number of the stream that queued it.
+    /// The number of the stream that queued the command.
     stream: u32,
     level: u8,
-    /// Whether a host thread waits for it.
+    /// Whether a host thread waits for the command.
     awaited: bool,
     body: Option<Body>,
     successors: SmallVec<[u32; 4]>,
-    /// The places of its accesses, and the epoch of the memory when they were resolved.
+    /// The places of the command's accesses, and the epoch of the memory when they were resolved.
     resolved: Option<(u64, Resolved)>,
 }
 
@@ -114,17 +114,17 @@ pub(super) struct Job {
     index: u32,
     pub(super) task: Arc<Task>,
     pub(super) start: Start,
-    /// The contents of its memory when it began, if it began earlier.
+    /// The contents of the command's memory when the command began, if it began before this job.
     pub(super) snapshot: Option<Snapshot>,
 }
 
 /// The way in which a command begins.
 pub(super) enum Start {
-    /// The command runs, with its bytes held.
+    /// The command runs, and the range lock holds its bytes.
     Run(Resolved),
     /// The device is lost: the command does not run.
     Skip,
-    /// The command touches memory that it may not touch.
+    /// The command fails, because it accesses memory that it must not access.
     Fail(Refusal),
 }
 
@@ -157,10 +157,10 @@ pub(super) struct Executor<G> {
     queues: FxHashMap<u32, Queue>,
     /// Marks that are complete but whose successors have not been notified yet.
     completing: Vec<u32>,
-    /// Steps that are to be asked what comes next, with the slots of their commands.
+    /// Steps that were reached and must now queue their next commands, with the slots of those steps.
     reached: Vec<(u32, Box<dyn QueueingCommand>)>,
     is_stepping: bool,
-    /// Steps that have been asked. They may have the last references to tasks, which must not be dropped here.
+    /// Steps that have queued their next commands. They may hold the last references to tasks, which must not be dropped here.
     pub(super) spent: Vec<Box<dyn QueueingCommand>>,
     /// Addresses whose stream-ordered frees have been reached.
     pub(super) freed: Vec<u64>,
@@ -204,7 +204,7 @@ impl<G: Gate> Executor<G> {
         self.details = Some(Box::default());
     }
 
-    /// Returns why the device is lost, if it is.
+    /// Returns the reason why the device is lost, if it is lost.
     pub(super) fn lost(&self, device: u32) -> Option<&Refusal> {
         self.lost[device as usize].as_ref()
     }
@@ -261,7 +261,7 @@ impl<G: Gate> Executor<G> {
         frontier.retain(|id| !self.is_done(*id));
     }
 
-    /// Queues a command after others.
+    /// Queues a command that follows other commands.
     pub(super) fn add(
         &mut self,
         body: Body,
@@ -301,7 +301,7 @@ impl<G: Gate> Executor<G> {
         id
     }
 
-    /// Queues commands; those without predecessors among them come after `entry`. Returns their identifiers, in order.
+    /// Queues commands. Those without predecessors in the list follow `entry`. Returns the commands' identifiers, in order.
     pub(super) fn add_all<'a>(
         &mut self,
         planned: impl IntoIterator<Item = Planned<'a>>,
@@ -406,7 +406,7 @@ impl<G: Gate> Executor<G> {
 
     // ---- Workers --------------------------------------------------------------------------------------------------
 
-    /// Returns the next command for a worker, with its bytes held.
+    /// Returns the next command for a worker, after acquiring the command's bytes in the range lock.
     pub(super) fn take(&mut self, memory: &Memory) -> Option<Job> {
         let Self { ready, slots, running, waiting_claims, lost, .. } = self;
         let index = ready.take(|index| {

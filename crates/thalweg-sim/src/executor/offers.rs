@@ -15,7 +15,7 @@ use crate::schedules::{Actor, Touched};
 pub(crate) struct Offer<'a> {
     pub(crate) index: u32,
     pub(crate) number: u64,
-    /// The number of the command among its actor's.
+    /// The number of the command among its actor's commands.
     pub(crate) step: u64,
     pub(crate) actor: Actor,
     pub(crate) label: Label,
@@ -66,8 +66,8 @@ impl<G: Gate> Executor<G> {
         job
     }
 
-    /// Returns whether it makes a difference to begin a command that `offers` returned now and end it later: whether it is
-    /// an update that conflicts with another of these commands.
+    /// Returns whether it makes a difference to begin a command that `offers` returned now and to end it later: whether the
+    /// command is an update that conflicts with another of these commands.
     pub(crate) fn can_begin(&self, index: u32, offers: &[u32]) -> bool {
         let slot = &self.slots[index as usize];
         let Some(Body::Task(task)) = &slot.body else { return false };

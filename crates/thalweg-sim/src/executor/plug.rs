@@ -31,13 +31,12 @@ pub(crate) trait Reached: Send + Sync {
     fn reached(&self, nanoseconds: u64);
 }
 
-/// A command that queues others.
+/// A command that queues other commands.
 pub(crate) trait QueueingCommand: Send + Sync {
     /// Returns the device whose loss ends it.
     fn device(&self) -> u32;
 
-    /// Returns what comes next. Called when the command is reached, and again whenever the commands that it queued are
-    /// complete.
+    /// Returns the next action. Called when the command is reached, and again whenever the commands that it queued are complete.
     fn next(&self) -> Next<'_>;
 }
 
@@ -45,15 +44,15 @@ pub(crate) trait QueueingCommand: Send + Sync {
 pub(crate) enum Next<'a> {
     /// The command is complete.
     Done,
-    /// Queues these commands, after which `again` is called.
+    /// Queues these commands. When they are complete, `again` is called.
     Queue { commands: Vec<Planned<'a>>, origin: Origin, again: Box<dyn QueueingCommand> },
-    /// The command is complete, and its device is lost.
+    /// The command ends, and its device is lost for this reason.
     Fail(Refusal),
 }
 
 /// The place where gated commands wait for each other.
 pub(crate) trait Gate {
-    /// Registers a gated command that is queued, and returns the commands that it also has to come after.
+    /// Registers a gated command that is queued, and returns further commands that it must follow.
     fn enlist(&mut self, command: CommandId, task: &Arc<Task>) -> Frontier;
 
     /// Handles the arrival of the command in a slot, which could run now.
@@ -62,11 +61,11 @@ pub(crate) trait Gate {
     /// Returns the fate of arrived commands, one meeting at a time.
     fn verdict(&mut self, lost: &[Option<Refusal>]) -> Option<Verdict>;
 
-    /// Handles the end of the command in a slot. If it ran for several, returns their devices, and the other commands that
-    /// are over with it.
+    /// Handles the end of the command in a slot. If it ran on behalf of several commands, returns their devices, and the other
+    /// commands that end with it.
     fn end(&mut self, slot: u32) -> Option<(Devices, SmallVec<[u32; 8]>)>;
 
-    /// Returns the gated commands without which the command in a slot cannot run.
+    /// Returns the gated commands that must also arrive before the command in a slot can run.
     fn partners(&self, slot: u32) -> SmallVec<[CommandId; 8]>;
 
     /// Returns whether there may be a circle of waiting commands that has not been searched for.
@@ -75,7 +74,7 @@ pub(crate) trait Gate {
     /// Gives up the commands of a circle that wait for each other.
     fn find_circle(&mut self, web: &Web<'_>) -> Option<Failure>;
 
-    /// Describes which commands wait for which, in words; empty if none waits.
+    /// Describes in words which command waits for which others; empty if none waits.
     fn describe(&self, web: &Web<'_>) -> String;
 }
 
@@ -84,7 +83,8 @@ pub(crate) type Devices = SmallVec<[u32; 8]>;
 
 /// The fate of gated commands.
 pub(crate) enum Verdict {
-    /// The task runs as the first of these commands, by slot, and all are complete when it is.
+    /// The task runs in the place of the first of these commands, which are given by their slots. All of the commands are
+    /// complete when the task is.
     Runs { slots: SmallVec<[u32; 8]>, task: Arc<Task> },
     /// The commands cannot run: the devices are lost, and these commands are over.
     Fails(Failure),

@@ -43,8 +43,10 @@ pub(crate) fn is_update(accesses: &[Access]) -> bool {
 }
 
 impl Snapshot {
+    /// Copies the memory that the accesses touch.
+    ///
     /// # Safety
-    /// `resolved` are the places of the accesses, they are still valid, and no command that conflicts with them runs.
+    /// `resolved` are the places of the accesses. They are still valid, and no command that conflicts with them runs.
     pub(crate) unsafe fn take(accesses: &[Access], resolved: &Resolved) -> Self {
         let mut ranges: SmallVec<[(u64, u64); 4]> = accesses
             .iter()

@@ -21,14 +21,15 @@
 use std::any::Any;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::{
     Access, Code, FillPattern, GraphNodeWork, HostFunction, Label, host::HostFault, host::HostKernel,
     host::HostLaunch, host::PhysicalRanges, host::Resolve,
 };
+use thalweg_lock::Mutex;
 
 use super::snapshot::Snapshot;
 use crate::memory::{HostAddress, Memory, Resolved, Toucher};
@@ -66,8 +67,8 @@ pub(crate) enum Work {
     ToCell(Arc<AtomicU32>),
     /// A function of the host.
     Host(HostFunction),
-    /// The command waits at the [gate](super::plug::Gate), which can interpret the value, and one of several commands there
-    /// runs for all.
+    /// The command waits at the [gate](super::plug::Gate), which can interpret the value. One of the commands that meet there
+    /// runs for all of them.
     Gated(Box<dyn Any + Send + Sync>),
     /// The work that one gated command does for several.
     Joint(Box<dyn JointWork>),
@@ -98,7 +99,7 @@ impl HostTarget {
     /// `source` is valid for reads of `bytes` bytes, no more than the memory has; nothing writes them meanwhile, and they
     /// do not overlap the memory.
     unsafe fn write(&self, source: *const u8, bytes: usize) {
-        let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let target = self.0.lock();
         if let Some(target) = *target {
             // SAFETY: the end of the borrow removes the address under the lock that is held here, before the borrow of the
             // memory ends. So the memory exists and is only ours, and it is as long as the borrowed slice. The rest is the
@@ -130,12 +131,12 @@ impl<'a> BorrowedTarget<'a> {
 impl Drop for BorrowedTarget<'_> {
     fn drop(&mut self) {
         // This waits for a command that is writing now, which needs nothing else to end.
-        *self.target.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.target.0.lock() = None;
     }
 }
 
 impl Task {
-    /// Returns the rules that bind its accesses.
+    /// Returns the rules that bind the task's accesses.
     pub(crate) fn toucher(&self) -> Toucher {
         if matches!(self.work, Work::Kernel { .. } | Work::ToCell(_)) {
             Toucher::Kernel
@@ -166,7 +167,7 @@ impl Task {
         }
     }
 
-    /// Resolves its accesses.
+    /// Resolves the task's accesses.
     pub(crate) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
         match &self.work {
             Work::Joint(joint) => joint.resolve(memory, &self.accesses),

@@ -22,7 +22,7 @@ pub(crate) const PAGE_BYTES: u64 = 64 << 10;
 /// The size of the area for mappings, as a multiple of the memory of all devices.
 const AREA_FACTOR: u64 = 64;
 
-/// The files and the reservation.
+/// The simulated devices' memory on the host: files, and the reserved addresses that the files are mapped into.
 #[derive(Debug)]
 pub(crate) struct Backing {
     base: NonNull<u8>,
@@ -79,7 +79,7 @@ impl Backing {
         self.remap(offset, bytes, protection, libc::MAP_SHARED, file, file_offset)
     }
 
-    /// Returns whether there is such a device.
+    /// Returns whether a device with this number exists.
     pub(crate) fn has_device(&self, device: u32) -> bool {
         (device as usize) < self.files.len()
     }
@@ -112,7 +112,7 @@ impl Backing {
         unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
     }
 
-    /// Returns whether the backing has files of this number and size.
+    /// Returns whether the backing has this many files, each of this size.
     pub(crate) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
         self.files.len() == devices as usize && self.device_bytes == device_bytes
     }

@@ -6,10 +6,10 @@ use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
 
-/// The unit of simulated physical memory, as in the other `backing`.
+/// The unit of simulated physical memory, as in the `backing` module for other hosts.
 pub(crate) const PAGE_BYTES: u64 = 64 << 10;
 
-/// The window.
+/// The simulated devices' memory on the host: one allocation.
 #[derive(Debug)]
 pub(crate) struct Backing {
     base: NonNull<u8>,

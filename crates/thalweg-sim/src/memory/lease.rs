@@ -8,16 +8,16 @@
 
 use std::io;
 use std::ops::Deref;
-use std::sync::Mutex;
 
 use thalweg_driver::Process;
+use thalweg_lock::Mutex;
 
 use super::backing::Backing;
 use crate::memory::{PHYSICAL_BITS, Piece};
 
 /// The greatest number of backings in the cache.
 const CACHED: usize = 16;
-/// The number of written bytes from which on the host's memory is returned to the system instead of cleared.
+/// The number of written bytes from which the host's memory is returned to the system instead of being cleared.
 const CLEARED_BYTES: u64 = 4 << 20;
 
 /// The unused backings, with the process that created them: the child of a fork shares their memory with its parent.
@@ -32,7 +32,7 @@ pub(crate) struct Lease {
     is_recycled: bool,
     /// Physical ranges that may have been written: first address and end.
     written: Vec<(u64, u64)>,
-    /// The end of the part of the area in which something was mapped.
+    /// The end of the part of the area that was used for mappings.
     mapped_end: u64,
 }
 
@@ -111,7 +111,7 @@ impl Drop for Lease {
             return;
         }
         // A lock that is not free (in the child of a fork it may never be) costs a backing, and nothing else.
-        if let Ok(mut cache) = CACHE.try_lock()
+        if let Some(mut cache) = CACHE.try_lock()
             && cache.len() < CACHED
         {
             cache.push((self.process, backing));
@@ -121,7 +121,7 @@ impl Drop for Lease {
 
 /// Takes a backing of this size from the cache.
 fn take(process: Process, devices: u32, device_bytes: u64) -> Option<Backing> {
-    let mut cache = CACHE.try_lock().ok()?;
+    let mut cache = CACHE.try_lock()?;
     let fits =
         |(made_in, backing): &(Process, Backing)| *made_in == process && backing.is_of(devices, device_bytes);
     let position = cache.iter().rposition(fits)?;

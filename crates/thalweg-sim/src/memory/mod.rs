@@ -53,7 +53,7 @@ const PINNED_BYTES: u64 = 1 << 44;
 const PINNED_PAGE_BYTES: u64 = 4096;
 /// The number of bits of an offset in a physical address of a device. The device's number is above them.
 pub(super) const PHYSICAL_BITS: u32 = 44;
-/// The size from which on freed pieces return the host's memory to the system.
+/// The size from which freed pieces return the host's memory to the system.
 const DISCARD_BYTES: u64 = 8 << 20;
 
 /// All memory of a machine.
@@ -113,9 +113,9 @@ pub(super) enum SpanAccess {
     Pinned,
     /// Every device.
     Managed,
-    /// The owner, and devices that have enabled access to it.
+    /// The device that owns the memory, and devices that have enabled access to it.
     Plain,
-    /// The owner.
+    /// The device that owns the memory.
     Pool,
     /// The devices whose bits are set.
     Mapped { readers: u64, writers: u64 },
@@ -313,8 +313,8 @@ impl Memory {
         self.release_pages(segment.device, &segment.pieces);
     }
 
-    /// Releases a segment that a running command may still touch: in a program that frees in stream order and races with
-    /// the free. No span refers to it any more.
+    /// Releases a segment that a running command may still touch, which happens if a program's stream-ordered free races with the
+    /// command. No span refers to the segment any more.
     pub(super) fn condemn(&mut self, segment: Segment) {
         self.condemned.push(segment);
     }
@@ -350,8 +350,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a part of the area inaccessible. A host that refuses (too many mappings) leaves the old mapping in place: no
-    /// span refers to it any more, so nothing can touch it.
+    /// Makes a part of the area inaccessible. If the host refuses (too many mappings), the old mapping stays in place. This is
+    /// safe: no span refers to it any more, so nothing can touch it.
     pub(super) fn unmap_area(&mut self, offset: u64, bytes: u64) {
         let _ = self.backing.unmap(offset, bytes);
     }
@@ -496,7 +496,7 @@ impl Memory {
         self.spans.range(address..address + bytes).map(|(&start, span)| (start, span))
     }
 
-    /// Returns the place of the memory at an address: `Some(device)`, or `Some(None)` for the host. `None` if there is no
+    /// Returns the device of the memory at an address: `Some(device)`, or `Some(None)` for host memory. `None` if there is no
     /// memory.
     pub(super) fn place(&self, address: u64) -> Option<Option<u32>> {
         let (&start, span) = self.spans.range(..=address).next_back()?;

@@ -16,9 +16,9 @@ use crate::executor::command::Frontier;
 use crate::memory::{Memory, Segment, SpanAccess, nonzero};
 use crate::refusal::{CallResult, Refusal};
 
-/// The unit of an allocation.
+/// The unit of sizes of allocations from a pool.
 const UNIT_BYTES: u64 = 512;
-/// The smallest segment.
+/// The smallest size of a pool's segment.
 const SEGMENT_BYTES: u64 = 2 << 20;
 
 /// All pools of a machine.
@@ -50,7 +50,7 @@ struct PoolSegment {
 struct Allocation {
     pool: u64,
     bytes: u64,
-    /// The commands after which the memory is free, once the free is queued.
+    /// The commands whose completion frees the memory, once the free is queued.
     freeing: Option<Frontier>,
 }
 

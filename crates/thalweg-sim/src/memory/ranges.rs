@@ -21,12 +21,12 @@ impl Range {
     }
 }
 
-/// The free ranges.
+/// A list of free ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeRanges {
     by_start: BTreeMap<u64, u64>,
     total: u64,
-    /// The number at which the search begins, if the ranges rotate.
+    /// The number at which the next search begins, if searches continue where the last one ended.
     cursor: Option<u64>,
 }
 

@@ -36,7 +36,7 @@ struct Mapping {
 pub(crate) struct PhysicalMemory {
     pub(crate) device: u32,
     pub(crate) bytes: u64,
-    /// The type of handle as which it can be exported.
+    /// The type of handle by which the memory can be exported.
     pub(crate) share_as: Option<HandleType>,
     pieces: SmallVec<[Range; 1]>,
 }

@@ -15,6 +15,6 @@ pub(crate) struct Capture {
     pub(crate) members: Vec<u64>,
     /// The last nodes of the branches of streams that were destroyed.
     pub(crate) orphans: Vec<u32>,
-    /// The reason why the capture is invalid, if it is.
+    /// The reason why the capture is invalid; `None` if it is valid.
     pub(crate) broken: Option<String>,
 }

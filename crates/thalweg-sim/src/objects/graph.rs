@@ -25,14 +25,14 @@ pub(crate) struct Graph {
     /// The serial number, unique among the graphs of the driver.
     pub(crate) serial: u64,
     pub(crate) nodes: Vec<Node>,
-    /// Whether its capture is over.
+    /// Whether the graph's capture is over.
     pub(crate) is_complete: bool,
-    /// The conditional node that it belongs to, if it is a body.
+    /// The conditional node that the graph is a body of, if any.
     pub(crate) body_of: Option<BodyOf>,
-    /// For a root: all bodies in it, and all conditions.
+    /// All bodies within the graph, if it is a root.
     pub(crate) bodies: Vec<u64>,
     pub(crate) conditions: Vec<u64>,
-    /// For a root: whether the capture of a body failed.
+    /// Whether the capture of a body failed, if the graph is a root.
     pub(crate) is_broken: bool,
 }
 
@@ -49,14 +49,14 @@ pub(crate) struct Node {
 
 /// A graph that can be launched.
 pub(crate) struct Executable {
-    /// The handle of the graph that it was instantiated from, whose nodes have the same handles and numbers.
+    /// The handle of the graph that the executable was instantiated from. Its nodes have the executable's handles and numbers.
     pub(crate) template: u64,
     pub(crate) nodes: Arc<[Node]>,
     /// The nodes without successors.
     pub(crate) sinks: SmallVec<[u32; 2]>,
     pub(crate) last_launch: Frontier,
     pub(crate) conditions: Arc<Conditions>,
-    /// The graph whose memory it holds, if that has any.
+    /// The graph whose memory the executable holds, if that graph allocates memory.
     pub(crate) memory: Option<u64>,
 }
 

@@ -17,6 +17,6 @@ pub(crate) struct GraphMemory {
 #[derive(Default)]
 pub(crate) struct Owned {
     pub(crate) freed_by_a_node: bool,
-    /// Whether the latest launch allocated it and it has not been freed since.
+    /// Whether the latest launch made this allocation and it has not been freed since.
     pub(crate) is_live: bool,
 }

@@ -1,10 +1,11 @@
 //! Streams and events.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::EventFlags;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::executor::command::{CommandId, Frontier, Origin};
 use crate::executor::plug::Reached;
@@ -28,7 +29,7 @@ pub(crate) struct Stream {
     pub(crate) number: u32,
     pub(crate) device: u32,
     pub(crate) priority: i32,
-    /// Whether it synchronizes with the legacy default stream.
+    /// Whether the stream synchronizes with the legacy default stream.
     pub(crate) is_blocking: bool,
     pub(crate) is_legacy: bool,
     pub(crate) frontier: Frontier,
@@ -38,7 +39,7 @@ pub(crate) struct Stream {
 /// A stream's part of a capture.
 pub(crate) struct Branch {
     pub(crate) capture: u64,
-    /// The nodes that the next one will depend on.
+    /// The nodes that the branch's next node will depend on.
     pub(crate) nodes: SmallVec<[u32; 2]>,
 }
 
@@ -64,7 +65,7 @@ impl Stream {
         self.priority.unsigned_abs() as u8
     }
 
-    /// Returns the origin of its commands.
+    /// Returns the origin of the stream's commands.
     pub(crate) fn origin(&self) -> Origin {
         Origin { level: self.level(), actor: Actor::Stream(self.number) }
     }
@@ -74,14 +75,14 @@ impl Stream {
 pub(crate) struct Event {
     pub(crate) device: u32,
     pub(crate) flags: EventFlags,
-    /// Its latest record, shared with the nodes of graphs that name it.
+    /// The event's latest record, shared with the graph nodes that use the event.
     pub(crate) record: Arc<Mutex<Record>>,
 }
 
 impl Event {
-    /// Returns its latest record, for a look or a change.
+    /// Returns the event's latest record, to read or change it.
     pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock()
     }
 }
 
@@ -90,7 +91,7 @@ impl Event {
 pub(crate) struct EventNode {
     /// The latest record of the event.
     pub(crate) record: Arc<Mutex<Record>>,
-    /// Whether the node records it, and does not wait for it.
+    /// Whether the node records the event, and does not wait for it.
     pub(crate) records: bool,
 }
 
@@ -109,7 +110,7 @@ impl EventNode {
 
 impl Reached for LaunchedEventNode {
     fn queued(&self, command: CommandId) -> Frontier {
-        let mut record = self.node.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = self.node.record.lock();
         if self.node.records {
             let frontier = Frontier::from_slice(&[command]);
             *record = Record::Live { frontier, stamp: Some(Arc::clone(&self.stamp)) };

@@ -11,7 +11,9 @@
 //!
 //! Both are sound for programs whose commands do not fail: the loss of a device affects every stream at once.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use thalweg_lock::Mutex;
 
 use super::{Actor, Choice, Footprint, Schedule, SplitMix};
 
@@ -99,7 +101,7 @@ impl Exhaustive {
 
     /// Returns the schedule of the next run; `None` when all runs were made. The previous run must be over.
     pub fn next_run(&mut self) -> Option<ExhaustiveRun> {
-        let mut search = lock(&self.search);
+        let mut search = self.search.lock();
         if self.runs > 0 && !search.backtrack() {
             return None;
         }
@@ -165,14 +167,10 @@ impl Search {
 
 impl Schedule for ExhaustiveRun {
     fn next(&mut self, choices: &[Choice<'_>]) -> usize {
-        lock(&self.search).decide(choices)
+        self.search.lock().decide(choices)
     }
 
     fn random(&mut self) -> u64 {
         self.numbers.next()
     }
-}
-
-fn lock(search: &Mutex<Search>) -> MutexGuard<'_, Search> {
-    search.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -57,23 +57,23 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
 /// A step that can happen next.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice<'a> {
-    /// The actor whose step it is.
+    /// The actor that takes the step.
     pub actor: Actor,
     /// The label of the command; `None` for a host thread.
     pub label: Option<Label>,
     /// The command's number in order of submission, from 1 on; 0 for a host thread.
     pub command: u64,
-    /// The number of the command among its actor's, from 1 on; for a host thread, the number of its earlier turns.
+    /// The number of the command among its actor's commands, from 1 on; for a host thread, the number of its earlier turns.
     pub index: u64,
     /// Whether the choice is the host thread that has the turn.
     pub is_current: bool,
-    /// Whether a blocked or polling host thread waits for it, directly or not.
+    /// Whether a blocked or polling host thread waits for the choice, directly or through other commands.
     pub is_needed: bool,
-    /// Whether the choice is a call that only queues work or an order: commands that run meanwhile cannot change its
-    /// result, nor it theirs.
+    /// Whether the choice is a call that only queues work or an order. Commands that run meanwhile cannot change the call's
+    /// result, and the call cannot change theirs.
     pub is_quiet: bool,
-    /// Whether only the first half of the command is offered: a kernel that updates memory which another ready command
-    /// touches. It reads now, and writes when it is chosen again.
+    /// Whether only the first half of the command is offered. This happens to a kernel that updates memory which another ready
+    /// command touches: it reads now, and writes when it is chosen again.
     pub is_beginning: bool,
     /// The memory that the command touches.
     pub(super) touched: Touched<'a>,
@@ -130,9 +130,9 @@ impl Footprint {
 /// The actor of a step: a host thread, a stream, or a node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Actor {
-    /// A host thread, numbered in the order in which they were started; the one that created the driver is 0.
+    /// A host thread, numbered in the order in which threads were started; the thread that created the driver is 0.
     Host(u32),
-    /// A stream, numbered in the order in which they were created; the default streams of the devices are the first.
+    /// A stream, numbered in the order in which streams were created, starting with the default streams of the devices.
     Stream(u32),
     /// A node of a graph, by its number in the graph, launched on a stream.
     Node {

@@ -19,7 +19,7 @@ pub struct PriorityChange {
     /// The steps at which a priority falls, in descending order.
     changes: Vec<u64>,
     step: u64,
-    /// The next priority below all others.
+    /// The next priority to assign, which is below all other priorities.
     lowest: u64,
     choices: SplitMix,
     numbers: SplitMix,

@@ -12,8 +12,8 @@ impl SplitMix {
         Self(seed)
     }
 
-    /// Creates another sequence of the same seed. So the numbers that the program draws do not change the choices, and all
-    /// schedules of a seed, replay included, return the same numbers to the program.
+    /// Creates a second sequence of the same seed, for choices. The numbers that the program draws then do not change the
+    /// choices, and all schedules of a seed, replays included, return the same numbers to the program.
     pub(super) const fn for_choices(seed: u64) -> Self {
         Self(Self(seed ^ 0x5851_f42d_4c95_7f2d).next())
     }

@@ -9,9 +9,9 @@ use super::{Actor, Choice};
 /// The name of a step, which does not change when other steps happen at other times or not at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StepName {
-    /// The actor whose step it is.
+    /// The actor that takes the step.
     pub actor: Actor,
-    /// The number of the command among its actor's, from 1 on; for a host thread, the number of its earlier turns.
+    /// The number of the command among its actor's commands, from 1 on; for a host thread, the number of its earlier turns.
     pub index: u64,
     /// Whether the step is the first half of a command.
     pub is_beginning: bool,

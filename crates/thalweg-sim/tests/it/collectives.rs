@@ -1,7 +1,8 @@
 //! Collectives of the simulator: their values, how parts are matched, and the reports about those that cannot run.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use thalweg_lock::Mutex;
 use thalweg_sim::schedules::{Late, Random, RoundRobin};
 use thalweg_sim::{Fault, SimDriver, Trace};
 
@@ -526,14 +527,14 @@ fn the_fast_machine_waits_for_a_rank_that_comes_late() {
         let (world, order) = (Arc::clone(&world), Arc::clone(&order));
         std::thread::spawn(move || {
             assert!(!world.driver.stream_query(world.streams[1]).unwrap());
-            order.lock().unwrap().push("came");
+            order.lock().push("came");
             world.driver.collectives_async(&[world.part(0, SUM, F32, 4)]).unwrap();
         })
     };
     world.driver.stream_synchronize(world.streams[1]).unwrap();
-    order.lock().unwrap().push("met");
+    order.lock().push("met");
     late.join().unwrap();
-    assert_eq!(*order.lock().unwrap(), ["came", "met"]);
+    assert_eq!(*order.lock(), ["came", "met"]);
 }
 
 #[test]

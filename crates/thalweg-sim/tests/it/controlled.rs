@@ -1,11 +1,12 @@
 //! The controlled simulator: choices, traces, host threads, deadlocks.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use thalweg_driver::{Access, Code, Driver, EventFlags, Label, StreamHandle};
+use thalweg_lock::Mutex;
 use thalweg_sim::schedules::{Eager, Exhaustive, Late, PriorityChange, Random, Replay, RoundRobin};
 use thalweg_sim::{Schedule, SimConfig, SimDriver, Trace};
 
@@ -91,10 +92,10 @@ fn threads(driver: &Arc<SimDriver>) -> Vec<u64> {
                         append(&own, stream, value, worker);
                         own.event_record(event, stream).unwrap();
                         let is_done = own.event_query(event).unwrap();
-                        seen.lock().unwrap().push(worker * 100 + step * 10 + u64::from(is_done));
+                        seen.lock().push(worker * 100 + step * 10 + u64::from(is_done));
                     }
                     let told = Arc::clone(&seen);
-                    let tell = move || told.lock().unwrap().push(worker);
+                    let tell = move || told.lock().push(worker);
                     own.host_function_async(stream, Arc::new(tell), Label::here("tell")).unwrap();
                     own.stream_synchronize(stream).unwrap();
                 })
@@ -104,7 +105,7 @@ fn threads(driver: &Arc<SimDriver>) -> Vec<u64> {
     workers.into_iter().for_each(|worker| worker.join().unwrap());
     let stream = driver.stream_create(0, 0).unwrap();
     let last = read(driver, stream, value);
-    let mut seen = seen.lock().unwrap().clone();
+    let mut seen = seen.lock().clone();
     seen.push(last);
     seen
 }
@@ -143,7 +144,7 @@ fn a_thread_that_blocks_outside_of_the_driver_hangs_nothing() {
                 .map(|_| {
                     let (own, lock) = (Arc::clone(&driver), Arc::clone(&lock));
                     let body = move || {
-                        let mut count = lock.lock().unwrap();
+                        let mut count = lock.lock();
                         // Parked while it holds the lock: the others block on it.
                         own.pass().unwrap();
                         own.pass().unwrap();
@@ -153,7 +154,7 @@ fn a_thread_that_blocks_outside_of_the_driver_hangs_nothing() {
                 })
                 .collect();
             workers.into_iter().for_each(|worker| worker.join().unwrap());
-            assert_eq!(*lock.lock().unwrap(), 3);
+            assert_eq!(*lock.lock(), 3);
             driver.trace().unwrap()
         })
         .collect();
@@ -208,10 +209,10 @@ fn a_command_may_not_call_the_driver() {
     let stream = driver.stream_create(0, 0).unwrap();
     let (own, answer) = (Arc::clone(&driver), Arc::new(Mutex::new(None)));
     let slot = Arc::clone(&answer);
-    let call = move || *slot.lock().unwrap() = Some(own.stream_query(stream));
+    let call = move || *slot.lock() = Some(own.stream_query(stream));
     driver.host_function_async(stream, Arc::new(call), Label::here("call")).unwrap();
     driver.stream_synchronize(stream).unwrap();
-    assert_eq!(code(answer.lock().unwrap().take().unwrap()), Code::NotPermitted);
+    assert_eq!(code(answer.lock().take().unwrap()), Code::NotPermitted);
 }
 
 #[test]
@@ -412,9 +413,9 @@ fn a_host_function_may_wait_for_its_submitter() {
         let driver = controlled(schedule);
         let stream = driver.stream_create(0, 0).unwrap();
         let lock = Arc::new(Mutex::new(0));
-        let guard = lock.lock().unwrap();
+        let guard = lock.lock();
         let own = Arc::clone(&lock);
-        let count = move || *own.lock().unwrap() += 1;
+        let count = move || *own.lock() += 1;
         driver.host_function_async(stream, Arc::new(count), Label::here("count")).unwrap();
         for _ in 0..3 {
             driver.pass().unwrap();
@@ -429,7 +430,7 @@ fn a_host_function_may_wait_for_its_submitter() {
         match kept {
             None => {
                 waited.unwrap();
-                assert_eq!(*lock.lock().unwrap(), 1);
+                assert_eq!(*lock.lock(), 1);
             }
             Some(_) => {
                 let text = waited.unwrap_err().to_string();
@@ -464,7 +465,7 @@ fn unknown_threads_take_turns_like_others() {
                 let (own, lock) = (Arc::clone(&driver), Arc::clone(&lock));
                 std::thread::spawn(move || {
                     for _ in 0..4 {
-                        let _guard = lock.lock().unwrap();
+                        let _guard = lock.lock();
                         append(&own, stream, value, digit);
                         own.pass().unwrap();
                     }

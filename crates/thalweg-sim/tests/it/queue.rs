@@ -1,13 +1,14 @@
 //! The queue of a stream: its size, the threads that wait for room, and waits that the program interrupts.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use thalweg_driver::{
     CaptureMode, Code, DevicePointer, Driver, EventFlags, Fill, FillPattern, Label, StreamHandle,
     set_interruption,
 };
+use thalweg_lock::Mutex;
 use thalweg_sim::schedules::{Late, Random};
 use thalweg_sim::{Schedule, SimConfig, SimDriver};
 
@@ -97,7 +98,7 @@ fn a_queue_that_its_own_thread_holds_up_is_a_deadlock_of_the_schedule() {
     let stream = driver.stream_create(0, 0).unwrap();
     let value = number(&driver, 0);
     let lock = Arc::new(Mutex::new(()));
-    let held = lock.lock().unwrap();
+    let held = lock.lock();
     let own = Arc::clone(&lock);
     driver.host_function_async(stream, Arc::new(move || drop(own.lock())), Label::here("held up")).unwrap();
     let filled = Fill { target: value, pattern: FillPattern::U8(1), count: 8, label: Label::here("fill") };
@@ -151,13 +152,13 @@ fn a_host_function_may_not_call_the_driver_on_any_machine() {
         let (own, answers) = (Arc::clone(&driver), Arc::new(Mutex::new(Vec::new())));
         let slot = Arc::clone(&answers);
         let call = move || {
-            let mut answers = slot.lock().unwrap();
+            let mut answers = slot.lock();
             answers.push(code(own.device_synchronize(0)));
             answers.push(code(own.memory_allocate(0, 8)));
         };
         driver.host_function_async(stream, Arc::new(call), Label::here("call")).unwrap();
         driver.stream_synchronize(stream).unwrap();
-        assert_eq!(*answers.lock().unwrap(), [Code::NotPermitted; 2]);
+        assert_eq!(*answers.lock(), [Code::NotPermitted; 2]);
         let misuse = driver.misuse().expect("it is noted");
         assert!(misuse.contains("`call at ") && misuse.contains("(cuCtxSynchronize)"), "{misuse}");
     }

@@ -1,12 +1,13 @@
 //! Helpers of the simulator's tests: a driver with one kernel that runs any closure, and shorthands.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 
 use thalweg_driver::{
     Access, Code, DevicePointer, Driver, Error, HostFault, HostKernel, HostLaunch, HostModule, Image, Label,
     Launch, LaunchMode, StreamHandle,
 };
+use thalweg_lock::{Condvar, Mutex};
 use thalweg_sim::{SimConfig, SimDriver};
 
 /// Returns a driver of `devices` devices with 64 MiB each and two workers.
@@ -83,14 +84,14 @@ impl Gate {
         let own = gate.clone();
         let wait = move || {
             let (open, changed) = &*own.0;
-            drop(changed.wait_while(open.lock().unwrap(), |open| !*open).unwrap());
+            drop(changed.wait_while(open.lock(), |open| !*open));
         };
         driver.host_function_async(stream, Arc::new(wait), Label::here("gate")).unwrap();
         gate
     }
 
     pub fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
+        *self.0.0.lock() = true;
         self.0.1.notify_all();
     }
 }

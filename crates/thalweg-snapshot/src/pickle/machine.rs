@@ -180,9 +180,9 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    /// Runs the instructions that make a frame in one step, if they follow an empty dictionary and all its texts were written
-    /// before: a file in which frames are not shared has one for each frame of each stack. Returns `false`, without consuming
-    /// anything, if something else follows.
+    /// Runs the instructions that make a frame in one step. The instructions must follow an empty dictionary, and all texts of
+    /// the frame must have been written before. Otherwise returns `false`, without consuming anything. The shortcut matters
+    /// because a file in which frames are not shared has one frame for each frame of each stack.
     fn frame(&mut self) -> ReadResult<bool> {
         let Some(FrameAhead { number, pairs, bytes }) = self.frame_ahead() else { return Ok(false) };
         let made = self.builder.whole_frame(&pairs).map_err(|what| self.source.error(&what))?;
@@ -299,8 +299,8 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    /// Runs the following instructions as long as they are of the same kind, as most of a file with stacks is. An invalid one is
-    /// not run here; its error is reported when it is run on its own.
+    /// Runs the following instructions as long as they are of the same kind, as most instructions of a file with stacks are.
+    /// Stops before an invalid instruction, whose error is reported when it is run on its own.
     #[inline]
     fn recall_more(&mut self) {
         let Self { source, stack, memo, .. } = self;

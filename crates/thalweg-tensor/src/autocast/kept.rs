@@ -18,10 +18,11 @@
 //! A node that has saved a cast for its backward pass keeps it: the optimizer then writes the next cast to other memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
 use rustc_hash::FxHashMap;
 use thalweg_ir::DType;
+use thalweg_lock::{Mutex, RwLock};
 use thalweg_runtime::graph::Upkeep;
 use thalweg_runtime::{Result, Stream};
 
@@ -60,7 +61,7 @@ impl KeptCast {
         if parameter.dtype() != DType::F32 {
             return None;
         }
-        let mut all = KEPT.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = KEPT.write();
         let slot = all.entry(parameter.identity()).or_default();
         Some(slot.upgrade().unwrap_or_else(|| {
             let kept = Arc::new(Self { parameter: parameter.clone(), state: Mutex::default() });
@@ -71,7 +72,7 @@ impl KeptCast {
 
     /// Returns the kept cast of a tensor, if an optimizer has requested one.
     pub(super) fn find(tensor: &Tensor) -> Option<Arc<Self>> {
-        let all = KEPT.read().unwrap_or_else(PoisonError::into_inner);
+        let all = KEPT.read();
         all.get(&tensor.identity())?.upgrade()
     }
 
@@ -82,7 +83,7 @@ impl KeptCast {
     /// # Errors
     /// Those of the allocation.
     pub fn to_write(self: &Arc<Self>) -> Result<Option<Tensor>> {
-        let mut slot = self.lock();
+        let mut slot = self.state.lock();
         let Some(state) = slot.take() else { return Ok(None) };
         let stream = self.parameter.device().current_stream();
         if !state.is_read || state.cast.shape() != self.parameter.shape() {
@@ -104,7 +105,7 @@ impl KeptCast {
     /// Records that a launch of an optimizer has written this cast and the parameter, whose version already counts the write.
     pub fn written(&self, cast: Tensor) {
         let (version, replays) = (self.parameter.writes(), self.parameter.device().replays());
-        *self.lock() = Some(State { cast, version, replays, stream: None, is_read: false });
+        *self.state.lock() = Some(State { cast, version, replays, stream: None, is_read: false });
     }
 
     /// Returns the cast for work on the current stream, if it matches the parameter's present value.
@@ -112,7 +113,7 @@ impl KeptCast {
     /// # Errors
     /// Those of the driver.
     pub(super) fn get(self: &Arc<Self>, dtype: DType) -> Result<Option<Tensor>> {
-        let mut slot = self.lock();
+        let mut slot = self.state.lock();
         let Some(state) = slot.as_mut() else { return Ok(None) };
         let stream = self.parameter.device().current_stream();
         let fits = state.cast.dtype() == dtype && self.is_now(state);
@@ -157,13 +158,9 @@ impl KeptCast {
             cast.is_contiguous() && !cast.is_inference() && !self.parameter.storage().is_exported();
         if is_plain && !stream.is_capturing()? {
             let (cast, replays, stream) = (cast.detach(), stream.device().replays(), Some(stream));
-            *self.lock() = Some(State { cast, version, replays, stream, is_read: true });
+            *self.state.lock() = Some(State { cast, version, replays, stream, is_read: true });
         }
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -188,14 +185,14 @@ impl CapturedCast {
 impl Upkeep for CapturedCast {
     fn captured(&self) {
         // All captured writes of the parameter also wrote the cast, or there were none.
-        let slot = self.kept.lock();
+        let slot = self.kept.state.lock();
         let stays_right =
             slot.as_ref().is_some_and(|state| state.cast.is_same(&self.cast) && self.kept.is_now(state));
         self.stays_right.store(stays_right, Ordering::Release);
     }
 
     fn before_replay(&self, stream: &Stream) -> Result<()> {
-        let mut slot = self.kept.lock();
+        let mut slot = self.kept.state.lock();
         self.cast.record_stream(stream);
         if let Some(state) =
             slot.as_ref().filter(|state| state.cast.is_same(&self.cast) && self.kept.is_now(state))
@@ -212,7 +209,7 @@ impl Upkeep for CapturedCast {
     }
 
     fn after_replay(&self, stream: &Stream) {
-        let mut slot = self.kept.lock();
+        let mut slot = self.kept.state.lock();
         if self.stays_right.load(Ordering::Acquire) {
             self.set_right(&mut slot, stream);
         }
@@ -221,7 +218,7 @@ impl Upkeep for CapturedCast {
 
 impl Drop for KeptCast {
     fn drop(&mut self) {
-        let mut all = KEPT.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = KEPT.write();
         // Another kept cast may have been made for the parameter since.
         if all.get(&self.parameter.identity()).is_some_and(|kept| kept.strong_count() == 0) {
             all.remove(&self.parameter.identity());

@@ -54,7 +54,7 @@ pub fn set_anomaly_enabled(mode: bool, check_nan: bool) -> (bool, bool) {
 }
 
 thread_local! {
-    /// Whether anomaly mode of this thread would check for NaN, while it is off.
+    /// Whether this thread's anomaly mode will check for NaN once it is turned on. Used only while the mode is off.
     static CHECKS_NAN: Cell<bool> = const { Cell::new(true) };
 }
 

@@ -9,11 +9,12 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Error, Result, Stream};
 
 use super::saved::{Pack, Saved, Unpack, check_version, with_pack};
@@ -165,14 +166,10 @@ struct Recomputed {
     stream: Stream,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Returns the hook of the first run, which keeps places instead of tensors.
 fn place_pack(frame: Arc<Frame>) -> Pack {
     Arc::new(move |tensor| {
-        let mut places = locked(&frame.places);
+        let mut places = frame.places.lock();
         let holder = Arc::new(Holder { frame: frame.clone(), place: places.len() });
         places.push(Place { holder: Arc::downgrade(&holder), kind: TensorKind::of(tensor) });
         let unpack: Unpack = Arc::new(move || holder.frame.take(holder.place));
@@ -233,17 +230,17 @@ impl Frame {
             let tensors = self.run_again()?;
             return taken(tensors.into_iter().nth(place).flatten());
         };
-        if !locked(&self.recomputed).contains_key(&number) {
+        if !self.recomputed.lock().contains_key(&number) {
             let tensors = self.run_again()?;
-            locked(&self.recomputed).insert(number, tensors);
+            self.recomputed.lock().insert(number, tensors);
             let frame = Arc::downgrade(self);
             pass::at_end(move || {
                 let frame = frame.upgrade();
-                let _left = frame.and_then(|frame| locked(&frame.recomputed).remove(&number));
+                let _left = frame.and_then(|frame| frame.recomputed.lock().remove(&number));
             });
         }
         taken(
-            (locked(&self.recomputed).get_mut(&number))
+            (self.recomputed.lock().get_mut(&number))
                 .and_then(|tensors| tensors.get_mut(place).and_then(Option::take)),
         )
     }
@@ -263,7 +260,7 @@ impl Frame {
             let function = || with_pack(run.pack(), || (self.recompute)(&inputs));
             enable_grad(|| autocast_again(self.autocast, function))
         });
-        let state = std::mem::take(&mut *locked(&run.state));
+        let state = std::mem::take(&mut *run.state.lock());
         if !state.is_left {
             outcome?;
         }
@@ -366,7 +363,7 @@ struct RunState {
 
 impl Run {
     fn new(frame: &Frame) -> Self {
-        let places = locked(&frame.places);
+        let places = frame.places.lock();
         let places = places.iter().map(|place| (place.holder.strong_count() > 0, place.kind.clone()));
         Self { places: places.collect(), early_stop: frame.options.early_stop, state: Mutex::default() }
     }
@@ -374,7 +371,7 @@ impl Run {
     /// Returns the hook of this run, which keeps the tensors.
     fn pack(self: Arc<Self>) -> Pack {
         Arc::new(move |tensor| {
-            let mut state = locked(&self.state);
+            let mut state = self.state.lock();
             let place = state.count;
             state.count += 1;
             if let Some((is_wanted, kind)) = self.places.get(place) {

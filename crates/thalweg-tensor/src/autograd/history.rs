@@ -1,9 +1,10 @@
 //! A tensor in the graph: whether gradients flow to it, and which node it is a result of.
 
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
 use super::leaf::Accumulate;
@@ -92,7 +93,7 @@ impl Tensor {
             return None;
         }
         let slot = meta.accumulator.get_or_init(Mutex::default);
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = slot.lock();
         if let Some(node) = slot.upgrade() {
             return Some(Edge { node, input: 0 });
         }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
+use thalweg_lock::Mutex;
 
 /// Hooks of one kind, in the order of their registration.
 pub(crate) struct HookList<F: ?Sized> {
@@ -23,13 +24,13 @@ impl<F: ?Sized + Send + Sync + 'static> HookList<F> {
     pub(crate) fn add(self: &Arc<Self>, output: usize, hook: Arc<F>) -> HookHandle {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).push((number, output, hook));
+        self.entries.lock().push((number, output, hook));
         HookHandle { list: Arc::downgrade(self) as Weak<dyn Remove>, number }
     }
 
     /// Returns the hooks, each with its output. A hook may register and remove others.
     pub(crate) fn hooks(&self) -> SmallVec<[(usize, Arc<F>); 2]> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.lock();
         entries.iter().map(|(_, output, hook)| (*output, Arc::clone(hook))).collect()
     }
 }
@@ -41,7 +42,7 @@ trait Remove: Send + Sync {
 
 impl<F: ?Sized + Send + Sync> Remove for HookList<F> {
     fn remove(&self, number: u64) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         let place = entries.iter().position(|(other, ..)| *other == number);
         let removed = place.map(|place| entries.remove(place));
         drop(entries);

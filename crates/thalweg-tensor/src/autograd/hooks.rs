@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
 use super::hook_list::HookList;
@@ -31,7 +32,7 @@ pub(super) fn title(operator: &'static str) -> &'static str {
     if let Some((_, title)) = NAMED.iter().find(|(name, _)| *name == operator) {
         return title;
     }
-    let mut titles = TITLES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut titles = TITLES.lock();
     titles.entry(operator).or_insert_with(|| {
         let name = operator.rsplit("::").next().unwrap_or(operator);
         let name = name.strip_suffix("_scalar").unwrap_or(name);

@@ -1,9 +1,10 @@
 //! The gradient that a tensor keeps, and the node of a leaf, which accumulates there.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_ir::{Layout, inverse_order};
+use thalweg_lock::Mutex;
 use thalweg_runtime::Result;
 
 use super::hook_list::HookList;
@@ -34,12 +35,12 @@ pub(crate) struct LeafHooks {
 impl Kept {
     /// Returns the gradient.
     pub(crate) fn get(&self) -> Option<Tensor> {
-        self.gradient.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.gradient.lock().clone()
     }
 
     /// Replaces the gradient.
     pub(crate) fn set(&self, gradient: Option<Tensor>) {
-        let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.gradient.lock();
         // The former gradient is dropped after the lock is released.
         let _former = std::mem::replace(&mut *slot, gradient);
         drop(slot);
@@ -78,7 +79,7 @@ impl Kept {
                 }
                 None => own(arrived, leaf)?,
             };
-            let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = self.gradient.lock();
             let is_unchanged = match (&*slot, &earlier) {
                 (Some(now), Some(earlier)) => Arc::ptr_eq(&now.0, &earlier.0),
                 (now, earlier) => now.is_none() && earlier.is_none(),

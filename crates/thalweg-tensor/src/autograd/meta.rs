@@ -1,7 +1,9 @@
 //! A tensor's part in the graph.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::leaf::Kept;
 use super::node::{Edge, Node};
@@ -72,7 +74,7 @@ impl AutogradMeta {
 
     /// Makes the tensor the result of a node. Nothing else holds the tensor yet.
     pub(crate) fn join(&mut self, edge: Edge) {
-        self.history.get_mut().unwrap_or_else(PoisonError::into_inner).edge = Some(edge);
+        self.history.get_mut().edge = Some(edge);
         *self.requires_grad.get_mut() = true;
     }
 
@@ -95,7 +97,7 @@ impl AutogradMeta {
     }
 
     pub(super) fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock()
     }
 
     /// Returns the tensor whose writes in place this one must check.

@@ -6,9 +6,10 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Result, Stream};
 
 use super::hook_list::HookList;
@@ -107,7 +108,7 @@ pub(super) struct NodeHooks {
 
 impl NodeHooks {
     pub(super) fn retained(&self) -> MutexGuard<'_, Vec<(usize, Arc<Kept>)>> {
-        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retained.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! Tensors that nodes keep for backward, and the hooks that choose where ([`saved_tensors_hooks`]).
 
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use thalweg_ir::{DType, Layout};
+use thalweg_lock::Mutex;
 use thalweg_ops::schema::{Kind, Schema};
 use thalweg_runtime::{Error, Result};
 
@@ -109,7 +110,7 @@ impl Saved {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor was freed.
     pub fn check_kept(&self) -> Result<()> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         if state.is_some() { Ok(()) } else { Err(freed()) }
     }
 
@@ -122,7 +123,7 @@ impl Saved {
     }
 
     fn got(&self, is_recorded: bool) -> Result<Tensor> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let state = self.state.lock().clone();
         let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
             State::Tensor(tensor, version) => {
@@ -149,7 +150,7 @@ impl Saved {
     /// that it is kept unpacked and was not written since, is contiguous in row-major order, nothing else holds its memory, and
     /// no other stream has used that. Call this before [`get`](Self::get).
     pub(crate) fn room(&self) -> Option<Tensor> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let State::Tensor(tensor, version) = state.as_ref()? else { return None };
         let storage = tensor.storage();
         let is_ours = Arc::strong_count(&tensor.0) == 1 && Arc::strong_count(storage) == 1;
@@ -167,7 +168,7 @@ impl Saved {
         pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
         unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<()> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let state = self.state.lock().clone();
         let tensor = match state {
             None => {
                 return Err(Error::invalid(
@@ -190,14 +191,14 @@ impl Saved {
         let packed = Packed::new(&tensor, &packing(pack, unpack))?.expect("the hooks pack every tensor");
         let packed = State::Packed(Arc::new(packed));
         // The former state is dropped after the lock is released.
-        let _former = self.state.lock().unwrap_or_else(PoisonError::into_inner).replace(packed);
+        let _former = self.state.lock().replace(packed);
         Ok(())
     }
 
     /// Frees the tensor.
     pub fn release(&self) {
         // The tensor is dropped after the lock is released, since hooks may hold values with a `Drop` of their own.
-        let _released = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _released = self.state.lock().take();
     }
 }
 

@@ -45,8 +45,8 @@ thread_local! {
     static MADE_OF_OTHERS: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// A region in which losing imaginary parts is an error: an operator that converts its input to a real dtype was not written for
-/// complex numbers.
+/// A guard that makes losing imaginary parts an error while it exists. It covers an operator made of other operators: if that
+/// operator converts its input to a real dtype, it was not written for complex numbers.
 struct Conversions {
     former: Option<&'static str>,
 }

@@ -36,7 +36,7 @@ pub(crate) struct OpDef {
     /// Whether the operator draws random numbers although its schema has no generator: PyTorch's overload with a generator is a
     /// separate operator.
     pub generator: bool,
-    /// The dtype that autocast gives its tensors.
+    /// The dtype to which autocast casts the operator's tensors.
     pub autocast: Autocast,
     /// The computation of complex numbers.
     pub complex: Complex,
@@ -165,7 +165,7 @@ pub(crate) enum OutRule {
     Boolean,
     /// A truth value, or a byte.
     Truth,
-    /// No condition: a given tensor with the right number of elements keeps its shape.
+    /// Accepts any tensor; a given tensor with the right number of elements keeps its shape.
     KeepsShape,
 }
 

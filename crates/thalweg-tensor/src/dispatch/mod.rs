@@ -46,10 +46,11 @@ mod trace;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar};
+use thalweg_lock::RwLock;
 use thalweg_ops::schema::{Kind, Schema};
 use thalweg_profiler::record_operator;
 use thalweg_runtime::{Device, Error, Label, Result};
@@ -169,7 +170,7 @@ impl Slot {
 
     /// Changes the list of registered kernels.
     fn change(&self, change: impl FnOnce(&mut Vec<(u64, Option<KernelFunction>)>)) {
-        let mut registered = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registered = self.registered.write();
         change(&mut registered);
         self.is_registered.store(!registered.is_empty(), Ordering::Release);
     }
@@ -177,7 +178,7 @@ impl Slot {
     /// Runs the newest kernel, if there is one.
     fn answer(&self, call: &Call<'_>) -> Found {
         if self.is_registered.load(Ordering::Acquire) {
-            let registered = self.registered.read().unwrap_or_else(PoisonError::into_inner);
+            let registered = self.registered.read();
             let newest = registered.last().map(|(_, kernel)| kernel.clone());
             // A kernel may register others.
             drop(registered);
@@ -313,6 +314,16 @@ impl Operator {
     /// Returns how the operator is computed and the source of its gradient, as text.
     pub fn computed_by(&self) -> &'static str {
         self.body.words()
+    }
+
+    /// Returns whether the operator is computed by other operators, which autograd records.
+    pub fn is_composite(&self) -> bool {
+        matches!(self.body, Body::Composite(_))
+    }
+
+    /// Returns whether the operator writes the results of another one into given tensors.
+    pub fn writes_by_another(&self) -> bool {
+        matches!(self.body, Body::InPlace(_) | Body::InPlaceView(_) | Body::Out(_))
     }
 
     /// Returns whether a built-in kernel records a gradient of the operator's own. Composite operators get theirs from the

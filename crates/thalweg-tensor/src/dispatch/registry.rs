@@ -7,9 +7,10 @@
 //! and they look up other operators here.
 
 use std::panic::Location;
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::OnceLock;
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::RwLock;
 use thalweg_ops::LoopOp;
 use thalweg_ops::schema::{Kind, Parameter, Schema, base_name};
 use thalweg_runtime::{Error, Result};
@@ -55,7 +56,7 @@ fn registry() -> &'static Registry {
 impl Registry {
     fn define(&self, definition: &OpDef) -> Result<&'static Operator> {
         let schema = Schema::parse(definition.schema).map_err(|error| Error::invalid(error.to_string()))?;
-        let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.0.write();
         if names.operators.contains_key(schema.name.as_str()) {
             return Err(Error::invalid(format!(
                 "operator {} is defined already; register kernels on it instead",
@@ -148,7 +149,7 @@ pub(crate) use built_in;
 #[track_caller]
 pub fn find_operator(name: &str) -> Result<&'static Operator> {
     let location = outermost(Location::caller());
-    let read = || registry().0.read().unwrap_or_else(PoisonError::into_inner);
+    let read = || registry().0.read();
     let find = |name: &str| read().operators.get(name).copied();
     if let Some(operator) = find(name) {
         return Ok(operator);
@@ -181,7 +182,7 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
 
 /// Returns every operator, sorted by name.
 pub fn operators() -> Vec<&'static Operator> {
-    let names = registry().0.read().unwrap_or_else(PoisonError::into_inner);
+    let names = registry().0.read();
     let mut list: Vec<_> = names.operators.values().copied().collect();
     list.sort_unstable_by_key(|operator| operator.name);
     list

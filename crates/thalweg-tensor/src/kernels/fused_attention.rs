@@ -5,13 +5,18 @@
 //! features), so that joining the heads is a view. The gradients of parts of one packed tensor are laid out as its parts, so that
 //! joining them is a view, too.
 //!
-//! The last argument of the operators is the set of backends that may compute them ([`SdpBackend::bit`]).
+//! With dropout the gradient also saves seed and offset of the generator, and regenerates which weights were dropped
+//! ([`thalweg_kernels::attention::Dropout`]); only the fused kernels do that. A mask of truth values is saved as it is given, and
+//! converted for cuDNN in each pass. The gradient of a mask is a kernel of its own.
+//!
+//! The argument `backends` of the operators is the set of backends that may compute them ([`SdpBackend::bit`]).
 
+use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
 use thalweg_kernels::Placed;
 use thalweg_kernels::attention::{
-    Addresses, Attention, AttentionPass, CHUNK, LibraryAttention, MaskStrides, Pass, PerOperand, Strides,
-    TensorCores,
+    Addresses, Attention, AttentionPass, CHUNK, Dropout, KeptAddresses, KeptWeights, LibraryAttention, Mask,
+    MaskStrides, Pass, PerOperand, Strides, TensorCores,
 };
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
@@ -46,10 +51,10 @@ fn strides_of(tensor: &Tensor) -> Strides {
 
 /// Returns a mask expanded to all scores.
 fn whole_mask(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<Tensor> {
-    if mask.dtype() != query.dtype() {
+    if mask.dtype() != query.dtype() && mask.dtype() != DType::Bool {
         let (found, wanted) = (mask.dtype(), query.dtype());
         return Err(Error::invalid(format!(
-            "attention: the mask is of the queries' dtype {wanted}, not {found}"
+            "attention: the mask is of truth values or of the queries' dtype {wanted}, not {found}"
         )));
     }
     let (q, keys) = (query.shape(), key.shape()[2]);
@@ -64,12 +69,37 @@ fn mask_strides(mask: &Tensor) -> MaskStrides {
     MaskStrides { batch, head, query, key }
 }
 
-/// Returns whether a vendor's library can read a mask over the scores of these queries and keys, of four dimensions, in its
-/// layout.
+/// Returns a mask that is expanded to all scores as the kernels' description.
+fn described(mask: &Tensor) -> Mask {
+    Mask { strides: mask_strides(mask), is_truth: mask.dtype() == DType::Bool }
+}
+
+/// Returns whether a vendor's library can read a mask over the scores of these queries and keys, of four dimensions: in its layout,
+/// or, if it is of truth values, as [`numbers`].
 pub(crate) fn is_mask_of_library(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<bool> {
     let (q, keys) = (query.shape(), key.shape()[2]);
-    let whole = mask.detach().expand(&[q[0], q[1], q[2], keys])?;
-    Ok(mask_strides(&whole).are_of_library(whole.pointer().address()))
+    Ok(is_of_library(&mask.detach().expand(&[q[0], q[1], q[2], keys])?))
+}
+
+fn is_of_library(whole: &Tensor) -> bool {
+    match whole.dtype() {
+        DType::Bool => mask_strides(whole).key != 0 && (whole.shape()[3] as u64).is_multiple_of(CHUNK),
+        _ => described(whole).is_of_library(whole.pointer().address()),
+    }
+}
+
+/// Returns a mask of truth values, expanded to all scores, as numbers that are added to the scores: 0 where a key is seen, −∞ where
+/// it is not. Dimensions along which the mask repeats are not multiplied.
+fn numbers(mask: &Tensor, dtype: DType) -> Result<Tensor> {
+    let mut part = mask.detach();
+    for dimension in 0..3 {
+        if part.layout().strides()[dimension] == 0 {
+            part = part.narrow(dimension as i64, 0, 1)?;
+        }
+    }
+    let number = |value: f64| Tensor::full(&[], value, dtype, mask.device());
+    let numbers = part.select_where(&number(0.0)?, &number(f64::NEG_INFINITY)?)?.contiguous()?;
+    numbers.expand(mask.shape())
 }
 
 /// Allocates a tensor (batch, heads, tokens, features) with the memory order (batch, tokens, heads, features).
@@ -85,20 +115,44 @@ struct Options {
     scale: f64,
     /// The bits of the backends that may compute the call.
     backends: i64,
+    /// The probability of dropout.
+    dropout: f64,
 }
 
 impl Options {
-    /// Reads the three arguments from a position on.
-    fn of(call: &Call<'_>, place: usize) -> Self {
-        Self { is_causal: call.bool(place), scale: call.float(place + 1), backends: call.int(place + 2) }
+    const NONE: Self = Self { is_causal: false, scale: 1.0, backends: 0, dropout: 0.0 };
+
+    /// Reads the three arguments from a position on. There is no dropout.
+    fn of(call: &impl Arguments, place: usize) -> Self {
+        let (is_causal, scale) = (call.bool(place), call.float(place + 1));
+        Self { is_causal, scale, backends: call.int(place + 2), dropout: 0.0 }
     }
 
-    fn of_gradient(call: &GradientCall<'_>, place: usize) -> Self {
-        Self { is_causal: call.bool(place), scale: call.float(place + 1), backends: call.int(place + 2) }
+    /// Reads four arguments, of which the last is the probability of dropout.
+    fn with_dropout(call: &impl Arguments, place: usize) -> Self {
+        Self { dropout: call.float(place + 3), ..Self::of(call, place) }
+    }
+
+    /// Returns the options as the last arguments of an operator.
+    fn arguments(self) -> [Argument<'static>; 4] {
+        let Self { is_causal, scale, backends, dropout } = self;
+        [is_causal.into(), scale.into(), backends.into(), dropout.into()]
     }
 
     fn may_be(self, backend: SdpBackend) -> bool {
         self.backends & backend.bit() != 0
+    }
+
+    /// Returns the generator's state of a call with dropout.
+    fn state(self, state: Option<&Tensor>) -> Result<Option<&Tensor>> {
+        let is_state = |state: &&Tensor| state.dtype() == DType::I64 && state.elements() == 2;
+        match (self.dropout, state.filter(is_state)) {
+            (0.0, _) => Ok(None),
+            (0.0..=1.0, Some(state)) if state.is_contiguous() => Ok(Some(state)),
+            (p, _) => Err(Error::invalid(format!(
+                "attention: dropout with a probability of {p} draws from a state of two int64"
+            ))),
+        }
     }
 }
 
@@ -108,6 +162,8 @@ struct Operands<'t> {
     lse: &'t Tensor,
     /// The mask, expanded to all scores.
     mask: Option<Tensor>,
+    /// Seed and offset of the generator, with dropout.
+    state: Option<&'t Tensor>,
     options: Options,
 }
 
@@ -115,20 +171,17 @@ impl Operands<'_> {
     /// Queues the call, or its gradient, by the first of its backends that takes it.
     fn submit(&self, is_backward: bool, stream: &Stream, label: Label) -> Result<()> {
         let (attention, is_deterministic) = (self.attention()?, are_deterministic_algorithms_enabled());
-        let operands = PerOperand::of(self.tensors.list().map(|tensor| tensor.pointer().address()));
-        let mask = self.mask.as_ref().map_or(0, |mask| mask.pointer().address());
-        let at = Addresses { operands, lse: self.lse.pointer().address(), sums: 0, mask };
+        let at = self.addresses();
         let is_flash = self.options.may_be(SdpBackend::Flash);
-        let takes_mask = attention.mask.is_none_or(|strides| strides.are_of_library(mask));
-        let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && takes_mask;
+        let takes_mask = self.mask.as_ref().is_none_or(|mask| is_of_library(mask));
+        let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && takes_mask && attention.dropout.is_none();
         let is_ours = is_flash
             && match is_backward {
                 true => is_deterministic,
                 false => self.pass(Pass::Forward, attention).is_ahead_of_library(),
             };
         if is_cudnn && !is_ours {
-            let call = LibraryAttention { attention, is_backward, is_deterministic };
-            match stream.library_attention(&call, &at, label) {
+            match self.by_library(attention, is_backward, stream, label) {
                 Err(error) if is_flash && (error.is_not_supported() || error.is_library_missing()) => {}
                 done => return done,
             }
@@ -139,11 +192,54 @@ impl Operands<'_> {
         if !is_backward {
             return self.launch(Pass::Forward, at, attention, stream, label);
         }
+        self.launch_backward(&[Pass::Keys, Pass::Queries], at, attention, stream, label)
+    }
+
+    /// Queues passes of the gradient, and the one whose sums they read.
+    fn launch_backward(
+        &self,
+        passes: &[Pass],
+        at: Addresses,
+        attention: Attention,
+        stream: &Stream,
+        label: Label,
+    ) -> Result<()> {
         let sums = Tensor::empty_on(&[attention.sums() as usize], DType::F32, stream, label)?;
         let at = Addresses { sums: sums.pointer().address(), ..at };
-        [Pass::Sums, Pass::Keys, Pass::Queries]
-            .into_iter()
-            .try_for_each(|pass| self.launch(pass, at, attention, stream, label))
+        [Pass::Sums]
+            .iter()
+            .chain(passes)
+            .try_for_each(|&pass| self.launch(pass, at, attention, stream, label))
+    }
+
+    /// Queues the call, or its gradient, as a call of the library.
+    fn by_library(
+        &self,
+        attention: Attention,
+        is_backward: bool,
+        stream: &Stream,
+        label: Label,
+    ) -> Result<()> {
+        let truths = self.mask.as_ref().filter(|mask| mask.dtype() == DType::Bool);
+        let numbers = truths.map(|mask| numbers(mask, attention.dtype)).transpose()?;
+        let mask = numbers.as_ref().or(self.mask.as_ref());
+        let address = mask.map_or(0, |mask| mask.pointer().address());
+        let attention = Attention { mask: mask.map(described), ..attention };
+        let is_deterministic = are_deterministic_algorithms_enabled();
+        let call = LibraryAttention { attention, is_backward, is_deterministic };
+        stream.library_attention(&call, &Addresses { mask: address, ..self.addresses() }, label)
+    }
+
+    fn addresses(&self) -> Addresses {
+        let address = |tensor: &Tensor| tensor.pointer().address();
+        Addresses {
+            operands: PerOperand::of(self.tensors.list().map(address)),
+            lse: address(self.lse),
+            sums: 0,
+            mask: self.mask.as_ref().map_or(0, address),
+            grad_mask: 0,
+            state: self.state.map_or(0, address),
+        }
     }
 
     fn launch(
@@ -177,7 +273,9 @@ impl Operands<'_> {
             is_causal: self.options.is_causal,
             scale_bits: (self.options.scale as f32).to_bits(),
             strides: PerOperand::of(self.tensors.list().map(strides_of)),
-            mask: self.mask.as_ref().map(mask_strides),
+            mask: self.mask.as_ref().map(described),
+            grad_mask: MaskStrides::default(),
+            dropout: self.state.and_then(|_| Dropout::of(self.options.dropout)),
         };
         attention.check().map_err(|fault| Error::invalid(fault.to_string()))?;
         Ok(attention)
@@ -231,7 +329,9 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
     let mask = call.optional_tensor(3).map(|mask| whole_mask(mask, &q, &k)).transpose()?;
-    let operands = Operands { tensors, lse: &lse, mask, options: Options::of(call, 4) };
+    let options = Options::with_dropout(call, 5);
+    let state = options.state(call.optional_tensor(4))?;
+    let operands = Operands { tensors, lse: &lse, mask, state, options };
     operands.submit(false, &stream, call.label)?;
     Ok([result, lse].into_iter().collect())
 }
@@ -243,8 +343,20 @@ struct Known<'t> {
     key: &'t Tensor,
     value: &'t Tensor,
     mask: Option<&'t Tensor>,
+    state: Option<&'t Tensor>,
     result: &'t Tensor,
     lse: &'t Tensor,
+}
+
+impl<'t> Known<'t> {
+    /// Reads the tensors of an operator that computes a gradient.
+    fn of(call: &'t Call<'_>, options: Options) -> Result<Self> {
+        let [gradient, query, key, value, result, lse] = [0, 1, 2, 3, 6, 7].map(|place| call.tensor(place));
+        check(query, key, value, &[gradient, result])?;
+        check_lse(query, lse)?;
+        let (mask, state) = (call.optional_tensor(4), options.state(call.optional_tensor(5))?);
+        Ok(Self { gradient, query, key, value, mask, state, result, lse })
+    }
 }
 
 /// Computes the gradients of queries, keys and values into tensors with layouts that the kernels can write.
@@ -254,7 +366,7 @@ fn gradients_into(
     options: Options,
     label: Label,
 ) -> Result<()> {
-    let Known { gradient, query, key, value, mask, result, lse } = *known;
+    let Known { gradient, query, key, value, mask, state, result, lse } = *known;
     check(query, key, value, &[gradient, result])?;
     check_lse(query, lse)?;
     let stream = query.device().current_stream();
@@ -271,7 +383,7 @@ fn gradients_into(
         grad_v: of_value,
     };
     let mask = mask.map(|mask| whole_mask(mask, query, key)).transpose()?;
-    Operands { tensors, lse, mask, options }.submit(true, &stream, label)
+    Operands { tensors, lse, mask, state, options }.submit(true, &stream, label)
 }
 
 /// Allocates the gradients of queries, keys and values. If these are the three parts that make up one packed tensor, so are the
@@ -318,46 +430,98 @@ fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
 
 /// Computes the gradients of queries, keys and values.
 pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
-    let [gradient, query, key, value, result, lse] = [0, 1, 2, 3, 5, 6].map(|place| call.tensor(place));
-    let mask = call.optional_tensor(4);
-    check(query, key, value, &[gradient, result])?;
+    let options = Options::with_dropout(call, 8);
+    let known = Known::of(call, options)?;
     let stream = call.device.current_stream();
-    let gradients = empty_gradients([query, key, value], &stream, call.label)?;
-    let known = Known { gradient, query, key, value, mask, result, lse };
-    gradients_into(&known, gradients.each_ref(), Options::of(call, 7), call.label)?;
+    let gradients = empty_gradients([known.query, known.key, known.value], &stream, call.label)?;
+    gradients_into(&known, gradients.each_ref(), options, call.label)?;
     Ok(gradients.into_iter().collect())
+}
+
+/// Computes the gradient of a mask of numbers.
+pub(crate) fn backward_of_mask(call: &Call<'_>) -> Result<Tensors> {
+    let options = Options::with_dropout(call, 8);
+    let Known { gradient, query, key, value, mask, state, result, lse } = Known::of(call, options)?;
+    let Some(mask) = mask.filter(|mask| mask.dtype() == query.dtype()) else {
+        return Err(Error::invalid("attention: only a mask of numbers has a gradient"));
+    };
+    let [q, k, v, o, grad_o] = [query, key, value, result, gradient].map(readable);
+    let (q, k, v, o, grad_o) = (q?, k?, v?, o?, grad_o?);
+    let tensors = PerOperand { k: &k, v: &v, o: &o, grad_o: &grad_o, ..PerOperand::of([&q; 8]) };
+    let whole = Some(whole_mask(mask, query, key)?);
+    let operands = Operands { tensors, lse, mask: whole, state, options };
+    let stream = call.device.current_stream();
+    let of_mask = Tensor::empty_on(mask.shape(), mask.dtype(), &stream, call.label)?;
+    let ones = SmallVec::<[usize; 4]>::from_elem(1, 4 - mask.rank());
+    let shape: SmallVec<[usize; 4]> = ones.into_iter().chain(mask.shape().iter().copied()).collect();
+    let grad_mask = mask_strides(&of_mask.reshape(&shape)?);
+    let attention = Attention { grad_mask, ..operands.attention()? };
+    let at = Addresses { grad_mask: of_mask.pointer().address(), ..operands.addresses() };
+    operands.launch_backward(&[Pass::Mask], at, attention, &stream, call.label)?;
+    Ok([of_mask].into_iter().collect())
+}
+
+/// Computes which weights a call with dropout keeps, as truth values (batch, heads, queries, keys).
+pub(crate) fn kept_weights(call: &Call<'_>) -> Result<Tensors> {
+    let state = Options { dropout: call.float(2), ..Options::NONE }.state(Some(call.tensor(0)))?;
+    let sizes: Option<SmallVec<[usize; 4]>> =
+        call.ints(1).iter().map(|&size| usize::try_from(size).ok()).collect();
+    let (Some(shape), Some(state), Some(dropout)) =
+        (sizes.filter(|sizes| sizes.len() == 4), state, Dropout::of(call.float(2)))
+    else {
+        return Err(Error::invalid("attention: kept weights have four sizes, and a probability above 0"));
+    };
+    let stream = call.device.current_stream();
+    let kept = Tensor::empty_on(&shape, DType::Bool, &stream, call.label)?;
+    let [batch, heads, queries, keys] = [0, 1, 2, 3].map(|at| shape[at] as u64);
+    let kernel = KeptWeights { heads: batch * heads, queries, keys, dropout };
+    let at = KeptAddresses { state: state.pointer(), to: kept.pointer() };
+    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    Ok([kept].into_iter().collect())
 }
 
 /// The gradient of [`forward`]: by the fused kernels, or, if it must be differentiable itself, by operators.
 pub(crate) static GRADIENT: Formula = Formula {
-    inputs: &[0, 1, 2, 3],
+    inputs: &[0, 1, 2, 3, 4],
     outputs: &[0, 1],
     backward: |call| {
+        let options = Options::with_dropout(call, 5);
+        let has_state = options.dropout != 0.0;
+        let has_mask = call.tensor_count() > 3 + usize::from(has_state);
         let (q, k, v) = (call.saved(0)?, call.saved(1)?, call.saved(2)?);
-        let options = Options::of_gradient(call, 4);
-        let mask = (call.tensor_count() > 3).then(|| call.saved(3)).transpose()?;
+        let mask = has_mask.then(|| call.saved(3)).transpose()?;
+        let state = has_state.then(|| call.saved(3 + usize::from(has_mask))).transpose()?;
         let gradient = call.gradient()?;
-        let gradients = if is_grad_enabled() {
-            by_operators([&q, &k, &v], mask.as_ref(), &gradient, options)?
-        } else {
-            let (result, lse) = (call.result(0)?, call.result(1)?);
-            let tensors = [&gradient, &q, &k, &v];
-            let mut arguments: Vec<Argument<'_>> = tensors.into_iter().map(Argument::from).collect();
-            let Options { is_causal, scale, backends } = options;
-            arguments.extend([Argument::from(mask.as_ref()), (&result).into(), (&lse).into()]);
-            arguments.extend([Argument::from(is_causal), scale.into(), backends.into()]);
-            built_in!("thalweg::fused_attention_backward")?.call(&arguments, None, call.label())?
+        if is_grad_enabled() {
+            let gradients = by_operators([&q, &k, &v], [mask.as_ref(), state.as_ref()], &gradient, options)?;
+            return call.each(|place| Ok(gradients.get(place).cloned()));
+        }
+        let (result, lse) = (call.result(0)?, call.result(1)?);
+        let tensors = [&gradient, &q, &k, &v].map(Argument::from);
+        let optional =
+            [Argument::from(mask.as_ref()), state.as_ref().into(), (&result).into(), (&lse).into()];
+        let arguments: SmallVec<[Argument<'_>; 12]> =
+            tensors.into_iter().chain(optional).chain(options.arguments()).collect();
+        let gradients = match (0..3).any(|place| call.wants(place)) {
+            true => built_in!("thalweg::fused_attention_backward")?.call(&arguments, None, call.label())?,
+            false => Tensors::new(),
         };
-        call.each(|place| Ok(gradients.get(place).cloned()))
+        call.each(|place| match place {
+            3 if has_mask => {
+                let operator = built_in!("thalweg::fused_attention_backward_mask")?;
+                Ok(Some(operator.call(&arguments, None, call.label())?.swap_remove(0)))
+            }
+            _ => Ok(gradients.get(place).cloned()),
+        })
     },
 };
 
-/// Computes the gradients of queries, keys and values by operators that have gradients themselves.
+/// Computes the gradients of queries, keys, values and mask by operators that have gradients themselves.
 fn by_operators(
     [query, key, value]: [&Tensor; 3],
-    mask: Option<&Tensor>,
+    [mask, state]: [Option<&Tensor>; 2],
     gradient: &Tensor,
-    Options { is_causal, scale, .. }: Options,
+    Options { is_causal, scale, dropout, .. }: Options,
 ) -> Result<Tensors> {
     let shared = query.shape()[1] / key.shape()[1];
     let wide = |tensor: &Tensor, times: usize| -> Result<Tensor> {
@@ -366,13 +530,15 @@ fn by_operators(
     };
     let (q, k, v, gradient) = (wide(query, 1)?, wide(key, shared)?, wide(value, shared)?, wide(gradient, 1)?);
     let mut scores = q.matmul(&k.transpose(-2, -1)?)?.mul_scalar(scale)?;
-    if let Some(mask) = mask {
-        scores = scores.add(&mask.to_dtype(DType::F32)?)?;
-    }
+    let infinite = Tensor::full(&[], f64::NEG_INFINITY, DType::F32, q.device())?;
+    scores = match mask {
+        Some(mask) if mask.dtype() == DType::Bool => mask.select_where(&scores, &infinite)?,
+        Some(mask) => scores.add(&mask.to_dtype(DType::F32)?)?,
+        None => scores,
+    };
     if is_causal {
         let seen = Tensor::ones(&scores.shape()[2..], DType::Bool, q.device())?.tril(0)?;
-        scores =
-            seen.select_where(&scores, &Tensor::full(&[], f64::NEG_INFINITY, DType::F32, q.device())?)?;
+        scores = seen.select_where(&scores, &infinite)?;
     }
     let mut weights = scores.softmax(-1)?;
     if mask.is_some() {
@@ -380,9 +546,19 @@ fn by_operators(
         let lowest = scores.amax(&[-1], true)?.eq_scalar(f64::NEG_INFINITY)?;
         weights = lowest.select_where(&Tensor::zeros(&[], DType::F32, q.device())?, &weights)?;
     }
-    let of_weights = gradient.matmul(&v.transpose(-2, -1)?)?;
+    let mut of_weights = gradient.matmul(&v.transpose(-2, -1)?)?;
+    let mut used = weights.clone();
+    if let (Some(state), Some(kind)) = (state, Dropout::of(dropout)) {
+        let sizes: SmallVec<[i64; 4]> = weights.shape().iter().map(|&size| size as i64).collect();
+        let arguments = [state.into(), Argument::Ints(&sizes), dropout.into()];
+        let operator = built_in!("thalweg::attention_kept_weights")?;
+        let kept = operator.call(&arguments, None, Label::here("dropout"))?.swap_remove(0);
+        let factors = kept.to_dtype(DType::F32)?.mul_scalar(f64::from(kind.rescale()))?;
+        (of_weights, used) = (of_weights.mul(&factors)?, weights.mul(&factors)?);
+    }
     let sums = weights.mul(&of_weights)?.sum(&[-1], true)?;
-    let of_scores = weights.mul(&of_weights.sub(&sums)?)?.mul_scalar(scale)?;
+    let of_mask = weights.mul(&of_weights.sub(&sums)?)?;
+    let of_scores = of_mask.mul_scalar(scale)?;
     let narrow = |tensor: &Tensor, like: &Tensor| -> Result<Tensor> {
         let &[batch, heads, tokens, features] = like.shape() else {
             return Err(Error::invalid("four dimensions"));
@@ -390,13 +566,15 @@ fn by_operators(
         let of_groups = tensor.reshape(&[batch, heads, tensor.shape()[1] / heads, tokens, features])?;
         of_groups.sum(&[2], false)?.to_dtype(like.dtype())
     };
-    Ok([
+    let mut gradients = Tensors::from_iter([
         narrow(&of_scores.matmul(&k)?, query)?,
         narrow(&of_scores.transpose(-2, -1)?.matmul(&q)?, key)?,
-        narrow(&weights.transpose(-2, -1)?.matmul(&gradient)?, value)?,
-    ]
-    .into_iter()
-    .collect())
+        narrow(&used.transpose(-2, -1)?.matmul(&gradient)?, value)?,
+    ]);
+    if let Some(mask) = mask.filter(|mask| mask.dtype() != DType::Bool) {
+        gradients.push(of_mask.sum_to_shape(mask.shape())?.to_dtype(mask.dtype())?);
+    }
+    Ok(gradients)
 }
 
 /// Returns queries, keys and values of a packed tensor (tokens, heads, 3, features) as views (1, heads, tokens, features).
@@ -419,7 +597,7 @@ pub(crate) fn packed(call: &Call<'_>) -> Result<Tensors> {
     let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
-    let operands = Operands { tensors, lse: &lse, mask: None, options: Options::of(call, 1) };
+    let operands = Operands { tensors, lse: &lse, mask: None, state: None, options: Options::of(call, 1) };
     operands.submit(false, &stream, call.label)?;
     Ok([result.squeeze(0)?.transpose(0, 1)?, lse].into_iter().collect())
 }
@@ -429,11 +607,11 @@ pub(crate) static PACKED_GRADIENT: Formula =
     Formula { inputs: &[0], outputs: &[0, 1], backward: |call| call.one(0, || packed_gradient(call)) };
 
 fn packed_gradient(call: &GradientCall<'_>) -> Result<Tensor> {
-    let (packed, options) = (call.saved(0)?, Options::of_gradient(call, 1));
+    let (packed, options) = (call.saved(0)?, Options::of(call, 1));
     let gradient = call.gradient()?.transpose(0, 1)?.unsqueeze(0)?;
     let [query, key, value] = parts(&packed)?;
     if is_grad_enabled() {
-        let gradients = by_operators([&query, &key, &value], None, &gradient, options)?;
+        let gradients = by_operators([&query, &key, &value], [None; 2], &gradient, options)?;
         let rows: Vec<Tensor> =
             gradients.iter().map(|part| part.squeeze(0)?.transpose(0, 1)).collect::<Result<_>>()?;
         return Tensor::stack(&rows, 2);
@@ -448,6 +626,7 @@ fn packed_gradient(call: &GradientCall<'_>) -> Result<Tensor> {
         key: &key,
         value: &value,
         mask: None,
+        state: None,
         result: &result,
         lse: &lse,
     };

@@ -6,6 +6,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod channel_norm;
+pub(crate) mod compact;
 pub(crate) mod convolution;
 pub(crate) mod creation;
 pub(crate) mod cross_entropy;

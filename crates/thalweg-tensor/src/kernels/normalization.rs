@@ -29,7 +29,8 @@ pub(crate) fn fork(call: &Call<'_>) -> Result<Tensors> {
     Ok(results)
 }
 
-/// Normalizes the sum of an input and a branch; the sum is a further result, as the input is for a [`fork`].
+/// Normalizes the sum of an input and a branch, and returns the sum as a further result. ([`fork`] returns its input in that
+/// place.)
 pub(crate) fn add(call: &Call<'_>) -> Result<Tensors> {
     let [x, branch] = [call.tensors[0], call.tensors[1]];
     if x.shape() != branch.shape() || x.dtype().promote(branch.dtype()).ok() != Some(x.dtype()) {

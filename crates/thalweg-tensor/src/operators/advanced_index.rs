@@ -2,24 +2,23 @@
 //!
 //! The indices are converted to positions: numbers of a tensor's elements, or of those of its indexed dimensions, at which
 //! [`index`](super::index) reads and writes. **If the result's length is the number of true elements of a mask, it is known only
-//! once the host has read the mask**: such a call blocks, and cannot be captured.
+//! once the host has read that number**: such a call blocks, and cannot be captured.
 
 use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::graph::audit::ObstacleKind;
-use thalweg_runtime::{Error, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
-use super::Body::{Composite, Kernel};
+use super::Body::{Composite, Differentiable, Kernel};
 use super::index::{checked, gathered, long, number_like};
 use super::view::dtype_of;
 use super::{operators, single};
-use crate::caller::label_at;
+use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::{named, overflow};
-use crate::host_room::host_room;
+use crate::kernels::compact::Selection;
 use crate::kernels::indexing::call_scatter as scatter;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
@@ -98,6 +97,10 @@ operators! {
     /// Returns the elements where a mask is true, as a vector. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
         fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
+    /// Returns the elements whose flags, of the same shape, are set, as a vector. Blocks.
+    "thalweg::compact(Tensor self, Tensor mask) -> Tensor" = Differentiable(compact, &COMPACT), complex: Taken;
+    /// Returns a tensor with the elements of a source, in order, where flags of its shape are set. Blocks.
+    "thalweg::replace(Tensor self, Tensor mask, Tensor source) -> Tensor" = Differentiable(replace, &REPLACE), complex: Taken;
     /// Returns the elements at indices into all elements, row-major; negative indices are counted from the end.
     "take(Tensor self, Tensor index) -> Tensor"
         fn take(index: tensor) = Composite(|call| {
@@ -129,13 +132,13 @@ operators! {
             scatter(&rows, &index, &source.reshape(index.shape())?, combine)?.reshape(x.shape()).map(single)
         }), first: Consumed;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
-    "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single)), out: [Long], complex: Taken;
+    "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0), call.label).map(single)), out: [Long], complex: Taken;
     /// Returns the coordinates of the elements that are not 0, one tensor per dimension. Blocks.
-    "nonzero_numpy(Tensor self) -> Tensor[]" fn nonzero_numpy() -> list = Kernel(|call| coordinates(call.tensor(0))), complex: Taken;
+    "nonzero_numpy(Tensor self) -> Tensor[]" fn nonzero_numpy() -> list = Kernel(|call| coordinates(call.tensor(0), call.label)), complex: Taken;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
-    "argwhere(Tensor self) -> Tensor" fn argwhere() = Kernel(|call| nonzero(call.tensor(0)).map(single)), complex: Taken;
+    "argwhere(Tensor self) -> Tensor" fn argwhere() = Kernel(|call| nonzero(call.tensor(0), call.label).map(single)), complex: Taken;
     /// Returns the coordinates where a condition is true, one tensor per dimension. Blocks.
-    "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0)));
+    "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0), call.label));
     /// Returns a number where a condition is true, else the elements of a tensor.
     "where.ScalarSelf(Tensor condition, Scalar self, Tensor other) -> Tensor" = Composite(|call| {
         call.tensor(0).select_where(&number_beside(call, 1, call.tensor(2))?, call.tensor(2)).map(single)
@@ -355,7 +358,7 @@ fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
                         )));
                     }
                 }
-                list.extend(coordinates(mask)?.into_iter().map(Some));
+                list.extend(coordinates(mask, call.label)?.into_iter().map(Some));
             }
             Some(_) => {
                 return Err(Error::index("tensors used as indices must be long, int, byte or bool tensors"));
@@ -365,40 +368,76 @@ fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
     Ok(list)
 }
 
-/// Returns the positions of the elements that are not 0, which the host reads.
-fn nonzero_places(x: &Tensor) -> Result<Vec<usize>> {
-    let label = label_at("nonzero", Location::caller());
-    let truths: Vec<u8> =
-        x.detach().to_dtype(DType::Bool)?.read(label, Some(ObstacleKind::DataDependentShape))?;
-    let mut places = host_room(truths.iter().filter(|&&truth| truth != 0).count())?;
-    places.extend((0..truths.len()).filter(|&at| truths[at] != 0));
-    Ok(places)
+fn nonzero(x: &Tensor, label: Label) -> Result<Tensor> {
+    Selection::new(x, label)?.coordinates(x.shape())
 }
 
-fn nonzero(x: &Tensor) -> Result<Tensor> {
-    let places = nonzero_places(x)?;
-    let strides = thalweg_ir::contiguous_strides(x.shape());
-    let mut coordinates: Vec<i64> = host_room(places.len().saturating_mul(x.rank()))?;
-    for (&extent, &stride) in x.shape().iter().zip(&strides) {
-        coordinates.extend(places.iter().map(|&place| (place / stride % extent) as i64));
-    }
-    // The coordinates of one dimension follow those of the previous one in memory, as in PyTorch.
-    Tensor::from_slice(&coordinates, &[x.rank(), places.len()], x.device())?.transpose(0, 1)
-}
-
-fn coordinates(x: &Tensor) -> Result<Tensors> {
+/// Returns the coordinates of the elements that are not 0, one tensor per dimension.
+fn coordinates(x: &Tensor, label: Label) -> Result<Tensors> {
     if x.rank() == 0 {
-        return coordinates(&x.unsqueeze(0)?);
+        return coordinates(&x.unsqueeze(0)?, label);
     }
-    let rows = nonzero(x)?;
+    let rows = nonzero(x, label)?;
     (0..x.rank()).map(|dim| rows.select(1, dim)?.contiguous()).collect()
 }
 
-/// Returns the positions where a mask is true as (1, count, 1).
-fn masked_index(mask: &Tensor) -> Result<Tensor> {
-    let places: Vec<i64> = nonzero_places(mask)?.into_iter().map(|place| place as i64).collect();
-    Tensor::from_slice(&places, &[1, places.len(), 1], mask.device())
+/// Returns the elements of a tensor whose flags, of the same shape, are set.
+fn compact(call: &Call<'_>) -> Result<Tensors> {
+    Selection::new(call.tensor(1), call.label)?.values(call.tensor(0)).map(single)
 }
+
+/// Returns a tensor with the elements of a source in order where flags of its shape are set.
+fn replace(call: &Call<'_>) -> Result<Tensors> {
+    let (x, mask, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
+    let selection = Selection::new(mask, call.label)?;
+    if source.elements() < selection.count {
+        return Err(Error::invalid(format!(
+            "masked_scatter: expected the number of elements in source to be at least the {} true elements of the mask, but got {}",
+            selection.count,
+            source.elements()
+        )));
+    }
+    selection.replaced(x, source).map(single)
+}
+
+fn call_replace(x: &Tensor, mask: &Tensor, source: &Tensor, label: Label) -> Result<Tensor> {
+    let arguments = [x.into(), mask.into(), source.into()];
+    super::call(built_in!("thalweg::replace")?, &arguments, None, label.location)
+}
+
+/// The gradient of [`compact`]: each element's where it was read, and 0 elsewhere.
+static COMPACT: Formula = Formula {
+    inputs: &[1],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let gradient = call.gradient()?;
+            let zeros = Tensor::zeros(call.shape(0), gradient.dtype(), call.device())?;
+            call_replace(&zeros, &call.saved(1)?, &gradient, call.label())
+        })
+    },
+};
+
+/// The gradient of [`replace`]: that of the elements that were kept, and of those that replaced others.
+static REPLACE: Formula = Formula {
+    inputs: &[1],
+    outputs: &[],
+    backward: |call| {
+        let (gradient, mask) = (call.gradient()?, call.saved(1)?);
+        call.each(|tensor| match tensor {
+            0 => mask.select_where(&number_like(&gradient, Scalar::F64(0.0))?, &gradient).map(Some),
+            2 => {
+                let arguments = [(&gradient).into(), (&mask).into()];
+                let operator = built_in!("thalweg::compact")?;
+                let read = super::call(operator, &arguments, None, call.label().location)?;
+                let unread: usize = call.shape(2).iter().product::<usize>() - read.elements();
+                let zeros = Tensor::zeros(&[unread], gradient.dtype(), call.device())?;
+                Tensor::cat(&[read, zeros], 0)?.reshape(call.shape(2)).map(Some)
+            }
+            _ => Ok(None),
+        })
+    },
+};
 
 fn check_mask(mask: &Tensor, operator: &str) -> Result<()> {
     match mask.dtype() {
@@ -435,10 +474,9 @@ fn masked_select(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let shape = broadcast_shapes(x.shape(), mask.shape())?;
-    let index = masked_index(&mask.expand(&shape)?)?;
-    let whole = x.expand(&shape)?;
-    let count = index.elements();
-    gathered(&whole.reshape(&[1, whole.elements(), 1])?, &index)?.reshape(&[count])
+    let (x, mask) = (x.expand(&shape)?, mask.expand(&shape)?);
+    let arguments = [(&x).into(), (&mask).into()];
+    super::call(built_in!("thalweg::compact")?, &arguments, None, call.label.location)
 }
 
 fn masked_scatter(call: &Call<'_>) -> Result<Tensor> {
@@ -452,19 +490,7 @@ fn masked_scatter(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let shape = broadcast_shapes(x.shape(), mask.shape())?;
-    let index = masked_index(&mask.expand(&shape)?)?;
-    let count = index.elements();
-    if source.elements() < count {
-        return Err(Error::invalid(format!(
-            "masked_scatter: expected the number of elements in source to be at least the {count} true elements of the mask, but got \
-             {}",
-            source.elements()
-        )));
-    }
-    let whole = x.expand(&shape)?;
-    let rows = whole.reshape(&[1, whole.elements(), 1])?;
-    let source = source.reshape(&[source.elements()])?.narrow(0, 0, count)?.reshape(&[1, count, 1])?;
-    scatter(&rows, &index, &source, Combine::Replace)?.reshape(&shape)
+    call_replace(&x.expand(&shape)?, &mask.expand(&shape)?, source, call.label)
 }
 
 /// Returns indices into all elements of the first tensor as (1, count, 1).

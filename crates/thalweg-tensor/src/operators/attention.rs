@@ -8,9 +8,11 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Lowered};
 use super::create::pad;
+use super::random::check_probability;
 use super::{call as call_operator, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
 use crate::loops::{LoopArguments, LoopCall, Points};
+use crate::random::default_generator;
 use crate::sdp::{Request, fused_attention, one_query_attention};
 use crate::tensor::{Tensor, Tensors};
 
@@ -103,7 +105,10 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     }
     let width = query.shape()[query.rank() - 1];
     let scale = call.optional_float(6).unwrap_or(1.0 / (width as f64).sqrt());
-    let request = Request { is_causal, scale, enable_gqa: call.bool(7), mask, has_dropout: p != 0.0 };
+    check_probability(p)?;
+    let generator = if p == 0.0 { None } else { Some(default_generator(call.device)?) };
+    let dropout = generator.as_ref().map(|generator| (p, &**generator));
+    let request = Request { is_causal, scale, enable_gqa: call.bool(7), mask, dropout };
     if let Some(result) = one_query_attention([query, key, value], request, call.label.location)? {
         return Ok(result);
     }

@@ -67,7 +67,8 @@ operators! {
         = Composite(|call| {
         even_areas(call, call.scalar(1).to_f64(), 2, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)
     }), autocast: Parts;
-    /// Returns the integrals up to each point after the first along a dimension, of points with coordinates.
+    /// Returns the integrals from the first point to each later point along a dimension, by the trapezoidal rule. `x` holds the
+    /// points' coordinates.
     "cumulative_trapezoid.x(Tensor y, Tensor x, *, int dim=-1) -> Tensor"
         fn cumulative_trapezoid_x(x: tensor)
         = Composite(|call| areas(call, "cumulative_trapezoid")?.cumsum(call.int(2)).map(single)), autocast: Parts;

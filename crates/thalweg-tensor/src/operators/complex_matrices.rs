@@ -10,14 +10,16 @@ use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
 /// Matrices of any batch as complex128 (batch, rows, columns).
-struct Stack {
-    matrices: Tensor,
+pub(super) struct Stack {
+    /// The matrices.
+    pub(super) matrices: Tensor,
     batch: Shape,
     dtype: DType,
 }
 
 impl Stack {
-    fn new(name: &str, x: &Tensor) -> Result<Self> {
+    /// Reads an argument of the operator of this name.
+    pub(super) fn new(name: &str, x: &Tensor) -> Result<Self> {
         let &[ref batch @ .., rows, columns] = x.shape() else {
             return Err(Error::invalid(format!("{name}: The input tensor must have at least 2 dimensions.")));
         };
@@ -25,7 +27,8 @@ impl Stack {
         Ok(Self { matrices, batch: batch.into(), dtype: x.dtype() })
     }
 
-    fn square(name: &str, x: &Tensor) -> Result<Self> {
+    /// Reads square matrices.
+    pub(super) fn square(name: &str, x: &Tensor) -> Result<Self> {
         let stack = Self::new(name, x)?;
         match *stack.matrices.shape() {
             [_, rows, columns] if rows != columns => Err(Error::invalid(format!(
@@ -35,13 +38,14 @@ impl Stack {
         }
     }
 
-    fn sizes(&self) -> [usize; 3] {
+    /// Returns batch, rows and columns.
+    pub(super) fn sizes(&self) -> [usize; 3] {
         let shape = self.matrices.shape();
         [shape[0], shape[1], shape[2]]
     }
 
     /// Returns a result in the batch's shape and the argument's dtype, or the dtype of its parts; integers keep their dtype.
-    fn give(&self, result: &Tensor) -> Result<Tensor> {
+    pub(super) fn give(&self, result: &Tensor) -> Result<Tensor> {
         let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
         let result = result.reshape(&shape)?;
         match result.dtype() {
@@ -52,7 +56,7 @@ impl Stack {
     }
 
     /// Returns Hermitian matrices from their upper or lower triangle.
-    fn hermitian(self, upper: bool) -> Result<Self> {
+    pub(super) fn hermitian(self, upper: bool) -> Result<Self> {
         let lower = if upper { adjoint(&self.matrices)? } else { self.matrices.clone() };
         let below = lower.tril(-1)?;
         let [diagonal, _] = parts(&lower.diagonal(0, -2, -1)?)?;
@@ -77,11 +81,13 @@ fn of_blocks(x: &Tensor) -> Result<Tensor> {
     of_parts(&first.select(2, 0)?, &first.select(2, 1)?)
 }
 
-fn adjoint(x: &Tensor) -> Result<Tensor> {
+/// Returns the conjugate transposes.
+pub(super) fn adjoint(x: &Tensor) -> Result<Tensor> {
     turned(&x.conj()?)
 }
 
-fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
+/// Returns a complex identity matrix.
+pub(super) fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
     Tensor::ones(&[n], DType::F64, like.device())?.diag_embed(0, 0, 1)?.to_dtype(DType::C128)
 }
 

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
+use thalweg_kernels::histogram::Histogram as CountBins;
 use thalweg_kernels::search::Search;
 use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
@@ -14,6 +15,7 @@ use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::unaliased_cpp_type as cpp_type;
+use crate::kernels::compact::{Flags, Selection};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -234,20 +236,45 @@ fn bincount(call: &Call<'_>) -> Result<Tensor> {
     {
         return Err(Error::invalid("weights should be 1-d and have the same length as input"));
     }
-    let index = x.detach().to_dtype(DType::I64)?;
+    let x = match x.dtype() {
+        DType::I32 | DType::I64 => x.detach(),
+        dtype if dtype.size_bytes() < 4 => x.detach().to_dtype(DType::I32)?,
+        _ => x.detach().to_dtype(DType::I64)?,
+    };
     let mut bins = least as usize;
     if x.elements() > 0 {
-        if index.min()?.item::<i64>()? < 0 {
+        let [smallest, greatest] = least_and_greatest(&x, DType::I64)?.to_vec::<i64>()?[..] else {
+            return Err(refused());
+        };
+        if smallest < 0 {
             return Err(refused());
         }
-        bins = bins.max((index.max()?.item::<i64>()? as usize).saturating_add(1));
+        bins = bins.max((greatest as usize).saturating_add(1));
     }
     let source = match weights {
-        None => Tensor::ones(x.shape(), DType::I64, x.device())?,
+        None => return counts(call, &x, bins, [0.0; 2]),
         Some(weights) if weights.dtype() == DType::F32 => weights.detach(),
         Some(weights) => weights.detach().to_dtype(DType::F64)?,
     };
+    let index = x.to_dtype(DType::I64)?;
     Tensor::zeros(&[bins], source.dtype(), x.device())?.index_add(0, &index, &source)
+}
+
+/// Returns the least and the greatest element as two numbers of a dtype, for the host to read both at once.
+fn least_and_greatest(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let bounds = [x.min()?, x.max()?].map(|bound| bound.reshape(&[1]));
+    let [least, greatest] = bounds;
+    Tensor::cat(&[least?, greatest?], 0)?.to_dtype(dtype)
+}
+
+/// Returns how many elements are in each bin: integers below the number of bins, or floats in bins of equal widths.
+fn counts(call: &Call<'_>, x: &Tensor, bins: usize, bounds: [f64; 2]) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let counts = Tensor::zeros(&[bins], DType::I64, call.device)?;
+    let kernel = CountBins { elements: x.elements() as u64, bins: bins as u64, bounds, dtype: x.dtype() };
+    let at = [&x, &counts].map(Tensor::pointer);
+    call.device.current_stream().launch_native(&Placed { kernel, at }, call.label)?;
+    Ok(counts)
 }
 
 fn bin_count(bins: i64) -> Result<usize> {
@@ -262,8 +289,8 @@ fn bin_count(bins: i64) -> Result<usize> {
 fn bounds(x: &Tensor, given: [f64; 2], margin: f64, name: &str) -> Result<[f64; 2]> {
     let [mut low, mut high] = given;
     if low == high && x.elements() > 0 {
-        let wide = x.detach().to_dtype(DType::F64)?;
-        [low, high] = [wide.min()?.item::<f64>()?, wide.max()?.item::<f64>()?];
+        let found = least_and_greatest(&x.detach(), DType::F64)?.to_vec::<f64>()?;
+        [low, high] = [found[0], found[1]];
     }
     if !low.is_finite() || !high.is_finite() {
         let range = format!("[{low}, {high}]").to_lowercase();
@@ -301,12 +328,7 @@ fn histc(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::invalid("torch.histc: max must be larger than min"));
     }
     let [low, high] = bounds(&x, given, 1.0, "range of")?;
-    let flat = x.reshape(&[x.elements()])?.to_dtype(x.dtype().compute())?;
-    let counted = flat.ge_scalar(low)?.logical_and(&flat.le_scalar(high)?)?;
-    let place = flat.sub_scalar(low)?.mul_scalar(bins as f64)?.div_scalar(high - low)?;
-    let place = place.nan_to_num()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I64)?;
-    let counts = Tensor::zeros(&[bins], DType::I64, x.device())?;
-    counts.index_add(0, &place, &counted.to_dtype(DType::I64)?)?.to_dtype(x.dtype())
+    counts(call, &x, bins, [low, high])?.to_dtype(x.dtype())
 }
 
 fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> Result<Tensor> {
@@ -435,19 +457,20 @@ fn runs(call: &Call<'_>, rows: &Tensor, order: Option<&Tensor>, wanted: [bool; 2
     if count == 0 {
         return Ok([rows.clone(), nothing.clone(), nothing]);
     }
-    let differs = rows.narrow(0, 1, count - 1)?.ne(&rows.narrow(0, 0, count - 1)?)?.any_dim(1, false)?;
+    let differs = rows.narrow(0, 1, count - 1)?.ne(&rows.narrow(0, 0, count - 1)?)?;
+    let is_narrow = rows.shape()[1] == 1;
+    let differs = if is_narrow { differs.reshape(&[count - 1])? } else { differs.any_dim(1, false)? };
     let begins = Tensor::cat(&[Tensor::ones(&[1], DType::Bool, device)?, differs], 0)?;
-    let first = begins.nonzero()?.select(1, 0)?.contiguous()?;
-    let values = rows.index_select(0, &first)?;
-    let ranks = begins.to_dtype(DType::I64)?.cumsum(0)?.sub_scalar(1)?;
-    let inverse = match (wanted[0], order) {
-        (false, _) => nothing.clone(),
-        (true, None) => ranks,
-        (true, Some(order)) => Tensor::zeros(&[count], DType::I64, device)?.scatter(0, order, &ranks)?,
+    let begins = Selection::new(&begins, call.label)?;
+    let first = if is_narrow && !wanted[1] { None } else { Some(begins.places()?) };
+    let values = match &first {
+        Some(first) if !is_narrow => rows.index_select(0, first)?,
+        _ => begins.values(rows)?.reshape(&[begins.count, 1])?,
     };
-    let counts = match wanted[1] {
-        false => nothing,
-        true => {
+    let inverse = if wanted[0] { begins.ranks(order)? } else { nothing.clone() };
+    let counts = match first.filter(|_| wanted[1]) {
+        None => nothing,
+        Some(first) => {
             let end = Tensor::full(&[1], count as i64, DType::I64, device)?;
             let ends = Tensor::cat(&[first.narrow(0, 1, first.elements() - 1)?, end], 0)?;
             ends.sub(&first)?
@@ -505,26 +528,13 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
     if x.rank() == 0 || size == 0 {
         return Tensor::empty(&[size, x.rank()], DType::I64, device);
     }
-    let is_there = x.reshape(&[count])?.to_dtype(DType::Bool)?;
-    // Each is written to its rank; those beyond the size to one extra position at the end.
-    let ranks = is_there.to_dtype(DType::I64)?.cumsum(0)?;
-    let behind = Tensor::full(&[], size as i64, DType::I64, device)?;
-    let target = is_there.select_where(&ranks.sub_scalar(1)?.clamp(0, size as i64)?, &behind)?;
-    let places = Tensor::arange(count, 0, 1, DType::I64, device)?;
-    let missing = Tensor::full(&[size + 1], -1, DType::I64, device)?;
-    let found =
-        if count == 0 { missing } else { missing.scatter(0, &target, &places)? }.narrow(0, 0, size)?;
-    let is_missing = found.lt_scalar(0)?;
-    let fill = Tensor::full(&[], fill, DType::I64, device)?;
-    let strides = thalweg_ir::contiguous_strides(x.shape());
-    let columns: Tensors = (x.shape().iter().zip(&strides))
-        .map(|(&extent, &stride)| {
-            let coordinate =
-                found.floor_divide_scalar(stride.max(1) as i64)?.remainder_scalar(extent.max(1) as i64)?;
-            is_missing.select_where(&fill, &coordinate)
-        })
-        .collect::<Result<_>>()?;
-    Tensor::stack(&columns, 1)
+    if count == 0 {
+        return Tensor::full(&[size, x.rank()], fill, DType::I64, device);
+    }
+    let stream = device.current_stream();
+    let result = Tensor::result_on(&[size, x.rank()], DType::I64, &stream, call.label)?;
+    Flags::new(&x, call.label)?.write_coordinates(x.shape(), fill, &result)?;
+    Ok(result)
 }
 
 fn logspace(call: &Call<'_>) -> Result<Tensor> {

@@ -10,7 +10,7 @@ use thalweg_kernels::decompose::{Decompose, Method};
 use thalweg_runtime::{DevicePointer, Error, Label, Result};
 
 use super::Body::{Differentiable, Kernel};
-use super::{call_all, operators, single};
+use super::{call_all, decompose_library, operators, single};
 use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
@@ -105,6 +105,9 @@ fn cholesky(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     let [batch, n] = square(x)?;
     let (factor, info) = (room(x, call.label)?, Tensor::zeros(&[batch], DType::I32, x.device())?);
+    if let Some(lower) = decompose_library::cholesky(&factor, &info, [batch, n], call.label)? {
+        return Ok(Tensors::from_iter([lower, info]));
+    }
     launch(Method::Cholesky, [batch, n, n], [0, 0], &[&factor, &info], call.label)?;
     Ok(Tensors::from_iter([factor, info]))
 }
@@ -143,6 +146,10 @@ fn triangular(call: &Call<'_>) -> Result<Tensors> {
     }
     let flags = (2..5).map(|place| u64::from(call.bool(place)) << (place - 2)).sum();
     let result = room(b, call.label)?;
+    let kind = [2, 3, 4].map(|place| call.bool(place));
+    if decompose_library::triangular(&a, &result, [batch, n, columns], kind, call.label)? {
+        return Ok(single(result));
+    }
     launch(Method::Triangular, [batch, n, columns], [0, flags], &[&a, &result], call.label)?;
     Ok(single(result))
 }
@@ -196,6 +203,11 @@ pub(super) fn solve_cholesky(b: &Tensor, factor: &Tensor, upper: bool) -> Result
 fn lu(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     let [batch, rows, columns] = sizes(x)?;
+    if call.bool(1)
+        && let Some(results) = decompose_library::lu(x, [batch, rows, columns], call.label)?
+    {
+        return Ok(Tensors::from_iter(results));
+    }
     let factors = room(x, call.label)?;
     let pivots = empty(x, &[batch, rows.min(columns)], DType::I32, call.label)?;
     let info = Tensor::zeros(&[batch], DType::I32, x.device())?;
@@ -284,6 +296,9 @@ fn lu_backward(call: &GradientCall<'_>) -> Result<Tensor> {
 /// Returns the packed form of QR, and the factors of its reflectors.
 fn geqrf(x: &Tensor, label: Label) -> Result<[Tensor; 2]> {
     let [batch, rows, columns] = sizes(x)?;
+    if let Some(results) = decompose_library::qr(x, [batch, rows, columns], label)? {
+        return Ok(results);
+    }
     let packed = room(x, label)?;
     let factors = empty(x, &[batch, rows.min(columns)], DType::F64, label)?;
     launch(Method::Qr, [batch, rows, columns], [0, 0], &[&packed, &factors], label)?;
@@ -296,7 +311,13 @@ fn qr(call: &Call<'_>) -> Result<Tensors> {
     let least = rows.min(columns);
     let width = if call.bool(1) { rows } else { least };
     let [packed, factors] = geqrf(x, call.label)?;
-    let vectors = packed.narrow(2, 0, least)?.contiguous()?;
+    let upper = packed.narrow(1, 0, width)?.triu(0)?;
+    let vectors = packed.narrow(2, 0, least)?;
+    let sizes = [batch, rows, least, width];
+    if let Some(q) = decompose_library::reflectors(&vectors, &factors, sizes, call.label)? {
+        return Ok(Tensors::from_iter([q, upper]));
+    }
+    let vectors = vectors.contiguous()?;
     let q = empty(x, &[batch, rows, width], DType::F64, call.label)?;
     launch(
         Method::Reflectors,
@@ -305,7 +326,7 @@ fn qr(call: &Call<'_>) -> Result<Tensors> {
         &[&vectors, &factors, &q],
         call.label,
     )?;
-    Ok(Tensors::from_iter([q, packed.narrow(1, 0, width)?.triu(0)?]))
+    Ok(Tensors::from_iter([q, upper]))
 }
 
 static QR: Formula = Formula {
@@ -353,6 +374,9 @@ fn eigen(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0).detach();
     let [batch, n] = square(&x)?;
     let matrices = room(&symmetric(&x, call.bool(1))?, call.label)?;
+    if let Some(results) = decompose_library::eigen(&matrices, [batch, n], call.label)? {
+        return Ok(Tensors::from_iter(results));
+    }
     let vectors = empty(&x, &[batch, n, n], DType::F64, call.label)?;
     let values = empty(&x, &[batch, n], DType::F64, call.label)?;
     launch(Method::Eigen, [batch, n, n], [0, 0], &[&matrices, &vectors, &values], call.label)?;
@@ -387,6 +411,9 @@ static EIGEN: Formula = Formula {
 fn singular(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     let [batch, rows, columns] = sizes(x)?;
+    if let Some(results) = decompose_library::singular(x, [batch, rows, columns], call.label)? {
+        return Ok(Tensors::from_iter(results));
+    }
     let left = room(x, call.label)?;
     let right = empty(x, &[batch, columns, columns], DType::F64, call.label)?;
     let values = empty(x, &[batch, columns], DType::F64, call.label)?;

@@ -1,6 +1,6 @@
 //! Discrete Fourier transforms.
 //!
-//! A transform of n numbers is a matrix product if n is at most [`DIRECT`]. A larger n is split as n = a · b, into transforms of
+//! Transforms are calls of the vendor's library, if there is one (`fft_library`). Without it, a transform of n numbers is a matrix product if n is at most [`DIRECT`]. A larger n is split as n = a · b, into transforms of
 //! a and of b numbers with twiddle factors in between (Cooley and Tukey, Mathematics of Computation 19, 1965). If n has no factor
 //! up to [`DIRECT`], the transform is a convolution with a chirp, computed by transforms of a power of two (Bluestein, IEEE
 //! Transactions on Audio and Electroacoustics 18, 1970). Twiddle factors are computed in f64 and rounded once.
@@ -16,7 +16,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 use super::Body::{Composite, Differentiable};
 use super::create::options;
 use super::view::wrap;
-use super::{operators, single};
+use super::{fft_library, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, Ints, built_in};
 use crate::loops::{LoopArguments, Points};
@@ -44,6 +44,11 @@ operators! {
                 return Err(Error::invalid("_fft_r2c transforms at least one dimension"));
             };
             let size = sizes_of(x, &dims);
+            if call.bool(3)
+                && let Some(half) = fft_library::from_real(x, &dims, call.label)?
+            {
+                return normalized(laid_out(&half, &dims)?, size, call.int(2)).map(single);
+            }
             let mut z = one(&of_real(x)?, last, true, call.label)?;
             if call.bool(3) {
                 z = z.narrow(last as i64, 0, x.shape()[last] / 2 + 1)?;
@@ -61,10 +66,14 @@ operators! {
                 return Err(Error::invalid("_fft_c2r transforms at least one dimension"));
             };
             let size = usize::try_from(size).ok().filter(|&size| size > 0).ok_or_else(|| too_few(size))?;
-            let half = resized(&many(x, others, false, call.label)?, last, size / 2 + 1)?;
+            let count = sizes_of(x, others) * size as f64;
+            let given = resized(x, last, size / 2 + 1)?;
+            if let Some(whole) = fft_library::to_real(&given, &dims, size, call.label)? {
+                return normalized(laid_out(&whole, &dims)?, count, call.int(2)).map(single);
+            }
+            let half = many(&given, others, false, call.label)?;
             let whole = resized(&doubled(&half, last, size)?, last, size)?;
             let result = laid_out(&one(&whole, last, false, call.label)?.real()?, &dims)?;
-            let count = sizes_of(x, others) * size as f64;
             normalized(result, count, call.int(2)).map(single)
         }, &C2R), complex: Taken;
     /// Returns the discrete Fourier transform of `n` numbers along a dimension, which is truncated or padded with zeros. The norm
@@ -471,21 +480,33 @@ fn sizes_of(x: &Tensor, dims: &[usize]) -> f64 {
     dims.iter().map(|&dim| x.shape()[dim] as f64).product()
 }
 
+/// Multiplies a result that nothing else holds by the factor of a normalization.
 fn normalized(x: Tensor, count: f64, normalization: i64) -> Result<Tensor> {
-    match normalization {
-        0 => Ok(x),
-        1 => x.mul_scalar(1.0 / count.sqrt()),
-        2 => x.mul_scalar(1.0 / count),
+    let factor = match normalization {
+        0 => return Ok(x),
+        1 => 1.0 / count.sqrt(),
+        2 => 1.0 / count,
         other => {
-            Err(Error::invalid(format!("there is no normalization {other}; 0 is none, 1 is 1/√n, 2 is 1/n")))
+            return Err(Error::invalid(format!(
+                "there is no normalization {other}; 0 is none, 1 is 1/√n, 2 is 1/n"
+            )));
         }
-    }
+    };
+    x.mul_scalar_(factor)?;
+    Ok(x)
 }
 
 /// Transforms along several dimensions in turn.
 fn many(x: &Tensor, dims: &[usize], forward: bool, label: Label) -> Result<Tensor> {
     if !x.dtype().is_complex() {
         return Err(Error::invalid(format!("a transform of complex numbers cannot be of {}", x.dtype())));
+    }
+    let dims: Shape = dims.iter().copied().filter(|&dim| x.shape()[dim] > 1).collect();
+    if dims.is_empty() || x.elements() == 0 {
+        return Ok(x.clone());
+    }
+    if let Some(result) = fft_library::complex(x, &dims, forward, label)? {
+        return Ok(result);
     }
     dims.iter().try_fold(x.clone(), |x, &dim| one(&x, dim, forward, label))
 }
@@ -595,5 +616,29 @@ impl Transform<'_> {
         };
         let operator = built_in!("thalweg::roots_of_unity")?;
         Ok(operator.call_loop(&[], &arguments, Some(self.device), self.label)?.swap_remove(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without a library, a transform is composed of products, twiddle factors and chirps.
+    #[test]
+    fn products_transform_like_the_library() -> Result<()> {
+        let device = Device::sim(0)?;
+        let label = Label::here("fft");
+        for size in [2, 5, 64, 65, 67, 96, 130, 134] {
+            let numbers: Vec<f64> =
+                (0..4 * size).map(|at| ((at * 37 + 11) % 101) as f64 / 50.0 - 1.0).collect();
+            let x = Tensor::from_slice(&numbers, &[2, size, 2], &device)?.view_as_complex()?;
+            for forward in [false, true] {
+                let composed = one(&x, 1, forward, label)?;
+                let called = fft_library::complex(&x, &[1], forward, label)?.expect("the simulator has it");
+                let worst = composed.sub(&called)?.abs()?.amax(&[], false)?.item::<f64>()?;
+                assert!(worst < 1e-11, "{size} numbers differ by {worst}");
+            }
+        }
+        Ok(())
     }
 }

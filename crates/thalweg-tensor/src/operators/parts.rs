@@ -87,13 +87,21 @@ pub(super) static OPERATORS: &[OpDef] = &[
     OpDef {
         autocast: Autocast::Lower,
         ..OpDef::part(
-            "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
+            "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, bool is_causal, float scale, int backends, float dropout) -> (Tensor, Tensor)",
             Differentiable(fused_attention::forward, &fused_attention::GRADIENT),
         )
     },
     OpDef::part(
-        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends) -> (Tensor, Tensor, Tensor)",
+        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends, float dropout) -> (Tensor, Tensor, Tensor)",
         Kernel(fused_attention::backward),
+    ),
+    OpDef::part(
+        "thalweg::fused_attention_backward_mask(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends, float dropout) -> Tensor",
+        Kernel(fused_attention::backward_of_mask),
+    ),
+    OpDef::part(
+        "thalweg::attention_kept_weights(Tensor state, int[] size, float dropout) -> Tensor",
+        Kernel(fused_attention::kept_weights),
     ),
     OpDef {
         autocast: Autocast::Lower,

@@ -265,7 +265,7 @@ fn check_positive(name: &str, parameter: &str, number: f64) -> Result<()> {
     Err(Error::invalid(format!("{name} expects {parameter} > 0.0, but found {parameter}={number}")))
 }
 
-fn check_probability(p: f64) -> Result<()> {
+pub(super) fn check_probability(p: f64) -> Result<()> {
     if (0.0..=1.0).contains(&p) {
         return Ok(());
     }

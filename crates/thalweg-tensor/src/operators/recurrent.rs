@@ -11,6 +11,7 @@ use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call};
 use crate::loops::{LoopArguments, run_into, signature};
+use crate::recurrent::library;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -28,6 +29,11 @@ operators! {
             let ([hidden], gates) = step(call, &GRU_STEP, 3)?;
             Ok(Tensors::from_iter([hidden, gates]))
         }, &GRU), autocast: Lower;
+    /// Returns the output of a recurrent network, its last states and what its gradient reads, from the input, all weights in the
+    /// library's layout and the first states. The mode is 0 for the rectified linear unit, 1 for tanh, 2 for long short-term
+    /// memory, 3 for a gated recurrent unit. `keeps` says whether there will be a gradient.
+    "thalweg::recurrent(Tensor input, Tensor weights, Tensor hidden, Tensor? cell, int mode, int hidden_size, int proj_size, int num_layers, bool bidirectional, bool has_biases, int[] lengths, bool keeps) -> (Tensor output, Tensor last_hidden, Tensor last_cell, Tensor reserve)"
+        = Differentiable(library::forward, &library::GRADIENT);
 }
 
 /// The tensors of a launch.

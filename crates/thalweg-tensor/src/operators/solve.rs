@@ -9,7 +9,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::decompose::{signs, solve_cholesky, solve_triangular, swapped, turned, unpacked};
-use super::{call_all, complex_matrices, operators, single};
+use super::{call_all, complex_matrices, complex_spectra, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -48,7 +48,7 @@ operators! {
             let [a, b, batch] = Stack::together(&a, &b, name)?;
             let solution = solve_triangular(&a.matrices, &b.matrices, [upper, !left, unit])?;
             batch.give(&if left { solution } else { turned(&solution)? }).map(single)
-        });
+        }), complex: Parts(complex_spectra::triangular);
     /// Returns the solutions of equations with triangular matrices A, and a copy of A.
     "triangular_solve(Tensor self, Tensor A, bool upper=True, bool transpose=False, bool unitriangular=False) -> (Tensor solution, Tensor cloned_coefficient)"
         = Composite(|call| {
@@ -177,7 +177,7 @@ operators! {
         });
     /// Returns the eigenvalues of symmetric matrices, in ascending order, and the eigenvectors as columns. One triangle is read.
     "linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)"
-        fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), autocast: Parts;
+        fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh")), autocast: Parts, complex: Parts(|call| complex_spectra::eigen(call.tensor(0), check_triangle(call.str(1))?));
     /// Returns the eigenvalues of symmetric matrices, in ascending order. One triangle is read.
     "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor"
         fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first)), autocast: Parts, complex: Parts(|call| complex_matrices::eigenvalues(call.tensor(0), check_triangle(call.str(1))?).map(single));
@@ -186,7 +186,7 @@ operators! {
         fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
             let [u, s, v] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
             Ok(Tensors::from_iter([u, s, turned(&v)?]))
-        }), autocast: Parts;
+        }), autocast: Parts, complex: Parts(complex_spectra::svd);
     /// Returns singular values in descending order.
     "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor"
         fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single)), autocast: Parts, complex: Parts(|call| complex_matrices::singular_values(call.tensor(0)).map(single));
@@ -199,7 +199,13 @@ operators! {
             }
             let zeros = |x: &Tensor| Tensor::zeros(x.shape(), x.dtype(), x.device());
             Ok(Tensors::from_iter([zeros(&u)?, s, zeros(&v)?]))
-        }), autocast: Parts;
+        }), autocast: Parts, complex: Parts(|call| {
+            let [u, s, v] = complex_spectra::singular("linalg.svd", call.tensor(0), !call.bool(1))?;
+            if call.bool(2) {
+                return Ok(Tensors::from_iter([u, s, v]));
+            }
+            Ok(Tensors::from_iter([u.zeros_like()?, s, v.zeros_like()?]))
+        });
 }
 
 /// Returns the first of several results.

@@ -6,8 +6,8 @@ use super::{
     advanced_index, alias, assemble, attention, calculus, compare, complex, complex_functions, counting,
     create, ctc, decompose, distance, eigenvalues, einsum, fft, grid, indefinite, index, join, least_squares,
     linalg, loss, margin, matrix, matrix_norm, norm, norm_backward, padding, parts, pointwise, pool,
-    quantized, random, recurrent, reduce, resample, scan, segment, sliding, solve, sort, special, split,
-    statistics, stft, unpool, view, view_copy, window,
+    quantized, random, recurrent, recurrent_networks, reduce, resample, scan, segment, sliding, solve, sort,
+    special, split, statistics, stft, unpool, view, view_copy, window,
 };
 use crate::dispatch::{Entries, OpDef, OperatorTable};
 
@@ -62,6 +62,7 @@ static FAMILIES: &[&[OpDef]] = &[
     padding::OPERATORS,
     random::OPERATORS,
     recurrent::OPERATORS,
+    recurrent_networks::OPERATORS,
     parts::OPERATORS,
 ];
 

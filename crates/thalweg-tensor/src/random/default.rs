@@ -1,8 +1,9 @@
 //! Each device's default generator, from which operators draw if the call passes no generator.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Result};
 
 use super::DeviceGenerator;
@@ -45,7 +46,7 @@ pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
         return Ok(generator);
     }
     let generator = Arc::new(DeviceGenerator::new(SEED, device)?);
-    let mut list = GENERATORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut list = GENERATORS.lock();
     // Another thread may have inserted one first.
     if let Some(generator) = find(&list, device) {
         return Ok(generator);
@@ -56,7 +57,7 @@ pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
 
 /// Returns the generator of [`default_generator`], if it was requested before.
 pub(crate) fn made_generator(device: &Device) -> Option<Arc<DeviceGenerator>> {
-    find(&GENERATORS.lock().unwrap_or_else(PoisonError::into_inner), device)
+    find(&GENERATORS.lock(), device)
 }
 
 fn find(list: &[(u64, Arc<DeviceGenerator>)], device: &Device) -> Option<Arc<DeviceGenerator>> {

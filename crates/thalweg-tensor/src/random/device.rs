@@ -9,10 +9,11 @@
 //! writes the state before every replay.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, bf16, element_count, f16};
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::graph::Upkeep;
 use thalweg_runtime::{Device, Error, Label, Result, STREAMS_PER_PRIORITY, Stream};
 
@@ -68,10 +69,6 @@ struct Order {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Order> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Orders a stream that is not capturing after the last draw.
     fn follow(&self, order: &mut Order, stream: &Stream) -> Result<()> {
         if order.last != *stream {
@@ -115,11 +112,11 @@ struct CapturedDraws(Arc<Shared>);
 
 impl Upkeep for CapturedDraws {
     fn captured(&self) {
-        self.0.lock().forget_ended();
+        self.0.order.lock().forget_ended();
     }
 
     fn before_replay(&self, stream: &Stream) -> Result<()> {
-        self.0.follow(&mut self.0.lock(), stream)
+        self.0.follow(&mut self.0.order.lock(), stream)
     }
 
     fn after_replay(&self, _stream: &Stream) {}
@@ -341,6 +338,28 @@ impl DeviceGenerator {
         Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
 
+    /// Reserves words of every subsequence for a kernel that draws them itself: returns the state from which it draws, a tensor of
+    /// seed and offset of its own, and advances the offset by these words, a multiple of four.
+    pub(crate) fn reserve(&self, words: u64, label: Label) -> Result<Tensor> {
+        let _order = self.ordered()?;
+        no_grad(|| {
+            let state = self.0.state.copied(label.location)?;
+            self.advance(&self.0.state.select(0, 1)?, words, label)?;
+            Ok(state)
+        })
+    }
+
+    /// Adds the words that a draw has used to the offset.
+    fn advance(&self, offset: &Tensor, words: u64, label: Label) -> Result<()> {
+        let advance = LoopArguments {
+            scalars: SmallVec::from_slice(&[Scalar::I64(words as i64)]),
+            ..LoopArguments::default()
+        };
+        let label = Label { operator: "advance_generator", ..label };
+        let results = std::slice::from_ref(offset);
+        no_grad(|| run_into(&thalweg_ops::table::add_scalar, &[offset], &advance, results, label))
+    }
+
     /// Draws for `count` elements, and then advances the offset.
     fn call(
         &self,
@@ -364,20 +383,7 @@ impl DeviceGenerator {
         };
         let tensors: SmallVec<[&Tensor; 3]> = input.into_iter().chain([&seed, &offset]).collect();
         let results = operator.call_loop(&tensors, &arguments, None, label)?;
-        let advance = LoopArguments {
-            scalars: SmallVec::from_slice(&[Scalar::I64((numbers.draws * self.words(count)) as i64)]),
-            ..LoopArguments::default()
-        };
-        let label = Label { operator: "advance_generator", ..label };
-        no_grad(|| {
-            run_into(
-                &thalweg_ops::table::add_scalar,
-                &[&offset],
-                &advance,
-                std::slice::from_ref(&offset),
-                label,
-            )
-        })?;
+        self.advance(&offset, (numbers.draws * self.words(count)) as u64, label)?;
         Ok(results)
     }
 
@@ -399,7 +405,7 @@ impl DeviceGenerator {
     fn ordered(&self) -> Result<MutexGuard<'_, Order>> {
         let Self(shared) = self;
         let current = self.device().current_stream();
-        let mut order = shared.lock();
+        let mut order = shared.order.lock();
         match current.capture_id()? {
             None => shared.follow(&mut order, &current)?,
             Some(capture) => {

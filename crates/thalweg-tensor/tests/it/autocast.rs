@@ -129,7 +129,7 @@ fn a_network_learns_in_bf16() {
 struct Square {
     x: Tensor,
     region: ForwardRegion,
-    seen: std::sync::Arc<std::sync::Mutex<Vec<DType>>>,
+    seen: std::sync::Arc<thalweg_lock::Mutex<Vec<DType>>>,
 }
 
 impl Backward for Square {
@@ -142,7 +142,7 @@ impl Backward for Square {
         custom_bwd(self.region, || {
             let transposed = self.x.transpose(0, 1)?;
             let product = gradient.matmul(&transposed)?;
-            self.seen.lock().unwrap().push(product.dtype());
+            self.seen.lock().push(product.dtype());
             let sum = product.add(&transposed.matmul(gradient)?)?;
             Ok(Gradients::from_elem(Some(sum.to_dtype(DType::F32)?), 1))
         })
@@ -152,11 +152,11 @@ impl Backward for Square {
 #[test]
 fn custom_functions_compute_in_the_region_of_their_forward_pass() {
     let square = |x: &Tensor, cast_inputs: Option<DType>| {
-        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seen = std::sync::Arc::new(thalweg_lock::Mutex::new(Vec::new()));
         let ((result, x_read), region) = custom_fwd(cast_inputs, &[x], |inputs| {
             let read = inputs[0].detach();
             let result = read.matmul(&read)?;
-            seen.lock().unwrap().extend([read.dtype(), result.dtype()]);
+            seen.lock().extend([read.dtype(), result.dtype()]);
             Ok((result, read))
         })?;
         let function = Square { x: x_read, region, seen: seen.clone() };
@@ -169,7 +169,7 @@ fn custom_functions_compute_in_the_region_of_their_forward_pass() {
         let call = || square(&x, cast_inputs);
         let (sum, seen) = if is_cast { autocast(DType::Bf16, call) } else { call() }.unwrap();
         sum.backward().unwrap();
-        (values(&x.grad().unwrap()), seen.lock().unwrap().clone())
+        (values(&x.grad().unwrap()), seen.lock().clone())
     };
     let (f32, bf16, f16) = (DType::F32, DType::Bf16, DType::F16);
     let (exact, seen) = run(false, None);

@@ -226,18 +226,18 @@ fn an_input_that_was_written_is_refused() {
 #[test]
 fn the_first_numbers_of_a_device_are_drawn_again() {
     let device = own_device();
-    let masks = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let masks = Arc::new(thalweg_lock::Mutex::new(Vec::new()));
     let list = masks.clone();
     let x = Tensor::ones(&[64], DType::F32, &device).unwrap().requires_grad_().unwrap();
     let dropped = move |inputs: &[Tensor]| -> Result<Tensor> {
         let kept = default_generator(inputs[0].device())?.bernoulli(&[64], 0.5, DType::F32)?;
-        list.lock().unwrap().push(values(&kept));
+        list.lock().push(values(&kept));
         inputs[0].mul(&kept)?.square()
     };
     let y = checkpoint(dropped, &[x]).unwrap();
     let state = default_generator(&device).unwrap().state().unwrap();
     y.sum(&[], false).unwrap().backward().unwrap();
-    let masks = masks.lock().unwrap();
+    let masks = masks.lock();
     assert!(masks.len() == 2 && masks[0] == masks[1] && masks[0].contains(&0.0));
     assert_eq!(default_generator(&device).unwrap().state().unwrap(), state);
 }

@@ -11,7 +11,7 @@ use thalweg_tensor::deterministic::{
 use crate::support::device;
 
 /// Held by a test that sets whether operators must repeat their bits, which is per process.
-pub static DETERMINISTIC: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub static DETERMINISTIC: thalweg_lock::Mutex<()> = thalweg_lock::Mutex::new(());
 
 #[test]
 fn memory_is_filled_and_operators_without_a_deterministic_form_are_refused() {

@@ -1,8 +1,7 @@
 //! New tensors without an explicit generator, copies, memory formats, truth values, and iteration.
 
-use std::sync::{Mutex, PoisonError};
-
 use thalweg_ir::{DType, HostElement};
+use thalweg_lock::Mutex;
 use thalweg_runtime::Label;
 use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::random::default_generator;
@@ -15,7 +14,7 @@ static DRAWING: Mutex<()> = Mutex::new(());
 
 #[test]
 fn random_tensors_are_drawn_from_the_default_generator() {
-    let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _drawing = DRAWING.lock();
     let device = device();
     let draw = || {
         default_generator(&device).unwrap().manual_seed(11).unwrap();
@@ -148,7 +147,7 @@ fn iterators_give_tensors_and_tensors_give_places() {
 
 #[test]
 fn tensors_like_another_lie_in_its_order_or_in_the_format_that_is_asked_for() {
-    let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _drawing = DRAWING.lock();
     let device = device();
     let images = Tensor::rand(&[2, 3, 4, 5], DType::F32, &device).unwrap();
     let last = images.contiguous_in(MemoryFormat::ChannelsLast).unwrap();

@@ -1,8 +1,9 @@
 //! Gradients that are added to the existing gradient of a leaf: in place, and by the kernel that multiplies.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use thalweg_ir::DType;
+use thalweg_lock::Mutex;
 use thalweg_nn::functional::{gelu_mlp, linear};
 use thalweg_runtime::{CaptureOptions, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
@@ -128,11 +129,11 @@ fn hooks_see_the_gradient_of_their_pass() {
         hook(&weight, seen.clone());
         assert_eq!(products(|| pass(&weight, 3)), 1, "a hook sees a gradient of its own");
         assert_close(&values(&weight.grad().unwrap()), &expected(&[2, 3]), 1e-5);
-        seen.lock().unwrap().clone()
+        seen.lock().clone()
     };
     let arriving = hooked(&|weight, seen| {
         let hook = move |gradient: &Tensor| {
-            *seen.lock().unwrap() = values(gradient);
+            *seen.lock() = values(gradient);
             Ok(None)
         };
         _ = weight.register_hook(hook).unwrap();
@@ -140,7 +141,7 @@ fn hooks_see_the_gradient_of_their_pass() {
     assert_close(&arriving, &expected(&[3]), 1e-5);
     let accumulated = hooked(&|weight, seen| {
         let hook = move |weight: &Tensor| {
-            *seen.lock().unwrap() = values(&weight.grad().unwrap());
+            *seen.lock() = values(&weight.grad().unwrap());
             Ok(())
         };
         _ = weight.register_post_accumulate_grad_hook(hook).unwrap();
@@ -338,14 +339,14 @@ fn what_looks_at_the_gradient_of_a_cast_finds_16_bits() {
             let [weight, _] = of_layer(dtype, |result, gradient| {
                 let seen = seen.clone();
                 let hook = move |inputs: &[Option<Tensor>], _: &[Option<Tensor>]| {
-                    seen.lock().unwrap().extend(inputs.iter().flatten().map(Tensor::dtype));
+                    seen.lock().extend(inputs.iter().flatten().map(Tensor::dtype));
                     Ok(None)
                 };
                 let _hook = result.grad_fn().unwrap().register_hook(hook);
                 result.backward_with(gradient)
             });
             rounded(&weight, dtype, "a hook");
-            assert_eq!(*seen.lock().unwrap(), [dtype; 4]);
+            assert_eq!(*seen.lock(), [dtype; 4]);
             // Anomaly mode.
             let [weight, _] =
                 of_layer(dtype, |result, gradient| detect_anomaly(|| result.backward_with(gradient)));
@@ -378,7 +379,7 @@ fn a_weight_of_several_layers_sums_their_products() {
         let of_hook = last.clone();
         let hook = move |gradient: &Tensor| {
             if !gradient.device().current_stream().is_capturing()? {
-                *of_hook.lock().unwrap() = values(gradient);
+                *of_hook.lock() = values(gradient);
             }
             Ok(None)
         };
@@ -389,7 +390,7 @@ fn a_weight_of_several_layers_sums_their_products() {
         let (_, expected) = run(&leaf(&[32, 32], 1, DType::F64));
         assert_close(&found, &expected, 1e-5);
         assert_close(&of_apart, &expected, 1e-5);
-        assert_eq!((&of_seen, &*last.lock().unwrap()), (&found, &found));
+        assert_eq!((&of_seen, &*last.lock()), (&found, &found));
         if device().is_simulated() {
             assert_eq!((more - commands, as_many), (2, commands), "two products are added to the first");
         }

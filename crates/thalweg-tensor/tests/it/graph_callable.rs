@@ -377,10 +377,10 @@ fn what_cannot_be_graphed_is_refused_and_leaves_all_usable() {
     let switch = Switch { is_training: Arc::new(AtomicBool::new(true)), buffer };
     let error = make(Box::new(switch), vec![x()]).unwrap_err();
     assert!(error.to_string().contains("buffer"), "{error}");
-    let kept = std::sync::Mutex::new(None);
+    let kept = thalweg_lock::Mutex::new(None);
     let keeps = function("keeps", Vec::new(), move |inputs| {
         let result = inputs[0].mul_scalar(2.0)?;
-        *kept.lock().unwrap() = Some(result.clone());
+        *kept.lock() = Some(result.clone());
         Ok(vec![result])
     });
     let error = make(keeps, vec![x()]).unwrap_err();

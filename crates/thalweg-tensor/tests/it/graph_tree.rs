@@ -1,8 +1,7 @@
 //! Graph trees: the results are the eager ones for any order of the calls, and for any tensors that are held or moved.
 
-use std::sync::Mutex;
-
 use thalweg_ir::DType;
+use thalweg_lock::Mutex;
 use thalweg_nn::functional::dropout;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
@@ -364,7 +363,7 @@ fn what_cannot_be_a_graph_runs_eagerly_for_good() {
         let keeps = tree
             .register("keeps", FunctionOptions::default(), move |inputs| {
                 let between = inputs[0].mul_scalar(2.0)?;
-                kept.lock().unwrap().push(between.clone());
+                kept.lock().push(between.clone());
                 Ok(vec![between.add_scalar(1.0)?])
             })
             .unwrap();

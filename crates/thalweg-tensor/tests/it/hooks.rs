@@ -1,10 +1,11 @@
 //! Hooks of backward passes: their order, the results that they may return, streams, and tensors that are saved by hooks. The
 //! expectations are PyTorch 2.11's.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use thalweg_ir::DType;
+use thalweg_lock::Mutex;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_sanitizer::FindingKind;
@@ -38,7 +39,7 @@ fn hooks_run_in_pytorchs_order() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let note = |name: &'static str| {
         let log = log.clone();
-        move |number: f64| log.lock().unwrap().push((name, number))
+        move |number: f64| log.lock().push((name, number))
     };
     let x = leaf(&[1.0]);
     let y = x.mul_scalar(2.0).unwrap();
@@ -89,7 +90,7 @@ fn hooks_run_in_pytorchs_order() {
         ("leaf", 30.0),
         ("accumulated", 30.0),
     ];
-    assert_eq!(*log.lock().unwrap(), expected);
+    assert_eq!(*log.lock(), expected);
     assert_eq!(values(&y.grad().unwrap()), [15.0]);
 }
 
@@ -100,7 +101,7 @@ fn a_hook_sees_the_sum_of_what_arrives_and_can_be_removed() {
     let list = seen.clone();
     let handle = x
         .register_hook(move |gradient| {
-            list.lock().unwrap().push(values(gradient));
+            list.lock().push(values(gradient));
             gradient.mul_scalar(10.0).map(Some)
         })
         .unwrap();
@@ -111,7 +112,7 @@ fn a_hook_sees_the_sum_of_what_arrives_and_can_be_removed() {
     };
     assert_eq!(run(), [50.0, 70.0]);
     assert_eq!(run(), [50.0, 70.0]);
-    assert_eq!(*seen.lock().unwrap(), [[5.0, 7.0], [5.0, 7.0]]);
+    assert_eq!(*seen.lock(), [[5.0, 7.0], [5.0, 7.0]]);
     handle.clone().remove();
     handle.remove();
     assert_eq!(run(), [5.0, 7.0]);
@@ -204,7 +205,7 @@ fn a_retained_gradient_adds_up_and_follows_writes_in_place() {
     let early = Arc::new(Mutex::new(Vec::new()));
     let list = early.clone();
     y.register_hook(move |gradient| {
-        list.lock().unwrap().extend(values(gradient));
+        list.lock().extend(values(gradient));
         Ok(None)
     })
     .unwrap();
@@ -213,7 +214,7 @@ fn a_retained_gradient_adds_up_and_follows_writes_in_place() {
     assert!(y.retains_grad());
     sum(&y.mul_scalar(3.0).unwrap()).backward().unwrap();
     assert_eq!(values(&y.grad().unwrap()), [3.0, 3.0], "of the value that was written");
-    assert_eq!(*early.lock().unwrap(), [15.0, 15.0], "of the value before");
+    assert_eq!(*early.lock(), [15.0, 15.0], "of the value before");
 }
 
 #[test]
@@ -387,7 +388,7 @@ fn the_innermost_hooks_pack_and_none_within_them() {
     let hook = |name: &'static str| {
         let log = log.clone();
         move |tensor: &Tensor| {
-            log.lock().unwrap().push(name);
+            log.lock().push(name);
             // This would be saved, if hooks saved tensors.
             leaf(&[1.0]).square()?;
             Ok(tensor.clone())
@@ -401,7 +402,7 @@ fn the_innermost_hooks_pack_and_none_within_them() {
     })
     .unwrap();
     y.square().unwrap().backward().unwrap();
-    assert_eq!(*log.lock().unwrap(), ["inner", "outer"]);
+    assert_eq!(*log.lock(), ["inner", "outer"]);
     assert_eq!(values(&x.grad().unwrap()), [8.0 * 128.0]);
 }
 

@@ -20,6 +20,7 @@ mod deterministic;
 mod dispatch;
 mod display;
 mod drawn_layouts;
+mod dropped_attention;
 mod ergonomics;
 mod errors;
 mod external;

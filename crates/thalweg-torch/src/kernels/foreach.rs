@@ -1,7 +1,7 @@
 //! In-place kernels over a list of tensors ([`thalweg_ir::foreach`]).
 
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -10,6 +10,7 @@ use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachKernel};
 use thalweg_ir::host::{Cells, HostProgram, Source};
 use thalweg_kernels::foreach::launches;
+use thalweg_lock::Mutex;
 use thalweg_ops::optimizer::StepForm;
 
 use super::work::{NativeLaunches, Place, cells, slice};
@@ -40,7 +41,7 @@ impl<K> Default for Loops<K> {
 impl<K: Hash + Eq> Loops<K> {
     /// Returns the kernel of a key, and makes it if it does not exist.
     pub(super) fn get(&self, key: K, make: impl FnOnce() -> ForeachKernel) -> Arc<Loop> {
-        let mut loops = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loops = self.0.lock();
         let make = || Arc::new(Loop { kernel: Arc::new(make()), program: OnceLock::new() });
         Arc::clone(loops.entry(key).or_insert_with(make))
     }

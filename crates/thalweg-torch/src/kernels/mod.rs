@@ -44,10 +44,11 @@ use std::ffi::CStr;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashSet;
+use thalweg_lock::{Mutex, MutexGuard};
 
 pub use speeds::{COLUMNS, Form, SPEEDS, Speed};
 
@@ -265,11 +266,11 @@ impl Kernels {
     }
 
     fn registered(&self) -> MutexGuard<'_, Vec<(Operator, Registration)>> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registered.lock()
     }
 
     fn loaded(&self) -> MutexGuard<'_, FxHashSet<(i32, String)>> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.loaded.lock()
     }
 
     /// Returns whether calls of this class are taken.

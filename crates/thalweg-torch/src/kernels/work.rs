@@ -3,7 +3,7 @@
 //! This module and its parent use each other: [`Kernels`] caches the plans and kernels that are made here, and finds those of a
 //! launch.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -11,6 +11,7 @@ use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
 use thalweg_ir::{DType, Kernel, bf16, f16};
 use thalweg_kernels::NativeKernel;
+use thalweg_lock::Mutex;
 use thalweg_ops::LaunchPlan;
 use thalweg_ops::lower::{LoopLaunch, LowerError};
 use thalweg_runtime::{Device, LaunchKey, PreparedLaunch};
@@ -117,7 +118,7 @@ impl Work<'_> {
     /// As [`run`](Self::run), and the addresses are the host's.
     unsafe fn run_on_host(&self, programs: &Programs) -> Result<()> {
         let key = self.key();
-        let mut programs = programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut programs = programs.lock();
         let entry = match programs.get(&key) {
             Some(entry) => entry.clone(),
             None => {

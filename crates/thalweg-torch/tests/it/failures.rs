@@ -1,9 +1,9 @@
 //! Memory that runs out, callers that are wrong, and panics: each is a status with a message, and the next call works.
 
 use std::ffi::c_void;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use thalweg_lock::Mutex;
 use thalweg_torch::interface::*;
 use thalweg_torch::{Allocator, Source, Status};
 
@@ -50,7 +50,7 @@ fn cached_memory_goes_back_before_a_request_fails() {
 fn observers_are_told_when_memory_runs_out() {
     unsafe extern "C" fn told(user: *mut c_void, device: i32, size: u64, allowed: u64, free: u64) {
         // SAFETY: it is the list below.
-        unsafe { &*user.cast::<Mutex<Vec<_>>>() }.lock().unwrap().push((device, size, allowed, free));
+        unsafe { &*user.cast::<Mutex<Vec<_>>>() }.lock().push((device, size, allowed, free));
     }
     unsafe extern "C" fn asked(user: *mut c_void) -> u8 {
         // SAFETY: it is the number below.
@@ -69,7 +69,7 @@ fn observers_are_told_when_memory_runs_out() {
     }
     let stream = torch.default_stream(0);
     assert!(torch.empty(100 * MIB, &stream).is_err());
-    assert_eq!(*failures.lock().unwrap(), [(0, 104 * MIB, 64 * MIB, 64 * MIB)]);
+    assert_eq!(*failures.lock(), [(0, 104 * MIB, 64 * MIB, 64 * MIB)]);
     assert!(requests.load(Ordering::Relaxed) > 0);
     drop((stream, torch));
 }
@@ -79,7 +79,7 @@ fn observers_are_told_when_memory_runs_out() {
 fn observers_are_told_when_a_request_is_refused_at_once() {
     unsafe extern "C" fn told(user: *mut c_void, _: i32, size: u64, allowed: u64, _: u64) {
         // SAFETY: it is the list below.
-        unsafe { &*user.cast::<Mutex<Vec<_>>>() }.lock().unwrap().push((size, allowed));
+        unsafe { &*user.cast::<Mutex<Vec<_>>>() }.lock().push((size, allowed));
     }
     let rejections: Mutex<Vec<(u64, u64)>> = Mutex::default();
     let torch = Torch::new(&sim(1), "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
@@ -88,7 +88,7 @@ fn observers_are_told_when_a_request_is_refused_at_once() {
     answer(unsafe { thalweg_observe_rejections(torch.raw(), told, user) }, ()).unwrap();
     let stream = torch.default_stream(0);
     assert_eq!(torch.empty(40 * MIB, &stream).err().unwrap().0, Status::OutOfMemory);
-    assert_eq!(*rejections.lock().unwrap(), [(40 * MIB, 32 * MIB)]);
+    assert_eq!(*rejections.lock(), [(40 * MIB, 32 * MIB)]);
     assert_eq!(torch.statistics(0).num_oom_rejections, 1);
     drop((stream, torch));
 }

@@ -1,10 +1,11 @@
 //! [`Torch`]: a caller that makes PyTorch's calls in PyTorch's order, through the exported functions alone.
 
 use std::ffi::{CStr, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use thalweg_driver::{CaptureMode, DevicePointer, FillPattern, GraphExecHandle, GraphHandle, Label};
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_torch::interface::*;
@@ -186,7 +187,7 @@ impl Torch {
         };
         // SAFETY: the allocator is open, and the functions accept their arguments.
         let status = unsafe { thalweg_visit_snapshot(self.raw(), pool.0, pool.1, 1, &raw const visitor) };
-        answer(status, collected.into_inner().unwrap()).unwrap()
+        answer(status, collected.into_inner()).unwrap()
     }
 
     /// Returns what a function writes.
@@ -252,9 +253,9 @@ pub struct Collected {
 // SAFETY: the pointers in events are not followed.
 unsafe impl Send for Collected {}
 
-fn collected<'a>(user: *mut c_void) -> std::sync::MutexGuard<'a, Collected> {
+fn collected<'a>(user: *mut c_void) -> thalweg_lock::MutexGuard<'a, Collected> {
     // SAFETY: it is the collection of `Torch::snapshot`, which is there during the visit.
-    unsafe { &*user.cast::<Mutex<Collected>>() }.lock().unwrap()
+    unsafe { &*user.cast::<Mutex<Collected>>() }.lock()
 }
 
 unsafe extern "C" fn on_segment(user: *mut c_void, segment: *const SegmentC) {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
-use std::sync::Mutex;
 
+use thalweg_lock::Mutex;
 use thalweg_snapshot::Snapshot;
 use thalweg_torch::Status;
 use thalweg_torch::interface::*;
@@ -119,7 +119,7 @@ fn observers_see_each_event_of_every_device() {
     unsafe extern "C" fn told(user: *mut c_void, event: *const EventC) {
         // SAFETY: it is the list below, and the event is there during the call.
         let (list, event) = unsafe { (&*user.cast::<Mutex<Vec<_>>>(), *event) };
-        list.lock().unwrap().push((event.device, event.action, event.stream));
+        list.lock().push((event.device, event.action, event.stream));
     }
     let events: Mutex<Vec<(i32, u8, u64)>> = Mutex::default();
     let torch = Torch::new(&sim(2), "");
@@ -130,7 +130,7 @@ fn observers_see_each_event_of_every_device() {
     drop(torch.empty(100, &first).unwrap());
     let second = torch.stream(1);
     drop(torch.empty(100, &second).unwrap());
-    let seen = events.lock().unwrap().clone();
+    let seen = events.lock().clone();
     for (device, stream) in [(0, cuda_stream(&first)), (1, cuda_stream(&second))] {
         for action in [ALLOC, FREE_REQUESTED, FREE_COMPLETED] {
             assert!(seen.contains(&(device, action, stream)), "{device} {action} in {seen:?}");
@@ -208,7 +208,7 @@ struct Numbers(Mutex<(BTreeSet<u32>, usize)>);
 
 unsafe extern "C" fn take(user: *mut c_void, stack: u32) -> u8 {
     // SAFETY: it is the list below.
-    let mut numbers = unsafe { &*user.cast::<Numbers>() }.0.lock().unwrap();
+    let mut numbers = unsafe { &*user.cast::<Numbers>() }.0.lock();
     assert!(numbers.0.insert(stack), "the number is new");
     numbers.1 += 1;
     1
@@ -216,7 +216,7 @@ unsafe extern "C" fn take(user: *mut c_void, stack: u32) -> u8 {
 
 unsafe extern "C" fn forget(user: *mut c_void, stack: u32) {
     // SAFETY: it is the list below.
-    let mut numbers = unsafe { &*user.cast::<Numbers>() }.0.lock().unwrap();
+    let mut numbers = unsafe { &*user.cast::<Numbers>() }.0.lock();
     assert!(numbers.0.remove(&stack), "it was given");
 }
 
@@ -244,7 +244,7 @@ fn a_recorder_keeps_the_stacks_that_are_referred_to() {
         drop(torch.empty(100, &stream).unwrap());
     }
     let (still_there, taken) = {
-        let numbers = numbers.0.lock().unwrap();
+        let numbers = numbers.0.lock();
         (numbers.0.clone(), numbers.1)
     };
     assert!(taken > 80_000 && still_there.len() < 50_000, "{taken} and {}", still_there.len());
@@ -255,6 +255,6 @@ fn a_recorder_keeps_the_stacks_that_are_referred_to() {
     assert!(newest.rev().take(100).all(|event| still_there.contains(&event.stack)));
     // Recording ends: nothing refers to anything.
     record(&torch, 0, 0);
-    assert!(numbers.0.lock().unwrap().0.is_empty());
+    assert!(numbers.0.lock().0.is_empty());
     drop(kept);
 }

@@ -4,11 +4,11 @@
 use std::io::IsTerminal as _;
 use std::ops::Range;
 use std::process::ExitCode;
-use std::sync::Mutex;
 
 use thalweg::distributed::{GroupOptions, ProcessGroup, ReduceOp, Rendezvous, simulated_devices};
 use thalweg::progress::Progress;
 use thalweg::{Device, Result, Tensor};
+use thalweg_lock::Mutex;
 
 const SIMULATED_RANKS: u32 = 4;
 
@@ -36,7 +36,7 @@ impl Bars {
 
     /// Moves a rank's bar by one step.
     pub fn advance(&self, rank: usize) {
-        let mut done = self.done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut done = self.done.lock();
         done[rank] += 1;
         if !std::io::stderr().is_terminal() {
             return;

@@ -12,9 +12,10 @@ pub(super) mod algorithm;
 pub(super) mod epilogue;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, RwLock};
 
 use self::epilogue::{ActivationKey, EPILOGUE_BIAS, epilogue_text};
 use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
@@ -287,7 +288,7 @@ struct MatmulPlan {
     algorithm: Algorithm,
 }
 
-/// The number of plans at which all are dropped.
+/// The number of plans at which the cache is emptied.
 const PLANS: usize = 4096;
 
 /// The library, with its handles and plans.
@@ -415,11 +416,11 @@ impl BlasLt {
         epilogue: &MatmulEpilogue,
         detail: impl Fn() -> String,
     ) -> Result<Arc<MatmulPlan>> {
-        if let Some(plan) = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        if let Some(plan) = self.plans.read().get(&key) {
             return Ok(Arc::clone(plan));
         }
         let plan = Arc::new(self.make_plan(&key, epilogue).map_err(|error| error.with_detail(&detail()))?);
-        let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = self.plans.write();
         if plans.len() >= PLANS {
             plans.clear();
         }
@@ -579,7 +580,7 @@ impl BlasLt {
         let output = call.d.address.address();
         // Another thread may queue the same product with another bias.
         let has_addresses = call.epilogue != MatmulEpilogue::default();
-        let _addresses = has_addresses.then(|| plan.epilogue.lock().unwrap_or_else(PoisonError::into_inner));
+        let _addresses = has_addresses.then(|| plan.epilogue.lock());
         self.set_addresses(&plan.problem.descriptor, &call.epilogue)?;
         // SAFETY: plan and stream live for the length of the call; the factors are in the type that the plan states and are
         // read before the call returns. The addresses are used by kernels only, and the contract leaves those to the

@@ -12,7 +12,7 @@ use super::descriptors::{
     ALIGNMENT_BYTES, Api, Descriptor, attribute, id, kind, numerical_notes, of_type, plans_of, pointwise,
 };
 use super::graph::{Format, Pointwise};
-use super::{Cudnn, DeviceState, kept, lock, workspace_of};
+use super::{Cudnn, DeviceState, kept, workspace_of};
 use crate::cuda::sys::RawStream;
 use crate::library::ElementFormat;
 use crate::library::convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
@@ -47,7 +47,7 @@ pub(super) struct ConvolutionRecipe {
 /// The engines that can run a pass, without addresses; the first choice of the library's heuristics is first.
 pub(super) struct ConvolutionPlan {
     engines: Vec<(Descriptor, u64)>,
-    /// The index of the fastest engine, once they were tried.
+    /// The index of the fastest engine, once the engines have been tried.
     fastest: OnceLock<usize>,
 }
 
@@ -284,7 +284,7 @@ impl Cudnn {
     /// Returns the bytes of scratch memory that a convolution needs. The device's context is current.
     pub(in crate::cuda) fn convolution_workspace(&self, device: u32, call: &ConvolutionCall) -> Result<u64> {
         let recipe = Self::convolution_recipe(call)?;
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (_, plan) = self
             .convolution_plan(device, &mut state, &recipe)
             .map_err(|error| error.with_detail(&describe(call)))?;
@@ -303,7 +303,7 @@ impl Cudnn {
     ) -> Result<()> {
         let detail = || format!("{}, for {}", describe(call), label());
         let recipe = Self::convolution_recipe(call)?;
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (handle, plan) = self
             .convolution_plan(device, &mut state, &recipe)
             .map_err(|error| error.with_detail(&detail()))?;

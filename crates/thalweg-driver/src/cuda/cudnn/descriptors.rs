@@ -1,6 +1,6 @@
 //! cuDNN's descriptors: typed attributes of opaque objects, and the library's graphs and plans made from them.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
 use super::graph::{Format, Graph, Operation, Overrides, Pointwise, RANK, Reduction, Tensor, TensorIndex};
@@ -23,6 +23,43 @@ entry_points! {
             (descriptor: usize, attribute: u32, kind: u32, room: i64, count: *mut i64, values: *mut c_void);
         finalize = "cudnnBackendFinalize" @ 0 c"cudnnBackendFinalize" (descriptor: usize);
         execute = "cudnnBackendExecute" @ 0 c"cudnnBackendExecute" (handle: usize, plan: usize, pack: usize);
+        tensor_create = "cudnnCreateTensorDescriptor" @ 0 c"cudnnCreateTensorDescriptor" (descriptor: *mut usize);
+        tensor_destroy = "cudnnDestroyTensorDescriptor" @ 0 c"cudnnDestroyTensorDescriptor" (descriptor: usize);
+        tensor_set = "cudnnSetTensorNdDescriptor" @ 0 c"cudnnSetTensorNdDescriptor"
+            (descriptor: usize, format: u32, rank: c_int, sizes: *const c_int, strides: *const c_int);
+        dropout_create = "cudnnCreateDropoutDescriptor" @ 0 c"cudnnCreateDropoutDescriptor" (descriptor: *mut usize);
+        dropout_destroy = "cudnnDestroyDropoutDescriptor" @ 0 c"cudnnDestroyDropoutDescriptor" (descriptor: usize);
+        dropout_set = "cudnnSetDropoutDescriptor" @ 0 c"cudnnSetDropoutDescriptor"
+            (descriptor: usize, handle: usize, probability: f32, states: *mut c_void, bytes: usize, seed: u64);
+        network_create = "cudnnCreateRNNDescriptor" @ 0 c"cudnnCreateRNNDescriptor" (descriptor: *mut usize);
+        network_destroy = "cudnnDestroyRNNDescriptor" @ 0 c"cudnnDestroyRNNDescriptor" (descriptor: usize);
+        network_set = "cudnnSetRNNDescriptor_v8" @ 0 c"cudnnSetRNNDescriptor_v8"
+            (descriptor: usize, algorithm: u32, mode: u32, biases: u32, directions: u32, input_mode: u32, format: u32,
+             precision: u32, math: u32, inputs: i32, hidden: i32, projected: i32, layers: i32, dropout: usize, flags: u32);
+        rows_create = "cudnnCreateRNNDataDescriptor" @ 0 c"cudnnCreateRNNDataDescriptor" (descriptor: *mut usize);
+        rows_destroy = "cudnnDestroyRNNDataDescriptor" @ 0 c"cudnnDestroyRNNDataDescriptor" (descriptor: usize);
+        rows_set = "cudnnSetRNNDataDescriptor" @ 0 c"cudnnSetRNNDataDescriptor"
+            (descriptor: usize, format: u32, layout: u32, most: c_int, sequences: c_int, features: c_int,
+             lengths: *const c_int, padding: *mut c_void);
+        room = "cudnnGetRNNTempSpaceSizes" @ 0 c"cudnnGetRNNTempSpaceSizes"
+            (handle: usize, network: usize, mode: u32, input: usize, workspace: *mut usize, reserve: *mut usize);
+        weight_bytes = "cudnnGetRNNWeightSpaceSize" @ 0 c"cudnnGetRNNWeightSpaceSize"
+            (handle: usize, network: usize, bytes: *mut usize);
+        weight_part = "cudnnGetRNNWeightParams" @ 0 c"cudnnGetRNNWeightParams"
+            (handle: usize, network: usize, layer: i32, bytes: usize, weights: u64, place: i32, matrix: usize,
+             matrix_at: *mut u64, bias: usize, bias_at: *mut u64);
+        forward = "cudnnRNNForward" @ 0 c"cudnnRNNForward"
+            (handle: usize, network: usize, mode: u32, lengths: u64, input: usize, x: u64, output: usize, y: u64,
+             hidden: usize, hx: u64, hy: u64, cell: usize, cx: u64, cy: u64, weight_bytes: usize, weights: u64,
+             workspace_bytes: usize, workspace: u64, reserve_bytes: usize, reserve: u64);
+        backward = "cudnnRNNBackwardData_v8" @ 0 c"cudnnRNNBackwardData_v8"
+            (handle: usize, network: usize, lengths: u64, output: usize, y: u64, dy: u64, input: usize, dx: u64,
+             hidden: usize, hx: u64, dhy: u64, dhx: u64, cell: usize, cx: u64, dcy: u64, dcx: u64, weight_bytes: usize,
+             weights: u64, workspace_bytes: usize, workspace: u64, reserve_bytes: usize, reserve: u64);
+        backward_weights = "cudnnRNNBackwardWeights_v8" @ 0 c"cudnnRNNBackwardWeights_v8"
+            (handle: usize, network: usize, how: u32, lengths: u64, input: usize, x: u64, hidden: usize, hx: u64,
+             output: usize, y: u64, weight_bytes: usize, weights: u64, workspace_bytes: usize, workspace: u64,
+             reserve_bytes: usize, reserve: u64);
     }
 }
 
@@ -73,7 +110,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 101;
     pub(in crate::cuda) const CONVOLUTION_DILATIONS: u32 = 102;
     pub(in crate::cuda) const CONVOLUTION_STRIDES: u32 = 103;
-    /// After the last element, and before the first.
+    /// The paddings after the last element, and before the first.
     pub(in crate::cuda) const CONVOLUTION_PADDINGS: [u32; 2] = [104, 105];
     pub(in crate::cuda) const CONVOLUTION_AXES: u32 = 106;
     pub(in crate::cuda) const HEURISTIC_MODE: u32 = 200;
@@ -83,8 +120,8 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const PLAN_HANDLE: u32 = 400;
     pub(in crate::cuda) const PLAN_ENGINE_CONFIGURATION: u32 = 401;
     pub(in crate::cuda) const PLAN_WORKSPACE_BYTES: u32 = 402;
-    /// The attributes of a convolution and its two gradients: the factors of result and addend, the convolution, and
-    /// weight, input and output.
+    /// The attributes of a convolution, and of its two gradients: the factors of result and addend, the convolution descriptor,
+    /// the weight, the input and the output.
     pub(in crate::cuda) const OPERATION_CONVOLUTION: [u32; 6] = [700, 701, 702, 703, 704, 705];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: [u32; 6] = [706, 707, 708, 709, 710, 711];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: [u32; 6] = [712, 713, 714, 715, 716, 717];
@@ -110,7 +147,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const OPERATION_MATMUL_B: u32 = 1521;
     pub(in crate::cuda) const OPERATION_MATMUL_OUTPUT: u32 = 1522;
     pub(in crate::cuda) const OPERATION_MATMUL_MODE: u32 = 1523;
-    /// Rows, columns, and the sum's length.
+    /// The overrides of the number of rows, of columns, and of terms of each sum.
     pub(in crate::cuda) const OPERATION_MATMUL_OVERRIDES: [u32; 3] = [1525, 1526, 1527];
     pub(in crate::cuda) const REDUCTION_OPERATOR: u32 = 1600;
     pub(in crate::cuda) const REDUCTION_COMPUTE: u32 = 1601;
@@ -133,7 +170,7 @@ pub(super) const ALIGNMENT_BYTES: i64 = 16;
 
 /// The functions of the library, shared by the descriptors that it made.
 pub(super) struct Api {
-    table: CudnnTable,
+    pub(super) table: CudnnTable,
     /// The version: 91400 for 9.14.0.
     pub(super) version: usize,
     status_name: Option<unsafe extern "C" fn(u32) -> *const c_char>,
@@ -157,7 +194,7 @@ impl Api {
     pub(super) fn load(environment: &SearchEnvironment) -> Result<Arc<Self>> {
         let library = OpenLibrary::open(Library::Cudnn, environment, "cudnnCreate")?;
         let symbol = |name: &CStr| library.symbol(name);
-        // SAFETY: the signatures are those that `cudnn_graph.h` declares for these symbols in version 9; an `OpenLibrary` is
+        // SAFETY: the signatures are those that `cudnn_graph.h`, `cudnn_ops.h` and `cudnn_adv.h` declare for these symbols in version 9; an `OpenLibrary` is
         // never unloaded.
         unsafe {
             let version: Option<unsafe extern "C" fn() -> usize> = function_at(symbol(c"cudnnGetVersion"));
@@ -212,6 +249,15 @@ impl Api {
         let outcome = unsafe { self.table.create(&raw mut handle) };
         self.check(outcome, || format!("device {device}"))?;
         Ok(handle)
+    }
+
+    /// Sets the stream of a handle.
+    ///
+    /// # Safety
+    /// Both are alive and belong to one device, and no other thread uses the handle.
+    pub(super) unsafe fn set_stream(&self, handle: usize, stream: RawStream) -> CallStatus {
+        // SAFETY: the caller's promise.
+        unsafe { self.table.set_stream(handle, stream) }
     }
 
     pub(super) fn descriptor(self: &Arc<Self>, kind: u32) -> Result<Descriptor> {
@@ -281,8 +327,8 @@ impl Descriptor {
     }
 }
 
-/// A builder of the library's descriptors of a graph. A descriptor is kept alive by those that refer to it, so these live
-/// until the plan is made.
+/// A builder of the library's descriptors of a graph. A descriptor must live as long as another descriptor refers to it, so the
+/// builder keeps all of them until the plan is made.
 struct Builder<'a> {
     api: &'a Arc<Api>,
     tensors: Vec<Descriptor>,

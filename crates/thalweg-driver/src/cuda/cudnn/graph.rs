@@ -163,7 +163,7 @@ impl Graph {
         self.push(Tensor { role: Some(role), sizes, strides, format })
     }
 
-    /// Returns a scalar, adding it if it is new.
+    /// Returns a scalar of the graph, and adds the scalar first if the graph does not have it.
     pub(super) fn number(&mut self, role: Role) -> TensorIndex {
         let known = self.tensors.iter().position(|tensor| tensor.role == Some(role));
         known.map_or_else(|| self.tensor(role, [1; RANK], [1; RANK], Format::F32), TensorIndex)

@@ -1,4 +1,4 @@
-//! Attention and convolution through cuDNN's graph interface.
+//! Attention and convolution through cuDNN's graph interface, and recurrent networks.
 //!
 //! - `graph` is a graph of operations as data, `attention` the graphs of attention and its backward pass.
 //! - `descriptors` turns a graph into the library's objects, and those into a *plan*: the first engine of its heuristics
@@ -14,25 +14,28 @@ mod attention;
 mod convolution;
 mod descriptors;
 mod graph;
+pub(in crate::cuda) mod recurrent;
 #[cfg(test)]
 mod tests;
 
 use std::hash::Hash;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::Mutex;
 
 use self::attention::{Recipe, Strides};
 use self::convolution::{ConvolutionPlan, ConvolutionRecipe};
 use self::descriptors::{Api, Descriptor};
 use self::graph::Role;
-use super::objects::handles::lock;
+use self::recurrent::RecurrentPlan;
 use super::search::SearchEnvironment;
 use super::sys::RawStream;
 use crate::library::ElementFormat;
 use crate::library::attention::{
     AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
 };
+use crate::library::recurrent::RecurrentShape;
 use crate::{Code, DevicePointer, Error, Result};
 
 #[cfg(test)]
@@ -57,7 +60,7 @@ const TAKES_INFINITY: usize = 91_000;
 /// The alignment of the parts of the workspace, in bytes.
 const PART: u64 = 256;
 
-/// The number of plans of a device at which all are dropped.
+/// The number of a device's plans at which its cache is emptied.
 const PLANS: usize = 1024;
 
 /// The plan of a pass, without addresses.
@@ -77,6 +80,7 @@ struct DeviceState {
     handle: Option<usize>,
     plans: FxHashMap<Recipe, Result<Arc<AttentionPlan>>>,
     convolutions: FxHashMap<ConvolutionRecipe, Result<Arc<ConvolutionPlan>>>,
+    networks: FxHashMap<RecurrentShape, Result<Arc<RecurrentPlan>>>,
 }
 
 /// The library, with its handles and plans.
@@ -204,9 +208,9 @@ impl Recipe {
     }
 }
 
-/// Returns the plan for a recipe, made at the first call. If it is not supported, that is kept, too; other failures are
-/// not. At [`PLANS`] all plans are dropped.
-fn kept<R: Copy + Eq + Hash, P>(
+/// Returns the plan for a recipe, which is made at the first call. That a recipe is not supported is remembered, too; other
+/// failures are not. When there are [`PLANS`] plans, all are dropped.
+fn kept<R: Clone + Eq + Hash, P>(
     plans: &mut FxHashMap<R, Result<Arc<P>>>,
     recipe: &R,
     make: impl FnOnce() -> Result<P>,
@@ -219,7 +223,7 @@ fn kept<R: Copy + Eq + Hash, P>(
         plans.clear();
     }
     if plan.as_ref().is_ok() || plan.as_ref().is_err_and(Error::is_not_supported) {
-        plans.insert(*recipe, plan.clone());
+        plans.insert(recipe.clone(), plan.clone());
     }
     plan
 }
@@ -290,7 +294,7 @@ impl Cudnn {
     pub(super) fn workspace(&self, device: u32, call: &AttentionCall) -> Result<u64> {
         let detail = || describe(call);
         let recipe = self.recipe(call, detail)?;
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (_, plan) =
             self.plan(device, &mut state, &recipe).map_err(|error| error.with_detail(&detail()))?;
         Ok(plan.workspace_bytes)
@@ -307,7 +311,7 @@ impl Cudnn {
     ) -> Result<()> {
         let detail = || format!("{}, for {}", describe(call), label());
         let recipe = self.recipe(call, detail)?;
-        let mut state = lock(&self.devices[device as usize]);
+        let mut state = self.devices[device as usize].lock();
         let (handle, plan) =
             self.plan(device, &mut state, &recipe).map_err(|error| error.with_detail(&detail()))?;
         let workspace = workspace_of(call.workspace, plan.workspace_bytes).map_err(|why| {

@@ -11,11 +11,10 @@
 //! is removed from the list under that lock, because the driver frees its graphs then. The list is locked only briefly, and
 //! no other lock is taken meanwhile.
 
-use std::sync::Mutex;
+use thalweg_lock::Mutex;
 
 use super::handle_of;
 use crate::command::{Label, Launch, LaunchMode};
-use crate::cuda::objects::handles::lock;
 use crate::cuda::objects::{Condition, ConditionalNode, Family, Graph};
 use crate::cuda::state::CudaDriver;
 use crate::cuda::sys::{self, ConditionalNodeParameters, RawGraph, RawGraphNode};
@@ -120,7 +119,7 @@ impl CudaDriver {
         let context = entered.context(&self.cuda)?.raw;
         let entry = self.graphs.get(graph.raw(), call)?;
         let captures = self.check_alive(&entry, call)?;
-        let (raw_graph, mut raw) = (lock(&entry.raw), 0);
+        let (raw_graph, mut raw) = (entry.raw.lock(), 0);
         // SAFETY: the graph is looked up, locked and under construction by a capture that cannot end meanwhile; the context is
         // retained until the process ends; writes one number.
         let outcome = unsafe {
@@ -137,7 +136,7 @@ impl CudaDriver {
         let handle = ConditionHandle::from_raw(self.conditions.insert(condition));
         let builder = self.builder(&entry, call)?;
         let new = || Family { builder, conditions: Vec::new(), bodies: Vec::new(), is_broken: false };
-        lock(&self.families).entry(root).or_insert_with(new).conditions.push(handle);
+        self.families.lock().entry(root).or_insert_with(new).conditions.push(handle);
         drop(captures);
         Ok(handle)
     }
@@ -222,7 +221,7 @@ impl CudaDriver {
         let condition = self.conditions.get(condition.raw(), call)?;
         let captured = self.captured_graph(stream, call)?;
         Self::check_condition(&condition, &captured, call)?;
-        let mut is_used = lock(&condition.is_used);
+        let mut is_used = condition.is_used.lock();
         if *is_used {
             let detail = format!("{conditional} for {label}: another node reads this condition");
             return Err(Error::new(Code::InvalidValue, call, detail));
@@ -247,7 +246,7 @@ impl CudaDriver {
         let context = self.enter(device)?.context(&self.cuda)?.raw;
         let entry = self.graphs.get(graph.raw(), call)?;
         let captures = self.check_alive(&entry, call)?;
-        let raw_graph = lock(&entry.raw);
+        let raw_graph = entry.raw.lock();
         let kind = match conditional {
             Conditional::If | Conditional::IfElse => sys::CONDITIONAL_IF,
             Conditional::While => sys::CONDITIONAL_WHILE,
@@ -286,8 +285,8 @@ impl CudaDriver {
             .into_iter()
             .map(|raw| GraphHandle::from_raw(self.graphs.insert(Graph::body(raw, device, root))))
             .collect();
-        lock(&entry.conditionals).insert(node, ConditionalNode { conditional, bodies: bodies.clone() });
-        if let Some(family) = lock(&self.families).get_mut(&root) {
+        entry.conditionals.lock().insert(node, ConditionalNode { conditional, bodies: bodies.clone() });
+        if let Some(family) = self.families.lock().get_mut(&root) {
             family.bodies.extend(&bodies);
         }
         drop(captures);
@@ -318,7 +317,7 @@ impl CudaDriver {
             self.check_intact(root, call)?;
         }
         let mut captures = self.check_alive(&graph, call)?;
-        let raw = lock(&graph.raw);
+        let raw = graph.raw.lock();
         if graph.is_under_construction() || !self.raw_nodes(*raw)?.is_empty() {
             return refuse("the body has been captured already, or is just now");
         }
@@ -334,7 +333,7 @@ impl CudaDriver {
             )
         };
         self.cuda.check(outcome, || format!("a {mode:?} capture of a body on device {}", stream.device))?;
-        lock(&self.capturing).insert(handle.raw());
+        self.capturing.lock().insert(handle.raw());
         drop(raw);
         self.body_is_captured(&stream, handle, body, &graph, &mut captures)
     }
@@ -345,7 +344,8 @@ impl CudaDriver {
         root: GraphHandle,
         call: &'static str,
     ) -> Result<Option<(u64, StreamHandle)>> {
-        lock(&self.families)
+        self.families
+            .lock()
             .get(&root)
             .map(|family| family.builder)
             .ok_or_else(|| Error::new(Code::InvalidHandle, call, "the graph that the body was in is gone"))
@@ -353,7 +353,7 @@ impl CudaDriver {
 
     /// Records that the capture that built a graph has ended, well or not. Returns the family of a graph that failed.
     pub(in crate::cuda) fn family_is_built(&self, graph: GraphHandle, is_well: bool) -> Option<Family> {
-        let mut families = lock(&self.families);
+        let mut families = self.families.lock();
         if !is_well {
             return families.remove(&graph);
         }
@@ -365,7 +365,7 @@ impl CudaDriver {
 
     /// Drops the bodies and conditions of a root that is being destroyed.
     pub(in crate::cuda) fn drop_family(&self, root: GraphHandle, call: &'static str) {
-        let family = lock(&self.families).remove(&root);
+        let family = self.families.lock().remove(&root);
         self.end_family(family, call);
     }
 
@@ -383,7 +383,7 @@ impl CudaDriver {
 
     /// Records that the capture of a body of the root failed.
     pub(in crate::cuda) fn body_failed(&self, root: GraphHandle) {
-        if let Some(family) = lock(&self.families).get_mut(&root) {
+        if let Some(family) = self.families.lock().get_mut(&root) {
             family.is_broken = true;
         }
     }
@@ -391,7 +391,7 @@ impl CudaDriver {
     /// Refuses a root with a body whose capture failed. The driver has freed that body, and the root still points to it:
     /// destroying or instantiating the root crashes (seen with driver 580.159).
     pub(in crate::cuda) fn check_intact(&self, root: GraphHandle, call: &'static str) -> Result<()> {
-        if !lock(&self.families).get(&root).is_some_and(|family| family.is_broken) {
+        if !self.families.lock().get(&root).is_some_and(|family| family.is_broken) {
             return Ok(());
         }
         let detail = "the capture of a body of the graph failed: the graph can only be destroyed";
@@ -404,7 +404,7 @@ impl CudaDriver {
         root: GraphHandle,
         call: &'static str,
     ) -> bool {
-        let bodies = lock(&self.families).get(&root).map(|family| family.bodies.clone()).unwrap_or_default();
+        let bodies = self.families.lock().get(&root).map(|family| family.bodies.clone()).unwrap_or_default();
         bodies
             .iter()
             .any(|body| self.graphs.get(body.raw(), call).is_ok_and(|body| body.is_under_construction()))

@@ -9,7 +9,6 @@ use std::path::Path;
 use rustc_hash::FxHashMap;
 
 use super::handle_of;
-use crate::cuda::objects::handles::lock;
 use crate::cuda::objects::{ConditionalNode, Graph};
 use crate::cuda::state::CudaDriver;
 use crate::cuda::sys::{
@@ -43,7 +42,7 @@ impl CudaDriver {
         let graph = self.graphs.get(handle.raw(), call)?;
         self.check_intact(graph.root.unwrap_or(handle), call)?;
         let mut description = self.describe_nodes(&graph, call)?;
-        let conditionals = lock(&graph.conditionals).clone();
+        let conditionals = graph.conditionals.lock().clone();
         for node in &mut description.nodes {
             let raw = RawGraphNode(node.handle.raw() as usize);
             if let Some(ConditionalNode { conditional, bodies }) = conditionals.get(&raw) {
@@ -56,7 +55,7 @@ impl CudaDriver {
 
     fn describe_nodes(&self, graph: &Graph, call: &'static str) -> Result<GraphDescription> {
         let _captures = self.check_alive(graph, call)?;
-        let raw = lock(&graph.raw);
+        let raw = graph.raw.lock();
         let nodes = self.raw_nodes(*raw)?;
         let index: FxHashMap<RawGraphNode, usize> =
             nodes.iter().enumerate().map(|(i, node)| (*node, i)).collect();
@@ -150,7 +149,7 @@ impl CudaDriver {
             Error::new(Code::InvalidValue, call, format!("the path {path:?} has a 0 byte in its name"))
         })?;
         let flags = if verbose { sys::DEBUG_DOT_VERBOSE } else { 0 };
-        let raw = lock(&graph.raw);
+        let raw = graph.raw.lock();
         // SAFETY: the graph is looked up and locked, and the path ends with 0.
         let outcome = unsafe { self.cuda.table.graph_debug_dot_print(*raw, text.as_ptr(), flags) };
         self.cuda.check(outcome, || format!("writing {}", path.display()))

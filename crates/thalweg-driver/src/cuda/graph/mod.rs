@@ -19,18 +19,16 @@ pub(super) mod conditional;
 mod description;
 mod update;
 
-use std::sync::{Mutex, MutexGuard};
-
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::{Mutex, MutexGuard};
 
-use crate::cuda::objects::handles::lock;
 use crate::cuda::objects::{Graph, GraphExec, Stream, UnderConstruction};
 use crate::cuda::state::CudaDriver;
 use crate::cuda::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
 use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
 
-/// The number of predecessors of a node for which the first query has room.
+/// The number of predecessors of a node that the first query has room for.
 const USUAL_PREDECESSORS: usize = 8;
 
 /// The driver's information about a stream's capture.
@@ -135,11 +133,11 @@ impl CudaDriver {
     ) -> Result<()> {
         let stream = self.streams.get(handle.raw(), "cuStreamBeginCapture")?;
         self.submit_on(&stream)?;
-        let _captures = lock(&self.captures);
+        let _captures = self.captures.lock();
         // SAFETY: the stream is looked up.
         let outcome = unsafe { self.cuda.table.stream_begin_capture(stream.raw, mode_number(mode)) };
         self.cuda.check(outcome, || format!("a {mode:?} capture on a stream of device {}", stream.device))?;
-        lock(&self.capturing).insert(handle.raw());
+        self.capturing.lock().insert(handle.raw());
         Ok(())
     }
 
@@ -147,7 +145,7 @@ impl CudaDriver {
         let call = "cuStreamEndCapture";
         let stream = self.streams.get(handle.raw(), call)?;
         self.enter_stream(&stream)?;
-        let mut captures = lock(&self.captures);
+        let mut captures = self.captures.lock();
         let id =
             self.raw_info(&stream).ok().filter(|info| info.status != sys::CAPTURE_NONE).map(|info| info.id);
         let mut raw = RawGraph::default();
@@ -157,7 +155,7 @@ impl CudaDriver {
         // A broken capture is over; one that another stream has to end is not.
         let over = ended.is_ok() || matches!(self.capture_status(&stream, call), Ok(sys::CAPTURE_NONE));
         if over {
-            lock(&self.capturing).remove(&handle.raw());
+            self.capturing.lock().remove(&handle.raw());
         }
         let known = id.filter(|_| over).and_then(|id| captures.remove(&id)).map(|known| known.handle);
         // Before another thread can inspect them: the bodies of a capture that failed are gone with it.
@@ -175,8 +173,8 @@ impl CudaDriver {
         }
         if let Some(graph) = known {
             let entry = self.graphs.get(graph.raw(), call)?;
-            *lock(&entry.raw) = raw;
-            *lock(&entry.capture) = None;
+            *entry.raw.lock() = raw;
+            *entry.capture.lock() = None;
             return Ok(graph);
         }
         Ok(GraphHandle::from_raw(self.graphs.insert(Graph::new(raw, stream.device, None))))
@@ -186,7 +184,7 @@ impl CudaDriver {
     fn abandon(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
         let entry = self.graphs.get(graph.raw(), call)?;
         if let Some(root) = entry.root {
-            *lock(&entry.capture) = None;
+            *entry.capture.lock() = None;
             self.body_failed(root);
             return Ok(());
         }
@@ -204,7 +202,7 @@ impl CudaDriver {
         captures: &mut FxHashMap<u64, UnderConstruction>,
     ) -> Result<()> {
         let info = self.raw_info(stream)?;
-        *lock(&graph.capture) = Some((info.id, handle));
+        *graph.capture.lock() = Some((info.id, handle));
         captures.insert(info.id, UnderConstruction { handle: body, known: FxHashSet::default() });
         Ok(())
     }
@@ -222,7 +220,7 @@ impl CudaDriver {
         // The driver's list of dependencies is valid until the next call on the stream, by whichever thread.
         let stream = self.streams.get_alone(handle.raw(), call)?;
         self.enter_stream(&stream)?;
-        let mut captures = lock(&self.captures);
+        let mut captures = self.captures.lock();
         let info = self.raw_info(&stream)?;
         let status = match info.status {
             sys::CAPTURE_NONE => return Ok(CaptureInfo::none()),
@@ -254,7 +252,7 @@ impl CudaDriver {
         let call = "cuStreamUpdateCaptureDependencies";
         let stream = self.streams.get(stream.raw(), call)?;
         self.enter_stream(&stream)?;
-        let _captures = lock(&self.captures);
+        let _captures = self.captures.lock();
         let info = self.raw_info(&stream)?;
         if info.status == sys::CAPTURE_NONE {
             return Err(Error::new(Code::IllegalState, call, "the stream does not capture"));
@@ -311,13 +309,13 @@ impl CudaDriver {
     ) -> Result<MutexGuard<'_, FxHashMap<u64, UnderConstruction>>> {
         self.enter(graph.device)?;
         let Some((id, stream)) = self.builder(graph, call)? else {
-            let captures = lock(&self.captures);
+            let captures = self.captures.lock();
             // A body's graph may have been destroyed by now; then its family is gone too.
             self.builder(graph, call)?;
             return Ok(captures);
         };
         let stream = self.streams.get(stream.raw(), call)?;
-        let captures = lock(&self.captures);
+        let captures = self.captures.lock();
         let info = self.raw_info(&stream)?;
         if info.status == sys::CAPTURE_ACTIVE && info.id == id {
             return Ok(captures);
@@ -325,8 +323,8 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
     }
 
-    /// Returns the capture that builds a graph, or the graph that contains it as a body, and the stream through which that
-    /// capture is known.
+    /// Returns the number of the capture that builds a graph, and a stream of that capture. For a body of a conditional node,
+    /// this is the capture of the graph that contains the body.
     pub(in crate::cuda) fn builder(
         &self,
         graph: &Graph,
@@ -334,7 +332,7 @@ impl CudaDriver {
     ) -> Result<Option<(u64, StreamHandle)>> {
         match graph.root {
             Some(root) => self.builder_of_root(root, call),
-            None => Ok(*lock(&graph.capture)),
+            None => Ok(*graph.capture.lock()),
         }
     }
 
@@ -380,7 +378,7 @@ impl CudaDriver {
         if let Some(nodes) = graph.nodes.get() {
             return Ok(nodes.contains(&node));
         }
-        let nodes = self.raw_nodes(*lock(&graph.raw))?.into_iter().collect();
+        let nodes = self.raw_nodes(*graph.raw.lock())?.into_iter().collect();
         Ok(graph.nodes.get_or_init(|| nodes).contains(&node))
     }
 
@@ -423,8 +421,8 @@ impl CudaDriver {
         let call = "cuGraphNodeGetDependencies";
         let graph = self.graphs.get(graph.raw(), call)?;
         let mut captures = self.check_alive(&graph, call)?;
-        let raw = lock(&graph.raw);
-        let mut builder = lock(&graph.capture).and_then(|(id, _)| captures.get_mut(&id));
+        let raw = graph.raw.lock();
+        let mut builder = graph.capture.lock().and_then(|(id, _)| captures.get_mut(&id));
         let wanted = RawGraphNode(node.raw() as usize);
         let is_known = builder.as_ref().is_some_and(|builder| builder.known.contains(&wanted));
         if !is_known && !self.raw_nodes(*raw)?.contains(&wanted) {
@@ -478,7 +476,7 @@ impl CudaDriver {
                 return Ok(());
             }
             // SAFETY: the graph is this driver's, no capture builds it, and nothing else holds its entry.
-            let outcome = unsafe { self.cuda.table.graph_destroy(*lock(&graph.raw)) };
+            let outcome = unsafe { self.cuda.table.graph_destroy(*graph.raw.lock()) };
             self.cuda.check(outcome, || format!("a graph of device {}", graph.device))
         })
     }
@@ -498,7 +496,7 @@ impl CudaDriver {
         // Memory that a launch allocated and did not free is freed by the next launch, and a kernel keeps the priority of
         // the stream on which it was captured.
         let flags = sys::INSTANTIATE_AUTO_FREE_ON_LAUNCH | sys::INSTANTIATE_USE_NODE_PRIORITY;
-        let source = lock(&graph.raw);
+        let source = graph.raw.lock();
         // SAFETY: the graph is looked up and locked; writes one handle.
         let outcome = unsafe { self.cuda.table.graph_instantiate(&raw mut raw, *source, flags) };
         drop(source);
@@ -512,7 +510,7 @@ impl CudaDriver {
             self.enter(exec.device)?;
             // SAFETY: the executable is this driver's, and nothing else holds its entry. If it is running, the driver frees
             // it when it is done.
-            let outcome = unsafe { self.cuda.table.graph_exec_destroy(*lock(&exec.raw)) };
+            let outcome = unsafe { self.cuda.table.graph_exec_destroy(*exec.raw.lock()) };
             self.cuda.check(outcome, || format!("an executable graph of device {}", exec.device))
         })
     }
@@ -522,7 +520,7 @@ impl CudaDriver {
         let exec = self.execs.get(exec.raw(), call)?;
         let stream = self.streams.get(stream.raw(), call)?;
         self.submit_on(&stream)?;
-        let raw = lock(&exec.raw);
+        let raw = exec.raw.lock();
         // SAFETY: both are looked up, and the executable is locked.
         let outcome = unsafe { self.cuda.table.graph_launch(*raw, stream.raw) };
         self.cuda.check(outcome, || {

@@ -8,7 +8,6 @@ use std::ffi::c_uint;
 use super::handle_of;
 use crate::command::Launch;
 use crate::cuda::module::{Passed, describe};
-use crate::cuda::objects::handles::lock;
 use crate::cuda::state::CudaDriver;
 use crate::cuda::sys::{self, KernelNodeParameters, RawContext, RawGraphNode, RawKernel, UpdateResult};
 use crate::graph::{GraphExecUpdate, UpdateReason, UpdateRefusal};
@@ -41,11 +40,11 @@ impl CudaDriver {
         self.enter(exec.device)?;
         Self::check_finished(&graph, call)?;
         // A condition's handle is a part of the work that sets it, and CUDA does not promise that an update exchanges it.
-        if let Some(&node) = lock(&graph.conditionals).keys().next() {
+        if let Some(&node) = graph.conditionals.lock().keys().next() {
             let (reason, node) = (UpdateReason::NotSupported, Some(handle_of(node)));
             return Ok(GraphExecUpdate::Refused(UpdateRefusal { reason, node, dependency: None }));
         }
-        let (target, source) = (lock(&exec.raw), lock(&graph.raw));
+        let (target, source) = (exec.raw.lock(), graph.raw.lock());
         let mut result = UpdateResult::default();
         // SAFETY: both are looked up and locked; writes one struct.
         let outcome = unsafe { self.cuda.table.graph_exec_update(*target, *source, &raw mut result) };
@@ -103,7 +102,7 @@ impl CudaDriver {
             kernel: RawKernel::default(),
             context: RawContext::default(),
         };
-        let raw = lock(&exec.raw);
+        let raw = exec.raw.lock();
         // SAFETY: the executable is looked up and locked, the node belongs to the graph that it was instantiated from,
         // which is held by its entry. The driver copies the arguments before it returns.
         let outcome =

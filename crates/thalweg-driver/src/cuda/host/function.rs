@@ -9,13 +9,13 @@ use std::ffi::c_void;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::cuda::context::Fault;
 
-use crate::cuda::objects::handles::lock;
 use crate::cuda::objects::pinned::PinnedBlock;
 use crate::cuda::objects::{Stream, UnderConstruction};
 use crate::cuda::state::CudaDriver;
@@ -30,7 +30,7 @@ struct Call {
     function: HostFunction,
     label: Label,
     fault: Arc<Fault>,
-    /// Whether it belongs to a graph and runs at each launch.
+    /// Whether the host function belongs to a graph and runs at each launch.
     repeats: bool,
 }
 
@@ -48,20 +48,20 @@ static REGISTRY: LazyLock<Mutex<FxHashMap<u64, Kept>>> = LazyLock::new(Mutex::de
 fn register(kept: Kept) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    lock(&REGISTRY).insert(number, kept);
+    REGISTRY.lock().insert(number, kept);
     number
 }
 
 fn forget(number: u64) {
     // Dropped outside the lock: the destructors of a closure's values can do anything.
-    let kept = lock(&REGISTRY).remove(&number);
+    let kept = REGISTRY.lock().remove(&number);
     let _ = catch_unwind(AssertUnwindSafe(|| drop(kept)));
 }
 
 /// Runs a host function: the driver calls this, on a thread of its own.
 unsafe extern "C" fn run(data: *mut c_void) {
     let number = data as u64;
-    let call = match lock(&REGISTRY).get(&number) {
+    let call = match REGISTRY.lock().get(&number) {
         Some(Kept::Call(call)) => call.clone(),
         _ => return,
     };
@@ -98,7 +98,7 @@ impl CudaDriver {
         let device = self.submit_on(&stream)?;
         // Dropped after the lock: the destructors of a closure's values can do anything.
         let _own = Arc::clone(&function);
-        let _captures = lock(&self.captures);
+        let _captures = self.captures.lock();
         let graph = self.graph_under_construction(&stream)?;
         let fault = Arc::clone(&device.fault);
         let number = register(Kept::Call(Call { function, label, fault, repeats: graph.is_some() }));

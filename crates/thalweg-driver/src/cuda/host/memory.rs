@@ -1,9 +1,8 @@
 //! Calls on pinned host memory.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
-use crate::cuda::objects::handles::lock;
 use crate::cuda::objects::pinned::{PinnedBlock, bit_of};
 use crate::cuda::state::CudaDriver;
 use crate::{Code, Error, HostFlags, HostMethod, HostPointer, Result};
@@ -27,7 +26,7 @@ impl CudaDriver {
             }
         };
         let start = block.start;
-        let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.pinned.live.write();
         live.insert(start, Arc::new(block));
         Ok(HostPointer::new(start))
     }
@@ -35,7 +34,7 @@ impl CudaDriver {
     pub(in crate::cuda) fn host_free(&self, pointer: HostPointer) -> Result<()> {
         let address = pointer.address();
         let mut block = {
-            let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+            let mut live = self.pinned.live.write();
             live.remove(&address).ok_or_else(|| {
                 let detail = format!("{pointer:?} is not the start of a live allocation of pinned memory");
                 Error::new(Code::InvalidValue, "cuMemFreeHost", detail)
@@ -43,9 +42,9 @@ impl CudaDriver {
         };
         if Arc::get_mut(&mut block).is_none() || self.would_break_a_capture(&block) {
             // A call in flight or a captured graph shares the block; a block that left the table gets no new shares.
-            lock(&self.pinned.retired).push(block);
+            self.pinned.retired.lock().push(block);
         } else if let Err(error) = self.free_unshared(&block) {
-            let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+            let mut live = self.pinned.live.write();
             live.insert(address, block);
             return Err(error);
         }
@@ -56,10 +55,10 @@ impl CudaDriver {
     /// Returns whether freeing the block would wait for a context on which a stream captures, which breaks the capture in
     /// every mode.
     fn would_break_a_capture(&self, block: &PinnedBlock) -> bool {
-        block.used_by.load(Ordering::Relaxed) != 0 && !lock(&self.capturing).is_empty()
+        block.used_by.load(Ordering::Relaxed) != 0 && !self.capturing.lock().is_empty()
     }
 
-    /// Frees a block of which the caller has the only share: waits for the devices whose streams copied from or to it.
+    /// Frees a block that only the caller still refers to. First waits for the devices whose streams copied from or to the block.
     fn free_unshared(&self, block: &PinnedBlock) -> Result<()> {
         let used_by = block.used_by.load(Ordering::Relaxed);
         let has_context = || self.devices.iter().filter(|device| device.existing_context().is_some());
@@ -77,7 +76,7 @@ impl CudaDriver {
     /// Frees the retired blocks that are no longer shared and whose devices may be waited for now.
     fn release_retired(&self) {
         let idle: Vec<Arc<PinnedBlock>> = {
-            let mut retired = lock(&self.pinned.retired);
+            let mut retired = self.pinned.retired.lock();
             retired
                 .extract_if(.., |block| Arc::get_mut(block).is_some() && !self.would_break_a_capture(block))
                 .collect()
@@ -85,7 +84,7 @@ impl CudaDriver {
         for block in idle {
             // The caller freed another block: an error of this one does not concern that call. It is tried again later.
             if self.free_unshared(&block).is_err() {
-                lock(&self.pinned.retired).push(block);
+                self.pinned.retired.lock().push(block);
             }
         }
     }

@@ -10,14 +10,14 @@ use super::version::Feature;
 use super::{Communicator, Ended, NO_COLOR, Nccl, RawCommunicator, RawId, Waits, data_type};
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::cuda::objects::Stream;
-use crate::cuda::objects::handles::{Entry, lock};
+use crate::cuda::objects::handles::Entry;
 use crate::cuda::state::CudaDriver;
 use crate::cuda::sys;
 use crate::{Code, CommunicatorHandle, Error, Result};
 
-/// The limits of an abort's waits: `grace` for a call that has begun is far longer than one that does not wait for another
-/// rank; `told` is for a call that was aborted: NCCL checks at the latest every 3.4 s, while it tries to reach a rank
-/// again.
+/// The limits of an abort's waits. `grace` is for a call that has begun, and far longer than a call that does not wait for
+/// another rank takes. `told` is for a call that was aborted: NCCL checks for an abort every 3.4 s at the latest, while it tries
+/// to reach a rank again.
 const WAITS: Waits = Waits { grace: Duration::from_secs(1), told: Duration::from_secs(30) };
 
 /// The objects of a group, each looked up once, because a thread must not hold two guards of one slot.
@@ -128,7 +128,7 @@ impl CudaDriver {
         let key = place.unwrap_or_default() as c_int;
         let mut raw: RawCommunicator = 0;
         {
-            let _in_use = lock(&parent.in_use);
+            let _in_use = parent.in_use.lock();
             if parent.is_over() {
                 return Err(aborted(own.raw(), call));
             }
@@ -189,7 +189,7 @@ impl CudaDriver {
             }
             self.enter(rank.info.device)?;
             let nccl = self.nccl()?;
-            for (pointer, registered) in std::mem::take(&mut *lock(&rank.in_use)) {
+            for (pointer, registered) in std::mem::take(&mut *rank.in_use.lock()) {
                 self.give_up_registration(nccl, rank, pointer, &registered)?;
             }
             // SAFETY: the communicator is this driver's, and nothing else holds its entry.
@@ -264,7 +264,7 @@ impl CudaDriver {
             self.submit(rank.info.device)?;
         }
         // In the order of the handles: see the module.
-        let _in_use: SmallVec<[_; 1]> = members.ranks.iter().map(|(_, rank)| lock(&rank.in_use)).collect();
+        let _in_use: SmallVec<[_; 1]> = members.ranks.iter().map(|(_, rank)| rank.in_use.lock()).collect();
         // The abort of a rank that no thread uses needs its lock, so none can happen between this line and the call.
         if let Some((handle, _)) = members.ranks.iter().find(|(_, rank)| rank.is_over()) {
             return Err(aborted(*handle, "ncclGroupStart"));

@@ -6,7 +6,6 @@ use super::version::Feature;
 use super::{Communicator, Nccl, Registered, SYMMETRIC};
 use crate::collective::Registration;
 use crate::cuda::memory::{non_zero, size};
-use crate::cuda::objects::handles::lock;
 use crate::cuda::objects::ranges::{Range, RangeKind};
 use crate::cuda::state::CudaDriver;
 use crate::{Code, CommunicatorHandle, DevicePointer, Error, Result};
@@ -62,7 +61,7 @@ impl CudaDriver {
         non_zero(bytes, call)?;
         self.check_device_range(pointer.address(), bytes, call)?;
         self.enter(rank.info.device)?;
-        let mut registrations = lock(&rank.in_use);
+        let mut registrations = rank.in_use.lock();
         if rank.is_over() {
             return Err(aborted(communicator.raw(), call));
         }
@@ -105,7 +104,7 @@ impl CudaDriver {
         let nccl = self.nccl()?;
         let rank = self.communicator(communicator.raw(), call)?;
         self.enter(rank.info.device)?;
-        let mut registrations = lock(&rank.in_use);
+        let mut registrations = rank.in_use.lock();
         if rank.is_over() {
             return Err(aborted(communicator.raw(), call));
         }

@@ -26,9 +26,11 @@ mod version;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, TryLockError};
+use std::sync::{Once, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+
+use thalweg_lock::{Mutex, MutexGuard};
 
 use self::version::Version;
 use crate::collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
@@ -41,7 +43,7 @@ use crate::{Code, Error, Result};
 /// The interval at which an abort checks whether a call is done.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The statuses after which a communicator still works: they report a wrong argument or a wrong use.
+/// The statuses that leave a communicator usable: they report a wrong argument or a wrong use.
 const MISTAKES: [u32; 2] = [4, 5];
 
 /// `ncclComm_t`, as a number.
@@ -110,7 +112,7 @@ entry_points! {
 type ErrorString = unsafe extern "C" fn(u32) -> *const c_char;
 type LastError = unsafe extern "C" fn(RawCommunicator) -> *const c_char;
 
-/// The library.
+/// NCCL's library, loaded.
 pub(in crate::cuda) struct Nccl {
     pub(in crate::cuda) table: NcclTable,
     pub(in crate::cuda) error_string: Option<ErrorString>,
@@ -128,13 +130,13 @@ pub(in crate::cuda) struct Registered {
     pub(in crate::cuda) symmetric: bool,
 }
 
-/// A rank.
+/// A rank's communicator.
 pub(in crate::cuda) struct Communicator {
     pub(in crate::cuda) raw: RawCommunicator,
     pub(in crate::cuda) info: CommunicatorInfo,
     /// The registrations, locked by the thread that uses the communicator.
     pub(in crate::cuda) in_use: Mutex<Registrations>,
-    /// Whether it was aborted: the number is invalid then.
+    /// Whether the communicator was aborted, which makes `raw` invalid.
     is_over: AtomicBool,
 }
 
@@ -143,7 +145,7 @@ pub(in crate::cuda) struct Communicator {
 pub(in crate::cuda) enum Ended {
     /// No thread used the communicator.
     Idle(Result<()>),
-    /// A thread was in a call with it.
+    /// A thread was in a call with the communicator.
     InCall(Result<()>),
     /// The communicator was aborted before.
     Before,
@@ -172,10 +174,9 @@ impl Communicator {
         let begin = Instant::now();
         loop {
             match self.in_use.try_lock() {
-                Ok(guard) => return Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if begin.elapsed() >= limit => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+                Some(guard) => return Some(guard),
+                None if begin.elapsed() >= limit => return None,
+                None => std::thread::sleep(LOOK),
             }
         }
     }

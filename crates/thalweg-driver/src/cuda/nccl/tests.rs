@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
 use super::*;
-use crate::cuda::objects::handles::lock;
 
 const INFO: CommunicatorInfo = CommunicatorInfo { rank: 0, ranks: 2, device: 0 };
 
@@ -95,7 +94,7 @@ fn end_in_call(rank: &Communicator, waits: Waits, call: impl FnOnce() + Send) ->
     let (began, begins) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let _in_use = lock(&rank.in_use);
+            let _in_use = rank.in_use.lock();
             began.send(()).expect("the test waits");
             call();
         });

@@ -10,7 +10,9 @@
 //! two guards of one slot at once: a writer that waits between the two would block the thread forever.
 
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::OnceLock;
+
+use thalweg_lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::{Code, Error, Result};
 
@@ -71,7 +73,7 @@ impl<T> Table<T> {
     /// Takes a slot for the object and returns its handle.
     pub(in crate::cuda) fn insert(&self, value: T) -> u64 {
         let index = {
-            let mut free = lock(&self.free);
+            let mut free = self.free.lock();
             free.indices.pop().unwrap_or_else(|| {
                 free.used += 1;
                 free.used - 1
@@ -82,7 +84,7 @@ impl<T> Table<T> {
             let empty = || RwLock::new(Slot { generation: 0, value: None });
             (0..FIRST << chunk).map(|_| empty()).collect()
         });
-        let mut slot = slots[offset].write().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = slots[offset].write();
         slot.generation += 1;
         slot.value = Some(value);
         u64::from(slot.generation) << 32 | u64::from(index)
@@ -91,7 +93,7 @@ impl<T> Table<T> {
     /// Returns the object of the handle; a wrong handle is an error of `call`.
     pub(in crate::cuda) fn get(&self, handle: u64, call: &'static str) -> Result<Entry<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
-        let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
+        let slot = slot.read();
         if slot.generation != generation(handle) || slot.value.is_none() {
             return Err(self.unknown(handle, call));
         }
@@ -101,7 +103,7 @@ impl<T> Table<T> {
     /// Returns the object of the handle, once no other call uses it; no call can start using it while the guard lives.
     pub(in crate::cuda) fn get_alone(&self, handle: u64, call: &'static str) -> Result<EntryAlone<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
-        let slot = slot.write().unwrap_or_else(PoisonError::into_inner);
+        let slot = slot.write();
         if slot.generation != generation(handle) || slot.value.is_none() {
             return Err(self.unknown(handle, call));
         }
@@ -116,7 +118,7 @@ impl<T> Table<T> {
         destroy: impl FnOnce(&mut T) -> Result<()>,
     ) -> Result<()> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
-        let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = slot.write();
         if slot.generation != generation(handle) {
             return Err(self.unknown(handle, call));
         }
@@ -129,7 +131,7 @@ impl<T> Table<T> {
         drop(slot);
         drop(value);
         if reusable {
-            lock(&self.free).indices.push(handle as u32);
+            self.free.lock().indices.push(handle as u32);
         }
         Ok(())
     }
@@ -143,11 +145,6 @@ impl<T> Table<T> {
         let detail = format!("{} {handle:#x} was never issued or is destroyed", self.kind);
         Error::new(Code::InvalidHandle, call, detail)
     }
-}
-
-/// Locks the mutex, whether or not a thread panicked with it: the guarded value is consistent between statements.
-pub(in crate::cuda) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const fn generation(handle: u64) -> u32 {
@@ -215,7 +212,7 @@ mod tests {
         std::thread::scope(|scope| {
             let alone = table.get_alone(handle, "look").expect("live");
             let other = scope.spawn(|| *table.get(handle, "look").expect("live"));
-            assert!(table.slot(handle).expect("a slot").try_read().is_err());
+            assert!(table.slot(handle).expect("a slot").try_read().is_none());
             assert_eq!(*alone, 7);
             drop(alone);
             assert_eq!(other.join().expect("no panic"), 7);

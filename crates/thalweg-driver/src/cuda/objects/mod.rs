@@ -4,12 +4,12 @@ pub(super) mod handles;
 pub(super) mod pinned;
 pub(super) mod ranges;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Mutex, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::Mutex;
 
-use self::handles::lock;
 use crate::cuda::sys::{
     RawContext, RawEvent, RawFunction, RawGraph, RawGraphExec, RawGraphNode, RawModule, RawPhysical, RawPool,
     RawStream,
@@ -31,8 +31,8 @@ pub(in crate::cuda) enum StreamOwner {
 pub(in crate::cuda) struct Stream {
     pub(in crate::cuda) raw: RawStream,
     pub(in crate::cuda) device: u32,
-    /// The stream's context, if that is not the device's primary one. The stream is then its legacy default stream, whose
-    /// number is meaningless without it.
+    /// The stream's context, if that is not the device's primary context. The stream is then the legacy default stream of that
+    /// context, and `raw` has no meaning without it.
     pub(in crate::cuda) context: Option<RawContext>,
     pub(in crate::cuda) owner: StreamOwner,
 }
@@ -47,7 +47,7 @@ impl Stream {
 pub(in crate::cuda) struct Event {
     pub(in crate::cuda) raw: RawEvent,
     pub(in crate::cuda) device: u32,
-    /// Whether nodes of a graph name it: CUDA wants it to be there at each launch, and a launch without it never ends.
+    /// Whether nodes of a graph use the event. CUDA then needs it at each launch: a launch without it never ends.
     pub(in crate::cuda) is_in_graph: AtomicBool,
 }
 
@@ -63,9 +63,9 @@ pub(in crate::cuda) struct Function {
     pub(in crate::cuda) raw: RawFunction,
     pub(in crate::cuda) device: u32,
     pub(in crate::cuda) name: String,
-    /// The size of its arguments in bytes, if the driver can report it.
+    /// The size of the kernel's arguments in bytes, if the driver can report it.
     pub(in crate::cuda) argument_bytes: Option<usize>,
-    /// Whether it is known to have one argument.
+    /// Whether the kernel is known to have exactly one argument.
     pub(in crate::cuda) has_one_argument: bool,
     /// The dynamic shared memory that was requested so far.
     pub(in crate::cuda) shared_memory_bytes: AtomicU32,
@@ -89,13 +89,13 @@ pub(in crate::cuda) struct Pool {
 pub(in crate::cuda) struct Graph {
     pub(in crate::cuda) raw: Mutex<RawGraph>,
     pub(in crate::cuda) device: u32,
-    /// The number of the capture that builds it, if one does, and the stream through which that is known.
+    /// The number of the capture that builds the graph, and a stream of that capture; `None` if the graph is complete.
     pub(in crate::cuda) capture: Mutex<Option<(u64, StreamHandle)>>,
     /// Its nodes, once a node of the finished graph has been requested. The graph gets no further nodes.
     pub(in crate::cuda) nodes: OnceLock<FxHashSet<RawGraphNode>>,
-    /// For a body: the graph that contains it, at some depth.
+    /// The outermost graph, if this graph is a body of a conditional node.
     pub(in crate::cuda) root: Option<GraphHandle>,
-    /// The conditional nodes that were added to it.
+    /// The conditional nodes that were added to the graph.
     pub(in crate::cuda) conditionals: Mutex<FxHashMap<RawGraphNode, ConditionalNode>>,
 }
 
@@ -117,7 +117,7 @@ impl Graph {
     }
 
     pub(in crate::cuda) fn is_under_construction(&self) -> bool {
-        lock(&self.capture).is_some()
+        self.capture.lock().is_some()
     }
 }
 
@@ -125,7 +125,7 @@ impl Graph {
 pub(in crate::cuda) struct GraphExec {
     pub(in crate::cuda) raw: Mutex<RawGraphExec>,
     pub(in crate::cuda) device: u32,
-    /// The graph that it was instantiated from, whose nodes name the executable's.
+    /// The graph that the executable was instantiated from, whose node handles also identify the executable's nodes.
     pub(in crate::cuda) template: GraphHandle,
 }
 
@@ -135,7 +135,7 @@ pub(in crate::cuda) type Captures = Mutex<FxHashMap<u64, UnderConstruction>>;
 /// A graph under construction.
 pub(in crate::cuda) struct UnderConstruction {
     pub(in crate::cuda) handle: GraphHandle,
-    /// The nodes of the graph that callers know. A capture only adds nodes, so they remain valid.
+    /// The graph's nodes whose handles callers have. A capture only adds nodes, so these handles remain valid.
     pub(in crate::cuda) known: FxHashSet<RawGraphNode>,
 }
 
@@ -144,16 +144,16 @@ pub(in crate::cuda) struct Condition {
     pub(in crate::cuda) raw: u64,
     pub(in crate::cuda) root: GraphHandle,
     pub(in crate::cuda) device: u32,
-    /// Whether a node reads it.
+    /// Whether a node reads the condition.
     pub(in crate::cuda) is_used: Mutex<bool>,
 }
 
-/// The families by root.
+/// The bodies and conditions of each root, by the root's handle.
 pub(in crate::cuda) type Families = Mutex<FxHashMap<GraphHandle, Family>>;
 
 /// The bodies and conditions that belong to a root.
 pub(in crate::cuda) struct Family {
-    /// The number of the capture that builds the root, if one does, and the stream through which that is known.
+    /// The number of the capture that builds the root, and a stream of that capture; `None` if no capture builds the root.
     pub(in crate::cuda) builder: Option<(u64, StreamHandle)>,
     pub(in crate::cuda) conditions: Vec<ConditionHandle>,
     pub(in crate::cuda) bodies: Vec<GraphHandle>,

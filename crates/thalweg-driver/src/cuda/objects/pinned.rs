@@ -13,8 +13,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use thalweg_lock::{Mutex, RwLock};
 
 use crate::anonymous::Anonymous;
 use crate::cuda::context::Cuda;
@@ -28,7 +30,7 @@ pub(in crate::cuda) struct PinnedBlock {
     bytes: u64,
     /// Memory of the process that the driver pinned; `None` if the driver allocated the block.
     registered: Option<Anonymous>,
-    /// A bit for each device whose streams copied from or to it; the last bit is for all further devices.
+    /// One bit per device whose streams copied from or to the block; the last bit stands for all further devices.
     pub(in crate::cuda) used_by: AtomicU64,
 }
 
@@ -198,7 +200,7 @@ impl Pinned {
         bytes: u64,
         call: &'static str,
     ) -> Result<(Arc<PinnedBlock>, u64)> {
-        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
+        let live = self.live.read();
         let address = pointer.address();
         let block = live.range(..=address).next_back().map(|(_, block)| block);
         match block {

@@ -7,7 +7,8 @@
 //! The table also knows the kind of each range, so that it is freed by the matching call.
 
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use thalweg_lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The call that created a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,11 +104,11 @@ impl Mappings {
 
 impl Ranges {
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Range>> {
-        self.ranges.read().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, Range>> {
-        self.ranges.write().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.write()
     }
 
     pub(in crate::cuda) fn insert(&self, start: u64, range: Range) {
@@ -139,11 +140,11 @@ impl Ranges {
     }
 
     fn read_mappings(&self) -> RwLockReadGuard<'_, Mappings> {
-        self.mappings.read().unwrap_or_else(PoisonError::into_inner)
+        self.mappings.read()
     }
 
     fn write_mappings(&self) -> RwLockWriteGuard<'_, Mappings> {
-        self.mappings.write().unwrap_or_else(PoisonError::into_inner)
+        self.mappings.write()
     }
 
     /// Returns the range that starts there.

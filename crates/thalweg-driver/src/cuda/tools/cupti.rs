@@ -11,10 +11,11 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
 use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
@@ -51,7 +52,7 @@ entry_points! {
     }
 }
 
-/// `CUPTI_ACTIVITY_KIND_MEMCPY` and the others that are read.
+/// The values of `CUpti_ActivityKind` that are read, such as `CUPTI_ACTIVITY_KIND_MEMCPY`.
 pub(in crate::cuda) mod kind {
     pub(in crate::cuda) const COPY: u32 = 1;
     pub(in crate::cuda) const FILL: u32 = 2;
@@ -201,7 +202,7 @@ static RECORDS: Mutex<Option<Records>> = Mutex::new(None);
 static TABLE: OnceLock<CuptiTable> = OnceLock::new();
 
 fn records() -> MutexGuard<'static, Option<Records>> {
-    RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
+    RECORDS.lock()
 }
 
 fn new_buffer() -> Option<Buffer> {
@@ -322,7 +323,7 @@ impl Records {
         });
     }
 
-    /// Adds a copy or a fill; its numbers are those of the call, the device and the stream.
+    /// Adds a copy or a fill. The numbers identify its call, device and stream.
     fn moved(
         &mut self,
         kind: ActivityKind,
@@ -391,7 +392,7 @@ impl Clock {
     }
 }
 
-/// The library, loaded.
+/// CUPTI's library, loaded.
 pub(in crate::cuda) struct Cupti {
     table: &'static CuptiTable,
     error_text: Option<unsafe extern "C" fn(u32, *mut *const c_char) -> u32>,
@@ -447,7 +448,7 @@ impl Cupti {
     }
 
     fn subscriber(&self) -> MutexGuard<'_, Option<usize>> {
-        self.subscriber.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subscriber.lock()
     }
 
     fn enable(&self) -> Result<()> {

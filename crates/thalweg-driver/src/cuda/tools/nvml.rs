@@ -65,7 +65,7 @@ pub enum Reading {
 pub struct DeviceProcess {
     /// The process's number.
     pub id: u32,
-    /// The device memory that it uses; `None` if the system does not report it.
+    /// The device memory that the process uses; `None` if the system does not report it.
     pub used_bytes: Option<u64>,
 }
 

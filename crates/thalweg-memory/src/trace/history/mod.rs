@@ -45,11 +45,12 @@ mod texts;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ring::Entry;
 use texts::Held;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
 
 use crate::ids::StreamId;
@@ -75,13 +76,13 @@ pub enum Enabled {
 /// level includes the levels before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum ContextLevel {
-    /// Never.
+    /// No stack is taken.
     Never,
-    /// At allocations, for the blocks and segments of a snapshot.
+    /// A stack is taken at allocations, for the blocks and segments of a snapshot.
     State,
-    /// At allocations, for live blocks and also for the events of their allocation.
+    /// A stack is taken at allocations, for live blocks and also for the events of their allocation.
     Alloc,
-    /// Also when memory is freed.
+    /// A stack is also taken when memory is freed.
     #[default]
     All,
 }
@@ -147,7 +148,7 @@ impl Default for HistorySettings {
 /// The identifier of a stack that a [`StackSource`] took.
 pub type StackId = NonZeroU32;
 
-/// A source of stacks: those of the Rust program itself, or those of an interpreter that calls it.
+/// A source of stacks: of the Rust program itself, or of an interpreter that calls it.
 pub trait StackSource: Send + Sync {
     /// Takes the calling thread's stack and returns an identifier; `None` if there is no stack. Equal stacks should get equal
     /// identifiers, since an identifier is valid for as long as anything refers to it
@@ -243,7 +244,7 @@ impl Mode {
 struct Configured {
     settings: HistorySettings,
     changes: u32,
-    /// The number of the change at which everything before it was forgotten.
+    /// The number of the configuration change that last cleared the history.
     cleared_at: u32,
     annotations: Vec<Annotation>,
 }
@@ -401,7 +402,7 @@ impl History {
     }
 
     fn configured(&self) -> MutexGuard<'_, Configured> {
-        self.configured.lock().unwrap_or_else(PoisonError::into_inner)
+        self.configured.lock()
     }
 }
 

@@ -141,7 +141,7 @@ impl Ring {
         kept.into_iter().for_each(|entry| self.put(entry));
     }
 
-    /// Returns whether all events here are from before the change at which everything was forgotten.
+    /// Returns whether all events here precede the configuration change that last cleared the history.
     fn is_cleared(&self, cleared_at: u32) -> bool {
         // The number may wrap around, but a ring never lags behind by half of its range.
         (self.changes.wrapping_sub(cleared_at) as i32) < 0

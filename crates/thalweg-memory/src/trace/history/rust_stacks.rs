@@ -6,10 +6,11 @@
 //! pointers. Without debug information there are names but no lines.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::Frame;
 
 use super::{StackId, StackSource};
@@ -17,7 +18,7 @@ use super::{StackId, StackSource};
 /// The greatest number of frames of a stack; further frames, which are the ones next to `main`, are left out.
 const MOST_FRAMES: usize = 128;
 
-/// A source of stacks of Rust functions, and of those of other languages that have unwind tables.
+/// A source of stacks of functions in Rust and in other languages that have unwind tables.
 #[derive(Default)]
 pub struct RustStacks {
     stacks: Mutex<Stacks>,
@@ -38,11 +39,11 @@ impl RustStacks {
     }
 
     fn stacks(&self) -> MutexGuard<'_, Stacks> {
-        self.stacks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stacks.lock()
     }
 
     fn frames_at(&self, pointer: usize) -> Arc<[Frame]> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         let frames = places.entry(pointer).or_insert_with(|| {
             let mut frames = Vec::new();
             backtrace::resolve(pointer as *mut c_void, |symbol| {

@@ -11,9 +11,10 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_lock::{Mutex, MutexGuard};
 
 /// The number of unused texts that are kept.
 const IDLE: usize = 256;
@@ -125,7 +126,7 @@ impl Texts {
 
 fn texts() -> MutexGuard<'static, Texts> {
     static TEXTS: LazyLock<Mutex<Texts>> = LazyLock::new(Mutex::default);
-    TEXTS.lock().unwrap_or_else(PoisonError::into_inner)
+    TEXTS.lock()
 }
 
 /// The texts that a thread attaches to its events.

@@ -12,8 +12,8 @@
 //! pages.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use thalweg_lock::Mutex;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
     Captures, EventId, Events, MemoryInfo, PageId, PoolId, SegmentSource, StreamId, Upstream, UpstreamError,
@@ -131,13 +131,9 @@ impl Checker {
         Self { fake, inner: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records that a block was handed out for work on `stream`.
     pub fn handed_out(&self, address: u64, bytes: u64, stream: StreamId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for (from, end) in inner.physical(address, bytes) {
             let mut physical = std::mem::take(&mut inner.physical);
             let outcome = physical.claim(from, end, |point| inner.is_past(stream, point));
@@ -152,12 +148,12 @@ impl Checker {
 
     /// Records a touch on `stream` and returns its point, the last so far.
     pub fn touched(&self, stream: StreamId) -> Point {
-        (stream, self.lock().next_point(stream))
+        (stream, self.inner.lock().next_point(stream))
     }
 
     /// Records that a block is about to be dropped, after these last touches of it.
     pub fn given_back(&self, address: u64, bytes: u64, after: &[Point]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for (from, end) in inner.physical(address, bytes) {
             inner.physical.release(from, end, after.to_vec());
         }
@@ -166,7 +162,7 @@ impl Checker {
 
     /// Makes the device reach the next event on a stream, with everything that the event is ordered after.
     pub fn complete_next(&self, stream: StreamId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let done = inner.done.get(&stream).copied().unwrap_or(0);
         let ahead = inner.events.values().filter(|(on, point, _)| *on == stream && *point > done);
         if let Some((.., clock)) = ahead.min_by_key(|(_, point, _)| *point).cloned() {
@@ -176,29 +172,29 @@ impl Checker {
 
     /// Makes the device finish all work of a stream.
     pub fn complete_stream(&self, stream: StreamId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let clock = inner.clock(stream);
         merge(&mut inner.done, &clock);
     }
 
     pub fn complete_all(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.done = inner.now.clone();
     }
 
     pub fn begin_capture(&self, stream: Option<StreamId>) {
-        self.lock().captures.push(stream);
+        self.inner.lock().captures.push(stream);
     }
 
     pub fn end_capture(&self, stream: Option<StreamId>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let place = inner.captures.iter().position(|one| *one == stream).expect("it was begun");
         inner.captures.remove(place);
     }
 
     /// Records that a block was handed out from a pool that is held, or from the shared one.
     pub fn relied_on(&self, address: u64, bytes: u64, pool: Option<PoolId>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let pages: Vec<PageId> = inner.pages_of(address, bytes).map(|(_, page)| page).collect();
         for page in pages {
             if let Some(other) = inner.bound.get(&page).filter(|other| Some(**other) != pool) {
@@ -217,20 +213,20 @@ impl Checker {
 
     /// Records that nothing relies on the addresses of a pool any more.
     pub fn let_go_of(&self, pool: PoolId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.relied.retain(|_, (_, of)| *of != pool);
         inner.bound.retain(|_, of| *of != pool);
     }
 
     /// Returns the violations so far.
     pub fn violations(&self) -> Vec<String> {
-        self.lock().violations.clone()
+        self.inner.lock().violations.clone()
     }
 
     /// Returns the amount of the device's memory that the allocator has, in bytes.
     pub fn reserved_bytes(&self) -> u64 {
         let plain: u64 = self.fake.live_segments().iter().map(|(_, bytes)| bytes).sum();
-        plain + self.lock().pages.values().sum::<u64>()
+        plain + self.inner.lock().pages.values().sum::<u64>()
     }
 
     /// Returns the numbers of segments, pages, ranges of addresses, mapped pages and events that the allocator has.
@@ -248,7 +244,7 @@ impl Checker {
 impl Events for Checker {
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
         let event = self.fake.record_event(stream)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.touch_events("record_event");
         let point = inner.next_point(stream);
         let clock = inner.clock(stream);
@@ -258,7 +254,7 @@ impl Events for Checker {
 
     fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
         self.fake.query_event(event)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.touch_events("query_event");
         let (stream, point, _) = inner.events[&event];
         Ok(reaches(&inner.done, (stream, point)))
@@ -266,7 +262,7 @@ impl Events for Checker {
 
     fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
         self.fake.synchronize_event(event)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.touch_events("synchronize_event");
         let clock = inner.events[&event].2.clone();
         merge(&mut inner.done, &clock);
@@ -275,7 +271,7 @@ impl Events for Checker {
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
         self.fake.wait_event(stream, event)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.touch_events("wait_event");
         let clock = inner.events[&event].2.clone();
         merge(inner.behind.entry(stream).or_default(), &clock);
@@ -283,7 +279,7 @@ impl Events for Checker {
     }
 
     fn release_event(&self, event: EventId) {
-        self.lock().events.remove(&event);
+        self.inner.lock().events.remove(&event);
         self.fake.release_event(event);
     }
 }
@@ -295,7 +291,7 @@ impl Upstream for Checker {
 
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
         self.fake.free(address, bytes, stream)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         // The free waits for the segment's own stream, and for everything that this stream waits for.
         let mut physical = std::mem::take(&mut inner.physical);
         let outcome = physical.forget(address, address + bytes, |point| inner.is_past(stream, point));
@@ -344,13 +340,13 @@ impl VirtualMemory for Checker {
 
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
         let page = self.memory().create_page(bytes)?;
-        self.lock().pages.insert(page, bytes);
+        self.inner.lock().pages.insert(page, bytes);
         Ok(page)
     }
 
     fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
         self.memory().destroy_page(page)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let bytes = inner.pages.remove(&page).expect("the fake knows it");
         let base = (1 << 63) | (page.raw() << 32);
         let mut physical = std::mem::take(&mut inner.physical);
@@ -362,7 +358,7 @@ impl VirtualMemory for Checker {
 
     fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError> {
         self.memory().map(address, page_bytes, pages)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for (place, page) in (0u64..).zip(pages) {
             inner.mapped.insert(address + place * page_bytes, (page_bytes, *page));
         }
@@ -371,7 +367,7 @@ impl VirtualMemory for Checker {
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
         self.memory().unmap(address, bytes)?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let mut addresses = std::mem::take(&mut inner.addresses);
         let outcome = addresses.forget(address, address + bytes, |point| reaches(&inner.done, point));
         inner.addresses = addresses;
@@ -389,7 +385,7 @@ impl VirtualMemory for Checker {
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError> {
-        if self.lock().captures.iter().any(|one| one.is_none_or(|one| one == stream)) {
+        if self.inner.lock().captures.iter().any(|one| one.is_none_or(|one| one == stream)) {
             return Err(UpstreamError::Other(format!("{stream:?} captures").into()));
         }
         self.memory().synchronize_stream(stream)?;

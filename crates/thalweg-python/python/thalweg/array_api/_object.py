@@ -5,11 +5,14 @@ import math
 
 from .. import _core
 from .._core import Tensor
+from .._torch_functions import _disabled_torch_function_impl
 from ._dtypes import common, with_scalar
 
 
 class Array(Tensor):
     """A tensor with the operators of the array API standard."""
+
+    __torch_function__ = _disabled_torch_function_impl
 
     def __new__(cls, data):
         return super().__new__(cls, data)

@@ -1,9 +1,9 @@
 """Checks of modules and functions of networks before they compute, with PyTorch's exception classes."""
 
 import math
-import warnings
 
 from .. import _core
+from .._warnings import warn as _warn
 
 
 def check_probability(p):
@@ -16,15 +16,15 @@ def warn_of_rank(dims, input):
     """Warns if the input of a channel dropout has a rank that the dropout is not meant for."""
     rank = input.dim()
     if dims > 1 and rank not in (dims + 1, dims + 2):
-        warnings.warn(f"dropout{dims}d: Received a {rank}-D input to dropout{dims}d, which is deprecated and will result in an error in a future "
-                      f"release. To retain the behavior and silence this warning, please use dropout instead. Note that dropout{dims}d exists to "
-                      f"provide channel-wise dropout on inputs with {dims} spatial dimensions, a channel dimension, and an optional batch dimension "
-                      f"(i.e. {dims + 1}D or {dims + 2}D inputs).", stacklevel=3)
+        _warn(f"dropout{dims}d: Received a {rank}-D input to dropout{dims}d, which is deprecated and will result in an error in a future "
+              f"release. To retain the behavior and silence this warning, please use dropout instead. Note that dropout{dims}d exists to "
+              f"provide channel-wise dropout on inputs with {dims} spatial dimensions, a channel dimension, and an optional batch dimension "
+              f"(i.e. {dims + 1}D or {dims + 2}D inputs).")
     elif dims == 2 and rank == 3:
-        warnings.warn("dropout2d: Received a 3D input to dropout2d and assuming that channel-wise 1D dropout behavior is desired - input is interpreted "
-                      "as shape (N, C, L), where C is the channel dim. This behavior will change in a future release to interpret the input as one "
-                      "without a batch dimension, i.e. shape (C, H, W). To maintain the 1D channel-wise dropout behavior, please switch to using "
-                      "dropout1d instead.", stacklevel=3)
+        _warn("dropout2d: Received a 3D input to dropout2d and assuming that channel-wise 1D dropout behavior is desired - input is interpreted "
+              "as shape (N, C, L), where C is the channel dim. This behavior will change in a future release to interpret the input as one "
+              "without a batch dimension, i.e. shape (C, H, W). To maintain the 1D channel-wise dropout behavior, please switch to using "
+              "dropout1d instead.")
 
 
 def check_fractional(name, input, kernel, output):
@@ -115,15 +115,15 @@ def warn_of_corners(align_corners):
     """Warns if `align_corners` is not given, which decides whether the corners of images are the centres of their outermost
     pixels."""
     if align_corners is None:
-        warnings.warn("Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please specify align_corners=True if "
-                      "the old behavior is desired. See the documentation of grid_sample for details.", stacklevel=3)
+        _warn("Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please specify align_corners=True if "
+              "the old behavior is desired. See the documentation of grid_sample for details.")
 
 
 def warn_of_sizes(input, target):
     """Warns about a target of a different size, which is broadcast."""
     if target.size() != input.size():
-        warnings.warn(f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This will likely lead to incorrect "
-                      "results due to broadcasting. Please ensure they have the same size.", stacklevel=3)
+        _warn(f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This will likely lead to incorrect "
+              "results due to broadcasting. Please ensure they have the same size.")
 
 
 def check_rows(input, target):

@@ -1,9 +1,9 @@
 """Functions that resample images and volumes (`interpolate`, `grid_sample` and similar ones of `torch.nn.functional`)."""
 
 import math
-import warnings
 
 from .. import _core
+from .._warnings import warn as _warn
 from ..amp import autocast
 from . import _checks
 
@@ -39,7 +39,7 @@ def _resized_bytes(resize, input, sizes, align_corners, scales):
 
 
 def _warn_of(name):
-    warnings.warn(f"`nn.functional.{name}` is deprecated. Use `nn.functional.interpolate` instead.", stacklevel=3)
+    _warn(f"`nn.functional.{name}` is deprecated. Use `nn.functional.interpolate` instead.")
 
 
 def upsample(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
@@ -71,8 +71,8 @@ def affine_grid(theta, size, align_corners=None):
     if theta.dim() != 3 or tuple(theta.shape[-2:]) != (dims, dims + 1):
         raise ValueError(f"Expected a batch of {dims}D affine matrices of shape Nx{dims}x{dims + 1} for size {list(size)}. Got {list(theta.shape)}.")
     if align_corners and min(size[2:]) == 1:
-        warnings.warn("Since version 1.3.0, affine_grid behavior has changed for unit-size grids when align_corners=True. This is not an intended use case "
-                      "of affine_grid. See the documentation of affine_grid for details.", stacklevel=2)
+        _warn("Since version 1.3.0, affine_grid behavior has changed for unit-size grids when align_corners=True. This is not an intended use case "
+              "of affine_grid. See the documentation of affine_grid for details.")
     elif min(size) <= 0:
         raise ValueError(f"Expected non-zero, positive output size. Got {list(size)}")
 

@@ -4,9 +4,9 @@ A name that is not defined below is the operator of that name.
 """
 
 import math
-import warnings
 
 from .. import _core, _left_out, _operators
+from .._warnings import warn as _warn
 from . import _checks
 from ._attention import multi_head_attention_forward  # noqa: F401
 from ._complex import convolved
@@ -39,7 +39,7 @@ def _reduction(reduction, size_average=None, reduce=None):
     if size_average is not None or reduce is not None:
         mean, reduced = (True if value is None else value for value in (size_average, reduce))
         reduction = "none" if not reduced else "mean" if mean else "sum"
-        warnings.warn(f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.", stacklevel=3)
+        _warn(f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.")
     if reduction not in _REDUCTIONS:
         raise ValueError(f"{reduction} is not a valid value for reduction")
     return _REDUCTIONS[reduction]

@@ -3,10 +3,13 @@
 import copyreg
 
 from .. import _core
+from .._torch_functions import _disabled_torch_function_impl
 
 
 class Parameter(_core.Tensor):
     """A tensor that a module registers as a parameter when it becomes an attribute."""
+
+    __torch_function__ = _disabled_torch_function_impl
 
     def __new__(cls, data=None, requires_grad=True):
         return super().__new__(cls, *(() if data is None else (data,)), requires_grad=requires_grad)
@@ -30,6 +33,8 @@ class Parameter(_core.Tensor):
 
 class Buffer(_core.Tensor):
     """A tensor that a module registers as a buffer when it becomes an attribute."""
+
+    __torch_function__ = _disabled_torch_function_impl
 
     def __new__(cls, data=None, *, persistent=True):
         made = super().__new__(cls, *(() if data is None else (data,)))
@@ -98,6 +103,7 @@ class UninitializedBuffer(UninitializedTensorMixin, _core.Tensor):
     """A buffer whose shape is not known yet."""
 
     cls_to_become = _core.Tensor
+    __torch_function__ = _disabled_torch_function_impl
 
     def __new__(cls, requires_grad=False, device=None, dtype=None, persistent=True):
         made = _core.Tensor.__new__(cls, _core.empty([0], device=device, dtype=dtype), requires_grad=requires_grad)
@@ -138,7 +144,8 @@ def _refuse_use():
         if name in _CONVERSIONS:
             setattr(UninitializedTensorMixin, name, _converted(name))
         elif name not in vars(UninitializedTensorMixin) and name not in _ALLOWED and name not in objects and (
-                not name.startswith("_") or name.endswith("__")) and callable(getattr(_core.Tensor, name)) and name != "__torch_function__":
+                not name.startswith("_") or name.endswith("__")) and callable(getattr(_core.Tensor, name)) and name not in (
+                "__torch_function__", "__torch_dispatch__"):
             setattr(UninitializedTensorMixin, name, _refused(name))
 
 

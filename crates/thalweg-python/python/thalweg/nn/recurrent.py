@@ -1,4 +1,4 @@
-"""Recurrent networks (`torch.nn.LSTM`, `GRU`, `RNN`), by operators, one time step after another."""
+"""Recurrent networks (`torch.nn.LSTM`, `GRU`, `RNN`)."""
 
 import math
 import numbers
@@ -8,14 +8,10 @@ from ..amp import get_autocast_dtype
 from . import functional as F
 from . import init
 from .module import Module
-from .utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from .utils.rnn import PackedSequence
 
-
-def _kept(reached, following, state):
-    """Returns the next state for sequences that continue, and the former state for the others."""
-    if isinstance(state, tuple):
-        return tuple(_kept(reached, one, other) for one, other in zip(following, state))
-    return _core.where(reached, following, state)
+# The functions over sequences, by the library's numbers.
+_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 
 
 def _in_region(state):
@@ -128,48 +124,26 @@ class _Recurrent(Module):
         return [getattr(self, name, None) for name in self._flat_weights_names]
 
     def flatten_parameters(self):
-        """Does nothing: parameters need not be contiguous with each other."""
+        """Does nothing: each call collects the parameters in the order that the library reads."""
 
     def extra_repr(self):
         return f"{self.input_size}, {self.hidden_size}" + (f", num_layers={self.num_layers}" if self.num_layers != 1 else "")
 
-    def _start(self, input, state, size=None):
+    def _start(self, input, batch, state, size=None):
+        """Returns the states before the first step."""
+        if state is not None:
+            return state
         layers = self.num_layers * (2 if self.bidirectional else 1)
-        if state is None:
-            state = _core.zeros([layers, input.shape[1], size or self.hidden_size], dtype=input.dtype, device=input.device)
-        return _in_region(state)
+        return _core.zeros([layers, batch, size or self.hidden_size], dtype=input.dtype, device=input.device)
 
-    def _direction(self, steps, suffix, state, backwards, reached):
-        bias_ih = getattr(self, f"bias_ih_{suffix}") if self.bias else None
-        bias_hh = getattr(self, f"bias_hh_{suffix}") if self.bias else None
-        weight_hh = getattr(self, f"weight_hh_{suffix}")
-        inputs = F.linear(steps, getattr(self, f"weight_ih_{suffix}"), bias_ih).unbind(0)
-        results = []
-        for step in range(len(inputs))[::-1] if backwards else range(len(inputs)):
-            following = self._cell(inputs[step], weight_hh, bias_hh, state)
-            if self.proj_size:
-                following = F.linear(following[0], getattr(self, f"weight_hr_{suffix}")), following[1]
-            state = following if reached is None else _kept(reached[step], following, state)
-            results.append(state[0] if isinstance(state, tuple) else state)
-        return _core.stack(results[::-1] if backwards else results), state
-
-    def _run(self, input, states, reached=None):
-        """Runs all layers over an input (time, batch, features). `states` has one entry for each layer and direction. `reached`
-        contains, for each step, which sequences continue, if their lengths differ."""
-        last = []
-        directions = 2 if self.bidirectional else 1
-        for layer in range(self.num_layers):
-            if layer and self.dropout and self.training:
-                input = F.dropout(input, self.dropout, True)
-            outputs = []
-            for direction in range(directions):
-                suffix = f"l{layer}" + ("_reverse" if direction else "")
-                output, state = self._direction(input, suffix, states[layer * directions + direction], direction == 1,
-                                                reached)
-                outputs.append(output)
-                last.append(state)
-            input = outputs[0] if directions == 1 else _core.cat(outputs, -1)
-        return input, last
+    def _run(self, input, states, sizes=None):
+        """Runs all layers over an input (time, batch, features), or over packed rows with the number of sequences of each step, and
+        returns the output and the last states."""
+        mode = self._mode()
+        options = self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional, False
+        if sizes is not None:
+            return _core._network(input, states, self._flat_weights, _MODES.index(mode), *options, sizes)
+        return getattr(_core, mode)(input, states if mode == "lstm" else states[0], self._flat_weights, *options)
 
     def _turned(self, input, hx):
         """Returns the input as (time, batch, features), and a function that restores the layout of the output."""
@@ -181,23 +155,19 @@ class _Recurrent(Module):
         return input, lambda output: output, False
 
     def _packed(self, packed, hx):
-        """Runs over sequences of different lengths in their padded form, where a sequence that has ended keeps its state."""
-        padded, lengths = pad_packed_sequence(packed._replace(sorted_indices=None, unsorted_indices=None))
-        lengths = lengths.tolist()
-        reached = [_core.tensor([[length > step] for length in lengths], device=padded.device) for step in range(padded.shape[0])]
-
+        """Runs over packed sequences of different lengths."""
         def ordered(state, indices):
             if state is None or indices is None:
                 return state
             return tuple(ordered(one, indices) for one in state) if isinstance(state, tuple) else state.index_select(1, indices)
-        output, state = self._over(padded, ordered(hx, packed.sorted_indices), reached)
-        output = pack_padded_sequence(output, lengths)
-        return PackedSequence(output.data, *packed[1:]), ordered(state, packed.unsorted_indices)
+        sizes = packed.batch_sizes.tolist()
+        output, state = self._over(packed.data, sizes[0], ordered(hx, packed.sorted_indices), sizes)
+        return PackedSequence(output, *packed[1:]), ordered(state, packed.unsorted_indices)
 
-    def _over(self, input, hx, reached=None):
-        """Returns the outputs (time, batch, features) and the last states."""
-        output, last = self._run(input, self._start(input, hx).unbind(0), reached)
-        return output, _core.stack(last)
+    def _over(self, input, batch, hx, sizes=None):
+        """Returns the outputs and the last states of a batch of sequences."""
+        output, last, *_ = self._run(input, [self._start(input, batch, hx)], sizes)
+        return output, last
 
     def forward(self, input, hx=None):
         """Returns the outputs of all time steps, and the last state of each layer."""
@@ -208,7 +178,7 @@ class _Recurrent(Module):
         input, back, unbatched = self._turned(input, hx)
         if unbatched and hx is not None:
             hx = hx.unsqueeze(1)
-        output, last = self._over(input, hx)
+        output, last = self._over(input, input.shape[1], hx)
         return back(output), last.squeeze(1) if unbatched else last
 
 
@@ -222,6 +192,9 @@ class RNN(_Recurrent):
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
         self.nonlinearity = nonlinearity
 
+    def _mode(self):
+        return f"rnn_{self.nonlinearity}"
+
     def _cell(self, input, weight, bias, state):
         total = input + F.linear(state, weight, bias)
         return total.tanh() if self.nonlinearity == "tanh" else total.relu()
@@ -231,6 +204,9 @@ class GRU(_Recurrent):
     """Gated recurrent units, over time."""
 
     _gates = 3
+
+    def _mode(self):
+        return "gru"
 
     def _cell(self, input, weight, bias, state):
         reset, update, new = input.chunk(3, -1)
@@ -255,11 +231,14 @@ class LSTM(_Recurrent):
         cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
         return leave.sigmoid() * cell.tanh(), cell
 
-    def _over(self, input, hx, reached=None):
+    def _mode(self):
+        return "lstm"
+
+    def _over(self, input, batch, hx, sizes=None):
         hidden, cell = (None, None) if hx is None else hx
-        states = list(zip(self._start(input, hidden, self.proj_size).unbind(0), self._start(input, cell).unbind(0)))
-        output, last = self._run(input, states, reached)
-        return output, tuple(_core.stack([state[place] for state in last]) for place in range(2))
+        states = [self._start(input, batch, hidden, self.proj_size), self._start(input, batch, cell)]
+        output, *last = self._run(input, states, sizes)
+        return output, tuple(last)
 
     def forward(self, input, hx=None):
         """Returns the outputs of all time steps, and the last hidden and cell states of each layer."""
@@ -270,7 +249,7 @@ class LSTM(_Recurrent):
         input, back, unbatched = self._turned(input, hx)
         if unbatched and hx is not None:
             hx = tuple(state.unsqueeze(1) for state in hx)
-        output, (hidden, cell) = self._over(input, hx)
+        output, (hidden, cell) = self._over(input, input.shape[1], hx)
         if unbatched:
             hidden, cell = hidden.squeeze(1), cell.squeeze(1)
         return back(output), (hidden, cell)

@@ -14,8 +14,8 @@
 //! - The dry run is not locked while the inner driver works.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_driver::{
@@ -24,6 +24,7 @@ use thalweg_driver::{
     GraphNodeHandle, HostFlags, HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
     ModuleHandle, PoolHandle, Result, StreamHandle,
 };
+use thalweg_lock::{Mutex, MutexGuard};
 
 use super::counts::Command;
 use super::dry_run::{Caller, DryRun, StreamIdentity};
@@ -67,7 +68,7 @@ impl Auditor {
     }
 
     fn session(&self) -> MutexGuard<'_, Option<Session>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        self.session.lock()
     }
 
     /// Begins an audit of all calls from now on, as if the stream captured. `false` if an audit is under way already.
@@ -125,7 +126,7 @@ impl Auditor {
         })
     }
 
-    /// Returns the caller: the calling thread, and the code that makes a call of this name.
+    /// Returns the calling thread, and the code that makes the call, for a driver call with this name.
     fn caller(&self, call: &'static str) -> Caller {
         let (site, kind) = match next_call::take() {
             Some((label, kind)) => (label.into(), kind),

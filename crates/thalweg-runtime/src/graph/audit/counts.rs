@@ -41,7 +41,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Returns the number of all commands: the eager region pays for a launch of each, every time.
+    /// Returns the number of all commands. Each of them costs the eager region a launch every time that it runs.
     pub fn commands(&self) -> u64 {
         self.kernels
             + self.library_calls

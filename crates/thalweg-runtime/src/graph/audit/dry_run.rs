@@ -23,10 +23,10 @@ use super::obstacle::{Obstacle, ObstacleKind, Site};
 /// A stream as the capture rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StreamIdentity {
-    /// The `CUstream`: two handles of one stream are equal if this is.
+    /// The `CUstream`: two handles name the same stream if their `CUstream`s are equal.
     pub(super) cuda_stream: u64,
     pub(super) device: u32,
-    /// Whether it is the device's legacy default stream.
+    /// Whether the stream is the device's legacy default stream.
     pub(super) is_legacy: bool,
     /// Whether the stream synchronises with the legacy default stream.
     pub(super) is_blocking: bool,
@@ -36,7 +36,7 @@ pub(super) struct StreamIdentity {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub(super) site: Site,
-    /// The kind of obstacle that the call is if it is refused, as the caller has set it.
+    /// The kind of obstacle to report if the call is refused, as set by the caller.
     pub(super) kind: Option<ObstacleKind>,
     pub(super) thread: ThreadId,
     /// The capture mode of the calling thread, which decides which calls are forbidden.
@@ -48,7 +48,7 @@ struct Member {
     place: StreamIdentity,
     /// The nodes that the stream's next command depends on.
     branch: SmallVec<[u32; 2]>,
-    /// The wait by which the stream joined; `None` for the region's stream.
+    /// The wait that made the stream join the capture; `None` for the region's stream.
     joined: Option<Site>,
     /// The stream's last command.
     last: Option<Site>,

@@ -8,7 +8,7 @@ use thalweg_driver::{Code, Label, SourceLine};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ObstacleKind {
-    /// The host waits for the device, or queries its progress: nothing of a capture runs, so there is nothing to wait for.
+    /// The host waits for the device, or queries its progress. Nothing runs during a capture, so there is nothing to wait for.
     HostSynchronisation,
     /// Work on the legacy default stream, which no capture contains.
     LegacyStream,
@@ -20,9 +20,9 @@ pub enum ObstacleKind {
     UnjoinedFork,
     /// A call by a thread other than the region's, which the capture forbids or does not see.
     OtherThread,
-    /// Random numbers that the host draws: every replay would repeat those of the capture.
+    /// Random numbers that the host draws: every replay would repeat the numbers of the capture.
     HostRandomState,
-    /// The host reads a value to decide what comes next: a shape, a count, a branch.
+    /// The host reads a value in order to decide on the next work: a shape, a count, a branch.
     DataDependentShape,
     /// A kernel that is loaded at its first use.
     LazyModuleLoad,

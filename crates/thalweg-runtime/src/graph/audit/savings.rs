@@ -49,7 +49,7 @@ impl Savings {
         !self.host_time_saved().is_zero() && self.waiting < self.eager
     }
 
-    /// Predicts the savings, for which it measures a replay. `drained` is the time for which the device kept working after the
+    /// Measures a replay and predicts the savings from it. `drained` is the time for which the device kept working after the
     /// region's end.
     pub(super) fn predict(
         device: &Device,

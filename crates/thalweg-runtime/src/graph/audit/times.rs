@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The time in which a region was submitted.
+/// The time that the submission of a region took.
 pub(super) struct SubmissionTimes {
     /// The moment of the last submission by the region's thread, or of the beginning.
     pub(super) last: Instant,

@@ -1,7 +1,8 @@
 //! The making of graphed callables: checks, warm-up, and the captures in their order.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::graph::OverwritePolicy;
 use thalweg_runtime::{CaptureMode, CaptureOptions, Device, Error, Graph, GraphPool, Label, Result, Stream};
 

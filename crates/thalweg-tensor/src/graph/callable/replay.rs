@@ -2,8 +2,9 @@
 //!
 //! This module and its parent depend on each other: a callable is replayed here.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::graph::HeldMemory;
 use thalweg_runtime::{Device, Error, Graph, GraphPool, Label, OutputHandle, Result, Stream};
 
@@ -98,7 +99,7 @@ impl CallableSet {
     }
 
     fn state(&self) -> MutexGuard<'_, ReplayState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Replays the forward pass of a callable, and records an autograd node.

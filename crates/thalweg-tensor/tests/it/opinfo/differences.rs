@@ -9,10 +9,11 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 
 use serde_json::{Value as Json, json};
+use thalweg_lock::Mutex;
 use thalweg_ops::schema::Kind;
 use thalweg_tensor::dispatch::{
     Call, DispatchKey, IncludeKeyGuard, Operator, find_operator, operators, register_fallback,
@@ -321,7 +322,7 @@ fn note(call: &Call<'_>) -> thalweg_runtime::Result<Tensors> {
 fn judge_all() -> (Vec<Score>, BTreeSet<&'static str>) {
     let folders = ["goldens", "complex"].map(|name| table::folder().join(name));
     let files = Mutex::new(folders.iter().flat_map(|folder| super::files(folder)).collect::<Vec<_>>());
-    let next = || files.lock().expect("no thread panics").pop();
+    let next = || files.lock().pop();
     let found = Mutex::new((own_scores(), REACHED.with_borrow_mut(std::mem::take)));
     let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
@@ -330,14 +331,14 @@ fn judge_all() -> (Vec<Score>, BTreeSet<&'static str>) {
                 let _noted = IncludeKeyGuard::new(DispatchKey::User1);
                 while let Some(path) = next() {
                     let score = judge(&path);
-                    let mut found = found.lock().expect("no thread panics");
+                    let mut found = found.lock();
                     found.0.push(score);
                     found.1.extend(REACHED.with_borrow_mut(std::mem::take));
                 }
             });
         }
     });
-    found.into_inner().expect("no thread panics")
+    found.into_inner()
 }
 
 fn own_scores() -> Vec<Score> {

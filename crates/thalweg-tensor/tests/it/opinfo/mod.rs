@@ -27,11 +27,11 @@ mod unspecified;
 use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::thread;
 
 use file::File;
 use judge::{Score, judge};
+use thalweg_lock::Mutex;
 use thalweg_ops::schema::Schema;
 use thalweg_tensor::dispatch::find_operator;
 
@@ -55,18 +55,18 @@ fn scores(folder: &Path) -> Vec<Score> {
     let files = Mutex::new(files(folder));
     let scores = Mutex::new(Vec::new());
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    let next = || files.lock().expect("no thread panics").pop();
+    let next = || files.lock().pop();
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(path) = next() {
                     let score = judge(&File::read(&path));
-                    scores.lock().expect("no thread panics").push(score);
+                    scores.lock().push(score);
                 }
             });
         }
     });
-    let mut scores = scores.into_inner().expect("no thread panics");
+    let mut scores = scores.into_inner();
     scores.sort_by(|a, b| a.name.cmp(&b.name));
     scores
 }

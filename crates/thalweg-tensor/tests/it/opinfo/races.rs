@@ -1,8 +1,8 @@
 //! OpInfo's samples on a simulated GPU with the sanitizer: no operator races with itself or uses freed memory.
 
-use std::sync::Mutex;
 use std::thread;
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::Device;
 use thalweg_runtime::sim::Check;
 
@@ -48,17 +48,17 @@ fn operators_are_free_of_races() {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let Some(name) = names.lock().expect("no thread panics").pop_first() else { break };
+                    let Some(name) = names.lock().pop_first() else { break };
                     let file = File::read(&table::folder().join(format!("goldens/{name}.gz")));
                     // The device keeps its default generator.
                     let check = Check::new().seeds(0..1).without_shrinking().quarantine(false).allow_leaks();
                     if let Err(failure) = check.find(|gpu| run(&file, gpu.device())) {
-                        failures.lock().expect("no thread panics").push(format!("{name}: {failure}"));
+                        failures.lock().push(format!("{name}: {failure}"));
                     }
                 }
             });
         }
     });
-    let failures = failures.into_inner().expect("no thread panics");
+    let failures = failures.into_inner();
     assert!(failures.is_empty(), "{} names:\n{}", failures.len(), failures.join("\n"));
 }

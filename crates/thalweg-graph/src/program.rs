@@ -1,0 +1,159 @@
+//! [`Program`]: what a segment runs.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+use thalweg_ops::lower::{LoopLaunch, Steps};
+
+use crate::arena::{Interval, offsets};
+use crate::fuse::{Loop, Machine};
+use crate::grouping::{Apart, grouped};
+use crate::segment::{Lifetime, Operand, Segment};
+
+/// A launch of a program.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The launch, except for its scalar arguments, which `numbers` locates.
+    pub launch: LoopLaunch,
+    /// The launches as which it is executed, if its rows are few and long.
+    pub steps: Option<Steps>,
+    /// The node and the slot from which each number comes.
+    pub numbers: SmallVec<[(u32, u32); 8]>,
+    /// The operands that are read.
+    pub inputs: SmallVec<[Operand; 8]>,
+    /// The operands that are written.
+    pub outputs: SmallVec<[Operand; 4]>,
+    /// The numbers of the nodes that it computes.
+    pub members: SmallVec<[u32; 4]>,
+}
+
+/// What a segment runs, in which order, and where its temporary memory is.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The launches.
+    pub steps: Vec<Step>,
+    /// The memory of which the program allocates each by itself: the memory that is kept, and is written.
+    pub kept: Vec<u32>,
+    /// The temporary memory that is used, with its offset in the arena.
+    pub placed: Vec<(u32, u64)>,
+    /// The size of the arena in bytes.
+    pub arena_bytes: u64,
+    /// The pairs of nodes that are not fused although the second one reads what the first one writes.
+    pub apart: Vec<Apart>,
+    /// The bytes that the nodes read and write one by one, and those that the steps do.
+    pub traffic_bytes: [u64; 2],
+}
+
+/// Compiles a segment.
+///
+/// # Panics
+/// If a launch does not fit its operands.
+pub fn plan(segment: &Segment, machine: &Machine) -> Program {
+    let (loops, apart) = grouped(segment, machine);
+    let lives = |lifetime: Lifetime| {
+        let is_touched =
+            |memory: &u32| loops.iter().any(|of| of.touched.iter().any(|touched| touched.memory == *memory));
+        let numbers = 0..segment.memories.len() as u32;
+        numbers
+            .filter(move |&memory| segment.memories[memory as usize].lifetime == lifetime)
+            .filter(is_touched)
+    };
+    let kept = lives(Lifetime::Kept).collect();
+    let intervals: Vec<Interval> = lives(Lifetime::Temporary)
+        .map(|memory| {
+            let uses = |of: &Loop| of.touched.iter().any(|touched| touched.memory == memory);
+            let first = loops.iter().position(uses).expect("it is used");
+            let last = loops.iter().rposition(uses).expect("it is used");
+            Interval { memory, bytes: segment.memories[memory as usize].bytes, first, last }
+        })
+        .collect();
+    let (placed, arena_bytes) =
+        offsets(&intervals, |former, next| writes_over(&loops[next.first], former, next));
+    let bytes = |touched: &[crate::segment::Touched]| {
+        touched.iter().map(|touched| touched.end - touched.start).sum::<u64>()
+    };
+    let traffic_bytes = [
+        segment.nodes.iter().map(|node| bytes(&node.touched())).sum(),
+        loops.iter().map(|of| bytes(&of.touched)).sum(),
+    ];
+    Program { steps: loops.into_iter().map(step).collect(), kept, placed, arena_bytes, apart, traffic_bytes }
+}
+
+/// Returns whether a loop may write memory where it reads other memory: point by point, the same elements.
+fn writes_over(of: &Loop, read: &Interval, written: &Interval) -> bool {
+    let count = of.inputs.len();
+    let uses = |operands: &[Operand], memory: u32| {
+        operands.iter().filter(|operand| operand.memory == memory).count()
+    };
+    if of.combines() || read.bytes != written.bytes || uses(&of.inputs, written.memory) > 0 {
+        return false;
+    }
+    if uses(&of.inputs, read.memory) != 1
+        || uses(&of.outputs, read.memory) > 0
+        || uses(&of.outputs, written.memory) != 1
+    {
+        return false;
+    }
+    let input = of.inputs.iter().position(|operand| operand.memory == read.memory).expect("it is read");
+    let output =
+        of.outputs.iter().position(|operand| operand.memory == written.memory).expect("it is written");
+    let body = &of.launch.body;
+    body.inputs[input].dtype.size_bytes() == body.outputs[output].dtype.size_bytes()
+        && of.inputs[input].offset == of.outputs[output].offset
+        && of.launch.placements[input] == of.launch.placements[count + output]
+}
+
+fn step(of: Loop) -> Step {
+    let steps = of.launch.steps().expect("its sizes were those of nodes that run");
+    let Loop { members, launch, inputs, outputs, numbers, .. } = of;
+    Step { launch, steps, numbers, inputs, outputs, members }
+}
+
+impl Program {
+    /// Returns the bytes that the program allocates: the arena, and what is kept.
+    pub fn allocated_bytes(&self, segment: &Segment) -> u64 {
+        self.arena_bytes
+            + self.kept.iter().map(|&memory| segment.memories[memory as usize].bytes).sum::<u64>()
+    }
+
+    /// Describes the program. `names` has a name for each node.
+    pub fn describe<'p>(&'p self, names: &'p [String]) -> impl fmt::Display + 'p {
+        Described { program: self, names }
+    }
+}
+
+struct Described<'p> {
+    program: &'p Program,
+    names: &'p [String],
+}
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { program, names } = self;
+        let [before, after] = program.traffic_bytes;
+        let computed: usize = program.steps.iter().map(|step| step.members.len()).sum();
+        writeln!(
+            f,
+            "{} loops as {} kernels, {before} bytes moved as {after}, arena {} bytes",
+            names.len(),
+            program.steps.len(),
+            program.arena_bytes
+        )?;
+        if computed < names.len() {
+            writeln!(f, "  left out, since nothing reads their results: {}", names.len() - computed)?;
+        }
+        for step in program.steps.iter().filter(|step| step.members.len() > 1) {
+            let members: Vec<&str> =
+                step.members.iter().map(|&member| names[member as usize].as_str()).collect();
+            writeln!(f, "  fused: {}", members.join(" + "))?;
+        }
+        for Apart { first, second, reason } in &program.apart {
+            writeln!(
+                f,
+                "  not fused: {} and {}, since {reason}",
+                names[*first as usize], names[*second as usize]
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! [`Segment`]: launches in program order, with the memory that each reads and writes.
+
+use smallvec::SmallVec;
+use thalweg_ir::{Body, DType};
+use thalweg_ops::Placement;
+use thalweg_ops::lower::LoopLaunch;
+
+/// The life of a piece of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Lifetime {
+    /// The memory exists already, and remains.
+    Existing,
+    /// The memory is allocated for the segment, and is read afterwards.
+    Kept,
+    /// The memory is the segment's own: nothing reads it afterwards.
+    Temporary,
+}
+
+/// A piece of memory. Two pieces do not overlap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Memory {
+    /// The size in bytes.
+    pub bytes: u64,
+    /// The alignment of its address in bytes: a power of two.
+    pub alignment_bytes: u64,
+    /// The life of the memory.
+    pub lifetime: Lifetime,
+}
+
+/// The first element of an operand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Operand {
+    /// The number of the memory.
+    pub memory: u32,
+    /// The offset in bytes.
+    pub offset: u64,
+}
+
+/// A launch with its operands.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The launch. Its numbers have no influence on the program.
+    pub launch: LoopLaunch,
+    /// The operands that are read, one per input of the body.
+    pub inputs: SmallVec<[Operand; 4]>,
+    /// The operands that are written, one per output of the body.
+    pub outputs: SmallVec<[Operand; 2]>,
+}
+
+/// Launches in program order.
+#[derive(Clone, Debug, Default)]
+pub struct Segment {
+    /// The memory, by number.
+    pub memories: Vec<Memory>,
+    /// The launches.
+    pub nodes: Vec<Node>,
+}
+
+/// A range of a memory that an operand touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Touched {
+    pub memory: u32,
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Touched {
+    /// Returns whether two ranges have a byte in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.memory == other.memory && self.start < other.end && other.start < self.end
+    }
+}
+
+/// Returns the dtype of each operand of a body: the inputs, then the outputs.
+pub(crate) fn dtypes(body: &Body) -> impl Iterator<Item = DType> {
+    let inputs = body.inputs.iter().map(|input| input.dtype);
+    inputs.chain(body.outputs.iter().map(|output| output.dtype))
+}
+
+/// Returns the range that an operand with a placement touches in a launch.
+pub(crate) fn touched(launch: &LoopLaunch, operand: Operand, placement: &Placement, dtype: DType) -> Touched {
+    let elements = match placement {
+        Placement::Gathered(elements) => *elements,
+        Placement::Strided { rows, inner } => {
+            let extents = launch.rows.iter().chain(&launch.inner);
+            let inner_or_none = inner.iter().copied().chain(std::iter::repeat(0));
+            let strides = rows.iter().copied().chain(inner_or_none);
+            let last = extents
+                .clone()
+                .zip(strides)
+                .map(|(&extent, stride)| (extent as u64).saturating_sub(1) * stride);
+            if extents.clone().any(|&extent| extent == 0) { 0 } else { 1 + last.sum::<u64>() }
+        }
+    };
+    let start = operand.offset;
+    Touched { memory: operand.memory, start, end: start + elements * dtype.size_bytes() as u64 }
+}
+
+impl Node {
+    /// Returns the ranges that the launch touches: those of the inputs, then those of the outputs.
+    pub(crate) fn touched(&self) -> SmallVec<[Touched; 8]> {
+        let operands = self.inputs.iter().chain(&self.outputs);
+        (operands.zip(&self.launch.placements).zip(dtypes(&self.launch.body)))
+            .map(|((&operand, placement), dtype)| touched(&self.launch, operand, placement, dtype))
+            .collect()
+    }
+}

@@ -1,0 +1,159 @@
+"""Operators below autograd that modes and classes receive (`__torch_dispatch__`)."""
+
+import threading
+
+from . import _core, _torch_functions, ops
+
+Tensor = _core.Tensor
+
+
+class _Local(threading.local):
+    """The modes of a thread, the innermost last."""
+
+    def __init__(self):
+        self.modes = []
+
+
+_local = _Local()
+
+
+def modes():
+    """Returns the open modes of this thread, the innermost last."""
+    return _local.modes
+
+
+def _called(name, args, kwargs):
+    """Is called by the extension for each operator while a mode is open."""
+    stack = _local.modes
+    mode = stack.pop()
+    _core._set_dispatch_modes(len(stack))
+    try:
+        overload = ops.overload(name)
+        kinds = tuple({type(value) for value in _tensors(args, kwargs) if type(value) is not Tensor})
+        result = mode.__torch_dispatch__(overload, kinds, args, kwargs)
+        if result is NotImplemented:
+            result = overload(*args, **kwargs)
+        return result
+    finally:
+        stack.append(mode)
+        _core._set_dispatch_modes(len(stack))
+
+
+def _tensors(args, kwargs):
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value, {})
+
+
+def push(mode):
+    """Makes a mode the innermost one."""
+    if not _local.modes:
+        _core._pass_calls_to_modes(_called, True)
+    _local.modes.append(mode)
+    _core._set_dispatch_modes(len(_local.modes))
+
+
+def pop():
+    """Removes the innermost mode and returns it."""
+    mode = _local.modes.pop()
+    _core._set_dispatch_modes(len(_local.modes))
+    if not _local.modes:
+        _core._pass_calls_to_modes(_called, False)
+    return mode
+
+
+# Attributes of tensors that a wrapper answers as it was made.
+_PLAIN = {"__get__", "__set__", "size", "dim", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_floating_point", "is_complex",
+          "element_size", "data_ptr", "requires_grad_", "__repr__", "__format__", "__len__", "get_device", "retain_grad", "register_hook",
+          "__setstate__", "__reduce_ex__", "__deepcopy__", "__bool__", "item", "tolist", "numpy", "backward", "to", "as_subclass"}
+
+
+def through_class(cls, func, types, args, kwargs):
+    """Returns the result of `__torch_dispatch__` for the operator that a function runs."""
+    name = getattr(func, "__name__", "")
+    if name in ("to", "float", "double", "half", "bfloat16", "cuda", "cpu", "long", "int") and isinstance(args[0], cls):
+        return _converted(cls, name, types, args, kwargs)
+    if name in ("detach", "__getitem__", "clone", "_to_copy") or name not in _PLAIN:
+        found = _overload_of(name, args, kwargs)
+        if found is not None:
+            overload, args = found
+            result = cls.__torch_dispatch__(overload, types, args, kwargs)
+            if result is NotImplemented:
+                raise TypeError(f"Multiple dispatch failed for '{overload}'; all __torch_dispatch__ handlers returned NotImplemented")
+            return result
+    with _torch_functions.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs) if name not in _COMPOSED else _COMPOSED[name](cls, func, args, kwargs)
+
+
+_COMPOSED = {}
+
+
+def _converted(cls, name, types, args, kwargs):
+    """Returns a tensor with another dtype or on another device, as the operator `_to_copy`."""
+    dtypes = {"float": _core.float32, "double": _core.float64, "half": _core.float16, "bfloat16": _core.bfloat16, "long": _core.int64,
+              "int": _core.int32}
+    options = {key: value for key, value in kwargs.items() if key in ("dtype", "device", "memory_format")}
+    if name in dtypes:
+        options["dtype"] = dtypes[name]
+    elif name in ("cuda", "cpu"):
+        options["device"] = _core.device(name)
+    for value in args[1:]:
+        if isinstance(value, _core.dtype):
+            options["dtype"] = value
+        elif isinstance(value, (str, _core.device)):
+            options["device"] = _core.device(value) if isinstance(value, str) else value
+        elif isinstance(value, Tensor):
+            options |= {"dtype": value.dtype, "device": value.device}
+    here = args[0]
+    if options.get("dtype", here.dtype) == here.dtype and options.get("device", here.device) == here.device and not kwargs.get("copy"):
+        return here
+    return cls.__torch_dispatch__(ops.overload("_to_copy"), types, (here,), options)
+
+
+def _overload_of(name, args, kwargs):
+    """Returns the operator that a call of a function runs, with its arguments, or None."""
+    symbol = _torch_functions._BY_SYMBOL.get(name, name)
+    if symbol == "__getitem__":
+        return None
+    with _torch_functions.DisableTorchFunction():
+        try:
+            found = _core._overload_of(symbol, args, kwargs)
+        except (TypeError, RuntimeError, ValueError):
+            found = None
+    return (ops.overload(found), args) if found is not None else None
+
+
+def wrapper(cls, size, strides=None, storage_offset=0, memory_format=None, dtype=None, layout=None, device=None, pin_memory=False,
+            requires_grad=False, dispatch_sizes_strides_policy=None, dispatch_device=False, dispatch_layout=False, **_):
+    """Returns an instance of a class without elements of its own, with a shape, a dtype and a device: its functions go to `__torch_dispatch__`."""
+    if getattr(cls, "__torch_dispatch__", _torch_functions._disabled_torch_dispatch_impl) is _torch_functions._disabled_torch_dispatch_impl:
+        raise RuntimeError(f"{cls.__name__}: _make_wrapper_subclass needs a class with __torch_dispatch__")
+    dtype = _core.get_default_dtype() if dtype is None else dtype
+    if strides is None:
+        made = _core.empty(list(size), dtype=dtype, device="meta")
+    else:
+        made = _core.empty_strided(list(size), list(strides), dtype=dtype, device="meta")
+    made = Tensor.__new__(cls, made)
+    if requires_grad:
+        made.__dict__["_wrapper_requires_grad"] = True
+    made.__dict__["_wrapper_device"] = _core.device(device) if device is not None else _core.get_default_device()
+    if "_wrapper_device" not in cls.__dict__.get("_thalweg_wrapper", ()):
+        _give_device(cls)
+    return made
+
+
+def _give_device(cls):
+    """Makes the device of a wrapper the one that it was made with."""
+    if not getattr(cls, "_has_wrapper_device", False):
+        original = _torch_functions._original("device")
+        # A subclass that has a property of its own keeps it.
+        classes = cls.__mro__[:cls.__mro__.index(Tensor)]
+        made = _torch_functions._attributes()["device"]
+        if all(vars(one).get("device", made) is made for one in classes):
+            cls.device = property(lambda self: self.__dict__.get("_wrapper_device") or original.__get__(self))
+        cls._has_wrapper_device = True
+
+
+Tensor._make_wrapper_subclass = staticmethod(wrapper)

@@ -1,0 +1,348 @@
+"""Functions that arguments or modes take over (`__torch_function__`, `__torch_dispatch__` of subclasses).
+
+The extension finds calls of its functions that are taken over (`src/overrides.rs`). Functions that are written in Python, and the
+attributes of `Tensor` that are no operators, are looked after here:
+
+- Functions of Python are made overridable when a program first needs it (`activate`): their code is replaced by a call that looks
+  at the arguments first. So they cost nothing more until then, and keep their identity.
+- A subclass that overrides gets attributes of its own, in the place of those of `Tensor` (`__init_subclass__`). While a mode is
+  open, `Tensor` itself has them.
+"""
+
+import threading
+import types
+
+from . import _core
+
+Tensor = _core.Tensor
+
+
+class _Local(threading.local):
+    """The modes of a thread, the innermost last."""
+
+    def __init__(self):
+        self.modes = []
+
+
+_local = _Local()
+
+
+def modes():
+    """Returns the open modes of this thread, the innermost last."""
+    return _local.modes
+
+
+class _Off:
+    """A region in which overrides are switched off."""
+
+    _extent = 1
+
+    def __enter__(self):
+        self._former = _core._set_overrides_off(max(self._extent, _core._overrides_off()))
+
+    def __exit__(self, *_):
+        _core._set_overrides_off(self._former)
+
+
+class DisableTorchFunctionSubclass(_Off):
+    """A region in which no argument takes over functions."""
+
+
+class DisableTorchFunction(_Off):
+    """A region in which neither arguments nor modes take over functions."""
+
+    _extent = 2
+
+
+def _disabled_torch_function_impl(func, types, args=(), kwargs=None):
+    """Returns the result of the function. A class whose `__torch_function__` is this takes over nothing."""
+    with DisableTorchFunctionSubclass():
+        return func(*args, **(kwargs or {}))
+
+
+def _disabled_torch_dispatch_impl(func, types, args=(), kwargs=None):
+    """Returns the result of the function. A class whose `__torch_dispatch__` is this takes over nothing."""
+    return func(*args, **(kwargs or {}))
+
+
+def _function(name, is_method):
+    """Returns the function that a program calls by a name."""
+    if is_method:
+        return _originals.get(name) or getattr(Tensor, name)
+    import sys
+    own = getattr(sys.modules[__package__], name, None)
+    if callable(own):
+        return own
+    return getattr(_core, name, None) or _core._in_place[name]
+
+
+def _called(name, is_method, found, args, kwargs):
+    """Is called by the extension for a call that is taken over."""
+    activate()
+    return take(_function(name, is_method), found, args, kwargs)
+
+
+def _ordered(values):
+    """Returns values in the order in which their classes are asked: subclasses first, then as in the call."""
+    ordered = []
+    for value in values:
+        place = next((place for place, other in enumerate(ordered) if issubclass(type(value), type(other))), len(ordered))
+        ordered.insert(place, value)
+    return ordered
+
+
+def take(function, found, args, kwargs):
+    """Returns the result of a call that modes or values take over."""
+    found = _ordered(found)
+    kinds = tuple(type(value) for value in found)
+    stack = _local.modes
+    if stack and _core._overrides_off() < 2:
+        mode = stack.pop()
+        former = _core._set_function_modes(len(stack))
+        try:
+            result = mode.__torch_function__(function, kinds, args, kwargs)
+        finally:
+            stack.append(mode)
+            _core._set_function_modes(former)
+        if result is not NotImplemented:
+            return result
+    for value in found:
+        result = type(value).__torch_function__(function, kinds, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    name = f"{getattr(function, '__module__', None) or 'torch'}.{getattr(function, '__qualname__', function)}"
+    text = f"no implementation found for '{name}' on types that implement __torch_function__: {[kind.__name__ for kind in kinds]}"
+    if stack:
+        text += f" nor in mode {stack[-1]}"
+    raise TypeError(text)
+
+
+# ---- What a subclass does by itself --------------------------------------------------------------------------------
+
+
+def _of_class(result, cls):
+    """Returns a result with its tensors as instances of a class."""
+    if isinstance(result, Tensor):
+        return result if isinstance(result, cls) else result.as_subclass(cls)
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*[_of_class(part, cls) for part in result])
+    if type(result) in (tuple, list):
+        return type(result)([_of_class(part, cls) for part in result])
+    return result
+
+
+def _torch_function(cls, func, types, args=(), kwargs=None):
+    """Returns the result of a function, with its tensors as instances of the class."""
+    kwargs = kwargs or {}
+    if not all(issubclass(cls, kind) for kind in types):
+        return NotImplemented
+    with DisableTorchFunctionSubclass():
+        result = func(*args, **kwargs)
+        if cls is Tensor or func in _plain_results():
+            return result
+        return _of_class(result, cls)
+
+
+_kept = []
+
+
+def _plain_results():
+    """Returns the functions whose results keep their class."""
+    if not _kept:
+        _kept.extend(_original(name).__get__ for name in ("grad", "_base", "_grad"))
+    return _kept
+
+
+def _through_dispatch(cls, func, types, args=(), kwargs=None):
+    """Passes a call to `__torch_dispatch__` as the operator that it runs. Other functions run on the tensors as they are."""
+    from . import _dispatching
+    return _dispatching.through_class(cls, func, types, args, kwargs or {})
+
+
+def _init_subclass(cls, **options):
+    """Gives a subclass that overrides functions attributes that it overrides as well."""
+    super(Tensor, cls).__init_subclass__(**options)
+    dispatch = getattr(cls, "__torch_dispatch__", None)
+    own = cls.__torch_function__
+    if "__torch_dispatch__" in vars(cls) and dispatch is not _disabled_torch_dispatch_impl and (
+            own is _disabled_torch_function_impl or getattr(own, "__func__", None) is _torch_function):
+        cls.__torch_function__ = classmethod(_through_dispatch)
+    if cls.__torch_function__ is not _disabled_torch_function_impl:
+        activate()
+        _install(cls)
+
+
+# ---- Attributes of tensors that are no operators -------------------------------------------------------------------
+
+# The operator by which PyTorch names what a symbol of Python calls.
+_BY_SYMBOL = {
+    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__mul__": "mul", "__rmul__": "mul", "__matmul__": "matmul", "__truediv__": "div",
+    "__mod__": "remainder", "__neg__": "neg", "__pos__": "positive", "__abs__": "abs", "__invert__": "bitwise_not", "__eq__": "eq",
+    "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge", "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_",
+    "__pow__": "pow"}
+_UNTOUCHED = {
+    "__new__", "__init__", "__init_subclass__", "__class__", "__dict__", "__weakref__", "__torch_function__", "__torch_dispatch__", "__getattribute__",
+    "__setattr__", "__delattr__", "__hash__", "__dir__", "__doc__", "__module__", "__subclasshook__", "__sizeof__", "__getstate__", "__reduce__",
+    "__array_priority__", "__class_getitem__", "as_subclass", "new", "name", "volatile", "__qualname__", "__array_namespace__", "is_sparse",
+    "is_quantized", "layout", "__cuda_array_interface__"}
+_SHOWN = ("_version", "_base", "_grad", "_backward_hooks", "_is_view")
+_originals = {}
+
+
+def _original(name):
+    """Returns an attribute of `Tensor` as it is without modes."""
+    return _originals.get(name) or vars(Tensor).get(name) or getattr(Tensor, name)
+
+
+def _is_operator(name):
+    return hasattr(_core, name) or name in _core._in_place
+
+
+def _overridable_attributes():
+    """Yields the names and values of the attributes of `Tensor` that are no operators of the table and that overrides see."""
+    for name, value in list(vars(Tensor).items()):
+        is_hidden = name.startswith("_") and not name.startswith("__") and name not in _SHOWN
+        if name in _UNTOUCHED or is_hidden or isinstance(value, (staticmethod, classmethod)):
+            continue
+        if isinstance(value, (types.GetSetDescriptorType, property)):
+            yield name, value, _property(name, value)
+        elif isinstance(value, types.MethodDescriptorType) and _is_operator(name):
+            continue
+        elif isinstance(value, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+            yield name, value, _method(name, value)
+
+
+def _method(name, original):
+    def method(self, *args, **kwargs):
+        args = (self, *args)
+        if not _core._is_overridden(args, kwargs):
+            return original(*args, **kwargs)
+        function = original if name not in _BY_SYMBOL else _original(_BY_SYMBOL[name])
+        if name.startswith("__r") and name in _BY_SYMBOL and len(args) == 2:
+            args = (args[1], args[0]) if not isinstance(args[1], Tensor) and name != "__radd__" else args
+        return take(function, _core._overriding(args, kwargs), args, kwargs)
+    method.__name__, method.__qualname__, method.__doc__ = name, f"Tensor.{name}", getattr(original, "__doc__", None)
+    method.__wrapped__ = original
+    return method
+
+
+def _property(name, original):
+    def accessor(kind):
+        function = getattr(original, kind)
+
+        def access(self, *value):
+            args = (self, *value)
+            if not _core._is_overridden(args, {}):
+                return function(*args)
+            return take(function, _core._overriding(args, {}), args, {})
+        return access
+    has_setter = isinstance(original, types.GetSetDescriptorType) or original.fset is not None
+    return property(accessor("__get__"), accessor("__set__") if has_setter else None, None, getattr(original, "__doc__", None))
+
+
+_made = {}
+
+
+def _attributes():
+    """Returns the overridable attributes, by name. They are made once."""
+    if not _made:
+        for name, value, own in _overridable_attributes():
+            _originals[name] = value
+            _made[name] = own
+    return _made
+
+
+def _install(cls):
+    """Gives a subclass attributes that it overrides, in the place of those of `Tensor`."""
+    classes = cls.__mro__[:cls.__mro__.index(Tensor)]
+    for name, own in _attributes().items():
+        if not any(name in vars(one) for one in classes):
+            setattr(cls, name, own)
+
+
+_open = 0
+_lock = threading.Lock()
+
+
+def opened():
+    """Gives `Tensor` the attributes that modes see, when the first mode of the process is entered."""
+    global _open
+    activate()
+    with _lock:
+        _open += 1
+        if _open == 1:
+            for name, own in _attributes().items():
+                setattr(Tensor, name, own)
+
+
+def closed():
+    """Gives `Tensor` its own attributes back, when the last mode is left."""
+    global _open
+    with _lock:
+        _open -= 1
+        if _open == 0:
+            for name, value in _originals.items():
+                setattr(Tensor, name, value)
+
+
+# ---- Functions of Python -------------------------------------------------------------------------------------------
+
+_is_active = False
+
+
+def activate():
+    """Makes the package's functions that are written in Python overridable, once."""
+    global _is_active
+    if _is_active:
+        return
+    _is_active = True
+    import sys
+    from . import _draws, _functions, _lowrank, _operators
+    from .nn import _attention, _resampling, functional
+    modules = (functional, _resampling, _attention, _functions, _operators, _draws, _lowrank)
+    names = {module.__name__ for module in modules}
+    package = sys.modules[__package__]
+    for module in (package, *modules):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NOT_OVERRIDABLE and not value.__closure__ and (
+                    value.__globals__.get("__name__") in names) and "__wrapped__" not in vars(value):
+                _make_overridable(value)
+
+
+_NOT_OVERRIDABLE = {
+    "is_tensor", "is_storage", "set_default_tensor_type", "set_printoptions", "typename", "is_grad_enabled", "broadcast_shapes", "has_torch_function",
+    "boolean_dispatch", "use_deterministic_algorithms", "set_default_device", "get_default_device", "can_cast", "promote_types", "compile"}
+
+
+def _make_overridable(function):
+    """Replaces the code of a function by a call that looks at the arguments first."""
+    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    own.__kwdefaults__, own.__module__ = function.__kwdefaults__, function.__module__
+    name = function.__name__
+    source = (f"def {name}(*args, **kwargs):\n"
+              "    if __is_overridden__(args, kwargs):\n"
+              f"        return __take__(__overridable__[{name!r}], __overriding__(args, kwargs), args, kwargs)\n"
+              f"    return __own__[{name!r}](*args, **kwargs)\n")
+    namespace = function.__globals__
+    namespace.setdefault("__is_overridden__", _core._is_overridden)
+    namespace.setdefault("__overriding__", _core._overriding)
+    namespace.setdefault("__take__", take)
+    namespace.setdefault("__overridable__", {})[name] = function
+    namespace.setdefault("__own__", {})[name] = own
+    made = {}
+    exec(compile(source, own.__code__.co_filename, "exec"), made)
+    function.__code__ = made[name].__code__.replace(co_firstlineno=own.__code__.co_firstlineno)
+    function.__defaults__ = function.__kwdefaults__ = None
+    function.__wrapped__ = own
+
+
+def register(plain):
+    """Registers the functions of this module with the extension, and the classes that take over nothing."""
+    values = (0, 0.0, None, False, "", 0j, b"", slice(None), ..., _core.float32, _core.preserve_format)
+    _core._register_overrides(_called, _disabled_torch_function_impl, [
+        *plain[:1], *map(type, values), *plain[1:], _core.device, _core.Generator])
+
+
+Tensor.__torch_function__ = classmethod(_torch_function)
+Tensor.__torch_dispatch__ = staticmethod(_disabled_torch_dispatch_impl)
+Tensor.__init_subclass__ = classmethod(_init_subclass)

@@ -1,0 +1,1 @@
+"""Passes and their order (`torch.fx.passes.infra`)."""

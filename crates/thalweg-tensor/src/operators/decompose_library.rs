@@ -1,0 +1,172 @@
+//! Decompositions as calls of the vendor's libraries; on the simulator as host functions.
+//!
+//! Each function returns `None` if no library computes these matrices: then a kernel of our own does. That is so while the stream
+//! captures, as the libraries may wait for the device, and for many small matrices, which the libraries take one after another.
+
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result};
+
+use super::decompose::{empty, turned};
+use crate::tensor::Tensor;
+
+/// Matrices of a batch that a library takes one after another.
+const MOST_IN_TURN: usize = 32;
+/// The sizes from which each of such matrices is worth a call of its own.
+const LARGE: usize = 128;
+
+/// Returns whether a batch of matrices, whose smaller size is `least`, is computed by the libraries one matrix after another.
+fn is_worth(batch: usize, least: usize) -> bool {
+    batch <= MOST_IN_TURN || least >= LARGE
+}
+
+/// Queues a call over (batch, rows, columns), unless no library takes it.
+fn queue(
+    method: DenseMethod,
+    [batch, rows, columns]: [usize; 3],
+    operands: &[&Tensor],
+    needs_addresses: bool,
+    label: Label,
+) -> Result<bool> {
+    let stream = operands[0].device().current_stream();
+    // Nothing waits for a tensor that has only a shape.
+    if [batch, rows, columns].contains(&0) || stream.device().is_meta() || stream.is_capturing()? {
+        return Ok(false);
+    }
+    let null = DevicePointer::new(0);
+    let mut call = DenseCall {
+        method,
+        batch: batch as u64,
+        rows: rows as u64,
+        columns: columns as u64,
+        operands: std::array::from_fn(|place| operands.get(place).map_or(null, |operand| operand.pointer())),
+        addresses: [null; 2],
+        workspace: None,
+    };
+    if call.fault().is_some() {
+        return Ok(false);
+    }
+    // Alive until the call is queued: later work of the stream may use the memory then.
+    let mut lists = Vec::new();
+    if needs_addresses && batch > 1 {
+        let bytes = call.operand_bytes();
+        for (place, list) in call.addresses.iter_mut().enumerate().take(operands.len().min(2)) {
+            let start = call.operands[place].address() as i64;
+            let addresses =
+                Tensor::arange(batch, start, bytes[place].0 as i64, DType::I64, operands[0].device())?;
+            *list = addresses.pointer();
+            lists.push(addresses);
+        }
+    }
+    match stream.library_dense(&call, label) {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_library_missing() || error.is_not_supported() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns a copy whose columns are contiguous: the rows of the transposes.
+fn by_columns(x: &Tensor) -> Result<Tensor> {
+    turned(&x.detach())?.copied(Location::caller())
+}
+
+/// Computes lower factors in place, with zeros above them.
+pub(super) fn cholesky(
+    a: &Tensor,
+    info: &Tensor,
+    [batch, n]: [usize; 2],
+    label: Label,
+) -> Result<Option<Tensor>> {
+    match queue(DenseMethod::Cholesky, [batch, n, n], &[a, info], true, label)? {
+        true => a.tril(0).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Solves triangular systems in place of their right sides.
+pub(super) fn triangular(
+    a: &Tensor,
+    b: &Tensor,
+    [batch, n, columns]: [usize; 3],
+    [upper, transposed, unit]: [bool; 3],
+    label: Label,
+) -> Result<bool> {
+    let method = DenseMethod::Triangular { upper, transposed, unit };
+    queue(method, [batch, n, columns], &[a, b], true, label)
+}
+
+/// Returns both factors in one tensor, the swapped rows, and the state.
+pub(super) fn lu(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[Tensor; 3]>> {
+    let [batch, rows, columns] = sizes;
+    if rows != columns && !is_worth(batch, rows.min(columns)) {
+        return Ok(None);
+    }
+    let factors = by_columns(x)?;
+    let pivots = empty(x, &[batch, rows.min(columns)], DType::I32, label)?;
+    let info = Tensor::zeros(&[batch], DType::I32, x.device())?;
+    let is_done = queue(DenseMethod::Lu, sizes, &[&factors, &pivots, &info], true, label)?;
+    if is_done { Ok(Some([turned(&factors)?, pivots, info])) } else { Ok(None) }
+}
+
+/// Returns the packed form of QR, by columns, and the factors of its reflectors.
+pub(super) fn qr(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[Tensor; 2]>> {
+    let [batch, rows, columns] = sizes;
+    let least = rows.min(columns);
+    if !is_worth(batch, least) {
+        return Ok(None);
+    }
+    let packed = by_columns(x)?;
+    let factors = empty(x, &[batch, least], DType::F64, label)?;
+    let is_done = queue(DenseMethod::Qr, sizes, &[&packed, &factors], false, label)?;
+    if is_done { Ok(Some([turned(&packed)?, factors])) } else { Ok(None) }
+}
+
+/// Returns the first `width` columns of the product of reflectors, whose vectors are below the diagonal of `vectors` (batch, rows,
+/// count).
+pub(super) fn reflectors(
+    vectors: &Tensor,
+    factors: &Tensor,
+    [batch, rows, count, width]: [usize; 4],
+    label: Label,
+) -> Result<Option<Tensor>> {
+    if !is_worth(batch, count) || count > width {
+        return Ok(None);
+    }
+    let mut columns = turned(&vectors.detach())?;
+    if width > count {
+        let rest = Tensor::zeros(&[batch, width - count, rows], DType::F64, vectors.device())?;
+        columns = Tensor::cat(&[columns, rest], 1)?;
+    }
+    let columns = columns.copied(Location::caller())?;
+    let method = DenseMethod::Reflectors { width: width as u64 };
+    let is_done = queue(method, [batch, rows, count], &[&columns, factors], false, label)?;
+    if is_done { turned(&columns).map(Some) } else { Ok(None) }
+}
+
+/// Returns the eigenvalues and eigenvectors of symmetric matrices, which are overwritten.
+pub(super) fn eigen(a: &Tensor, [batch, n]: [usize; 2], label: Label) -> Result<Option<[Tensor; 2]>> {
+    let values = empty(a, &[batch, n], DType::F64, label)?;
+    let info = Tensor::zeros(&[batch], DType::I32, a.device())?;
+    let is_done = queue(DenseMethod::Eigen, [batch, n, n], &[a, &values, &info], false, label)?;
+    if is_done { Ok(Some([values, turned(a)?])) } else { Ok(None) }
+}
+
+/// Returns left singular vectors, singular values and right singular vectors of tall matrices.
+pub(super) fn singular(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[Tensor; 3]>> {
+    let [batch, rows, columns] = sizes;
+    if !is_worth(batch, columns) || columns > rows {
+        return Ok(None);
+    }
+    let a = by_columns(x)?;
+    let left = empty(x, &[batch, columns, rows], DType::F64, label)?;
+    let right = empty(x, &[batch, columns, columns], DType::F64, label)?;
+    let values = empty(x, &[batch, columns], DType::F64, label)?;
+    let info = Tensor::zeros(&[batch], DType::I32, x.device())?;
+    let is_done = queue(DenseMethod::Singular, sizes, &[&a, &left, &right, &values, &info], false, label)?;
+    // The library's rotations may not converge; ours have another limit.
+    if !is_done || info.ne_scalar(0)?.any()?.to_vec::<bool>()?[0] {
+        return Ok(None);
+    }
+    Ok(Some([turned(&left)?, values, turned(&right)?]))
+}
