@@ -23,7 +23,7 @@ use crate::convert::{
     number_beside, number_object, read_complex, read_int_or_tensor, read_scalar, read_value, tensor_of,
 };
 use crate::dtype::{self, PyDType};
-use crate::failure::{exception, left_out, run, type_error};
+use crate::failure::{exception, run, type_error};
 use crate::generator::PyGenerator;
 use crate::handle::{Held, PyTensor};
 

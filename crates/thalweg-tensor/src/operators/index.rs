@@ -5,12 +5,13 @@
 //! the kernel reports it, and the next wait for the device returns an error.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout, Scalar, Shape};
+use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
 use super::Body::{Composite, Differentiable, Kernel, Pair};
 use super::create::pad;
+use super::repeated::gathered_in_place;
 use super::view::{diagonal, extents, select, slice, wrap};
 use super::window::is_recorded;
 use super::{complex, operators, single};
@@ -384,23 +385,6 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
         return gathered_in_place(&source, dim, &wide)?.reshape(index.shape()).map(single);
     }
     gathered(&around(&source, dim)?, &around(&wide, dim)?)?.reshape(index.shape()).map(single)
-}
-
-/// Returns the elements at indices of a dimension of a tensor with any strides, by their places in its memory.
-fn gathered_in_place(source: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
-    let (layout, shape) = (source.layout(), source.shape());
-    let index = checked(index, (0, shape[dim]), ("gather", RangeOf::Dimension(dim)))?;
-    let mut places = index.mul_scalar(layout.strides()[dim] as i64)?;
-    for (other, &stride) in layout.strides().iter().enumerate() {
-        if other != dim && stride > 0 && shape[other] > 1 {
-            let starts = Tensor::arange(shape[other], 0i64, stride as i64, DType::I64, source.device())?;
-            let mut along = Shape::from_elem(1, source.rank());
-            along[other] = shape[other];
-            places = places.add(&starts.reshape(&along)?)?;
-        }
-    }
-    let memory = source.with_layout(Layout::new(&[1, layout.span(), 1], &[0, 1, 1], layout.offset())?);
-    gathered(&memory, &places.reshape(&[1, places.elements(), 1])?)
 }
 
 pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tensor> {

@@ -64,6 +64,7 @@ mod random;
 mod recurrent;
 mod recurrent_networks;
 mod reduce;
+mod repeated;
 mod resample;
 mod scan;
 mod segment;
