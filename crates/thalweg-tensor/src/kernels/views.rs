@@ -90,17 +90,27 @@ impl Backward for ViewBackward {
 
 /// Sums the gradient of a dimension's windows at the points that they contain.
 fn windows_gradient(gradient: &Tensor, shape: &[usize], [dim, size, step]: [usize; 3]) -> Result<Tensor> {
+    // Complex numbers are pairs of floats, which are a last dimension.
+    let is_complex = gradient.dtype().is_complex();
+    let (gradient, parts) = match is_complex {
+        true => (gradient.contiguous()?.view_as_real()?, 2),
+        false => (gradient.clone(), 1),
+    };
     let count = gradient.shape()[dim];
     let outer: usize = shape[..dim].iter().product();
     let inner: usize = shape[dim + 1..].iter().product();
     // The elements of a window come before the windows and the dimensions after them.
-    let columns = gradient.reshape(&[outer, count, inner, size])?.permute(&[0, 3, 1, 2])?;
-    let columns = columns.reshape(&[outer, size, count * inner])?;
-    let lists = [[shape[dim], inner], [size, 1], [1, 1], [0, 0], [step, 1], [count, inner]]
+    let columns = gradient.reshape(&[outer, count, inner, size, parts])?.permute(&[0, 3, 1, 2, 4])?;
+    let columns = columns.reshape(&[outer, size, count * inner * parts])?;
+    let lists = [[shape[dim], inner * parts], [size, 1], [1, 1], [0, 0], [step, 1], [count, inner * parts]]
         .map(|list| list.map(|number| number as i64));
     let arguments: Vec<Argument<'_>> =
         [(&columns).into()].into_iter().chain(lists.iter().map(|list| Argument::Ints(list))).collect();
-    call(built_in!("thalweg::fold")?, &arguments, None, Location::caller())?.reshape(shape)
+    let sums = call(built_in!("thalweg::fold")?, &arguments, None, Location::caller())?;
+    match is_complex {
+        true => sums.reshape(&[shape, &[2]].concat())?.view_as_complex(),
+        false => sums.reshape(shape),
+    }
 }
 
 /// Sums the gradient of a view with any strides in its base's memory, since elements may occur several times.
