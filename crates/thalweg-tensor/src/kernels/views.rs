@@ -108,7 +108,10 @@ fn windows_gradient(gradient: &Tensor, shape: &[usize], [dim, size, step]: [usiz
         [(&columns).into()].into_iter().chain(lists.iter().map(|list| Argument::Ints(list))).collect();
     let sums = call(built_in!("thalweg::fold")?, &arguments, None, Location::caller())?;
     match is_complex {
-        true => sums.reshape(&[shape, &[2]].concat())?.view_as_complex(),
+        true => {
+            let pairs: Shape = shape.iter().copied().chain([2]).collect();
+            sums.reshape(&pairs)?.view_as_complex()
+        }
         false => sums.reshape(shape),
     }
 }
