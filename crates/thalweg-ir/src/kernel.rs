@@ -10,7 +10,7 @@
 //! lanes/2, each lane *t* that is a multiple of 2·`step` becomes `op(lane t, lane t + step)`. With one lane the row is combined
 //! front to back. The order is therefore data, and every executor computes the same bits for operations that are correctly
 //! rounded. The number of threads that work on a row does not matter: a thread may take several neighbouring lanes
-//! ([`Class::vector`]).
+//! ([`Class::vector`]). In rows that are [shifted](Class::shifted), lanes are counted from before the row's first point.
 //!
 //! A lane with many points is a *cascade*, so that the error of a sum does not grow with their number. With a [`Class::cascade`]
 //! of 2, its points are taken in runs of [`RUN`], each of which starts from the neutral value, and the results of the runs are
@@ -67,8 +67,13 @@ pub struct Class {
     /// `lanes`, and the result differs from theirs by the rounding of exponentials. Rows are one inner dimension of vectors, like
     /// held rows.
     pub online: bool,
-    /// The inputs that repeat one element, as bits: at all points of a row, for rows that are held or online; for all rows at a
-    /// point, for rows abreast that are handled by vectors; along the last dimension, for strided points that are handled by
+    /// Whether rows that are [`held`](Class::held) need not begin or end at a multiple of [`vector`](Class::vector): vectors begin
+    /// at the last multiple at or before the row's first element, the *shift* of elements before it, and those outside of the row
+    /// are neither combined nor stored. The shift is the same in all operands that are read or written point by point. Lane *t*
+    /// combines the points *p* for which *p* plus the shift is *t* modulo the number of lanes.
+    pub shifted: bool,
+    /// The inputs that repeat one element, as bits: at all points of a row, for rows that are held or online; for neighbouring
+    /// rows at a point, for rows abreast that are handled by vectors; along the last dimension, for strided points that are handled by
     /// vectors. 0 elsewhere.
     pub repeated: u32,
     /// One more than the row dimension in which neighbouring elements of [`transposed_inputs`](Class::transposed_inputs) are adjacent in
@@ -120,6 +125,7 @@ impl Class {
             shared: 0,
             streamed: None,
             online: false,
+            shifted: false,
             repeated: 0,
             transposed: 0,
             transposed_inputs: 0,

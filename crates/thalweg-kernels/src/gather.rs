@@ -24,16 +24,20 @@ pub struct GatherRows {
     pub index_stride: u64,
     /// The content of a row at an index out of range, as 8 bytes that are repeated.
     pub fill: u64,
+    /// The number of vectors that a thread copies: see [`GatherRows::vectors_of`].
+    pub vectors: u64,
 }
 
-arguments! { GatherRows { sizes, index_stride, fill } }
+arguments! { GatherRows { sizes, index_stride, fill, vectors } }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
 /// Bytes that are copied at once.
 const VECTOR: u64 = 16;
-/// Vectors of a thread.
+/// The most vectors of a thread.
 const VECTORS: u64 = 4;
+/// The number of vectors from which there are enough threads if each copies the most.
+const MANY: u64 = 1 << 19;
 
 /// The operands of a launch: source, indices (i64), and the result.
 type Operands = [DevicePointer; 3];
@@ -49,6 +53,12 @@ impl GatherRows {
             dtype if dtype.is_floating_point() || dtype.is_complex() => None,
             _ => Some(0),
         }
+    }
+
+    /// Returns the number of vectors that a thread copies of all that a result of these bytes has: one if there are few.
+    #[must_use]
+    pub const fn vectors_of(bytes: u64) -> u64 {
+        if bytes / VECTOR < MANY { 1 } else { VECTORS }
     }
 
     /// Returns whether the kernel supports rows of `row_bytes` bytes at these addresses of source and result.
@@ -109,7 +119,8 @@ impl NativeKernel for Placed<GatherRows, Operands> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [outer, extent, count, row] = self.kernel.sizes;
         let vectors = outer * count * (row / VECTOR);
-        let blocks = vectors.div_ceil(BLOCK * VECTORS).min((1 << 31) - 1) as u32;
+        let blocks =
+            vectors.div_ceil(BLOCK * self.kernel.vectors.clamp(1, VECTORS)).min((1 << 31) - 1) as u32;
         (vectors > 0 && extent > 0)
             .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
     }
@@ -192,17 +203,19 @@ struct gather_rows_arguments {
     u64 row_bytes;
     u64 index_stride;
     u64 fill;
+    u64 vectors;
     volatile i64* report;
 };
 
 extern \"C\" __global__ void __launch_bounds__(256) gather_rows(const __grid_constant__ gather_rows_arguments x) {
     const u64 width = x.row_bytes / 16, vectors = x.outer * x.count * width;
-    for (u64 block = u64(blockIdx.x) * 1024; block < vectors; block += u64(gridDim.x) * 1024) {
+    const u32 own = u32(x.vectors);
+    for (u64 block = u64(blockIdx.x) * (own * 256); block < vectors; block += u64(gridDim.x) * (own * 256)) {
         gather_rows_vector values[4];
         #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
             const u64 at = block + i * 256 + threadIdx.x;
-            if (at >= vectors) {
+            if (i >= own || at >= vectors) {
                 continue;
             }
             u64 part, o, k;
@@ -228,7 +241,7 @@ extern \"C\" __global__ void __launch_bounds__(256) gather_rows(const __grid_con
         #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
             const u64 at = block + i * 256 + threadIdx.x;
-            if (at < vectors) {
+            if (i < own && at < vectors) {
                 x.result[at] = values[i];
             }
         }

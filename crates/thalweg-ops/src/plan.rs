@@ -331,6 +331,7 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
         None if class.shared > 0 => format!("_d{}", class.shared),
         None => String::new(),
     };
+    let shifted = if class.shifted { "_m" } else { "" };
     let repeated = if class.repeated > 0 { format!("_r{:x}", class.repeated) } else { String::new() };
     let transposed = match class.transposed {
         0 => String::new(),
@@ -338,7 +339,7 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     };
     write!(
         name,
-        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{shared}{repeated}{transposed}"
+        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{shifted}{shared}{repeated}{transposed}"
     )
     .expect("writing to a string succeeds");
     Kernel { name, body, class }

@@ -23,7 +23,7 @@ use crate::convert::{
     number_beside, number_object, read_complex, read_int_or_tensor, read_scalar, read_value, tensor_of,
 };
 use crate::dtype::{self, PyDType};
-use crate::failure::{exception, left_out, run, type_error};
+use crate::failure::{exception, run, type_error};
 use crate::generator::PyGenerator;
 use crate::handle::{Held, PyTensor};
 
@@ -466,11 +466,9 @@ impl Function {
             arguments.push(value.map_or(Argument::None, Value::as_argument));
         }
         let first = first_tensor(&arguments);
+        let elsewhere = first.and_then(|tensor| other_device(tensor, &arguments));
         let device = match first {
-            Some(tensor) => {
-                other_device(tensor, &arguments)?;
-                None
-            }
+            Some(_) => None,
             None if arguments.iter().any(|argument| matches!(argument, Argument::Device(_))) => None,
             None => Some(Device::current().map_err(|error| exception(&error))?),
         };
@@ -494,6 +492,11 @@ impl Function {
             None => call(),
             Some(generator) => with_generator(generator, call),
         })?;
+        if let Some(device) = elsewhere {
+            for result in &mut results {
+                *result = run(py, || result.to_device(&device))?;
+            }
+        }
         if overload.gives_one
             && results.len() == 1
             && let Some(result) = results.pop()
@@ -579,18 +582,13 @@ fn first_tensor<'a>(arguments: &[Argument<'a>]) -> Option<&'a Tensor> {
     })
 }
 
-/// Refuses a result on another device than that of the tensors, because the layers below create it on the tensors' device.
-fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> PyResult<()> {
-    match arguments
-        .iter()
-        .find_map(|argument| if let Argument::Device(device) = argument { Some(*device) } else { None })
-    {
-        Some(device) if device != tensor.device() => Err(left_out(format!(
-            "the result of this call is on {}, the device of its tensors; move it to {device} with `to`",
-            tensor.device()
-        ))),
-        _ => Ok(()),
-    }
+/// Returns the device that is requested for the result if it is not that of the tensors. The layers below create the result on the
+/// tensors' device.
+fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> Option<Device> {
+    arguments.iter().find_map(|argument| match argument {
+        Argument::Device(device) if *device != tensor.device() => Some((*device).clone()),
+        _ => None,
+    })
 }
 
 /// Returns the argument's object if the result is that same tensor: `x.add_(y)` and `x.contiguous()` return `x` itself.

@@ -28,15 +28,24 @@ use thalweg_kernels::matmul::{
 };
 use thalweg_kernels::{NativeKernel, Placed, fourier, recurrent};
 
-use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas_library};
+use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_for, preferred_blas_library};
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
-/// The number of operations below which no algorithm that needs scratch memory is worthwhile, unless each sum has many terms.
+/// The size below which no algorithm that needs scratch memory is worthwhile, unless it divides the terms.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
 
-/// The number of terms of a sum from which it may be worthwhile to divide the terms, which needs scratch memory for the parts.
-const WORKSPACE_TERMS: u64 = 1 << 11;
+/// The number of terms from which an algorithm that divides them, and needs scratch memory for the parts, may be worthwhile.
+const DIVIDED_TERMS: u64 = 1 << 11;
+
+/// The rows and columns of a tile that a multiprocessor computes.
+const TILE: u64 = 128;
+
+/// Returns whether a product has many terms, and too few tiles for the multiprocessors to be busy unless they share the terms.
+fn is_divided(product: &Matmul, processors: u64) -> bool {
+    let tiles = product.m.div_ceil(TILE) * product.n.div_ceil(TILE);
+    product.k >= DIVIDED_TERMS && tiles.saturating_mul(product.batch) < processors
+}
 
 /// The maximum number of rows for which a product that reads its weight once is a kernel of our own; with more rows, the library
 /// is faster for large weights.
@@ -251,9 +260,10 @@ impl Stream {
 
     /// Returns the scratch memory of a product of the library.
     fn workspace_bytes(&self, product: &Matmul) -> u64 {
-        let is_large = product.flops() >= WORKSPACE_FLOPS || product.k >= WORKSPACE_TERMS;
-        let wants = !self.device().is_simulated() && is_large;
-        if wants { cublaslt_workspace_size() } else { 0 }
+        let device = self.device();
+        let is_divided = is_divided(product, u64::from(device.properties().multi_processor_count));
+        let wants = !device.is_simulated() && (is_divided || product.flops() >= WORKSPACE_FLOPS);
+        if wants { cublaslt_workspace_for(is_divided) } else { 0 }
     }
 
     /// Queues attention, or its gradient, as a call of the vendor's library. The first call for a shape prepares it, which may

@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use thalweg_ir::Shape;
-use thalweg_runtime::{Error, Result};
+use thalweg_ir::{DType, Shape};
+use thalweg_runtime::{Error, Label, Result, Stream};
 
 use crate::caller::in_call;
 use crate::dispatch::{built_in, call};
@@ -80,4 +80,33 @@ pub(crate) fn channels_last_order(rank: usize) -> Shape {
 pub(crate) fn is_channels_last(x: &Tensor) -> bool {
     let order = channels_last_order(x.rank());
     !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous())
+}
+
+/// Returns the view of a tensor whose channels are its last dimension, with the channels before the axes.
+fn from_last(tensor: &Tensor) -> Result<Tensor> {
+    let rank = tensor.rank();
+    let dims: Shape = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+    tensor.permute(&dims)
+}
+
+/// Returns the elements without gaps, in the order of the shape or with the channels innermost.
+pub(crate) fn laid_out(tensor: &Tensor, channels_last: bool) -> Result<Tensor> {
+    match channels_last {
+        true => from_last(&tensor.permute(&channels_last_order(tensor.rank()))?.contiguous()?),
+        false => tensor.contiguous(),
+    }
+}
+
+/// Returns a result of an operator without gaps, in the order of the shape or with the channels innermost.
+pub(crate) fn empty_in(
+    shape: &[usize],
+    dtype: DType,
+    (channels_last, stream): (bool, &Stream),
+    label: Label,
+) -> Result<Tensor> {
+    if !channels_last {
+        return Tensor::result_on(shape, dtype, stream, label);
+    }
+    let last: Shape = channels_last_order(shape.len()).iter().map(|&dim| shape[dim]).collect();
+    from_last(&Tensor::result_on(&last, dtype, stream, label)?)
 }

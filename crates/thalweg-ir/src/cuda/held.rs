@@ -2,7 +2,7 @@
 //! last. [`Held`] determines which values are kept.
 
 use crate::Kernel;
-use crate::body::OutputPlace;
+use crate::body::{InputKind, OutputPlace};
 use crate::held::{Held, MOST_THREADS_WITH_VALUES};
 use crate::online::is_one_value;
 
@@ -52,6 +52,10 @@ impl RowPrinter<'_> {
         }
         self.open_rows(writer);
         self.print_row_places(writer);
+        if self.kernel.class.shifted {
+            let start = self.start(&self.shifted_operand());
+            writer.line(&format!("const u32 shift = u32({start}) % {};", self.kernel.class.vector));
+        }
         self.print_passes(held, self.statements.nothing(), writer);
         self.close_rows(writer);
     }
@@ -92,12 +96,29 @@ impl RowPrinter<'_> {
         let (threads, vector) = (class.threads_of_a_row(), class.vector);
         writer.line(if class.held <= UNROLLED { "#pragma unroll" } else { "#pragma unroll 4" });
         writer.open(&format!("for (u32 k = 0; k < {}; ++k)", class.held));
+        if class.shifted {
+            // A first point before the row is a large number, which is not below the number of points.
+            writer.line(&format!("const {index} begin = (k * {threads} + lane) * {vector};"));
+            writer.line(&format!("const {index} first = begin - shift;"));
+            writer.open("if (begin < points + shift)");
+            return;
+        }
         writer.line(&format!("const {index} first = (k * {threads} + lane) * {vector};"));
         // When vectors are in registers, an unrolled loop would have more loads in flight than there are registers.
         writer.open(&match (class.streamed, class.held) {
             (Some(_), 2..) => format!("if (k < {} || first < points)", class.held - 1),
             _ => "if (first < points)".to_owned(),
         });
+    }
+
+    /// Returns the name of an input that is read point by point.
+    fn shifted_operand(&self) -> String {
+        let (body, class) = (&self.kernel.body, &self.kernel.class);
+        let walks = |&input: &usize| {
+            body.inputs[input].kind == InputKind::Strided && body.uses_input(input) && !class.repeats(input)
+        };
+        let input = (0..body.inputs.len()).find(walks);
+        format!("input{}", input.expect("the planner requires an input that is read point by point"))
     }
 
     /// Prints the loads before a pass: those of kept elements that this pass is the first to need.
@@ -180,6 +201,11 @@ impl RowPrinter<'_> {
         let body = &self.kernel.body;
         writer.line("#pragma unroll");
         writer.open(&format!("for (u32 e = 0; e < {}; ++e)", self.kernel.class.vector));
+        if self.kernel.class.shifted {
+            writer.open("if (first + e >= points)");
+            writer.line("continue;");
+            writer.close("");
+        }
         let mut defined = defined.clone();
         for &index in &held.uses[pass] {
             writer.line(&format!("const {} v{index} = held{index}[k][e];", body.dtypes[index].short_name()));
@@ -286,6 +312,10 @@ impl RowPrinter<'_> {
             let (pack, start) =
                 (self.pack(body.outputs[number].dtype), self.start(&format!("output{number}")));
             let to = format!("({pack}*)(a.output{number} + {start} + first)");
+            if self.kernel.class.shifted {
+                self.print_part_of_vector(number, (&to, &start), writer);
+                continue;
+            }
             writer.line(&match self.kernel.class.streamed {
                 Some(_) => format!("store_once({to}, output{number});"),
                 None => format!("*{to} = output{number};"),
@@ -293,5 +323,19 @@ impl RowPrinter<'_> {
         }
         writer.close("");
         writer.close("");
+    }
+
+    /// Prints the store of those elements of a vector that are in the row.
+    fn print_part_of_vector(&self, number: usize, (to, start): (&str, &str), writer: &mut Writer) {
+        let vector = self.kernel.class.vector;
+        writer.open(&format!("if (first < points && points - first >= {vector})"));
+        writer.line(&format!("*{to} = output{number};"));
+        writer.close("");
+        writer.open("else");
+        writer.line("#pragma unroll");
+        writer.open(&format!("for (u32 e = 0; e < {vector}; ++e)"));
+        writer.open("if (first + e < points)");
+        writer.line(&format!("a.output{number}[{start} + first + e] = output{number}.element[e];"));
+        (0..3).for_each(|_| writer.close(""));
     }
 }

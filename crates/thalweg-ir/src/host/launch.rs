@@ -225,8 +225,13 @@ impl<'l> Launch<'l> {
         let (row_space, inner_space) =
             (space(&geometry.row_shape, true), space(&geometry.inner_shape, false));
         let (rows, points) = (geometry.rows() as usize, geometry.points() as usize);
-        let lanes = usize::from(program.class.lanes.max(1)).min(points.max(1).next_power_of_two());
-        let direction = direction(program, (rows, &row_space), (points, &inner_space), lanes);
+        let room = if program.class.shifted { usize::from(program.class.vector) - 1 } else { 0 };
+        let lanes = usize::from(program.class.lanes.max(1)).min((points + room).max(1).next_power_of_two());
+        let direction = match program.class.shifted {
+            // Rows have different shifts.
+            true => Direction::Along,
+            false => direction(program, (rows, &row_space), (points, &inner_space), lanes),
+        };
         let whole = program
             .of_whole_rows(points)
             .filter(|_| direction == Direction::Along && program.class.cascade <= 1);
@@ -529,7 +534,7 @@ impl<'l> Launch<'l> {
     fn accumulate(&self, block: &mut Block<'_, '_>, accumulators: Accumulators, register: u16) {
         match self.direction {
             Direction::Across => accumulators.across(block, register, self.point),
-            Direction::Along => accumulators.along(block, register, self.first, self.point),
+            Direction::Along => accumulators.along(block, register, self.first, self.shift() + self.point),
         }
     }
 
@@ -541,10 +546,26 @@ impl<'l> Launch<'l> {
         (terms, step): (Terms, &HostStep),
     ) {
         if self.direction == Direction::Along && self.takes_lines() && accumulators.adds_terms() {
-            return accumulators.along_of(block, (terms, step), self.first, self.point);
+            return accumulators.along_of(block, (terms, step), self.first, self.shift() + self.point);
         }
         block.terms(terms, step);
         self.accumulate(block, accumulators, step.target);
+    }
+
+    /// Returns the shift of the current row, if the class has one.
+    fn shift(&self) -> usize {
+        if !self.program.class.shifted {
+            return 0;
+        }
+        let walks = |&input: &usize| {
+            !self.program.is_anywhere(input)
+                && !self.program.class.repeats(input)
+                && self.program.point_operands.contains(&(input as u16))
+        };
+        let input = (0..self.program.inputs.len()).find(walks);
+        let before = |input| self.part.map_or(0, |part| part.offset(self.geometry, input) as usize);
+        let start = input.map_or(0, |input| before(input) + self.row.offsets[input]);
+        start % usize::from(self.program.class.vector)
     }
 
     fn accumulators(&self, step: &HostStep, reduction: u16) -> Accumulators {
@@ -639,8 +660,8 @@ fn bit(mask: u64, number: usize) -> bool {
 
 /// Returns how many rows a block along points has: several if rows are short.
 fn abreast(program: &CompiledKernel, (rows, points): (usize, usize)) -> usize {
-    // Runs of a cascade belong to one row.
-    if program.class.cascade > 1 || points == 0 || points > program.block {
+    // Runs of a cascade belong to one row, and so does a shift.
+    if program.class.cascade > 1 || program.class.shifted || points == 0 || points > program.block {
         return 1;
     }
     // Blocks of short rows are copied and spread as one piece, so they must stay in the first-level cache.

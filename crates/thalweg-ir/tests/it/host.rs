@@ -374,6 +374,30 @@ fn rows_with_values_of_their_own_give_the_bits_of_the_model() {
 }
 
 #[test]
+fn rows_that_begin_inside_a_vector_give_the_bits_of_the_model() {
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        for (lanes, vector, held, [rows, points]) in
+            [(64, 8, 1, [37, 49]), (16, 4, 5, [9, 65]), (2048, 8, 3, [5, 5001]), (8, 2, 9, [300, 67])]
+        {
+            let builder = BodyBuilder::new();
+            let [x, own] = [(); 2].map(|()| builder.input(dtype).to(dtype.compute()));
+            let mean = builder.reduce(ReduceOp::Sum, x * own);
+            let centred = x - mean;
+            builder.output(centred * builder.reduce(ReduceOp::Sum, centred.exp()), dtype, OutputPlace::Point);
+            builder.output(mean, dtype, OutputPlace::Row);
+            let operands = vec![
+                strided(&[points], &[1]),
+                strided(&[1], &[0]),
+                strided(&[points], &[1]),
+                strided(&[1], &[]),
+            ];
+            let class = Class { vector, held, shifted: true, repeated: 0b10, ..class(1, 1, lanes) };
+            runs_as_the_model(&kernel(builder.finish(), class), &geometry(&[rows], &[points], operands));
+        }
+    }
+}
+
+#[test]
 fn a_contiguous_launch_through_its_arguments() {
     let builder = BodyBuilder::new();
     let (x, y) = (builder.input(DType::F32), builder.input(DType::F16));

@@ -291,6 +291,11 @@ fn long_rows(dtype: DType, short: &str) -> Vec<Kernel> {
         kernel(format!("log_softmax_{short}_shared"), &log_softmax, Class { shared: 8, ..held(2048, 4, 16) }),
         kernel(format!("cross_entropy_{short}_held"), &cross_entropy(dtype), class),
     ];
+    for (lanes, vector, vectors) in [(64, 8, 1), (8, 2, 9), (8192, 8, 7)] {
+        let class = Class { shifted: true, ..held(lanes, vector, vectors) };
+        kernels.push(kernel(format!("log_softmax_{short}_{lanes}_shifted"), &log_softmax, class));
+        kernels.push(kernel(format!("product_{short}_{lanes}_shifted"), &product, class));
+    }
     for (lanes, vector) in [(256, 8), (64, 1), (2048, 4)] {
         let name = format!("cross_entropy_{short}_{lanes}_online");
         kernels.push(kernel(name, &cross_entropy(dtype), online(lanes, vector)));

@@ -495,12 +495,26 @@ fn cascade(op: ReduceOp, start: Value, values: &[Value], levels: u8) -> Value {
     fold(&values)
 }
 
+/// Returns the number of elements before a row from which its lanes are counted: from the last multiple of a vector, in an input
+/// that is read point by point.
+fn shift(kernel: &Kernel, geometry: &Geometry, row: &[u64]) -> usize {
+    let walking = geometry.operands[..kernel.body.inputs.len()].iter().find_map(|operand| match operand {
+        OperandGeometry::Strided { row_strides, inner_strides } if inner_strides[..] == [1] => {
+            Some(row_strides)
+        }
+        _ => None,
+    });
+    let start = walking.map_or(0, |strides| offset(row, strides));
+    if kernel.class.shifted { start as usize % usize::from(kernel.class.vector) } else { 0 }
+}
+
 /// Writes what the kernel writes.
 pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memory], outputs: &mut [Memory]) {
     let body = &kernel.body;
     let points = coordinates(&geometry.inner_shape);
     for row in coordinates(&geometry.row_shape) {
         let inner = vec![0; geometry.inner_shape.len()];
+        let shift = shift(kernel, geometry, &row);
         let mut place = Site { kernel, geometry, scalars, inputs, row, inner, reduced: Vec::new() };
         for reduction in &body.reductions {
             let dtype = body.dtype(reduction.value);
@@ -508,7 +522,7 @@ pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memo
             let mut values = vec![Vec::new(); count];
             for (number, point) in points.iter().enumerate() {
                 place.inner.clone_from(point);
-                values[number % count].push(place.value(reduction.value));
+                values[(number + shift) % count].push(place.value(reduction.value));
             }
             let start = neutral(reduction.op, dtype);
             let mut lanes: Vec<_> = values

@@ -1,7 +1,7 @@
 //! [`Pool`]: the mean or the greatest element of each window of planes, and their gradients.
 //!
-//! A thread handles one window, or one point and the few windows that contain it, so several threads never add to one sum, and
-//! results always have the same bits. Places are counted in 32 bits; [`Pool::is_taken`] returns for which planes they fit. The
+//! A thread handles one window, or a few points of a row and the windows that contain them, so several threads never add to one
+//! sum, and results always have the same bits. Channels may be innermost, in all operands. Places are counted in 32 bits; [`Pool::is_taken`] returns for which planes they fit. The
 //! host function computes in the same order.
 
 use std::sync::Arc;
@@ -50,6 +50,14 @@ impl PoolPass {
     const fn has_places(self) -> bool {
         matches!(self, Self::Greatest | Self::GreatestBackward)
     }
+
+    /// Returns the number of elements that a thread computes: neighbours mostly have the same windows, whose places are read once.
+    const fn points(self) -> u64 {
+        match self {
+            Self::GreatestBackward => 4,
+            _ => 1,
+        }
+    }
 }
 
 /// The sizes of a launch: planes and their windows along three axes; planes of fewer axes have leading extents of 1.
@@ -57,8 +65,10 @@ impl PoolPass {
 pub struct Pool {
     /// The quantity that is computed, and its source.
     pub pass: PoolPass,
-    /// The number of planes: images times channels.
+    /// The number of planes: images times channels; or only images, if their channels are innermost.
     pub planes: u64,
+    /// The number of channels if they are innermost; otherwise 1.
+    pub inner: u64,
     /// The extents of a plane.
     pub extents: [u64; 3],
     /// The number of windows along each axis.
@@ -80,7 +90,7 @@ pub struct Pool {
 }
 
 arguments! {
-    Pool { planes, extents, windows, kernel, stride, padding, dilation, counts_padding, divisor, dtype, pass }
+    Pool { planes, inner, extents, windows, kernel, stride, padding, dilation, counts_padding, divisor, dtype, pass }
 }
 choices! { PoolPass: PoolPass::ALL }
 
@@ -90,8 +100,8 @@ const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 /// Threads of a block.
 const BLOCK: u64 = 256;
 
-/// The most blocks along the second axis of a grid.
-const MOST_PLANES: u64 = 65_535;
+/// The most blocks of a grid.
+const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
 /// The place of the greatest element of a window that has no elements.
 const NOWHERE: i64 = i32::MAX as i64;
@@ -125,16 +135,23 @@ fn print(pass: PoolPass, dtype: DType) -> String {
     };
     let add = match pass {
         PoolPass::GreatestBackward => {
-            "if (x.places[row + column] == i64(own)) {
-                    sum += LOAD(x.source[row + column]);
+            "const i32 point = i32(x.places[window]) - own;
+                if (u32(point) < u32(points)) {
+                    const SUM value = LOAD(x.source[window]);
+                    #pragma unroll
+                    for (i32 other = 0; other < POINTS; ++other) {
+                        if (other == point) {
+                            sums[other] += value;
+                        }
+                    }
                 }"
         }
-        _ => "sum += LOAD(x.source[row + column]) / NAME_divisor(x, z, y, column);",
+        _ => "sums[0] += LOAD(x.source[window]) / NAME_divisor(x, z, y, column);",
     };
     let (run, places) = match pass {
-        PoolPass::Greatest => ("NAME_of_window(x, plane, at, place);", "i64"),
-        PoolPass::Average => ("NAME_of_window(x, plane, at, place);", "const i64"),
-        _ => ("NAME_of_point(x, plane, at, own, place);", "const i64"),
+        PoolPass::Greatest => ("NAME_of_window(x, plane, channel, at, place);", "i64"),
+        PoolPass::Average => ("NAME_of_window(x, plane, channel, at, place);", "const i64"),
+        _ => ("NAME_of_points(x, plane, channel, at, own, place);", "const i64"),
     };
     let code = include_str!("source.cu")
         .replace("PLACES", places)
@@ -143,6 +160,7 @@ fn print(pass: PoolPass, dtype: DType) -> String {
         .replace("FINISH", finish)
         .replace("ADD", add)
         .replace("RUN", run)
+        .replace("POINTS", &pass.points().to_string())
         .replace("IS_BACKWARD", if pass.is_backward() { "true" } else { "false" })
         .replace(
             "INFINITE",
@@ -175,12 +193,14 @@ impl Pool {
         let reach = |counts: [u64; 3], steps: [u64; 3]| {
             counts.iter().zip(steps).all(|(&count, step)| count.saturating_mul(step) < 1 << 28)
         };
+        let volume = |numbers: [u64; 3]| numbers.iter().product::<u64>().saturating_mul(self.inner);
         FLOATS.contains(&self.dtype)
             && [self.extents, self.windows, self.kernel].into_iter().all(is_small)
             && self.padding.iter().chain(&self.stride).all(|&number| number < 1 << 28)
             && reach(self.kernel, self.dilation)
             && reach(self.windows, self.stride)
             && (self.pass.has_places() || self.dilation == [1; 3])
+            && [self.extents, self.windows].into_iter().all(|numbers| volume(numbers) < 1 << 31)
     }
 
     /// Returns the windows of an axis that can contain a coordinate.
@@ -241,9 +261,11 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let count: u64 = self.kernel.target().iter().product();
-        (count * self.kernel.planes > 0).then(|| LaunchShape {
-            grid: [count.div_ceil(BLOCK) as u32, self.kernel.planes.min(MOST_PLANES) as u32, 1],
+        let [depth, height, width] = self.kernel.target();
+        let pieces = width.div_ceil(self.kernel.pass.points());
+        let count = depth * height * pieces * self.kernel.inner * self.kernel.planes;
+        (count > 0).then(|| LaunchShape {
+            grid: [count.div_ceil(BLOCK).min(MOST_BLOCKS) as u32, 1, 1],
             block: [BLOCK as u32, 1, 1],
         })
     }
@@ -253,9 +275,9 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
     }
 
     fn accesses(&self) -> Accesses {
-        let Pool { pass, planes, extents, windows, dtype, .. } = self.kernel;
+        let Pool { pass, planes, inner, extents, windows, dtype, .. } = self.kernel;
         let size = dtype.size_bytes() as u64;
-        let [points, windows] = [extents, windows].map(|list| planes * list.iter().product::<u64>());
+        let [points, windows] = [extents, windows].map(|list| planes * inner * list.iter().product::<u64>());
         let [source, places, result] = self.at;
         let (from, to) = if pass.is_backward() { (windows, points) } else { (points, windows) };
         let mut list =
@@ -281,19 +303,53 @@ fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [DevicePointer; 3])
     let [source, places, result] = at;
     let [of_points, of_windows] =
         [pool.extents, pool.windows].map(|list| list.iter().product::<u64>() as usize);
-    let planes = pool.planes as usize;
+    let (planes, inner) = (pool.planes as usize, pool.inner as usize);
+    let all = planes * inner;
     let (from, to) = if pool.pass.is_backward() { (of_windows, of_points) } else { (of_points, of_windows) };
-    let source = launch.read::<T>(source, planes * from)?;
-    let mut result = launch.write::<T>(result, planes * to)?;
+    let source = launch.read::<T>(source, all * from)?;
+    let result = launch.write::<T>(result, all * to)?;
     let mut written: &mut [i64] = &mut [];
     let mut read: &[i64] = &[];
     match pool.pass {
-        PoolPass::Greatest => written = launch.write::<i64>(places, planes * of_windows)?,
-        PoolPass::GreatestBackward => read = launch.read::<i64>(places, planes * of_windows)?,
+        PoolPass::Greatest => written = launch.write::<i64>(places, all * of_windows)?,
+        PoolPass::GreatestBackward => read = launch.read::<i64>(places, all * of_windows)?,
         _ => {}
     }
+    if inner == 1 {
+        run_planes(pool, (source, read), (result, written));
+        return Ok(());
+    }
+    let (source, read) = (turned(source, planes, [from, inner]), turned(read, planes, [from, inner]));
+    let mut results = vec![T::from_f64(0.0); result.len()];
+    let mut found = vec![0; written.len()];
+    let flat = Pool { planes: all as u64, inner: 1, ..*pool };
+    run_planes(&flat, (&source, &read), (&mut results, &mut found));
+    result.copy_from_slice(&turned(&results, planes, [inner, to]));
+    written.copy_from_slice(&turned(&found, planes, [inner, to]));
+    Ok(())
+}
+
+/// Returns matrices, all of these rows and columns, transposed; nothing if there are none.
+fn turned<T: Copy>(list: &[T], count: usize, [rows, columns]: [usize; 2]) -> Vec<T> {
+    let of =
+        |matrix: usize| (0..columns).flat_map(move |column| (0..rows).map(move |row| (matrix, row, column)));
+    let all = if list.is_empty() { 0 } else { count };
+    (0..all)
+        .flat_map(of)
+        .map(|(matrix, row, column)| list[(matrix * rows + row) * columns + column])
+        .collect()
+}
+
+fn run_planes<T: Element>(
+    pool: &Pool,
+    (source, read): (&[T], &[i64]),
+    (mut result, mut written): (&mut [T], &mut [i64]),
+) {
+    let [of_points, of_windows] =
+        [pool.extents, pool.windows].map(|list| list.iter().product::<u64>() as usize);
+    let (from, to) = if pool.pass.is_backward() { (of_windows, of_points) } else { (of_points, of_windows) };
     let mut jobs = Vec::new();
-    for planes in ranges(planes, LEAST_OF_A_THREAD.div_ceil(to.max(1))) {
+    for planes in ranges(pool.planes as usize, LEAST_OF_A_THREAD.div_ceil(to.max(1))) {
         let (own, rest) = result.split_at_mut(planes.len() * to);
         let own_places = if written.is_empty() { 0 } else { own.len() };
         let (found, later) = written.split_at_mut(own_places);
@@ -317,7 +373,6 @@ fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [DevicePointer; 3])
         });
     }
     share(jobs);
-    Ok(())
 }
 
 /// Rounds a sum to the type in which it is kept: f32, or f64 for elements of f64.

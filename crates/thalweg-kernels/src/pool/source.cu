@@ -3,6 +3,7 @@ struct NAME_arguments {
     PLACES* places;
     ELEMENT* result;
     u64 planes;
+    u64 inner;
     u64 extents[3];
     u64 windows[3];
     u64 kernel[3];
@@ -56,8 +57,9 @@ struct NAME_range {
 }
 
 // One window of a plane.
-[[maybe_unused]] static __device__ __forceinline__ void NAME_of_window(const NAME_arguments& x, u64 plane, i32 at[3], u64 place) {
-    const ELEMENT* source = x.source + plane * x.extents[0] * x.extents[1] * x.extents[2];
+[[maybe_unused]] static __device__ __forceinline__ void NAME_of_window(const NAME_arguments& x, u64 plane, u32 channel, i32 at[3], u64 place) {
+    const u32 inner = u32(x.inner);
+    const ELEMENT* source = x.source + plane * x.extents[0] * x.extents[1] * x.extents[2] * inner + channel;
     i32 first[3];
     #pragma unroll
     for (u32 axis = 0; axis < 3; ++axis) {
@@ -79,7 +81,7 @@ struct NAME_range {
             for (i32 i = 0; i < i32(x.kernel[2]); ++i) {
                 const i32 column = first[2] + i * i32(x.dilation[2]);
                 if (column >= 0 && column < width) {
-                    const SUM value = LOAD(source[row + column]);
+                    const SUM value = LOAD(source[u32(row + column) * inner]);
                     TAKE
                 }
             }
@@ -88,41 +90,63 @@ struct NAME_range {
     FINISH
 }
 
-// One point of a plane, from the gradients of the windows that it lies in.
-[[maybe_unused]] static __device__ __forceinline__ void NAME_of_point(const NAME_arguments& x, u64 plane, i32 at[3], i32 own, u64 place) {
-    const u64 origin = plane * x.windows[0] * x.windows[1] * x.windows[2];
+// Points of a plane that follow each other, from the gradients of the windows that they lie in.
+[[maybe_unused]] static __device__ __forceinline__ void NAME_of_points(const NAME_arguments& x, u64 plane, u32 channel, i32 at[3], i32 own, u64 place) {
+    const u32 inner = u32(x.inner);
+    const u64 origin = plane * x.windows[0] * x.windows[1] * x.windows[2] * inner + channel;
     const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
+    const i32 rest = i32(x.extents[2]) - at[2];
+    const i32 points = rest < POINTS ? rest : POINTS;
     const NAME_range of_z = NAME_windows_of(x, 0, at[0]);
     const NAME_range of_y = NAME_windows_of(x, 1, at[1]);
-    const NAME_range of_x = NAME_windows_of(x, 2, at[2]);
-    SUM sum = SUM(0);
+    NAME_range of_x = NAME_windows_of(x, 2, at[2]);
+    if (points > 1) {
+        of_x.end = NAME_windows_of(x, 2, at[2] + points - 1).end;
+    }
+    SUM sums[POINTS] = {};
     for (i32 z = of_z.first; z < of_z.end; ++z) {
         for (i32 y = of_y.first; y < of_y.end; ++y) {
-            const u64 row = origin + (z * height + y) * width;
+            const i32 row = (z * height + y) * width;
             for (i32 column = of_x.first; column < of_x.end; ++column) {
+                const u64 window = origin + u64(u32(row + column)) * inner;
                 ADD
             }
         }
     }
-    x.result[place] = STORE(sum);
+    #pragma unroll
+    for (i32 point = 0; point < POINTS; ++point) {
+        if (point < points) {
+            x.result[place + u64(point) * inner] = STORE(sums[point]);
+        }
+    }
 }
 
+// A thread computes one window, or points of a row that follow each other.
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
     const u64* extents = IS_BACKWARD ? x.extents : x.windows;
     const i32 depth = i32(extents[0]), height = i32(extents[1]), width = i32(extents[2]);
-    const i32 count = depth * height * width;
-    const i32 own = i32(blockIdx.x * 256 + threadIdx.x);
-    if (own >= count) {
-        return;
-    }
-    const i32 line = i32(u32(own) / u32(width));
-    i32 at[3] = {0, line, own - line * width};
-    if (depth > 1) {
-        at[0] = i32(u32(line) / u32(height));
-        at[1] = line - at[0] * height;
-    }
-    for (u64 plane = blockIdx.y; plane < x.planes; plane += gridDim.y) {
-        const u64 place = plane * u64(count) + u64(own);
+    const u32 inner = u32(x.inner), pieces = u32(width + POINTS - 1) / POINTS;
+    const u64 count = u64(depth * height) * pieces * inner;
+    const u64 all = x.planes * count;
+    for (u64 number = u64(blockIdx.x) * 256 + threadIdx.x; number < all; number += u64(gridDim.x) * 256) {
+        u64 plane;
+        u32 rest;
+        if (all <= 0xffffffffu) {
+            plane = u32(number) / u32(count);
+            rest = u32(number) - u32(plane) * u32(count);
+        } else {
+            plane = number / count;
+            rest = u32(number - plane * count);
+        }
+        const u32 group = inner == 1 ? rest : rest / inner, channel = rest - group * inner;
+        const u32 line = group / pieces;
+        i32 at[3] = {0, i32(line), i32(group - line * pieces) * POINTS};
+        if (depth > 1) {
+            at[0] = i32(line / u32(height));
+            at[1] = i32(line) - at[0] * height;
+        }
+        const i32 own = i32(line) * width + at[2];
+        const u64 place = (plane * u64(depth * height) * u32(width) + u32(own)) * inner + channel;
         RUN
     }
 }

@@ -204,10 +204,10 @@ fn indices_are_read_as_they_are_written() {
     );
     let last = LastIndices { count: 3, rows: 5, stride: 7 };
     check(&Placed { kernel: last, at: at::<2>() }, &[("last", &[0x2000]), ("rows", &[5]), ("stride", &[7])]);
-    let gather = GatherRows { sizes: [2, 3, 5, 16], index_stride: 7, fill: 9 };
+    let gather = GatherRows { sizes: [2, 3, 5, 16], index_stride: 7, fill: 9, vectors: 4 };
     check(
         &Placed { kernel: gather, at: at::<3>() },
-        &[("row_bytes", &[16]), ("index_stride", &[7]), ("fill", &[9])],
+        &[("row_bytes", &[16]), ("index_stride", &[7]), ("fill", &[9]), ("vectors", &[4])],
     );
     let embedding = EmbeddingBackward { indices: 3, embeddings: 5, features: 7, padding: -1, dtype };
     check(
@@ -222,6 +222,7 @@ fn other_sizes_are_read_as_they_are_written() {
     let pool = Pool {
         pass: PoolPass::Greatest,
         planes: 2,
+        inner: 6,
         extents: [1, 8, 9],
         windows: [1, 4, 5],
         kernel: [1, 2, 3],
@@ -235,6 +236,7 @@ fn other_sizes_are_read_as_they_are_written() {
     check(
         &Placed { kernel: pool, at: at::<3>() },
         &[
+            ("inner", &[6]),
             ("windows", &[1, 4, 5]),
             ("dilation", &[1, 1, 2]),
             ("counts_padding", &[1]),

@@ -28,6 +28,12 @@ macro_rules! activations_table {
                     let small = negative.select(x, -x).exp();
                     x * (negative.select(small, x.like(1.0)) / (1.0 + small))
                 },
+                gradients(g): [{
+                    let negative = x.lt(0.0);
+                    let small = negative.select(x, -x).exp();
+                    let share = negative.select(small, x.like(1.0)) / (1.0 + small);
+                    g * share * (1.0 + x * (1.0 - share))
+                }],
                 reference: x * 0.5 * (1.0 + (0.5 * x).tanh()),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
@@ -70,7 +76,7 @@ macro_rules! activations_table {
             /// x · hardsigmoid(x).
             hardswish(x) Floating {
                 body: {
-                    let inside = x * (x + 3.0) / 6.0;
+                    let inside = x * (x + 3.0) * (1.0 / 6.0);
                     x.le(-3.0).select(x.like(0.0), x.lt(3.0).select(inside, x))
                 },
                 reference: x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),

@@ -45,8 +45,9 @@ pub(super) fn side_by_side(
     let (mut repeated, mut largest, mut widest, mut common) = (0u32, 1, 1, neighbours);
     for (number, ((dtype, place), operand)) in dtypes.zip(&geometry.operands).enumerate() {
         let OperandGeometry::Strided { row_strides, inner_strides } = operand else { return None };
-        let rows = geometry.row_shape.iter().zip(row_strides).filter(|(extent, _)| **extent > 1);
-        if number < body.inputs.len() && rows.clone().all(|(_, stride)| *stride == 0) {
+        let mut rows = geometry.row_shape.iter().zip(row_strides).filter(|(extent, _)| **extent > 1);
+        let is_same_for_neighbours = row_strides[last] == 0 || rows.all(|(_, stride)| *stride == 0);
+        if number < body.inputs.len() && is_same_for_neighbours {
             repeated |= 1 << number;
             continue;
         }

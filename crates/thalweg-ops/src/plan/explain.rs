@@ -49,8 +49,9 @@ fn form(body: &Body, class: &Class, geometry: &Geometry) -> String {
             0 => String::new(),
             shared => format!(", {shared} of them in shared memory"),
         };
+        let shifted = if class.shifted { ", which begin before rows that are not aligned" } else { "" };
         return format!(
-            "rows held by {threads} threads, {held} vectors of {vector} elements each{shared}; {kept}"
+            "rows held by {threads} threads, {held} vectors of {vector} elements each{shared}{shifted}; {kept}"
         );
     }
     if class.online {

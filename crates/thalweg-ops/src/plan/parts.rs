@@ -27,8 +27,14 @@ const MANY_BLOCKS: u64 = 512;
 /// The least number of blocks of columns that are read faster once than several times with all blocks.
 const SEVERAL_BLOCKS: u64 = 64;
 
-/// The number of points of a part of columns.
+/// The fewest columns that share blocks when they are divided.
+const FEWEST_COLUMNS: u64 = 32;
+
+/// The most points of a part of columns, unless there are many columns.
 const PART_OF_COLUMNS: u64 = 1024;
+
+/// The number of columns of all parts together that fill a GPU: a block handles 128.
+const COLUMNS_OF_PARTS: u64 = 1 << 17;
 
 /// The fewest elements of a matrix for which another launch pays.
 const LARGE_MATRIX: u64 = 1 << 22;
@@ -89,24 +95,20 @@ fn part_of(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<u64> {
     });
     let mut rows_and_strides = iteration.rows.iter().zip(walking.into_iter().flatten());
     let side_by_side = rows_and_strides.any(|(&extent, &stride)| extent > 1 && stride == 1);
-    if side_by_side && rows >= COLUMNS {
-        // Divided into parts, an operand that all columns share would no longer be at one place for all rows, as blocks of
-        // complete lines require.
-        let shared = |operand: &Placement| match operand {
-            Placement::Strided { rows, inner } => {
-                rows.iter().all(|&stride| stride == 0) && inner.iter().any(|&stride| stride > 0)
-            }
-            Placement::Gathered(_) => false,
-        };
-        if inputs.iter().any(shared) {
-            return None;
-        }
+    if side_by_side && rows >= FEWEST_COLUMNS && rows.saturating_mul(points) >= LARGE_MATRIX {
         let most = if stages.is_one_pass() { MANY_BLOCKS } else { SEVERAL_BLOCKS };
-        (rows / COLUMNS < most && rows.saturating_mul(points) >= LARGE_MATRIX).then_some(PART_OF_COLUMNS)
+        (rows / COLUMNS < most).then(|| part_of_columns(rows, points))
     } else {
         let most = if stages.is_one_pass() { MANY_ROWS } else { SEVERAL_ROWS };
         (rows < most && points >= LONG_ROW).then_some(PART)
     }
+}
+
+/// Returns the number of points of a part of columns: as many as leave work for a GPU.
+fn part_of_columns(columns: u64, points: u64) -> u64 {
+    let parts = [PART_OF_COLUMNS, PART_OF_COLUMNS / 2];
+    let fills = |part: &u64| columns.saturating_mul(points / part) >= COLUMNS_OF_PARTS;
+    parts.into_iter().find(fills).unwrap_or(PART_OF_COLUMNS / 4)
 }
 
 impl Divided {

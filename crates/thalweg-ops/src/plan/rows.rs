@@ -17,6 +17,9 @@ const ROOMS: [(u64, usize); 3] =
 /// The fewest threads of a row, if it has a vector for each: a complete warp reads without gaps.
 const WARP: u64 = 32;
 
+/// The fewest threads that read a row with more vectors than that.
+const LEAST_READING: u64 = 8;
+
 /// Threads of a block that keeps only elements. Two such blocks share a multiprocessor: one is loaded while the other computes.
 const SHARING: u64 = 512;
 
@@ -53,7 +56,10 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
     let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
+    let class = shifted(body, geometry, &class, iteration.alignment_bytes).unwrap_or(class);
     let vector = u64::from(class.vector);
+    // A shifted row may have a vector more.
+    let points = if class.shifted { points + vector - 1 } else { points };
     let of = |threads: u64| Class {
         lanes: (threads * vector) as u16,
         held: points.div_ceil(threads * vector) as u8,
@@ -111,7 +117,7 @@ pub(super) fn held_by(
 fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
     let (held, vector) = (Held::of(body, class, true)?, u64::from(class.vector));
     let bytes = held.bytes_of_a_point(body, class.vector);
-    let reading = points.div_ceil(vector).next_power_of_two().clamp(2, WARP);
+    let reading = reading(points.div_ceil(vector));
     // If nothing is combined, no thread waits for others: more threads have more loads in flight.
     let rooms = if held.combines() { &ROOMS[..] } else { &ROOMS[..1] };
     rooms.iter().find_map(|&(most, most_bytes)| {
@@ -119,6 +125,18 @@ fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {
         let threads = points.div_ceil(room.max(1)).next_power_of_two().max(reading);
         (room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)).then_some(threads)
     })
+}
+
+/// Returns the number of threads that read a row of so many vectors: of several that fit a warp, one that leaves the fewest threads
+/// idle at their last vector.
+fn reading(vectors: u64) -> u64 {
+    let most = vectors.next_power_of_two().clamp(2, WARP);
+    if vectors > WARP {
+        return most;
+    }
+    let candidates =
+        [most, most / 2, most / 4].into_iter().filter(|&threads| threads >= LEAST_READING.min(most));
+    candidates.min_by_key(|threads| vectors.next_multiple_of(*threads)).unwrap_or(most)
 }
 
 /// The elements of a row that its threads keep, without any values computed from them.
@@ -188,17 +206,52 @@ fn repeated(body: &Body, geometry: &Geometry) -> Option<u32> {
     walks.then_some(repeated)
 }
 
-/// Returns the widest vector for which every row of every operand is aligned and is a multiple of its length.
-fn vector(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64) -> u8 {
+/// Returns the class in which rows are read in vectors that begin before them, if the rows themselves are not aligned to half a
+/// vector. The operands must be aligned, and have the same distances between rows.
+fn shifted(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64) -> Option<Class> {
+    let walking: Vec<_> = walking(body, geometry, class).collect();
+    let largest = walking.iter().map(|(bytes, _)| *bytes).max()?;
+    let vector = (VECTOR_BYTES / largest).clamp(1, 8);
+    let is_wider = u64::from(class.vector) * 2 < vector;
+    let moving = |strides: &[u64]| -> Vec<u64> {
+        geometry
+            .row_shape
+            .iter()
+            .zip(strides)
+            .filter(|(extent, _)| **extent > 1)
+            .map(|(_, &stride)| stride)
+            .collect()
+    };
+    let (_, first) = walking.first()?;
+    let is_same = walking.iter().all(|(_, strides)| moving(strides) == moving(first));
+    (is_wider && is_same && alignment_bytes.is_multiple_of(VECTOR_BYTES)).then(|| Class {
+        vector: vector as u8,
+        shifted: true,
+        ..*class
+    })
+}
+
+/// Returns the size of the elements, and the row strides, of each operand that is read or written point by point.
+fn walking<'a>(
+    body: &'a Body,
+    geometry: &'a Geometry,
+    class: &'a Class,
+) -> impl Iterator<Item = (u64, &'a [u64])> + use<'a> {
     let inputs = body.inputs.iter().map(|input| (input.dtype, OutputPlace::Point));
     let outputs = body.outputs.iter().map(|output| (output.dtype, output.place));
+    let all = inputs.chain(outputs).zip(&geometry.operands).enumerate();
+    all.filter_map(|(number, ((dtype, place), operand))| {
+        let OperandGeometry::Strided { row_strides, .. } = operand else { return None };
+        let is_apart = place == OutputPlace::Row || class.repeats(number) && number < body.inputs.len();
+        (!is_apart).then_some((dtype.size_bytes() as u64, row_strides.as_slice()))
+    })
+}
+
+/// Returns the widest vector for which every row of every operand is aligned and is a multiple of its length.
+fn vector(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64) -> u8 {
     let (mut largest, mut common) = (1, geometry.points());
-    for (number, ((dtype, place), operand)) in inputs.chain(outputs).zip(&geometry.operands).enumerate() {
-        let OperandGeometry::Strided { row_strides, .. } = operand else { continue };
-        if place == OutputPlace::Row || class.repeats(number) && number < body.inputs.len() {
-            continue;
-        }
-        largest = largest.max(dtype.size_bytes() as u64);
+    for (bytes, row_strides) in walking(body, geometry, class) {
+        largest = largest.max(bytes);
         let strides = geometry.row_shape.iter().zip(row_strides).filter(|(extent, _)| **extent > 1);
         common = strides.fold(common, |common, (_, stride)| common | stride);
     }

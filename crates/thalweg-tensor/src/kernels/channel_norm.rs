@@ -27,8 +27,9 @@ const MANY_ROWS: usize = 1024;
 /// The minimum number of points of a part.
 const PART: usize = 1024;
 
-/// The number of points below which planes are not separate rows, for statistics of the batch.
-const SMALL_PLANE: usize = 64;
+/// The number of points below which planes are not separate rows, for statistics of the batch: the threads of a row would be mostly
+/// idle.
+const SMALL_PLANE: usize = 24;
 
 /// The extents of an input, seen as (batch, groups, channels of a group, plane). For statistics of the batch each group is one
 /// channel.

@@ -10,14 +10,14 @@ use thalweg_ir::{DType, Shape};
 use thalweg_ops::table;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
-    ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result, Stream,
+    ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result,
 };
 
 use crate::autograd::formula::Formula;
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{self, Argument, Arguments, Call, Ints, built_in};
 use crate::loops::{LoopArguments, run_into};
-use crate::memory_format::{channels_last_order, is_channels_last};
+use crate::memory_format::{empty_in, is_channels_last, laid_out};
 use crate::tensor::{Tensor, Tensors};
 
 /// The operand that a call computes. The other two are passed in the order output, input, weight.
@@ -89,44 +89,17 @@ pub(crate) fn call(
     dispatch::call(built_in!("thalweg::convolution")?, &arguments, None, Location::caller())
 }
 
-/// Returns the view with the channels as the last dimension.
-fn to_last(tensor: &Tensor) -> Result<Tensor> {
-    tensor.permute(&channels_last_order(tensor.rank()))
-}
-
-/// Returns the view of a channels-last tensor with the channels before the axes.
-fn from_last(tensor: &Tensor) -> Result<Tensor> {
-    let rank = tensor.rank();
-    let dims: Shape = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
-    tensor.permute(&dims)
-}
-
 /// Returns a tensor whose elements are laid out as the library reads them.
 fn readable(tensor: &Tensor, channels_last: bool, label: Label) -> Result<Tensor> {
     let tensor = tensor.detach();
-    let laid =
-        if channels_last { from_last(&to_last(&tensor)?.contiguous()?)? } else { tensor.contiguous()? };
+    let laid = laid_out(&tensor, channels_last)?;
     if laid.pointer().address().is_multiple_of(16) {
         return Ok(laid);
     }
     let stream = tensor.device().current_stream();
-    let moved = empty(tensor.shape(), &tensor, channels_last, &stream, label)?;
+    let moved = empty_in(tensor.shape(), tensor.dtype(), (channels_last, &stream), label)?;
     moved.copy_(&laid)?;
     Ok(moved)
-}
-
-fn empty(
-    shape: &[usize],
-    like: &Tensor,
-    channels_last: bool,
-    stream: &Stream,
-    label: Label,
-) -> Result<Tensor> {
-    if !channels_last {
-        return Tensor::result_on(shape, like.dtype(), stream, label);
-    }
-    let last: Shape = [shape[0]].into_iter().chain(shape[2..].iter().copied()).chain([shape[1]]).collect();
-    from_last(&Tensor::result_on(&last, like.dtype(), stream, label)?)
 }
 
 /// Returns the sizes of a call, without its layout, from the shapes of input, weight and output.
@@ -191,13 +164,13 @@ fn readable_bias(call: &Call<'_>, bias: &Tensor, channels: usize) -> Result<Tens
     readable(bias, false, call.label)
 }
 
-/// Returns whether the library is to add the bias of an output in the kernel that convolves. Its kernels with a bias are slower
-/// than a second kernel where a group has one channel, where channels do not fill vectors of 16 bytes, and where a window is one
-/// point and the channels are not the last dimension.
+/// Returns whether the library is to add the bias of an output in the kernel that convolves. On an H200 its kernels with a bias are
+/// faster than a second kernel if channels are innermost and fill vectors of 16 bytes, or if there is one point; elsewhere they
+/// take up to 20 times as long as those without.
 fn adds_bias_itself(shape: &ConvolutionShape) -> bool {
-    let is_depthwise = shape.groups > 1 && shape.groups == shape.input_channels;
-    let is_of_points = shape.kernel == [1; 3] && shape.output != [1; 3] && !shape.channels_last;
-    !is_depthwise && !is_of_points && shape.output_channels.is_multiple_of(8)
+    let is_of_one_point = shape.output == [1; 3];
+    let fills_vectors = shape.channels_last && shape.output_channels.is_multiple_of(8);
+    shape.groups == 1 && (is_of_one_point || fills_vectors)
 }
 
 /// Adds a bias to each channel of a result.
@@ -232,7 +205,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         let stream = call.device.current_stream();
         let (a, b) =
             (readable(first, channels_last, call.label)?, readable(second, channels_last, call.label)?);
-        let result = empty(&size, first, channels_last, &stream, call.label)?;
+        let result = empty_in(&size, first.dtype(), (channels_last, &stream), call.label)?;
         let [a, b, made] = [&a, &b, &result].map(Tensor::pointer);
         let at = match computed {
             Computed::Output => [a, b, made],
@@ -242,7 +215,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         let shape = ConvolutionShape { channels_last, ..shape };
         let is_deterministic = are_deterministic_algorithms_enabled();
         let relu = call.bool(9);
-        let is_fused = computed == Computed::Output && (relu || adds_bias_itself(&shape));
+        let adds_itself = relu || call.device.is_simulated() || adds_bias_itself(&shape);
+        let is_fused = computed == Computed::Output && adds_itself;
         let (fused, separate) = bias.as_ref().map_or((None, None), |bias| match is_fused {
             true => (Some(ConvolutionEpilogue { bias: bias.pointer(), relu }), None),
             false => (None, Some(bias)),

@@ -13,6 +13,7 @@ use thalweg_ops::{LoopOp, Placement};
 use thalweg_runtime::{DevicePointer, Label, Result};
 
 use crate::loops::{launch_placed, widen};
+use crate::memory_format::{empty_in, laid_out};
 use crate::tensor::{Tensor, Tensors};
 
 /// A number per axis; planes of fewer axes have leading extents of 1.
@@ -112,7 +113,7 @@ impl Geometry {
     }
 
     /// Returns the kernel of a pass over strided windows of floats, if there is one.
-    fn kernel(&self, pass: PoolPass, planes: usize, dtype: DType) -> Option<Pool> {
+    fn kernel(&self, pass: PoolPass, [planes, inner]: [usize; 2], dtype: DType) -> Option<Pool> {
         let Placing::Strided { kernel, stride, padding, dilation, counts_padding, divisor } = self.placing
         else {
             return None;
@@ -123,6 +124,7 @@ impl Geometry {
         let pool = Pool {
             pass,
             planes: planes as u64,
+            inner: inner as u64,
             extents,
             windows,
             kernel,
@@ -148,7 +150,12 @@ impl Geometry {
         let dtype = inputs[0].dtype();
         let outputs = [(shape, dtype), (shape, DType::I64)];
         let outputs = if pass == PoolPass::Greatest { &outputs[..] } else { &outputs[..1] };
-        let Some(kernel) = self.kernel(pass, planes, dtype) else {
+        // With channels innermost in the first input, they are so in all.
+        let channels_last = inputs[0].rank() > 3
+            && inputs[0].rank() == shape.len()
+            && inputs[0].layout().is_like_channels_last();
+        let channels = if channels_last { shape[1] } else { 1 };
+        let Some(kernel) = self.kernel(pass, [planes / channels.max(1), channels], dtype) else {
             let space = match pass {
                 PoolPass::Average | PoolPass::Greatest => (self.windows, self.window_extents()),
                 _ => (self.extents, self.windows_of_a_point()),
@@ -156,10 +163,11 @@ impl Geometry {
             let rows = Self::rows(planes, space.0);
             return self.run(self.choose(operators), inputs, (&rows, &space.1), outputs, label);
         };
-        let inputs = inputs.iter().map(|tensor| tensor.contiguous()).collect::<Result<Tensors>>()?;
+        let inputs =
+            inputs.iter().map(|tensor| laid_out(tensor, channels_last)).collect::<Result<Tensors>>()?;
         let stream = inputs[0].device().current_stream();
         let outputs = (outputs.iter())
-            .map(|&(shape, dtype)| Tensor::result_on(shape, dtype, &stream, label))
+            .map(|&(shape, dtype)| empty_in(shape, dtype, (channels_last, &stream), label))
             .collect::<Result<Tensors>>()?;
         let places = inputs.get(1).or(outputs.get(1)).map_or(DevicePointer::new(0), Tensor::pointer);
         let at = [inputs[0].pointer(), places, outputs[0].pointer()];

@@ -200,7 +200,8 @@ fn copy_rows(
     if extent == 0 || result.elements() == 0 || !GatherRows::takes(row_bytes, [at[0], at[2]]) {
         return Ok(false);
     }
-    let kernel = GatherRows { sizes: [outer, extent, count, row_bytes], index_stride, fill };
+    let vectors = GatherRows::vectors_of(outer * count * row_bytes);
+    let kernel = GatherRows { sizes: [outer, extent, count, row_bytes], index_stride, fill, vectors };
     source.device().current_stream().launch_native(&Placed { kernel, at }, label)?;
     Ok(true)
 }

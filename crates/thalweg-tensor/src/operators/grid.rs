@@ -4,8 +4,11 @@ use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
+use super::window::is_recorded;
 use super::{operators, single};
+use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Arguments, Call};
+use crate::kernels::grid_sample::grid_sample;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -22,6 +25,11 @@ operators! {
     "grid_sampler_3d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
         fn grid_sampler_3d(grid: tensor, interpolation_mode: int, padding_mode: int, align_corners: bool)
         = Composite(|call| grid_sampler(call, 3));
+    /// Returns images or volumes at the points of a grid, by operators of whole tensors, which record gradients of gradients.
+    "thalweg::grid_sample_by_operators(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
+        = Composite(|call| {
+            sampled_by_operators(call.tensor(0), call.tensor(1), [call.int(2), call.int(3)], call.bool(4)).map(single)
+        });
 }
 
 /// One axis of the images.
@@ -167,9 +175,27 @@ fn check(call: &Call<'_>, axes: usize) -> Result<()> {
 
 fn grid_sampler(call: &Call<'_>, axes: usize) -> Result<Tensors> {
     check(call, axes)?;
-    let (input, interpolation) = (call.tensor(0), call.int(2));
+    let (x, grid) = (call.tensor(0), call.tensor(1));
+    let (numbers, align_corners) = ([call.int(2), call.int(3)], call.bool(4));
+    // The kernel adds gradients in an order that differs from run to run.
+    let is_taken = axes == 2 && !(are_deterministic_algorithms_enabled() && is_recorded(&[x]));
+    match is_taken && !x.dtype().is_float8() {
+        true => grid_sample(x, grid, numbers, align_corners),
+        false => sampled_by_operators(x, grid, numbers, align_corners),
+    }
+    .map(single)
+}
+
+/// Returns images or volumes at the points of a grid, by operators of whole tensors.
+fn sampled_by_operators(
+    input: &Tensor,
+    grid: &Tensor,
+    [interpolation, padding]: [i64; 2],
+    align_corners: bool,
+) -> Result<Tensor> {
+    let axes = input.rank() - 2;
     let x = input.to_dtype(input.dtype().compute())?;
-    let grid = call.tensor(1).to_dtype(x.dtype())?;
+    let grid = grid.to_dtype(x.dtype())?;
     let [batch, channels] = [x.shape()[0], x.shape()[1]];
     let extents = &x.shape()[2..];
     let shape: Shape = grid.shape()[1..=axes].into();
@@ -178,7 +204,7 @@ fn grid_sampler(call: &Call<'_>, axes: usize) -> Result<Tensors> {
     // The grid's coordinates start with the last axis.
     let taps: Vec<_> = (0..axes)
         .map(|axis| {
-            let own = Axis { extent: extents[axis], padding: call.int(3), align_corners: call.bool(4) };
+            let own = Axis { extent: extents[axis], padding, align_corners };
             let coordinate = points.select(3, axes - 1 - axis)?;
             own.taps(&own.unnormalized(&coordinate)?, interpolation)
         })
@@ -198,7 +224,7 @@ fn grid_sampler(call: &Call<'_>, axes: usize) -> Result<Tensors> {
         });
     }
     let shape: Shape = [batch, channels].into_iter().chain(shape).collect();
-    sum.expect("there is a tap").reshape(&shape)?.to_dtype(input.dtype()).map(single)
+    sum.expect("there is a tap").reshape(&shape)?.to_dtype(input.dtype())
 }
 
 /// Returns the weighted elements of flat images (batch, channels, places) at points (batch, 1, count) per axis; 0 outside.

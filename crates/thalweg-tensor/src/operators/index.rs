@@ -11,7 +11,9 @@ use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
 use super::Body::{Composite, Differentiable, Kernel, Pair};
 use super::create::pad;
+use super::repeated::gathered_in_place;
 use super::view::{diagonal, extents, select, slice, wrap};
+use super::window::is_recorded;
 use super::{complex, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
@@ -376,6 +378,12 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
         source = source.narrow(other as i64, 0, wide.shape()[other])?;
     }
     let _report = OutOfRangeReport::of("gather", RangeOf::Dimension(dim));
+    // A copy of the whole source costs more than places in its memory for a few indices.
+    let layout = source.layout();
+    let is_copied = layout.may_overlap() && wide.elements() < source.elements();
+    if is_copied && !is_recorded(&[x]) {
+        return gathered_in_place(&source, dim, &wide)?.reshape(index.shape()).map(single);
+    }
     gathered(&outer_inner(&source, dim)?, &outer_inner(&wide, dim)?)?.reshape(index.shape()).map(single)
 }
 

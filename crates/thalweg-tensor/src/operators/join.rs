@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
+use thalweg_kernels::Placed;
+use thalweg_kernels::join::{Join, JoinPart, Joined, PARTS};
 use thalweg_ops::structured::COPY;
 use thalweg_runtime::{Error, Result};
 
@@ -96,14 +98,57 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
     let result = Tensor::result_on(&shape, dtype, &call.device.current_stream(), call.label)?;
     let layout = layout_in(&shape, common_format(list))?;
     let result = result.with_layout(Layout::new(&shape, layout.strides(), result.layout().offset())?);
-    let mut start = 0;
+    let (mut start, mut parts) = (0, Vec::new());
     for tensor in list.iter().filter(|tensor| !is_skipped(tensor.shape())) {
-        let length = tensor.shape()[dim];
-        let part = result.with_layout(result.layout().narrow(dim, start, length)?);
-        start += length;
+        parts.push((tensor, start));
+        start += tensor.shape()[dim];
+    }
+    let joined = join_at_once(call, &result, dim, &parts)?;
+    for ((tensor, start), _) in parts.into_iter().zip(joined).filter(|(_, is_joined)| !is_joined) {
+        let part = result.with_layout(result.layout().narrow(dim, start, tensor.shape()[dim])?);
         copy_into(call, tensor, &part, dtype)?;
     }
     Ok(single(result))
+}
+
+/// Writes those tensors of a list that have the dtype of the result, and its order of dimensions without gaps, to their places
+/// along a dimension. Returns which ones it has written: none if there is only one such tensor.
+fn join_at_once(
+    call: &Call<'_>,
+    result: &Tensor,
+    dim: usize,
+    parts: &[(&Tensor, usize)],
+) -> Result<Vec<bool>> {
+    let order: Shape = result.layout().dense_order().unwrap_or_else(|| (0..result.rank()).collect());
+    let place = order.iter().position(|&other| other == dim).unwrap_or(0);
+    let size = result.dtype().size_bytes() as u64;
+    let inner: u64 = order[place + 1..].iter().map(|&other| result.shape()[other] as u64).product();
+    let is_dense = |tensor: &Tensor| tensor.layout().permute(&order).is_ok_and(|laid| laid.is_contiguous());
+    let fits =
+        |tensor: &Tensor| tensor.dtype() == result.dtype() && tensor.elements() > 0 && is_dense(tensor);
+    let mut taken: Vec<bool> = parts.iter().map(|(tensor, _)| fits(tensor)).collect();
+    if !is_dense(result) || taken.iter().filter(|&&is_taken| is_taken).count() < 2 {
+        taken.fill(false);
+        return Ok(taken);
+    }
+    let kernel = Join {
+        rows: order[..place].iter().map(|&other| result.shape()[other] as u64).product(),
+        pitch: result.shape()[dim] as u64 * inner * size,
+    };
+    let chosen: Vec<JoinPart> = (parts.iter().zip(&taken))
+        .filter(|(_, is_taken)| **is_taken)
+        .map(|((tensor, start), _)| JoinPart {
+            source: tensor.pointer(),
+            width: tensor.shape()[dim] as u64 * inner * size,
+            offset: *start as u64 * inner * size,
+        })
+        .collect();
+    let stream = call.device.current_stream();
+    for parts in chosen.chunks(PARTS) {
+        let at = Joined { result: result.pointer(), parts: parts.into() };
+        stream.launch_native(&Placed { kernel, at }, call.label)?;
+    }
+    Ok(taken)
 }
 
 /// Returns the memory format of all tensors; the order of the shape if they have different ones.

@@ -65,6 +65,7 @@ mod random;
 mod recurrent;
 mod recurrent_networks;
 mod reduce;
+mod repeated;
 mod resample;
 mod scan;
 mod segment;

@@ -1,12 +1,14 @@
 //! Padding by reflection, by repeating the edge, and circularly.
 
 use thalweg_ir::{DType, Scalar};
+use thalweg_kernels::resample::ResampleBy;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::create::pad as pad_constant;
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call};
+use crate::kernels::resample::{Resized, resample, resamples};
 use crate::tensor::Tensor;
 
 operators! {
@@ -67,6 +69,10 @@ fn pad(call: &Call<'_>) -> Result<Tensor> {
             x.shape()
         )));
     }
+    let is_grown = padding.iter().all(|&count| count >= 0) && padding.iter().any(|&count| count > 0);
+    if resamples(x.dtype()) && is_grown {
+        return padded(x, &padding, mode);
+    }
     let mut result = x.clone();
     for axis in 0..axes {
         let sides = [padding[2 * axis], padding[2 * axis + 1]];
@@ -78,6 +84,51 @@ fn pad(call: &Call<'_>) -> Result<Tensor> {
 /// Returns a value as a number, an integer for integer dtypes.
 fn number(value: f64, dtype: DType) -> Scalar {
     if dtype.is_floating_point() { Scalar::F64(value) } else { Scalar::I64(value as i64) }
+}
+
+/// Returns floats padded along all axes at once.
+fn padded(x: &Tensor, padding: &[i64], mode: Mode) -> Result<Tensor> {
+    let axes = padding.len() / 2;
+    let mut list = Vec::with_capacity(axes);
+    for axis in 0..axes {
+        let dim = x.rank() - axes + axis;
+        let [before, after] = [0, 1].map(|side| padding[2 * (axes - 1 - axis) + side]);
+        list.push(Resized { size: mode.size(x, dim, [before, after])?, scale: 1.0, before });
+    }
+    let by = match mode {
+        Mode::Reflect => ResampleBy::Reflected,
+        Mode::Replicate => ResampleBy::Replicated,
+        Mode::Circular => ResampleBy::Circular,
+    };
+    match x.rank() - axes {
+        1 => resample(&x.unsqueeze(0)?, by, &list)?.squeeze(0),
+        _ => resample(x, by, &list),
+    }
+}
+
+impl Mode {
+    /// Returns the extent of a padded dimension, if the padding is valid.
+    fn size(self, x: &Tensor, dim: usize, [before, after]: [i64; 2]) -> Result<usize> {
+        let extent = x.shape()[dim] as i64;
+        let limit = match self {
+            Self::Reflect => extent - 1,
+            Self::Circular => extent,
+            Self::Replicate => i64::MAX,
+        };
+        if before > limit || after > limit {
+            return Err(Error::invalid(format!(
+                "Padding size should be less than the corresponding input dimension, but got: padding ({before}, {after}) at dimension \
+                 {dim} of input {:?}",
+                x.shape()
+            )));
+        }
+        let size = extent.checked_add(before).and_then(|size| size.checked_add(after));
+        size.filter(|&size| size > 0).map(|size| size as usize).ok_or_else(|| {
+            Error::invalid(format!(
+                "input (dimension {dim}: {extent}) is too small, or too large, with padding ({before}, {after})"
+            ))
+        })
+    }
 }
 
 fn pad_axis(x: &Tensor, dim: usize, [before, after]: [i64; 2], mode: Mode) -> Result<Tensor> {
@@ -94,26 +145,8 @@ fn pad_axis(x: &Tensor, dim: usize, [before, after]: [i64; 2], mode: Mode) -> Re
         )?;
         return pad_axis(&kept, dim, [before.max(0), after.max(0)], mode);
     }
-    let extent = x.shape()[dim] as i64;
-    let limit = match mode {
-        Mode::Reflect => extent - 1,
-        Mode::Circular => extent,
-        Mode::Replicate => i64::MAX,
-    };
-    if before > limit || after > limit {
-        return Err(Error::invalid(format!(
-            "Padding size should be less than the corresponding input dimension, but got: padding ({before}, {after}) at dimension \
-             {dim} of input {:?}",
-            x.shape()
-        )));
-    }
-    let size = extent.checked_add(before).and_then(|size| size.checked_add(after)).filter(|&size| size > 0);
-    let Some(size) = size else {
-        return Err(Error::invalid(format!(
-            "input (dimension {dim}: {extent}) is too small, or too large, with padding ({before}, {after})"
-        )));
-    };
-    let places = Tensor::arange(size as usize, before.saturating_neg(), 1, DType::I64, x.device())?;
+    let (extent, size) = (x.shape()[dim] as i64, mode.size(x, dim, [before, after])?);
+    let places = Tensor::arange(size, before.saturating_neg(), 1, DType::I64, x.device())?;
     let places = match mode {
         Mode::Replicate => places.clamp(0, extent - 1)?,
         Mode::Circular => places.remainder_scalar(extent)?,

@@ -3,37 +3,38 @@
 use std::panic::Location;
 
 use thalweg_ir::{DType, Shape};
+use thalweg_kernels::resample::ResampleBy;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::view::{format_of, in_format};
-use super::{call as call_operator, operators, single};
-use crate::autograd::is_grad_enabled;
-use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
+use super::{operators, single};
+use crate::dispatch::{Argument, Arguments, Call, Ints};
+use crate::kernels::resample::{Resized, resample};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns sequences of another length by the nearest preceding element.
     "upsample_nearest1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
         fn upsample_nearest1d(output_size: optional_ints, scale_factors: optional_floats)
-        = Composite(|call| nearest(call, 1, 0.0)), autocast: Full;
+        = Composite(|call| nearest(call, 1, ResampleBy::Nearest)), autocast: Full;
     /// Returns images of another size by the nearest preceding element.
     "upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
         fn upsample_nearest2d(output_size: optional_ints, scale_factors: optional_floats)
-        = Composite(|call| nearest(call, 2, 0.0)), autocast: Full;
+        = Composite(|call| nearest(call, 2, ResampleBy::Nearest)), autocast: Full;
     /// Returns volumes of another size by the nearest preceding element.
     "upsample_nearest3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
         fn upsample_nearest3d(output_size: optional_ints, scale_factors: optional_floats)
-        = Composite(|call| nearest(call, 3, 0.0)), autocast: Full;
+        = Composite(|call| nearest(call, 3, ResampleBy::Nearest)), autocast: Full;
     /// Returns sequences of another length by the nearest element.
     "_upsample_nearest_exact1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 1, 0.5)), autocast: Full;
+        = Composite(|call| nearest(call, 1, ResampleBy::NearestExact)), autocast: Full;
     /// Returns images of another size by the nearest element.
     "_upsample_nearest_exact2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 2, 0.5)), autocast: Full;
+        = Composite(|call| nearest(call, 2, ResampleBy::NearestExact)), autocast: Full;
     /// Returns volumes of another size by the nearest element.
     "_upsample_nearest_exact3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 3, 0.5)), autocast: Full;
+        = Composite(|call| nearest(call, 3, ResampleBy::NearestExact)), autocast: Full;
     /// Returns sequences of another length, interpolated linearly.
     "upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
         fn upsample_linear1d(output_size: optional_ints, align_corners: bool, scale_factors: optional_floats)
@@ -165,24 +166,19 @@ impl Axis {
         Tensor::arange(self.size, 0, 1, dtype, x.device())
     }
 
-    /// Clamps positions to indices inside the axis.
-    fn inside(&self, places: &Tensor) -> Result<Tensor> {
-        // Narrow floats may not represent the last index.
-        places.floor()?.to_dtype(DType::I64)?.clamp(0, self.extent as i64 - 1)
+    /// Returns the elements nearest to the new points, of any dtype.
+    fn nearest(&self, x: &Tensor, offset: f64) -> Result<Tensor> {
+        let places = self.points(x)?.add_scalar(offset)?.mul_scalar(self.scale)?;
+        let index = places.floor()?.to_dtype(DType::I64)?.clamp(0, self.extent as i64 - 1)?;
+        x.index_select(self.dimension, &index)
     }
+}
 
-    /// Returns the elements at indices of the axis.
-    fn select(&self, x: &Tensor, index: &Tensor) -> Result<Tensor> {
-        let transposed = x.transpose(0, self.dimension)?;
-        let rest: usize = transposed.shape()[1..].iter().product();
-        let rows = transposed.reshape(&[self.extent, rest])?;
-        let arguments = [Argument::Tensor(&rows), Argument::Tensor(index)];
-        let operator = built_in!("thalweg::embedding")?;
-        let selected = call_operator(operator, &arguments, None, std::panic::Location::caller())?;
-        let mut shape: Shape = transposed.shape().into();
-        shape[0] = self.size;
-        selected.reshape(&shape)?.transpose(0, self.dimension)
-    }
+/// Returns the call's input, resized by a rule.
+fn resized(call: &Call<'_>, by: ResampleBy, axes: &[Axis]) -> Result<Tensors> {
+    let axes: Vec<Resized> =
+        axes.iter().map(|axis| Resized { size: axis.size, scale: axis.scale, before: 0 }).collect();
+    resample(call.tensor(0), by, &axes).map(single)
 }
 
 /// Returns images in the memory format of the call's input.
@@ -190,48 +186,32 @@ fn as_input(call: &Call<'_>, images: Tensor) -> Result<Tensors> {
     in_format(&images, format_of(call.tensor(0))).map(single)
 }
 
-fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {
+fn nearest(call: &Call<'_>, count: usize, by: ResampleBy) -> Result<Tensors> {
     let mut x = call.tensor(0).clone();
     if x.dtype() != DType::U8 {
-        // Bytes are images; other integers are refused as by PyTorch.
         check_floats(call)?;
+        return resized(call, by, &places(call, count, 2, false)?);
     }
-    // The gradient of several axes is rounded once.
-    let (dtype, is_recorded) = (x.dtype(), is_grad_enabled() && x.requires_grad());
-    if is_recorded && count > 1 {
-        x = x.to_dtype(dtype.compute())?;
-    }
+    // Bytes are images; other integers are refused as by PyTorch.
+    let offset = if by == ResampleBy::NearestExact { 0.5 } else { 0.0 };
     for axis in places(call, count, 2, false)? {
-        let mut points = axis.points(&x)?;
-        if offset != 0.0 {
-            points = points.add_scalar(offset)?;
-        }
-        let index = axis.inside(&points.mul_scalar(axis.scale)?)?;
-        x = axis.select(&x, &index)?;
+        x = axis.nearest(&x, offset)?;
     }
-    as_input(call, x.to_dtype(dtype)?)
+    as_input(call, x)
+}
+
+fn interpolated(call: &Call<'_>, count: usize, [edges, corners]: [ResampleBy; 2]) -> Result<Tensors> {
+    let align_corners = call.bool(2);
+    let by = if align_corners { corners } else { edges };
+    resized(call, by, &axes(call, count, 3, align_corners)?)
 }
 
 fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {
-    let (dtype, align_corners) = (call.tensor(0).dtype(), call.bool(2));
-    let mut x = call.tensor(0).to_dtype(dtype.compute())?;
-    for axis in axes(call, count, 3, align_corners)? {
-        let points = axis.points(&x)?;
-        let places = match align_corners {
-            true => points.mul_scalar(axis.scale)?,
-            false => {
-                points.add_scalar(0.5)?.mul_scalar(axis.scale)?.add_scalar(-0.5)?.clamp(0.0, f64::INFINITY)?
-            }
-        };
-        let first = axis.inside(&places)?;
-        let second = first.add_scalar(1)?.clamp(0, axis.extent as i64 - 1)?;
-        let mut shape = Shape::from_elem(1, x.rank());
-        shape[axis.dimension as usize] = axis.size;
-        let weight = places.sub(&first.to_dtype(places.dtype())?)?.reshape(&shape)?;
-        let rest = weight.neg()?.add_scalar(1.0)?;
-        x = axis.select(&x, &first)?.mul(&rest)?.add(&axis.select(&x, &second)?.mul(&weight)?)?;
-    }
-    as_input(call, x.to_dtype(dtype)?)
+    interpolated(call, count, [ResampleBy::Linear, ResampleBy::LinearCorners])
+}
+
+fn cubic(call: &Call<'_>) -> Result<Tensors> {
+    interpolated(call, 2, [ResampleBy::Cubic, ResampleBy::CubicCorners])
 }
 
 /// Returns the weights of four points at a distance after the second: cubic convolution (R. Keys, *Cubic convolution
@@ -246,32 +226,6 @@ pub(super) fn cubic_weights(distance: &Tensor) -> Result<[Tensor; 4]> {
     };
     let rest = distance.neg()?.add_scalar(1.0)?;
     Ok([far(distance)?, near(distance)?, near(&rest)?, far(&rest)?])
-}
-
-fn cubic(call: &Call<'_>) -> Result<Tensors> {
-    let (dtype, align_corners) = (call.tensor(0).dtype(), call.bool(2));
-    let mut x = call.tensor(0).to_dtype(dtype.compute())?;
-    for axis in axes(call, 2, 3, align_corners)? {
-        let points = axis.points(&x)?;
-        let places = match align_corners {
-            true => points.mul_scalar(axis.scale)?,
-            false => points.add_scalar(0.5)?.mul_scalar(axis.scale)?.add_scalar(-0.5)?,
-        };
-        let first = places.floor()?;
-        let mut shape = Shape::from_elem(1, x.rank());
-        shape[axis.dimension as usize] = axis.size;
-        let mut sum: Option<Tensor> = None;
-        for (tap, weight) in cubic_weights(&places.sub(&first)?)?.into_iter().enumerate() {
-            let index = axis.inside(&first.add_scalar(tap as f64 - 1.0)?)?;
-            let part = axis.select(&x, &index)?.mul(&weight.reshape(&shape)?)?;
-            sum = Some(match sum {
-                Some(sum) => sum.add(&part)?,
-                None => part,
-            });
-        }
-        x = sum.expect("there are four taps");
-    }
-    as_input(call, x.to_dtype(dtype)?)
 }
 
 /// Returns 1 − |t| where that is positive.

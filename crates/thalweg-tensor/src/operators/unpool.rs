@@ -46,6 +46,10 @@ operators! {
     /// and the maximum's row.
     "_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"
         = Composite(|call| embedding_bag(call, Some(call.int(8)).filter(|&padding| padding >= 0)));
+    /// Returns the gradient of the weights of the samples of bags that are summed: the product of the gradient of a sample's bag
+    /// with its row.
+    "_embedding_bag_per_sample_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets, Tensor offset2bag, int mode, int padding_idx=-1) -> Tensor"
+        = Composite(|call| of_sample_weights(call).map(single));
     /// Returns the sum, mean or maximum of the rows of each bag, the bag of each index, the number of rows in each, and the
     /// maximum's row.
     "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -308,4 +312,40 @@ fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
     };
     let maxima = Tensor::zeros(&[if mode == 2 { bags } else { 0 }, width], DType::I64, device)?;
     Ok(Tensors::from_iter([result, bag, sizes, maxima]))
+}
+
+fn of_sample_weights(call: &Call<'_>) -> Result<Tensor> {
+    let [gradient, weight, indices, bag] = [0, 1, 2, 4].map(|place| call.tensor(place));
+    if call.int(5) != 0 {
+        return Err(Error::invalid(
+            "embedding_bag_backward: per_sample_weights only supported for mode='sum'",
+        ));
+    }
+    let fits = gradient.rank() == 2
+        && weight.rank() == 2
+        && gradient.shape()[1] == weight.shape()[1]
+        && gradient.dtype() == weight.dtype()
+        && indices.rank() == 1
+        && bag.shape() == indices.shape();
+    if !fits {
+        return Err(Error::invalid(format!(
+            "embedding_bag_backward: a gradient {:?} {}, a weight {:?} {}, indices {:?} and their bags {:?} do not fit together",
+            gradient.shape(),
+            gradient.dtype(),
+            weight.shape(),
+            weight.dtype(),
+            indices.shape(),
+            bag.shape()
+        )));
+    }
+    let (indices, bag) = (long(indices, "embedding_bag")?, long(bag, "embedding_bag")?);
+    let wide = weight.dtype().compute();
+    let rows = |tensor: &Tensor, index: &Tensor| tensor.index_select(0, index)?.to_dtype(wide);
+    let products = rows(gradient, &bag)?.mul(&rows(weight, &indices)?)?.sum(&[1], false)?;
+    let padding = call.int(6);
+    let products = match padding {
+        0.. => indices.eq_scalar(padding)?.select_where(&products.zeros_like()?, &products)?,
+        _ => products,
+    };
+    products.to_dtype(weight.dtype())
 }

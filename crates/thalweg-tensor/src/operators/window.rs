@@ -361,17 +361,21 @@ impl Convolution {
         self.check_signs()?;
         let (input, made) = self.in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
-        if let Some(result) = self.by_library(&input, weight, bias, false)? {
-            return out_of_batch(result, made);
-        }
-        // Without the library a bias is added to the result before rounding, except on a GPU, where PyTorch adds it to a rounded
-        // one.
-        let dtype = input.dtype();
-        let is_wide = bias.is_some() && (input.device().is_simulated() || self.output_padding.is_some());
-        let wide = |tensor: &Tensor| match is_wide {
+        // A bias is added to the result before rounding, except on a GPU with the library, where PyTorch adds it to a rounded one.
+        let (dtype, is_simulated) = (input.dtype(), input.device().is_simulated());
+        let is_transposed = self.output_padding.is_some();
+        let widened_if = |is_wide: bool, tensor: &Tensor| match is_wide && bias.is_some() {
             true => widened(tensor),
             false => Ok(tensor.clone()),
         };
+        // The library of a simulated GPU adds a bias before rounding, too, unless the convolution is transposed.
+        let for_library = |tensor: &Tensor| widened_if(is_simulated && is_transposed, tensor);
+        let own = bias.map(for_library).transpose()?;
+        let found = self.by_library(&for_library(&input)?, &for_library(weight)?, own.as_ref(), false)?;
+        if let Some(result) = found {
+            return out_of_batch(result.to_dtype(dtype)?, made);
+        }
+        let wide = |tensor: &Tensor| widened_if(is_simulated || is_transposed, tensor);
         let (input, weight, bias) = (wide(&input)?, wide(weight)?, bias.map(wide).transpose()?);
         let result = match (&self.output_padding, &bias) {
             (None, bias) => self.forward(&input, &weight, bias.as_ref(), groups)?,

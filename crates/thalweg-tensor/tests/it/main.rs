@@ -70,6 +70,7 @@ mod primitives;
 mod quantized;
 mod reduce;
 mod reductions;
+mod resample;
 mod rules;
 mod sanitizer;
 mod scans;

@@ -1,0 +1,130 @@
+//! Images of another size, and padded by their own elements: the operator, its gradient, and the gradient of that, which is the
+//! operator again.
+
+use std::panic::Location;
+
+use thalweg_ir::{DType, Shape, element_count};
+use thalweg_kernels::Placed;
+use thalweg_kernels::resample::{Resample, ResampleBy};
+use thalweg_runtime::{Error, Result};
+
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::dispatch::{self, Argument, Arguments, Call, Ints, Operator, built_in};
+use crate::memory_format::empty_in;
+use crate::tensor::{Tensor, Tensors};
+
+/// An axis of a call: the extent of the result, the distance between its points, and the number of points before the old ones.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Resized {
+    pub size: usize,
+    pub scale: f64,
+    pub before: i64,
+}
+
+/// Returns whether there is a kernel for a dtype.
+pub(crate) fn resamples(dtype: DType) -> bool {
+    dtype.is_floating_point() && !dtype.is_float8()
+}
+
+/// Returns images (batch, channels, …) of one to three axes, each resized.
+pub(crate) fn resample(x: &Tensor, by: ResampleBy, axes: &[Resized]) -> Result<Tensor> {
+    let size: Ints = axes.iter().map(|axis| axis.size as i64).collect();
+    let scale: Vec<f64> = axes.iter().map(|axis| axis.scale).collect();
+    let before: Ints = axes.iter().map(|axis| axis.before).collect();
+    call(built_in!("thalweg::resample")?, x, by as i64, (&size, &scale, &before))
+}
+
+fn call(
+    operator: &'static Operator,
+    x: &Tensor,
+    by: i64,
+    (size, scale, before): (&[i64], &[f64], &[i64]),
+) -> Result<Tensor> {
+    let arguments =
+        [x.into(), by.into(), Argument::Ints(size), Argument::Floats(scale), Argument::Ints(before)];
+    dispatch::call(operator, &arguments, None, Location::caller())
+}
+
+/// Computes the operator.
+pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
+    run(call, false)
+}
+
+/// Computes the gradient; the sizes are those of the input.
+pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
+    run(call, true)
+}
+
+fn run(call: &Call<'_>, backward: bool) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let (by, size, before) = (call.int(1), call.ints(2), call.ints(4));
+    let Argument::Floats(scale) = call.argument(3) else {
+        return Err(Error::invalid("resample: scale is a list of numbers"));
+    };
+    let by = usize::try_from(by).ok().and_then(|by| ResampleBy::ALL.get(by).copied());
+    let extents: Option<Shape> = size.iter().map(|&extent| usize::try_from(extent).ok()).collect();
+    let axes = size.len();
+    let fits = (1..=3).contains(&axes) && x.rank() == axes + 2 && [scale.len(), before.len()] == [axes; 2];
+    let (Some(by), Some(extents), true) = (by, extents, fits) else {
+        return Err(Error::invalid(format!(
+            "resample: images of shape {:?} do not have the axes of size {size:?}, scale {scale:?} and padding {before:?}",
+            x.shape()
+        )));
+    };
+    let x = x.detach();
+    let shape: Shape = x.shape()[..2].iter().copied().chain(extents.iter().copied()).collect();
+    element_count(&shape)?;
+    let channels_last = x.rank() > 3 && x.layout().is_like_channels_last();
+    let stream = call.device.current_stream();
+    let result = empty_in(&shape, x.dtype(), (channels_last, &stream), call.label)?;
+    let of_axes = |numbers: &[usize]| {
+        let mut all = [1; 3];
+        all[3 - axes..].iter_mut().zip(numbers).for_each(|(to, &number)| *to = number as u64);
+        all
+    };
+    let (read, written) = (of_axes(&x.shape()[2..]), of_axes(&extents));
+    let strides = x.layout().strides();
+    let [z, y, column] = of_axes(&strides[2..]);
+    let mut kernel = Resample {
+        images: shape[0] as u64,
+        channels: shape[1] as u64,
+        source: if backward { written } else { read },
+        target: if backward { read } else { written },
+        scale: [1.0; 3],
+        before: [0; 3],
+        strides: [strides[0] as u64, strides[1] as u64, z, y, column],
+        channels_last,
+        by,
+        dtype: x.dtype(),
+        backward,
+    };
+    kernel.scale[3 - axes..].copy_from_slice(scale);
+    kernel.before[3 - axes..].copy_from_slice(&before);
+    if result.elements() > 0 {
+        let at = [x.pointer(), result.pointer()];
+        stream.launch_native(&Placed { kernel, at }, call.label)?;
+    }
+    Ok(Tensors::from_iter([result]))
+}
+
+fn gradient(call: &GradientCall<'_>, operator: &'static Operator) -> Result<Tensor> {
+    let size: Ints = call.shape(0)[2..].iter().map(|&extent| extent as i64).collect();
+    let Argument::Floats(scale) = call.argument(3) else {
+        return Err(Error::invalid("resample: scale is a list of numbers"));
+    };
+    self::call(operator, &call.gradient()?, call.int(1), (&size, scale, &call.ints(4)))
+}
+
+/// The gradient of [`forward`].
+pub(crate) static GRADIENT: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| call.one(0, || gradient(call, built_in!("thalweg::resample_backward")?)),
+};
+
+/// The gradient of [`backward`].
+pub(crate) static BACKWARD_GRADIENT: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| call.one(0, || gradient(call, built_in!("thalweg::resample")?)),
+};
