@@ -115,7 +115,7 @@ impl<'f> Problem<'f> {
                 .chunks_exact(2)
                 .map(|pair| f64::from_bits(u64::from(pair[0]) | u64::from(pair[1]) << 32));
             for (at, (seen, expected)) in seen.zip(&expected).enumerate() {
-                // What a call leaves unspecified is no number here.
+                // NaN marks what a call leaves unspecified.
                 if !expected.is_nan() && (seen - expected).abs() > 1e-9 * (1.0 + expected.abs()) {
                     return fail(format!("operand {place} at {at}: {seen} for {expected}"));
                 }

@@ -142,7 +142,7 @@ struct Read<'p> {
     inputs: Vec<&'p Placed>,
     /// Their dtypes and kinds.
     described: Vec<Input>,
-    /// What each input of the second loop is.
+    /// The source of each input of the second loop.
     sources: Vec<Source>,
 }
 

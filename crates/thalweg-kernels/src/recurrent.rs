@@ -173,7 +173,7 @@ struct Weights<'w> {
     projection: Option<&'w [f64]>,
 }
 
-/// What the backward pass reads of one row: the gates after their functions, the hidden state's part of a gated unit's last
+/// The values of one row that the backward pass reads: the gates after their functions, the hidden state's part of a gated unit's last
 /// gate, the states before, the cell after, and the hidden state before its projection.
 #[derive(Clone, Default)]
 struct Row {

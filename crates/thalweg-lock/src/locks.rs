@@ -2,7 +2,7 @@
 //!
 //! A panic of a thread that has a guard unlocks, and the next thread that locks sees the value as the panic left it. Code that
 //! calls a user's function with a guard keeps the value valid at that call, so poison would only turn one failure into many: the
-//! panic has already reached the thread that panicked, and whoever joins it.
+//! panic has already reached the thread that panicked, and the thread that joins it.
 
 #![expect(clippy::disallowed_types, reason = "the wrappers of these types")]
 
@@ -252,6 +252,6 @@ mod tests {
         assert!(*shared.1.wait_while(shared.0.lock(), |is_set| !*is_set));
         assert!(panicked.join().is_err());
         let (is_set, is_late) = shared.1.wait_timeout(shared.0.lock(), Duration::from_millis(1));
-        assert!(*is_set && is_late, "nobody notifies any more");
+        assert!(*is_set && is_late, "no thread notifies any more");
     }
 }

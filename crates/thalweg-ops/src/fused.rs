@@ -4,7 +4,7 @@
 //! several operators (`gelu_mlp`, `norm_linear`) try their rows first and make the calls otherwise; a compiler finds the same
 //! calls in a graph. A row says nothing about hardware: the library or the kernel decides whether it takes the extents.
 //!
-//! A decoder's layers (`functional::decoder_layers`) are no row: they write caches, in a number that is known only at the call.
+//! A decoder's layers (`functional::decoder_layers`) are not a row: they write caches, in a number that is known only at the call.
 
 use thalweg_ir::DType;
 
@@ -179,7 +179,7 @@ pub static NORM_LINEAR: Pattern = Pattern {
     ),
 };
 
-/// The same with GELU after it.
+/// A normalized linear layer with GELU after it.
 pub static NORM_LINEAR_GELU: Pattern = Pattern {
     calls: &[NORM, NORMALIZED, GELU],
     fused: call(
@@ -206,7 +206,7 @@ pub static NORM_LINEAR_ADD: Pattern = Pattern {
     ..NORM_LINEAR
 };
 
-/// The same with GELU before the addition.
+/// A normalized linear layer with GELU before the addition.
 pub static NORM_LINEAR_GELU_ADD: Pattern = Pattern {
     inputs: WITH_ADDEND,
     calls: &[NORM, NORMALIZED, GELU, call("add.Tensor", &[Out(2), In(5)])],
@@ -232,7 +232,7 @@ mod tests {
         assert!(of([a, b, c, d, None]).is_some(), "the bias may be absent");
         assert!(of([a, b, c, None, e]).is_none(), "the weight may not");
         assert!(of([a, b, c, Some(&[3, 9]), e]).is_none(), "the weight has other columns");
-        assert!(of([Some(&[4, 4, 8]), b, c, d, e]).is_none(), "the input is no matrix");
+        assert!(of([Some(&[4, 4, 8]), b, c, d, e]).is_none(), "the input is not a matrix");
     }
 
     #[test]

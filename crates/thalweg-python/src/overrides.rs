@@ -115,7 +115,7 @@ pub fn taken_over<'py>(
 }
 
 /// Returns the result of reading or writing a subscript that a value in it takes over. Parts of slices are only looked at on
-/// request, when they are no numbers.
+/// request, when they are not numbers.
 pub fn subscript_taken_over<'py>(
     tensor: &Bound<'py, PyTensor>,
     subscript: &Bound<'py, PyAny>,

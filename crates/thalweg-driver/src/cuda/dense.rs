@@ -355,7 +355,7 @@ impl Run<'_> {
         (0..self.batch).try_for_each(|matrix| check(self.one(matrix), what))
     }
 
-    /// Returns how cuBLAS is told a triangular system: `X · op(M) = B`, where the column-major `M`, `X` and `B` are the transposes of
+    /// Returns cuBLAS's arguments for a triangular system: `X · op(M) = B`, where the column-major `M`, `X` and `B` are the transposes of
     /// the row-major ones.
     fn triangle(&self) -> [u32; 3] {
         match self.call.method {

@@ -152,7 +152,7 @@ pub struct RecurrentCall {
     pub first: RecurrentStates,
     /// The output, (rows, features of a hidden state · directions): written by the forward pass, read by the others.
     pub output: DevicePointer,
-    /// What a forward pass keeps for the others, address and bytes; a forward pass without it keeps nothing.
+    /// The memory in which a forward pass keeps values for the others, by address and bytes; without it nothing is kept.
     pub reserve: Option<(DevicePointer, u64)>,
     /// The workspace that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
     pub workspace: Option<(DevicePointer, u64)>,

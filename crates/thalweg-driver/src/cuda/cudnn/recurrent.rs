@@ -140,7 +140,7 @@ pub(super) struct RecurrentPlan {
     memory: RecurrentMemory,
 }
 
-/// The sizes of a shape in the library's type. They fit, which [`RecurrentShape::fault`] has checked.
+/// Returns a size of a shape in the library's type. It fits, which [`RecurrentShape::fault`] has checked.
 fn number(size: u64) -> i32 {
     size as i32
 }
@@ -380,7 +380,7 @@ impl Maker<'_> {
     }
 }
 
-/// Returns the addresses of hidden states and cells; 0 for what there is none of.
+/// Returns the addresses of hidden states and cells; 0 for those that the call does not have.
 fn addresses(states: Option<RecurrentStates>) -> [u64; 2] {
     let hidden = states.map_or(0, |states| states.hidden.address());
     [hidden, states.and_then(|states| states.cell).map_or(0, DevicePointer::address)]
@@ -397,7 +397,7 @@ impl Cudnn {
             return Err(Error::new(Code::InvalidValue, NAME, fault));
         }
         let Some(data_type) = data_type(shape.format) else {
-            let detail = format!("elements of format {} are no floats of the library", shape.format.0);
+            let detail = format!("elements of format {} are not floats of the library", shape.format.0);
             return Err(Error::new(Code::NotSupported, NAME, detail));
         };
         let handle = self.handle(device, state)?;
