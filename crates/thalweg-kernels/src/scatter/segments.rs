@@ -29,7 +29,7 @@ pub struct Segments {
     pub source_strides: [u64; 3],
     /// The number of rows of the source's memory, which the order may name in any number.
     pub source_rows: u64,
-    /// The key whose rows are not combined; none if it is `u64::MAX`. Keys beyond the result's rows are not combined either.
+    /// The key whose rows are not combined; none if it is `u64::MAX`. Those that are not a row of the result are not combined either.
     pub skipped: u64,
     /// The way in which elements are combined: not [`Combine::Replace`].
     pub combine: Combine,

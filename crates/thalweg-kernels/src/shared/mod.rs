@@ -28,7 +28,7 @@ pub(crate) const BARRIERS: &str = include_str!("barriers.cu");
 const WARP_GROUPS: &str = include_str!("warp_groups.cu");
 
 /// Returns a translation unit of these parts, in which a kernel takes a structure `x` and calls one of their functions. The parts are
-/// CUDA files with templates: what a unit does not instantiate costs little, and it may leave functions uncalled.
+/// CUDA files with templates: what a unit does not instantiate costs little, and functions that it does not call are allowed.
 pub(crate) fn unit(parts: &[&str], name: &str, block: u32, structure: &str, call: &str) -> String {
     let entry = format!(
         "\nextern \"C\" __global__ void __launch_bounds__({block}) {name}(const __grid_constant__ {structure} x) {{\n    {call};\n}}\n"
