@@ -182,12 +182,15 @@ fn of_scores(attention: &Attention, at: &Addresses) -> impl Iterator<Item = Acce
     mask.into_iter().chain(state)
 }
 
+/// The mask, as numbers or as truth values, and the generator's state.
+type OfScores<'l, T> = (&'l [T], &'l [u8], [u64; 2]);
+
 /// Reads the mask, as numbers or as truth values, and the generator's state.
 fn read_of_scores<'l, T: Element>(
     launch: &'l HostLaunch<'_>,
     attention: &Attention,
     at: &Addresses,
-) -> Result<(&'l [T], &'l [u8], [u64; 2]), HostFault> {
+) -> Result<OfScores<'l, T>, HostFault> {
     let (mask, span) = (DevicePointer::new(at.mask), attention.mask_span().0 as usize);
     let is_truth = attention.mask.is_some_and(|mask| mask.is_truth);
     let numbers = if span > 0 && !is_truth { launch.read(mask, span)? } else { &[] };

@@ -262,20 +262,26 @@ fn is_near<T: Element>(
     Ok(())
 }
 
+/// Returns the mask as numbers or as truth values, the other form empty, and as what is added to the scores.
+fn forms_of_mask<T: Element>(attention: &Attention) -> (Vec<T>, Vec<u8>, Vec<f64>) {
+    let numbers: Vec<T> = mask_of(attention);
+    if !attention.mask.is_some_and(|mask| mask.is_truth) {
+        let wide = numbers.iter().map(|element| element.to_f64()).collect();
+        return (numbers, Vec::new(), wide);
+    }
+    let truths: Vec<u8> = numbers.iter().map(|element| u8::from(element.to_f64() > 0.0)).collect();
+    let of_truth = |truth: &u8| if *truth == 1 { 0.0 } else { f64::NEG_INFINITY };
+    let wide = truths.iter().map(of_truth).collect();
+    (Vec::new(), truths, wide)
+}
+
 fn passes_agree<T: Element>(attention: &Attention, epsilon: f64) -> Result<(), TestCaseError> {
     let attention = Attention { dtype: T::DTYPE, ..*attention };
     attention.check().unwrap();
     let spans = attention.spans().list();
     let all: [Vec<T>; 5] = std::array::from_fn(|at| numbers(spans[at], at as u64));
     let strides = attention.strides.list();
-    let mask: Vec<T> = mask_of(&attention);
-    let truths: Vec<u8> = mask.iter().map(|element| u8::from(element.to_f64() > 0.0)).collect();
-    let is_truth = attention.mask.is_some_and(|mask| mask.is_truth);
-    let of_truth = |truth: &u8| if *truth == 1 { 0.0 } else { f64::NEG_INFINITY };
-    let wide: Vec<f64> = match is_truth {
-        true => truths.iter().map(of_truth).collect(),
-        false => mask.iter().map(|element| element.to_f64()).collect(),
-    };
+    let (mask, truths, wide) = forms_of_mask::<T>(&attention);
     let model_of = |o: &[T]| {
         model(&attention, &wide, &|operand, row, feature| {
             let elements = if operand == 3 { o } else { &all[operand] };
@@ -284,7 +290,6 @@ fn passes_agree<T: Element>(attention: &Attention, epsilon: f64) -> Result<(), T
     };
     let poison = |count: u64| vec![Cell::new(T::from_f64(f64::NAN)); count as usize];
     let poison32 = |count: u64| vec![Cell::new(f32::NAN); count as usize];
-    let (mask, truths): (&[T], &[u8]) = if is_truth { (&[], &truths) } else { (&mask, &[]) };
     let nothing = Operands {
         q: &[],
         k: &[],
@@ -293,8 +298,8 @@ fn passes_agree<T: Element>(attention: &Attention, epsilon: f64) -> Result<(), T
         grad_o: &[],
         lse: &[],
         sums: &[],
-        mask,
-        truths,
+        mask: &mask,
+        truths: &truths,
         state: STATE,
     };
     let Attention { batch, heads, kv_heads, queries, keys, features, .. } = attention;
