@@ -53,14 +53,14 @@ pub fn test(options: &TestArgs) -> Result<bool, String> {
         );
         return Ok(true);
     }
-    let python = Interpreter::ask(&options.interpreter)?;
+    let python = Interpreter::query(&options.interpreter)?;
     build("dev", &python)?;
     run_script(&python, "tests/run.py", &options.filters)
 }
 
 /// Builds the extension module and writes the stubs that editors and type checkers read.
 pub fn stubs() -> Result<bool, String> {
-    let python = Interpreter::ask(&InterpreterArgs { python: None })?;
+    let python = Interpreter::query(&InterpreterArgs { python: None })?;
     build("dev", &python)?;
     run_script(&python, "tools/stubs.py", &[])
 }
@@ -68,7 +68,7 @@ pub fn stubs() -> Result<bool, String> {
 /// Builds the wheel `thalweg`.
 pub fn wheel(options: &ThalwegWheelArgs) -> Result<bool, String> {
     let out = options.out.clone().unwrap_or_else(|| crate::root().join("target/wheels"));
-    let python = Interpreter::ask(&options.interpreter)?;
+    let python = Interpreter::query(&options.interpreter)?;
     build(&options.profile, &python)?;
     if !run_script(&python, "tools/stubs.py", &[])? {
         return Ok(false);
@@ -92,7 +92,7 @@ struct Interpreter {
 
 impl Interpreter {
     /// Queries an interpreter, `python3` by default, for the name of the module's file.
-    fn ask(options: &InterpreterArgs) -> Result<Self, String> {
+    fn query(options: &InterpreterArgs) -> Result<Self, String> {
         const QUESTION: &str = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX') if s.get_config_var('Py_GIL_DISABLED') else '.abi3.so')";
         let program = match &options.python {
             // The extension module is built in another folder than this one.

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use output::{Failure, Output, complain};
+use output::{Failure, Output, print_error};
 
 /// GPU memory, races and graphs of PyTorch programs: what happened, and what to do.
 #[derive(Parser)]
@@ -96,7 +96,7 @@ fn run() -> ExitCode {
         Command::Completions(arguments) => Ok(generate::completions(&arguments)),
         Command::Man(arguments) => generate::man(&arguments),
     };
-    outcome.unwrap_or_else(|Failure(text)| complain(&text))
+    outcome.unwrap_or_else(|Failure(text)| print_error(&text))
 }
 
 /// Prints the requested help, or the error in the arguments, without the usage, which would hide it.

@@ -26,7 +26,7 @@ pub const EXIT_USAGE: u8 = 2;
 pub struct Failure(pub String);
 
 /// Writes `error:` and a sentence to standard error. Returns the exit status of an error.
-pub fn complain(text: &str) -> ExitCode {
+pub fn print_error(text: &str) -> ExitCode {
     let style = Style::new().fg_color(Some(AnsiColor::Red.into())).effects(Effects::BOLD);
     explain(&format!("{style}error:{style:#} {text}"))
 }
@@ -40,7 +40,7 @@ pub fn explain(text: &str) -> ExitCode {
 /// Returns the exit status of the program: `code`, if no output was lost.
 pub fn finish(code: ExitCode) -> ExitCode {
     match LOST.get() {
-        Some(error) => complain(&format!("the output could not be written: {error}")),
+        Some(error) => print_error(&format!("the output could not be written: {error}")),
         None => code,
     }
 }

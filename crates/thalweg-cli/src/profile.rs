@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use clap::Args;
 
-use crate::output::{Failure, complain};
+use crate::output::{Failure, print_error};
 
 /// Records what a program does on the GPU, as a timeline for Perfetto and a table
 #[derive(Args)]
@@ -74,7 +74,7 @@ pub fn run(arguments: &ProfileArgs) -> Result<ExitCode, Failure> {
         .status();
     match status {
         Err(error) => {
-            complain(&format!("`{}` did not start: {error}", program.display()));
+            print_error(&format!("`{}` did not start: {error}", program.display()));
             Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN }))
         }
         Ok(status) if path.exists() => {
@@ -82,7 +82,7 @@ pub fn run(arguments: &ProfileArgs) -> Result<ExitCode, Failure> {
             Ok(exit_code(status))
         }
         Ok(status) => {
-            complain(&format!(
+            print_error(&format!(
                 "no trace: the program used no device through Thalweg, or did not exit by itself ({status})"
             ));
             Ok(if status.success() { ExitCode::FAILURE } else { exit_code(status) })

@@ -8,7 +8,7 @@
 
 use thalweg_driver::{CaptureMode, CaptureStatus, Code, DependencyUpdate, Label, Result};
 
-use super::fixture::{Event, Fixture, Stream, equal, fail, refused, skip};
+use super::fixture::{Event, Fixture, Stream, check_refused, equal, fail, skip};
 use super::{CaseResult, group};
 
 group! {
@@ -54,7 +54,11 @@ fn end_either_way(fixture: &Fixture, stream: &Stream<'_>, codes: &[Code]) -> Cas
 /// Ends a capture that an error broke, and checks that the stream works again.
 #[track_caller]
 fn end_broken(fixture: &Fixture, stream: &Stream<'_>) -> CaseResult {
-    refused(fixture.driver.stream_end_capture(stream.handle), INVALIDATED, "the end of a broken capture")?;
+    check_refused(
+        fixture.driver.stream_end_capture(stream.handle),
+        INVALIDATED,
+        "the end of a broken capture",
+    )?;
     usable(fixture, stream)
 }
 
@@ -101,7 +105,7 @@ fn the_default_stream_does_not_capture(fixture: &Fixture) -> CaseResult {
     // The documentation forbids it without naming the code.
     let codes = &[Code::StreamCaptureUnsupported, Code::StreamCaptureImplicit, Code::InvalidValue];
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
-        refused(driver.stream_begin_capture(default, mode), codes, "a capture of the default stream")?;
+        check_refused(driver.stream_begin_capture(default, mode), codes, "a capture of the default stream")?;
     }
     driver.stream_synchronize(default)?;
     Ok(())
@@ -112,14 +116,14 @@ fn a_stream_captures_once_at_a_time(fixture: &Fixture) -> CaseResult {
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     let again = fixture.driver.stream_begin_capture(stream.handle, CaptureMode::Global);
     let codes = &[Code::IllegalState, Code::StreamCaptureUnsupported, Code::InvalidValue];
-    refused(again, codes, "a capture of a stream that captures")?;
+    check_refused(again, codes, "a capture of a stream that captures")?;
     end_either_way(fixture, &stream, INVALIDATED)
 }
 
 fn an_end_needs_a_beginning(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let codes = &[Code::IllegalState, Code::StreamCaptureUnmatched, Code::InvalidValue];
-    refused(fixture.driver.stream_end_capture(stream.handle), codes, "the end of no capture")?;
+    check_refused(fixture.driver.stream_end_capture(stream.handle), codes, "the end of no capture")?;
     usable(fixture, &stream)
 }
 
@@ -128,7 +132,7 @@ fn an_end_belongs_to_the_origin(fixture: &Fixture) -> CaseResult {
     let origin = capturing(fixture, &buffer, CaptureMode::Global)?;
     let (fork, _event) = forked(fixture, &origin)?;
     let result = fixture.driver.stream_end_capture(fork.handle);
-    refused(
+    check_refused(
         result,
         &[Code::StreamCaptureUnmatched],
         "the end of a capture on a stream that it was forked to",
@@ -143,7 +147,11 @@ fn a_fork_must_be_joined(fixture: &Fixture) -> CaseResult {
     let (fork, _event) = forked(fixture, &origin)?;
     fixture.add(&fork, &buffer, 1)?;
     let end = fixture.driver.stream_end_capture(origin.handle);
-    refused(end, &[Code::StreamCaptureUnjoined], "the end of a capture with a fork that was not joined")?;
+    check_refused(
+        end,
+        &[Code::StreamCaptureUnjoined],
+        "the end of a capture with a fork that was not joined",
+    )?;
     usable(fixture, &origin)?;
     usable(fixture, &fork)?;
     equal(buffer.words()?, (0..4).collect(), "memory: nothing of the capture ran")
@@ -154,14 +162,14 @@ fn a_capturing_stream_is_not_waited_for(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     for mode in [CaptureMode::Global, CaptureMode::Relaxed] {
         let stream = capturing(fixture, &buffer, mode)?;
-        refused(
+        check_refused(
             driver.stream_synchronize(stream.handle),
             UNSUPPORTED,
             "stream_synchronize of a capturing stream",
         )?;
         end_broken(fixture, &stream)?;
         let stream = capturing(fixture, &buffer, mode)?;
-        refused(driver.stream_query(stream.handle), UNSUPPORTED, "stream_query of a capturing stream")?;
+        check_refused(driver.stream_query(stream.handle), UNSUPPORTED, "stream_query of a capturing stream")?;
         end_broken(fixture, &stream)?;
     }
     Ok(())
@@ -173,11 +181,11 @@ fn ordinary_memory_is_not_copied(fixture: &Fixture) -> CaseResult {
     let label = Label::here("copy of ordinary memory");
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     let copy = driver.copy_from_host(stream.handle, buffer.pointer, &[1; 16], label);
-    refused(copy, UNSUPPORTED, "copy_from_host on a capturing stream")?;
+    check_refused(copy, UNSUPPORTED, "copy_from_host on a capturing stream")?;
     end_broken(fixture, &stream)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     let copy = driver.copy_to_host(stream.handle, &mut [0; 16], buffer.pointer, label);
-    refused(copy, UNSUPPORTED, "copy_to_host on a capturing stream")?;
+    check_refused(copy, UNSUPPORTED, "copy_to_host on a capturing stream")?;
     end_broken(fixture, &stream)?;
     equal(buffer.words()?, (0..4).collect(), "memory after copies that were refused")
 }
@@ -186,7 +194,7 @@ fn the_device_is_not_waited_for(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     let result = fixture.driver.device_synchronize(fixture.device);
-    refused(result, UNSUPPORTED, "device_synchronize during a global capture")?;
+    check_refused(result, UNSUPPORTED, "device_synchronize during a global capture")?;
     end_broken(fixture, &stream)
 }
 
@@ -213,7 +221,7 @@ fn allocation_breaks_a_global_capture(fixture: &Fixture) -> CaseResult {
             let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(64)?);
             let stream = capturing(fixture, &buffer, mode)?;
             let result = call(fixture, buffer.pointer, pinned.pointer);
-            refused(result, UNSUPPORTED, &format!("{name} on the thread of a {mode:?} capture"))?;
+            check_refused(result, UNSUPPORTED, &format!("{name} on the thread of a {mode:?} capture"))?;
             end_broken(fixture, &stream)?;
             equal(buffer.words()?, (0..4).collect(), "memory that a refused call did not free")?;
         }
@@ -226,7 +234,7 @@ fn a_global_capture_binds_other_threads(fixture: &Fixture) -> CaseResult {
         let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(64)?);
         let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
         let result = elsewhere(|| call(fixture, buffer.pointer, pinned.pointer))?;
-        refused(result, UNSUPPORTED, &format!("{name} on another thread during a global capture"))?;
+        check_refused(result, UNSUPPORTED, &format!("{name} on another thread during a global capture"))?;
         end_broken(fixture, &stream)?;
     }
     Ok(())
@@ -269,7 +277,7 @@ fn captures_do_not_merge(fixture: &Fixture) -> CaseResult {
     let two = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
     driver.event_record(event.handle, one.handle)?;
     let wait = driver.stream_wait_event(two.handle, event.handle);
-    refused(wait, &[Code::StreamCaptureMerge], "a capture that waits for an event of another")?;
+    check_refused(wait, &[Code::StreamCaptureMerge], "a capture that waits for an event of another")?;
     end_either_way(fixture, &one, INVALIDATED)?;
     end_either_way(fixture, &two, INVALIDATED)
 }
@@ -280,7 +288,7 @@ fn a_capture_does_not_depend_on_the_outside(fixture: &Fixture) -> CaseResult {
     driver.event_record(event.handle, outside.handle)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
     let wait = driver.stream_wait_event(stream.handle, event.handle);
-    refused(wait, &[Code::StreamCaptureIsolation], "a capture that waits for an event from before it")?;
+    check_refused(wait, &[Code::StreamCaptureIsolation], "a capture that waits for an event from before it")?;
     end_either_way(fixture, &stream, INVALIDATED)
 }
 
@@ -291,11 +299,15 @@ fn a_captured_event_is_not_asked(fixture: &Fixture) -> CaseResult {
     for _ in 0..2 {
         let stream = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
         driver.event_record(event.handle, stream.handle)?;
-        refused(driver.event_query(event.handle), captured, "event_query of a captured event")?;
+        check_refused(driver.event_query(event.handle), captured, "event_query of a captured event")?;
         end_either_way(fixture, &stream, INVALIDATED)?;
         let stream = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
         driver.event_record(event.handle, stream.handle)?;
-        refused(driver.event_synchronize(event.handle), captured, "event_synchronize of a captured event")?;
+        check_refused(
+            driver.event_synchronize(event.handle),
+            captured,
+            "event_synchronize of a captured event",
+        )?;
         end_either_way(fixture, &stream, INVALIDATED)?;
     }
     Ok(())
@@ -306,7 +318,11 @@ fn a_capture_ends_on_its_thread(fixture: &Fixture) -> CaseResult {
         let buffer = fixture.iota(4, 0)?;
         let stream = capturing(fixture, &buffer, mode)?;
         let end = elsewhere(|| fixture.driver.stream_end_capture(stream.handle))?;
-        refused(end, &[Code::StreamCaptureWrongThread], &format!("the end of a {mode:?} capture elsewhere"))?;
+        check_refused(
+            end,
+            &[Code::StreamCaptureWrongThread],
+            &format!("the end of a {mode:?} capture elsewhere"),
+        )?;
         // A GPU ends the capture nevertheless, so that there is nothing left to end.
         let over = &[Code::StreamCaptureInvalidated, Code::IllegalState];
         end_either_way(fixture, &stream, over)?;
@@ -328,15 +344,15 @@ fn a_broken_capture_stays_broken_until_it_ends(fixture: &Fixture) -> CaseResult 
     let driver = fixture.driver();
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
-    refused(
+    check_refused(
         driver.stream_synchronize(stream.handle),
         UNSUPPORTED,
         "stream_synchronize of a capturing stream",
     )?;
     let status = driver.stream_capture_info(stream.handle)?.status;
     equal(status, CaptureStatus::Invalidated, "the status of a broken capture")?;
-    refused(fixture.add(&stream, &buffer, 1), INVALIDATED, "a launch in a broken capture")?;
-    refused(fixture.set(&stream, &buffer, 1), INVALIDATED, "another launch in a broken capture")?;
+    check_refused(fixture.add(&stream, &buffer, 1), INVALIDATED, "a launch in a broken capture")?;
+    check_refused(fixture.set(&stream, &buffer, 1), INVALIDATED, "another launch in a broken capture")?;
     end_broken(fixture, &stream)?;
     equal(buffer.words()?, (0..4).collect(), "memory: nothing of the capture ran")?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
@@ -367,6 +383,6 @@ fn dependencies_need_a_capture(fixture: &Fixture) -> CaseResult {
     let update = DependencyUpdate::Set;
     let result = fixture.driver.stream_update_capture_dependencies(stream.handle, &[], update);
     let codes = &[Code::IllegalState, Code::InvalidValue, Code::StreamCaptureUnmatched];
-    refused(result, codes, "an update of the dependencies of a stream that does not capture")?;
+    check_refused(result, codes, "an update of the dependencies of a stream that does not capture")?;
     usable(fixture, &stream)
 }

@@ -2,7 +2,7 @@
 
 use thalweg_driver::{Access, Code, Image, ImageKind, Label, Launch, LaunchMode};
 
-use super::fixture::{Fixture, equal, holds, refused};
+use super::fixture::{Fixture, check_refused, equal, holds};
 use super::{CaseResult, Kernel, KernelArguments, PTX, group, host_module};
 
 group! {
@@ -25,7 +25,7 @@ fn a_missing_kernel_is_not_found(fixture: &Fixture) -> CaseResult {
         // A GPU reports the empty name as an invalid value.
         let codes: &[Code] =
             if name.is_empty() { &[Code::NotFound, Code::InvalidValue] } else { &[Code::NotFound] };
-        refused(result, codes, &format!("function_get of {name:?}"))?;
+        check_refused(result, codes, &format!("function_get of {name:?}"))?;
     }
     Ok(())
 }
@@ -49,7 +49,7 @@ fn an_image_of_the_wrong_kind_is_refused(fixture: &Fixture) -> CaseResult {
     };
     for image in wrong {
         let text = format!("module_load of {image:?}");
-        refused(driver.module_load(fixture.device, image), &[Code::InvalidImage], &text)?;
+        check_refused(driver.module_load(fixture.device, image), &[Code::InvalidImage], &text)?;
     }
     Ok(())
 }
@@ -70,7 +70,7 @@ fn a_damaged_image_is_refused(fixture: &Fixture) -> CaseResult {
     ];
     for image in images {
         let text = format!("module_load of damaged {image:?}");
-        refused(driver.module_load(fixture.device, image), BAD_IMAGE, &text)?;
+        check_refused(driver.module_load(fixture.device, image), BAD_IMAGE, &text)?;
     }
     Ok(())
 }
@@ -151,10 +151,14 @@ fn wrong_shapes_are_refused(fixture: &Fixture) -> CaseResult {
         [[0, 1, 1], [1, 0, 1], [1, 1, 0], [most + 1, 1, 1], [most, 2, 1], [u32::MAX, u32::MAX, u32::MAX]];
     let no = &[Code::InvalidValue];
     for grid in grids {
-        refused(driver.launch(stream.handle, &Launch { grid, ..good }), no, &format!("a grid of {grid:?}"))?;
+        check_refused(
+            driver.launch(stream.handle, &Launch { grid, ..good }),
+            no,
+            &format!("a grid of {grid:?}"),
+        )?;
     }
     for block in blocks {
-        refused(
+        check_refused(
             driver.launch(stream.handle, &Launch { block, ..good }),
             no,
             &format!("a block of {block:?}"),
@@ -174,7 +178,7 @@ fn too_much_shared_memory_is_refused(fixture: &Fixture) -> CaseResult {
     let accesses = [Access::write(buffer.pointer, 4)];
     let launch = Launch { shared_memory_bytes: 1 << 30, ..one_word(fixture, &arguments, &accesses) };
     let result = fixture.driver.launch(stream.handle, &launch);
-    refused(result, &[Code::InvalidValue, Code::LaunchOutOfResources], "1 GiB of shared memory a block")
+    check_refused(result, &[Code::InvalidValue, Code::LaunchOutOfResources], "1 GiB of shared memory a block")
 }
 
 fn two_modules_live_side_by_side(fixture: &Fixture) -> CaseResult {

@@ -8,7 +8,7 @@ use thalweg_driver::{
     Reduction, Registration, StreamHandle,
 };
 
-use super::fixture::{Fixture, equal, holds, refused, refused_argument};
+use super::fixture::{Fixture, check_refused, equal, holds, refused_argument};
 use super::{CaseResult, Stop, group};
 
 group! {
@@ -111,11 +111,11 @@ fn a_communicator_names_each_device_once(fixture: &Fixture) -> CaseResult {
         equal((info.rank, info.ranks), (rank, 2), "the rank and how many there are")?;
         equal(info.device, driver.stream_device(other.stream)?, "the rank's device")?;
     }
-    refused(driver.communicators_create(&[]), &[Code::InvalidValue], "a communicator of nothing")?;
+    check_refused(driver.communicators_create(&[]), &[Code::InvalidValue], "a communicator of nothing")?;
     let here = fixture.device;
-    refused(driver.communicators_create(&[here, here]), &[Code::InvalidValue], "a device named twice")?;
+    check_refused(driver.communicators_create(&[here, here]), &[Code::InvalidValue], "a device named twice")?;
     let unknown = driver.communicators_create(&[here, driver.device_count()]);
-    refused(unknown, &[Code::InvalidDevice], "an unknown device")
+    check_refused(unknown, &[Code::InvalidDevice], "an unknown device")
 }
 
 /// Makes the devices of a pair join as ranks, each on a thread of its own: a GPU blocks until both have joined.
@@ -289,7 +289,7 @@ fn an_aborted_rank_is_refused(fixture: &Fixture) -> CaseResult {
     let pair = Pair::new(fixture)?;
     for handle in joined(&pair)? {
         driver.communicator_abort(handle)?;
-        refused(driver.communicator_info(handle), &[Code::InvalidHandle], "an aborted rank")?;
+        check_refused(driver.communicator_info(handle), &[Code::InvalidHandle], "an aborted rank")?;
     }
     // The devices are still usable.
     pair.write(0, pair.ranks[0].receive, &[4.0])?;
@@ -416,10 +416,10 @@ fn a_destroyed_rank_is_refused(fixture: &Fixture) -> CaseResult {
     }
     for (number, rank) in pair.ranks.iter().enumerate() {
         let gone = &[Code::InvalidHandle];
-        refused(driver.communicator_destroy(rank.communicator), gone, "destroying a rank twice")?;
-        refused(driver.communicator_info(rank.communicator), gone, "asking a destroyed rank")?;
+        check_refused(driver.communicator_destroy(rank.communicator), gone, "destroying a rank twice")?;
+        check_refused(driver.communicator_info(rank.communicator), gone, "asking a destroyed rank")?;
         let part = pair.part(number, CollectiveOperation::AllGather);
-        refused(driver.collectives_async(&[part]), gone, "a part of a destroyed rank")?;
+        check_refused(driver.collectives_async(&[part]), gone, "a part of a destroyed rank")?;
     }
     holds(driver.stream_query(pair.ranks[0].stream)?, "nothing was queued")
 }

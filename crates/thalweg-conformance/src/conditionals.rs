@@ -8,7 +8,9 @@ use thalweg_driver::{
     UpdateReason,
 };
 
-use super::fixture::{Buffer, Fixture, Graph, Stream, equal, fail, holds, refused, refused_argument, skip};
+use super::fixture::{
+    Buffer, Fixture, Graph, Stream, check_refused, equal, fail, holds, refused_argument, skip,
+};
 use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
@@ -433,7 +435,7 @@ fn executables_outlive_graphs_with_bodies(fixture: &Fixture) -> CaseResult {
     let graph = counting(fixture, &count, &buffer, None)?;
     let first = driver.graph_instantiate(graph.handle, fixture.device)?;
     let second = driver.graph_instantiate(graph.handle, fixture.device);
-    refused(second, &[Code::NotSupported], "a second executable of a graph with conditional nodes")?;
+    check_refused(second, &[Code::NotSupported], "a second executable of a graph with conditional nodes")?;
     driver.graph_exec_destroy(first)?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     drop(graph);
@@ -459,12 +461,12 @@ fn bodies_go_with_their_graph(fixture: &Fixture) -> CaseResult {
     })?;
     let Some((condition, body)) = made else { return fail("the capture ran") };
     drop(graph);
-    refused(driver.graph_describe(body), &[Code::InvalidHandle], "a body whose graph was given up")?;
+    check_refused(driver.graph_describe(body), &[Code::InvalidHandle], "a body whose graph was given up")?;
     let begun = driver.stream_begin_capture_to_graph(stream.handle, body, CaptureMode::Global);
-    refused(begun, &[Code::InvalidHandle], "a capture into such a body")?;
+    check_refused(begun, &[Code::InvalidHandle], "a capture into such a body")?;
     driver.stream_begin_capture(stream.handle, CaptureMode::Global)?;
     let added = driver.conditional_node_add(stream.handle, condition, Conditional::If, label());
-    refused(added, &[Code::InvalidHandle], "a condition whose graph was given up")?;
+    check_refused(added, &[Code::InvalidHandle], "a condition whose graph was given up")?;
     let graph = driver.stream_end_capture(stream.handle)?;
     Ok(driver.graph_destroy(graph)?)
 }
@@ -475,9 +477,9 @@ fn bodies_are_parts(fixture: &Fixture) -> CaseResult {
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let (graph, body) = empty_if(fixture, &stream, &source)?;
     fill_body(fixture, body, &stream, &|stream| Ok(fixture.add(stream, &buffer, 1)?))?;
-    refused(driver.graph_destroy(body), &[Code::IllegalState], "a body that is given up by itself")?;
+    check_refused(driver.graph_destroy(body), &[Code::IllegalState], "a body that is given up by itself")?;
     let alone = driver.graph_instantiate(body, fixture.device);
-    refused(alone, &[Code::IllegalState], "a body that is instantiated by itself")?;
+    check_refused(alone, &[Code::IllegalState], "a body that is instantiated by itself")?;
     equal(driver.graph_describe(body)?.nodes.len(), 1, "the nodes of the body")?;
     let seen = outcomes(fixture, &graph, &source, &[1], &buffer)?;
     equal(seen, vec![1], "memory after an if whose body was refused by itself")
@@ -494,7 +496,7 @@ fn bodies_are_captured_once(fixture: &Fixture) -> CaseResult {
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
         let condition = driver.condition_create(stream.handle, 0)?;
         bodies = driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
-        refused(into(bodies[0]), &[Code::IllegalState], "a capture on a stream that captures")?;
+        check_refused(into(bodies[0]), &[Code::IllegalState], "a capture on a stream that captures")?;
         Ok(())
     })?;
     fill_body(fixture, bodies[0], &stream, &|stream| Ok(fixture.set(stream, &buffer, 1)?))?;
@@ -514,8 +516,8 @@ fn graphs_whose_bodies_are_captured_are_refused(fixture: &Fixture) -> CaseResult
     equal(info.graph, Some(body), "the graph that a capture into a body builds")?;
     fixture.add(&inner, &buffer, 1)?;
     let early = driver.graph_instantiate(graph.handle, fixture.device);
-    refused(early, &[Code::IllegalState], "a graph of which a body is being captured")?;
-    refused(driver.graph_destroy(graph.handle), &[Code::IllegalState], "the same, given up")?;
+    check_refused(early, &[Code::IllegalState], "a graph of which a body is being captured")?;
+    check_refused(driver.graph_destroy(graph.handle), &[Code::IllegalState], "the same, given up")?;
     driver.stream_end_capture(inner.handle)?;
     let seen = outcomes(fixture, &graph, &source, &[1, 0], &buffer)?;
     equal(seen, vec![1, 0], "memory after an if once its body is there")
@@ -561,7 +563,7 @@ fn conditions_are_parts_of_captures(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let source = fixture.buffer(1)?;
-    refused(
+    check_refused(
         driver.condition_create(stream.handle, 0),
         &[Code::IllegalState],
         "a condition outside of a capture",
@@ -576,7 +578,7 @@ fn conditions_are_parts_of_captures(fixture: &Fixture) -> CaseResult {
     let Some(condition) = made else { return fail("the capture ran") };
     let set =
         driver.condition_set_async(stream.handle, condition, source.pointer, ConditionFormat::U32, label());
-    refused(set, &[Code::IllegalState], "a condition that is set outside of a capture")?;
+    check_refused(set, &[Code::IllegalState], "a condition that is set outside of a capture")?;
     Ok(graph.replay(&stream, 1)?)
 }
 
@@ -589,15 +591,19 @@ fn unknown_conditions_are_refused(fixture: &Fixture) -> CaseResult {
             let source = DevicePointer::default();
             let set =
                 driver.condition_set_async(stream.handle, condition, source, ConditionFormat::U8, label());
-            refused(set, &[Code::InvalidHandle], "condition_set_async")?;
+            check_refused(set, &[Code::InvalidHandle], "condition_set_async")?;
             let added = driver.conditional_node_add(stream.handle, condition, Conditional::If, label());
-            refused(added, &[Code::InvalidHandle], "conditional_node_add")?;
+            check_refused(added, &[Code::InvalidHandle], "conditional_node_add")?;
         }
         let condition = driver.condition_create(stream.handle, 0)?;
         for cases in [0, Conditional::MOST_CASES + 1] {
             let added =
                 driver.conditional_node_add(stream.handle, condition, Conditional::Switch { cases }, label());
-            refused(added, &[Code::InvalidValue, Code::NotSupported], "a switch of no case, or too many")?;
+            check_refused(
+                added,
+                &[Code::InvalidValue, Code::NotSupported],
+                "a switch of no case, or too many",
+            )?;
         }
         driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
         Ok(())
@@ -642,18 +648,22 @@ fn a_broken_capture_takes_its_bodies_along(fixture: &Fixture) -> CaseResult {
     let condition = driver.condition_create(stream.handle, 0)?;
     let bodies = driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
     let asked = driver.stream_query(stream.handle);
-    refused(asked, &[Code::StreamCaptureUnsupported], "a query of a capturing stream")?;
-    refused(
+    check_refused(asked, &[Code::StreamCaptureUnsupported], "a query of a capturing stream")?;
+    check_refused(
         driver.condition_create(stream.handle, 0),
         &[Code::StreamCaptureInvalidated],
         "a condition afterwards",
     )?;
-    refused(
+    check_refused(
         driver.stream_end_capture(stream.handle),
         &[Code::StreamCaptureInvalidated],
         "the end of the capture",
     )?;
-    refused(driver.graph_describe(bodies[0]), &[Code::InvalidHandle], "a body of a graph that there is not")
+    check_refused(
+        driver.graph_describe(bodies[0]),
+        &[Code::InvalidHandle],
+        "a body of a graph that there is not",
+    )
 }
 
 fn a_body_that_fails_spoils_its_graph(fixture: &Fixture) -> CaseResult {
@@ -669,13 +679,13 @@ fn a_body_that_fails_spoils_its_graph(fixture: &Fixture) -> CaseResult {
     driver.stream_wait_event(side.handle, event.handle)?;
     fixture.add(&side, &buffer, 1)?;
     let ended = driver.stream_end_capture(inside.handle);
-    refused(ended, &[Code::StreamCaptureUnjoined], "the end of a body with a fork that is not joined")?;
+    check_refused(ended, &[Code::StreamCaptureUnjoined], "the end of a body with a fork that is not joined")?;
     let again = driver.stream_begin_capture_to_graph(inside.handle, bodies[0], CaptureMode::Relaxed);
-    refused(again, &[Code::IllegalState], "a second capture of the body")?;
+    check_refused(again, &[Code::IllegalState], "a second capture of the body")?;
     let graph = driver.stream_end_capture(stream.handle)?;
-    refused(driver.graph_describe(graph), &[Code::IllegalState], "a description of the graph")?;
+    check_refused(driver.graph_describe(graph), &[Code::IllegalState], "a description of the graph")?;
     let instantiated = driver.graph_instantiate(graph, fixture.device);
-    refused(instantiated, &[Code::IllegalState], "an executable of the graph")?;
+    check_refused(instantiated, &[Code::IllegalState], "an executable of the graph")?;
     driver.graph_destroy(graph)?;
     fixture.add(&stream, &buffer, 1)?;
     driver.stream_synchronize(stream.handle)?;

@@ -2,7 +2,7 @@
 
 use thalweg_driver::{Code, Fill, FillPattern, Label};
 
-use super::fixture::{Fixture, equal, refused, refused_argument};
+use super::fixture::{Fixture, check_refused, equal, refused_argument};
 use super::{CaseResult, group};
 
 group! {
@@ -157,7 +157,7 @@ fn misaligned_fills_are_refused(fixture: &Fixture) -> CaseResult {
             label: Label::here("a misaligned fill"),
         };
         let result = fixture.driver.fill_async(stream.handle, &fill);
-        refused(result, &[Code::InvalidValue], &format!("{pattern:?} at offset {offset}"))?;
+        check_refused(result, &[Code::InvalidValue], &format!("{pattern:?} at offset {offset}"))?;
     }
     fixture.driver.stream_synchronize(stream.handle)?;
     equal(buffer.words()?, (0..16).collect(), "memory after fills that were refused")
@@ -208,7 +208,7 @@ fn no_bytes_change_nothing(fixture: &Fixture) -> CaseResult {
     ];
     for result in results {
         if result.is_err() {
-            refused(result, &[Code::InvalidValue], "a command over no bytes")?;
+            check_refused(result, &[Code::InvalidValue], "a command over no bytes")?;
         }
     }
     driver.stream_synchronize(stream.handle)?;

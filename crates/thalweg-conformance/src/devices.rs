@@ -2,7 +2,7 @@
 
 use thalweg_driver::{CaptureMode, Code, EventFlags, Image, MemoryAccess, PhysicalFlags};
 
-use super::fixture::{Fixture, equal, holds, refused, skip};
+use super::fixture::{Fixture, check_refused, equal, holds, skip};
 use super::{CaseResult, group};
 
 group! {
@@ -42,36 +42,40 @@ fn an_unknown_device_is_refused(fixture: &Fixture) -> CaseResult {
     let here = fixture.device;
     for unknown in [driver.device_count(), u32::MAX] {
         let no = &[Code::InvalidDevice];
-        refused(driver.device_properties(unknown), no, "device_properties")?;
-        refused(driver.context_is_active(unknown), no, "context_is_active")?;
-        refused(driver.context_initialize(unknown), no, "context_initialize")?;
-        refused(driver.device_synchronize(unknown), no, "device_synchronize")?;
-        refused(driver.memory_info(unknown), no, "memory_info")?;
-        refused(driver.can_access_peer(unknown, here), no, "can_access_peer")?;
-        refused(driver.can_access_peer(here, unknown), no, "can_access_peer")?;
-        refused(driver.enable_peer_access(here, unknown), no, "enable_peer_access")?;
-        refused(driver.disable_peer_access(unknown, here), no, "disable_peer_access")?;
-        refused(driver.default_stream(unknown), no, "default_stream")?;
-        refused(driver.stream_create(unknown, 0), no, "stream_create")?;
-        refused(driver.event_create(unknown, EventFlags::default()), no, "event_create")?;
-        refused(driver.memory_allocate(unknown, 256), no, "memory_allocate")?;
-        refused(driver.module_load(unknown, Image::Ptx(super::PTX)), no, "module_load")?;
+        check_refused(driver.device_properties(unknown), no, "device_properties")?;
+        check_refused(driver.context_is_active(unknown), no, "context_is_active")?;
+        check_refused(driver.context_initialize(unknown), no, "context_initialize")?;
+        check_refused(driver.device_synchronize(unknown), no, "device_synchronize")?;
+        check_refused(driver.memory_info(unknown), no, "memory_info")?;
+        check_refused(driver.can_access_peer(unknown, here), no, "can_access_peer")?;
+        check_refused(driver.can_access_peer(here, unknown), no, "can_access_peer")?;
+        check_refused(driver.enable_peer_access(here, unknown), no, "enable_peer_access")?;
+        check_refused(driver.disable_peer_access(unknown, here), no, "disable_peer_access")?;
+        check_refused(driver.default_stream(unknown), no, "default_stream")?;
+        check_refused(driver.stream_create(unknown, 0), no, "stream_create")?;
+        check_refused(driver.event_create(unknown, EventFlags::default()), no, "event_create")?;
+        check_refused(driver.memory_allocate(unknown, 256), no, "memory_allocate")?;
+        check_refused(driver.module_load(unknown, Image::Ptx(super::PTX)), no, "module_load")?;
         let properties = driver.device_properties(here)?;
         if properties.virtual_memory {
             let bytes = properties.virtual_memory_granularity_bytes;
-            refused(driver.address_reserve(unknown, bytes), no, "address_reserve")?;
-            refused(driver.physical_create(unknown, bytes, PhysicalFlags::default()), no, "physical_create")?;
+            check_refused(driver.address_reserve(unknown, bytes), no, "address_reserve")?;
+            check_refused(
+                driver.physical_create(unknown, bytes, PhysicalFlags::default()),
+                no,
+                "physical_create",
+            )?;
             let range = driver.address_reserve(here, bytes)?;
             let access = driver.memory_set_access(range, bytes, unknown, MemoryAccess::ReadWrite);
-            refused(access, &[Code::InvalidDevice, Code::InvalidValue], "memory_set_access")?;
+            check_refused(access, &[Code::InvalidDevice, Code::InvalidValue], "memory_set_access")?;
             driver.address_free(range, bytes)?;
         }
         if properties.memory_pools {
-            refused(driver.pool_create(unknown), no, "pool_create")?;
+            check_refused(driver.pool_create(unknown), no, "pool_create")?;
         }
         let stream = fixture.stream()?;
         let graph = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
-        refused(driver.graph_instantiate(graph.handle, unknown), no, "graph_instantiate")?;
+        check_refused(driver.graph_instantiate(graph.handle, unknown), no, "graph_instantiate")?;
     }
     Ok(())
 }
@@ -119,10 +123,10 @@ fn peer_access_is_switched_on_and_off(fixture: &Fixture) -> CaseResult {
     };
     driver.enable_peer_access(fixture.device, other)?;
     let twice = driver.enable_peer_access(fixture.device, other);
-    refused(twice, &[Code::PeerAccessAlreadyEnabled], "enabling peer access twice")?;
+    check_refused(twice, &[Code::PeerAccessAlreadyEnabled], "enabling peer access twice")?;
     driver.disable_peer_access(fixture.device, other)?;
     let twice = driver.disable_peer_access(fixture.device, other);
-    refused(twice, &[Code::PeerAccessNotEnabled], "disabling peer access twice")
+    check_refused(twice, &[Code::PeerAccessNotEnabled], "disabling peer access twice")
 }
 
 fn other_device(fixture: &Fixture) -> Option<u32> {
@@ -137,7 +141,7 @@ fn events_stay_on_their_device(fixture: &Fixture) -> CaseResult {
     let event = fixture.event()?;
     let elsewhere = fixture.stream_of(other)?;
     let result = driver.event_record(event.handle, elsewhere.handle);
-    refused(result, &[Code::InvalidHandle], "recording an event on a stream of another device")
+    check_refused(result, &[Code::InvalidHandle], "recording an event on a stream of another device")
 }
 
 fn a_wait_may_cross_devices(fixture: &Fixture) -> CaseResult {

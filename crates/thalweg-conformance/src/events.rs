@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thalweg_driver::{Code, EventFlags};
 
-use super::fixture::{Fixture, equal, holds, refused};
+use super::fixture::{Fixture, check_refused, equal, holds};
 use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
@@ -207,22 +207,22 @@ fn times_need_timing_and_records(fixture: &Fixture) -> CaseResult {
     driver.event_record(timed.handle, stream.handle)?;
     driver.stream_synchronize(stream.handle)?;
     let no = &[Code::InvalidHandle];
-    refused(
+    check_refused(
         driver.event_elapsed_ms(plain.handle, timed.handle),
         no,
         "the time since an event without timing",
     )?;
-    refused(
+    check_refused(
         driver.event_elapsed_ms(timed.handle, plain.handle),
         no,
         "the time until an event without timing",
     )?;
-    refused(
+    check_refused(
         driver.event_elapsed_ms(fresh.handle, timed.handle),
         no,
         "the time since an event without a record",
     )?;
-    refused(
+    check_refused(
         driver.event_elapsed_ms(timed.handle, fresh.handle),
         no,
         "the time until an event without a record",
@@ -236,7 +236,7 @@ fn times_need_complete_events(fixture: &Fixture) -> CaseResult {
     let gate = fixture.gate(stream.handle)?;
     driver.event_record(end.handle, stream.handle)?;
     let early = driver.event_elapsed_ms(start.handle, end.handle);
-    refused(early, &[Code::NotReady], "the time until an event that is not complete")?;
+    check_refused(early, &[Code::NotReady], "the time until an event that is not complete")?;
     gate.open();
     driver.event_synchronize(end.handle)?;
     holds(driver.event_elapsed_ms(start.handle, end.handle)? >= 0.0, "the time once both are complete")

@@ -424,7 +424,7 @@ pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> C
 
 /// Checks that a call was refused with one of the codes.
 #[track_caller]
-pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -> CaseResult {
+pub(super) fn check_refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -> CaseResult {
     match result {
         Err(error) if codes.contains(&error.code()) => Ok(()),
         Err(error) => fail(format!("{what}: expected one of {codes:?}, got {error}")),
@@ -435,5 +435,5 @@ pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -
 /// Checks that a call was refused because of a wrong argument.
 #[track_caller]
 pub(super) fn refused_argument<T: Debug>(result: Result<T>, what: &str) -> CaseResult {
-    refused(result, &[Code::InvalidValue, Code::InvalidHandle, Code::InvalidDevice], what)
+    check_refused(result, &[Code::InvalidValue, Code::InvalidHandle, Code::InvalidDevice], what)
 }

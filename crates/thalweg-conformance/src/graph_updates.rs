@@ -8,7 +8,9 @@ use thalweg_driver::{
     GraphNodeKind, Label, UpdateReason, UpdateRefusal,
 };
 
-use super::fixture::{Buffer, Fixture, Graph, Stream, equal, fail, holds, refused, refused_argument, skip};
+use super::fixture::{
+    Buffer, Fixture, Graph, Stream, check_refused, equal, fail, holds, refused_argument, skip,
+};
 use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
@@ -336,7 +338,7 @@ fn graphs_under_construction_are_refused(fixture: &Fixture) -> CaseResult {
     let Some(unfinished) = driver.stream_capture_info(stream.handle)?.graph else {
         return fail("a capture has a graph");
     };
-    refused(
+    check_refused(
         driver.graph_exec_update(exec, unfinished),
         &[Code::IllegalState],
         "an update from an unfinished graph",

@@ -2,7 +2,7 @@
 
 use thalweg_driver::{CaptureMode, Code, EventFlags, GraphNodeKind};
 
-use super::fixture::{Fixture, Graph, equal, holds, refused};
+use super::fixture::{Fixture, Graph, check_refused, equal, holds};
 use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
@@ -290,7 +290,7 @@ fn event_nodes_take_the_time(fixture: &Fixture) -> CaseResult {
         Ok(driver.event_record_external(end.handle, stream.handle)?)
     })?;
     let early = driver.event_elapsed_ms(start.handle, end.handle);
-    refused(early, &[Code::InvalidHandle], "the time between events of a graph that was not launched")?;
+    check_refused(early, &[Code::InvalidHandle], "the time between events of a graph that was not launched")?;
     graph.replay(&stream, 2)?;
     let elapsed = driver.event_elapsed_ms(start.handle, end.handle)?;
     holds(elapsed.is_finite() && elapsed >= 0.0, &format!("{elapsed} ms is a time"))
@@ -336,12 +336,12 @@ fn an_update_exchanges_the_events_of_nodes(fixture: &Fixture) -> CaseResult {
 fn event_nodes_are_for_captures(fixture: &Fixture) -> CaseResult {
     let (driver, stream, event) = (fixture.driver(), fixture.stream()?, fixture.event()?);
     let no = &[Code::IllegalState];
-    refused(
+    check_refused(
         driver.event_record_external(event.handle, stream.handle),
         no,
         "a record node without a capture",
     )?;
-    refused(
+    check_refused(
         driver.stream_wait_event_external(stream.handle, event.handle),
         no,
         "a wait node without a capture",

@@ -8,7 +8,7 @@ use thalweg_driver::{
     ModuleHandle, StreamHandle,
 };
 
-use super::fixture::{Fixture, refused, refused_argument};
+use super::fixture::{Fixture, check_refused, refused_argument};
 use super::{CaseResult, Kernel, KernelArguments, PTX, group, host_module};
 
 group! {
@@ -36,28 +36,28 @@ fn refuses_stream(fixture: &Fixture, stream: StreamHandle) -> CaseResult {
     let copy = Copy { target: words.end(), source: words.end_at(8), bytes: 8, label };
     let fill = Fill { target: words.pointer, pattern: FillPattern::U8(1), count: 4, label };
     let arguments = KernelArguments::new(words.pointer, 4, 1);
-    refused(driver.stream_device(stream), NO, "stream_device")?;
-    refused(driver.stream_priority(stream), NO, "stream_priority")?;
-    refused(driver.stream_query(stream), NO, "stream_query")?;
-    refused(driver.stream_synchronize(stream), NO, "stream_synchronize")?;
-    refused(driver.stream_wait_event(stream, event.handle), NO, "stream_wait_event")?;
-    refused(driver.cuda_stream(stream), NO, "cuda_stream")?;
-    refused(driver.event_record(event.handle, stream), NO, "event_record")?;
-    refused(driver.copy_async(stream, &copy), NO, "copy_async")?;
-    refused(driver.copy_from_host(stream, words.pointer, &[1; 4], label), NO, "copy_from_host")?;
-    refused(driver.copy_to_host(stream, &mut [0; 4], words.pointer, label), NO, "copy_to_host")?;
-    refused(driver.fill_async(stream, &fill), NO, "fill_async")?;
-    refused(driver.host_function_async(stream, Arc::new(|| ()), label), NO, "host_function_async")?;
-    refused(fixture.kernels.launch(driver, stream, Kernel::Constant, arguments), NO, "launch")?;
-    refused(driver.stream_begin_capture(stream, CaptureMode::Relaxed), NO, "stream_begin_capture")?;
-    refused(driver.stream_end_capture(stream), NO, "stream_end_capture")?;
-    refused(driver.stream_capture_info(stream), NO, "stream_capture_info")?;
-    refused(
+    check_refused(driver.stream_device(stream), NO, "stream_device")?;
+    check_refused(driver.stream_priority(stream), NO, "stream_priority")?;
+    check_refused(driver.stream_query(stream), NO, "stream_query")?;
+    check_refused(driver.stream_synchronize(stream), NO, "stream_synchronize")?;
+    check_refused(driver.stream_wait_event(stream, event.handle), NO, "stream_wait_event")?;
+    check_refused(driver.cuda_stream(stream), NO, "cuda_stream")?;
+    check_refused(driver.event_record(event.handle, stream), NO, "event_record")?;
+    check_refused(driver.copy_async(stream, &copy), NO, "copy_async")?;
+    check_refused(driver.copy_from_host(stream, words.pointer, &[1; 4], label), NO, "copy_from_host")?;
+    check_refused(driver.copy_to_host(stream, &mut [0; 4], words.pointer, label), NO, "copy_to_host")?;
+    check_refused(driver.fill_async(stream, &fill), NO, "fill_async")?;
+    check_refused(driver.host_function_async(stream, Arc::new(|| ()), label), NO, "host_function_async")?;
+    check_refused(fixture.kernels.launch(driver, stream, Kernel::Constant, arguments), NO, "launch")?;
+    check_refused(driver.stream_begin_capture(stream, CaptureMode::Relaxed), NO, "stream_begin_capture")?;
+    check_refused(driver.stream_end_capture(stream), NO, "stream_end_capture")?;
+    check_refused(driver.stream_capture_info(stream), NO, "stream_capture_info")?;
+    check_refused(
         driver.stream_update_capture_dependencies(stream, &[], DependencyUpdate::Set),
         NO,
         "stream_update_capture_dependencies",
     )?;
-    refused(driver.stream_destroy(stream), NO, "stream_destroy")
+    check_refused(driver.stream_destroy(stream), NO, "stream_destroy")
 }
 
 fn unknown_streams_are_refused(fixture: &Fixture) -> CaseResult {
@@ -67,13 +67,13 @@ fn unknown_streams_are_refused(fixture: &Fixture) -> CaseResult {
 fn refuses_event(fixture: &Fixture, event: EventHandle) -> CaseResult {
     let driver = fixture.driver();
     let (stream, other) = (fixture.stream()?, fixture.event()?);
-    refused(driver.event_record(event, stream.handle), NO, "event_record")?;
-    refused(driver.event_query(event), NO, "event_query")?;
-    refused(driver.event_synchronize(event), NO, "event_synchronize")?;
-    refused(driver.event_elapsed_ms(event, other.handle), NO, "event_elapsed_ms")?;
-    refused(driver.event_elapsed_ms(other.handle, event), NO, "event_elapsed_ms")?;
-    refused(driver.stream_wait_event(stream.handle, event), NO, "stream_wait_event")?;
-    refused(driver.event_destroy(event), NO, "event_destroy")
+    check_refused(driver.event_record(event, stream.handle), NO, "event_record")?;
+    check_refused(driver.event_query(event), NO, "event_query")?;
+    check_refused(driver.event_synchronize(event), NO, "event_synchronize")?;
+    check_refused(driver.event_elapsed_ms(event, other.handle), NO, "event_elapsed_ms")?;
+    check_refused(driver.event_elapsed_ms(other.handle, event), NO, "event_elapsed_ms")?;
+    check_refused(driver.stream_wait_event(stream.handle, event), NO, "stream_wait_event")?;
+    check_refused(driver.event_destroy(event), NO, "event_destroy")
 }
 
 fn unknown_events_are_refused(fixture: &Fixture) -> CaseResult {
@@ -93,15 +93,15 @@ fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> CaseResult {
         accesses: &[],
         label: Label::here("a kernel that is not there"),
     };
-    refused(driver.function_attributes(function), NO, "function_attributes")?;
-    refused(driver.launch(stream.handle, &launch), NO, "launch")
+    check_refused(driver.function_attributes(function), NO, "function_attributes")?;
+    check_refused(driver.launch(stream.handle, &launch), NO, "launch")
 }
 
 fn unknown_code_is_refused(fixture: &Fixture) -> CaseResult {
     for raw in UNKNOWN {
         let module = ModuleHandle::from_raw(raw);
-        refused(fixture.driver.function_get(module, "thalweg_add"), NO, "function_get")?;
-        refused(fixture.driver.module_unload(module), NO, "module_unload")?;
+        check_refused(fixture.driver.function_get(module, "thalweg_add"), NO, "function_get")?;
+        check_refused(fixture.driver.module_unload(module), NO, "module_unload")?;
         refuses_function(fixture, FunctionHandle::from_raw(raw))?;
     }
     Ok(())
@@ -109,27 +109,27 @@ fn unknown_code_is_refused(fixture: &Fixture) -> CaseResult {
 
 fn refuses_graph(fixture: &Fixture, graph: GraphHandle) -> CaseResult {
     let driver = fixture.driver();
-    refused(driver.graph_describe(graph), NO, "graph_describe")?;
-    refused(driver.graph_instantiate(graph, fixture.device), NO, "graph_instantiate")?;
+    check_refused(driver.graph_describe(graph), NO, "graph_describe")?;
+    check_refused(driver.graph_instantiate(graph, fixture.device), NO, "graph_instantiate")?;
     let stream = fixture.stream()?;
     let other = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
     let exec = driver.graph_instantiate(other.handle, fixture.device)?;
-    refused(driver.graph_exec_update(exec, graph), NO, "graph_exec_update from a graph")?;
+    check_refused(driver.graph_exec_update(exec, graph), NO, "graph_exec_update from a graph")?;
     driver.graph_exec_destroy(exec)?;
-    refused(driver.graph_destroy(graph), NO, "graph_destroy")
+    check_refused(driver.graph_destroy(graph), NO, "graph_destroy")
 }
 
 fn refuses_exec(fixture: &Fixture, exec: GraphExecHandle) -> CaseResult {
     let stream = fixture.stream()?;
-    refused(fixture.driver.graph_launch(exec, stream.handle), NO, "graph_launch")?;
+    check_refused(fixture.driver.graph_launch(exec, stream.handle), NO, "graph_launch")?;
     let graph = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
-    refused(fixture.driver.graph_exec_update(exec, graph.handle), NO, "graph_exec_update")?;
+    check_refused(fixture.driver.graph_exec_update(exec, graph.handle), NO, "graph_exec_update")?;
     let arguments = KernelArguments::new(thalweg_driver::DevicePointer::default(), 0, 0);
     let set = fixture.kernels.with_launch(Kernel::Add, arguments, |launch| {
         fixture.driver.graph_exec_kernel_node_set_params(exec, GraphNodeHandle::from_raw(1), launch)
     });
-    refused(set, NO, "graph_exec_kernel_node_set_params")?;
-    refused(fixture.driver.graph_exec_destroy(exec), NO, "graph_exec_destroy")
+    check_refused(set, NO, "graph_exec_kernel_node_set_params")?;
+    check_refused(fixture.driver.graph_exec_destroy(exec), NO, "graph_exec_destroy")
 }
 
 fn unknown_graphs_are_refused(fixture: &Fixture) -> CaseResult {
@@ -153,7 +153,11 @@ fn destroyed_streams_and_events_are_refused(fixture: &Fixture) -> CaseResult {
     refuses_stream(fixture, stream)?;
     // A handle created afterwards must not make the old one valid again.
     let successor = fixture.stream()?;
-    refused(driver.stream_query(stream), NO, "a destroyed stream's handle after another stream was made")?;
+    check_refused(
+        driver.stream_query(stream),
+        NO,
+        "a destroyed stream's handle after another stream was made",
+    )?;
     driver.stream_synchronize(successor.handle)?;
     let event = driver.event_create(fixture.device, thalweg_driver::EventFlags::default())?;
     driver.event_destroy(event)?;
@@ -173,8 +177,8 @@ fn unloaded_code_is_refused(fixture: &Fixture) -> CaseResult {
     let module = driver.module_load(fixture.device, image)?;
     let function = driver.function_get(module, Kernel::Add.name())?;
     driver.module_unload(module)?;
-    refused(driver.function_get(module, Kernel::Add.name()), NO, "function_get of an unloaded module")?;
-    refused(driver.module_unload(module), NO, "module_unload twice")?;
+    check_refused(driver.function_get(module, Kernel::Add.name()), NO, "function_get of an unloaded module")?;
+    check_refused(driver.module_unload(module), NO, "module_unload twice")?;
     refuses_function(fixture, function)
 }
 

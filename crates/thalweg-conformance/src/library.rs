@@ -8,7 +8,7 @@ use thalweg_driver::{
     MatmulEpilogue, Matrix, ReductionSchemes, Result, StreamHandle,
 };
 
-use super::fixture::{Buffer, Fixture, Stream, equal, fail, refused, skip};
+use super::fixture::{Buffer, Fixture, Stream, check_refused, equal, fail, skip};
 use super::{CaseResult, group};
 
 group! {
@@ -218,7 +218,7 @@ fn algorithms_of_a_matmul_compute_the_same(fixture: &Fixture) -> CaseResult {
     }
     let unknown = MatmulAlgorithm { id: 12_345, tile: 9_999, ..MatmulAlgorithm::default() };
     let result = submit(fixture, stream.handle, MatmulCall { algorithm: Some(unknown), ..call });
-    refused(result, &[Code::NotSupported], "an algorithm that the library does not have")
+    check_refused(result, &[Code::NotSupported], "an algorithm that the library does not have")
 }
 
 /// Rows, columns and terms of the products of 16-bit floats.
@@ -481,7 +481,7 @@ fn a_matmul_needs_a_stream(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let operands = [contiguous(&buffer, 2), contiguous(&buffer, 2), contiguous(&buffer, 2)];
     let result = submit(fixture, StreamHandle::from_raw(0), product(2, 2, 2, operands));
-    refused(
+    check_refused(
         result,
         &[Code::InvalidHandle, Code::LibraryMissing],
         "library_async on a stream that is not there",

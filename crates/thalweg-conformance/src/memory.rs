@@ -4,7 +4,7 @@ use thalweg_driver::{
     Code, DevicePointer, Endpoint, HostFlags, HostMethod, Label, MemoryAdvice, MemoryLocation, PoolAttributes,
 };
 
-use super::fixture::{Fixture, equal, holds, refused, refused_argument, skip};
+use super::fixture::{Fixture, check_refused, equal, holds, refused_argument, skip};
 use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
@@ -54,8 +54,16 @@ fn allocations_are_aligned_and_apart(fixture: &Fixture) -> CaseResult {
 
 fn no_bytes_are_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
-    refused(driver.memory_allocate(fixture.device, 0), &[Code::InvalidValue], "memory_allocate of 0 bytes")?;
-    refused(driver.host_allocate(0, HostFlags::default()), &[Code::InvalidValue], "host_allocate of 0 bytes")
+    check_refused(
+        driver.memory_allocate(fixture.device, 0),
+        &[Code::InvalidValue],
+        "memory_allocate of 0 bytes",
+    )?;
+    check_refused(
+        driver.host_allocate(0, HostFlags::default()),
+        &[Code::InvalidValue],
+        "host_allocate of 0 bytes",
+    )
 }
 
 fn a_free_counts_once(fixture: &Fixture) -> CaseResult {
@@ -71,7 +79,7 @@ fn running_out_is_an_error_that_passes(fixture: &Fixture) -> CaseResult {
     let total = driver.memory_info(fixture.device)?.total_bytes;
     for bytes in [total + 1, total * 16] {
         let result = driver.memory_allocate(fixture.device, bytes);
-        refused(result, &[Code::OutOfMemory], "an allocation larger than the device")?;
+        check_refused(result, &[Code::OutOfMemory], "an allocation larger than the device")?;
     }
     let buffer = fixture.iota(64, 3)?;
     equal(buffer.words()?, (3..67).collect(), "an allocation after running out of memory")
@@ -171,10 +179,10 @@ fn a_pool_is_given_up_once(fixture: &Fixture) -> CaseResult {
     let pool = driver.pool_create(fixture.device)?;
     driver.pool_destroy(pool)?;
     let no = &[Code::InvalidHandle];
-    refused(driver.pool_destroy(pool), no, "pool_destroy twice")?;
-    refused(driver.pool_trim(pool, 0), no, "pool_trim of a pool that was given up")?;
+    check_refused(driver.pool_destroy(pool), no, "pool_destroy twice")?;
+    check_refused(driver.pool_trim(pool, 0), no, "pool_trim of a pool that was given up")?;
     let allocation = driver.memory_allocate_async(pool, 256, stream.handle);
-    refused(allocation, no, "memory_allocate_async from a pool that was given up")
+    check_refused(allocation, no, "memory_allocate_async from a pool that was given up")
 }
 
 fn a_pool_says_what_it_holds(fixture: &Fixture) -> CaseResult {
@@ -209,8 +217,8 @@ fn a_pool_says_what_it_holds(fixture: &Fixture) -> CaseResult {
     let peaks = (trimmed.used_peak_bytes, trimmed.reserved_peak_bytes);
     equal(peaks, (full.used_bytes, full.reserved_bytes), "the peaks after a trim")?;
     equal((reset.used_peak_bytes, reset.reserved_peak_bytes), (0, 0), "the peaks of an empty pool, reset")?;
-    refused(driver.pool_reset_peaks(pool), &[Code::InvalidHandle], "pool_reset_peaks of such a pool")?;
-    refused(driver.pool_usage(pool), &[Code::InvalidHandle], "pool_usage of a pool that was given up")
+    check_refused(driver.pool_reset_peaks(pool), &[Code::InvalidHandle], "pool_reset_peaks of such a pool")?;
+    check_refused(driver.pool_usage(pool), &[Code::InvalidHandle], "pool_usage of a pool that was given up")
 }
 
 fn a_pool_keeps_its_attributes(fixture: &Fixture) -> CaseResult {
@@ -228,8 +236,8 @@ fn a_pool_keeps_its_attributes(fixture: &Fixture) -> CaseResult {
     equal(driver.pool_attributes(pool)?, changed, "attributes that were changed")?;
     driver.pool_destroy(pool)?;
     let codes = &[Code::InvalidHandle];
-    refused(driver.pool_attributes(pool), codes, "pool_attributes of a pool that was given up")?;
-    refused(driver.pool_set_attributes(pool, changed), codes, "pool_set_attributes of such a pool")
+    check_refused(driver.pool_attributes(pool), codes, "pool_attributes of a pool that was given up")?;
+    check_refused(driver.pool_set_attributes(pool, changed), codes, "pool_set_attributes of such a pool")
 }
 
 /// Returns 256 KiB of managed memory, or skips the case with the reason.
@@ -320,9 +328,9 @@ fn pinned_memory_is_bounded(fixture: &Fixture) -> CaseResult {
     let pinned = fixture.pinned(100)?;
     driver.host_write(pinned.pointer, &[7; 100])?;
     let no = &[Code::InvalidValue];
-    refused(driver.host_write(pinned.pointer.offset(90), &[1; 11]), no, "a write over the end")?;
-    refused(driver.host_read(pinned.pointer.offset(90), &mut [0; 11]), no, "a read over the end")?;
-    refused(driver.host_read(pinned.pointer, &mut [0; 8192]), no, "a read of more than there is")?;
+    check_refused(driver.host_write(pinned.pointer.offset(90), &[1; 11]), no, "a write over the end")?;
+    check_refused(driver.host_read(pinned.pointer.offset(90), &mut [0; 11]), no, "a read over the end")?;
+    check_refused(driver.host_read(pinned.pointer, &mut [0; 8192]), no, "a read of more than there is")?;
     equal(pinned.bytes(100)?, vec![7; 100], "pinned memory after writes that were refused")
 }
 

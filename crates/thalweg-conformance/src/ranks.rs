@@ -198,6 +198,6 @@ pub fn expected(operation: CollectiveOperation, inputs: &[Vec<f64>]) -> Vec<Opti
 }
 
 /// Returns the number of elements that a rank sends.
-pub fn given(operation: CollectiveOperation, count: u64) -> u64 {
+pub fn sent_elements(operation: CollectiveOperation, count: u64) -> u64 {
     if matches!(operation, CollectiveOperation::ReduceScatter(_)) { count * u64::from(RANKS) } else { count }
 }

@@ -6,7 +6,7 @@ use thalweg_driver::{
     Code, DevicePointer, HandleType, IpcHandle, MemoryAccess, PhysicalFlags, PhysicalHandle, ShareableHandle,
 };
 
-use super::fixture::{Fixture, equal, holds, refused, refused_argument, skip};
+use super::fixture::{Fixture, check_refused, equal, holds, refused_argument, skip};
 use super::{CaseResult, Kernel, KernelArguments, Stop, group};
 
 group! {
@@ -188,7 +188,7 @@ fn what_is_no_handle_is_not_opened(fixture: &Fixture) -> CaseResult {
     let opened = fixture.driver.ipc_open(fixture.device, IpcHandle([7; 64]));
     let codes =
         [Code::InvalidValue, Code::InvalidHandle, Code::InvalidContext, Code::InvalidDevice, Code::MapFailed];
-    refused(opened, &codes, "ipc_open of bytes that are not a handle")
+    check_refused(opened, &codes, "ipc_open of bytes that are not a handle")
 }
 
 fn an_address_is_in_its_allocation_and_no_other(fixture: &Fixture) -> CaseResult {

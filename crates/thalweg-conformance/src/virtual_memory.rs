@@ -4,7 +4,7 @@ use thalweg_driver::{
     CaptureMode, Code, DevicePointer, Endpoint, MemoryAccess, PhysicalFlags, PhysicalHandle, Result,
 };
 
-use super::fixture::{Fixture, equal, refused, refused_argument, skip};
+use super::fixture::{Fixture, check_refused, equal, refused_argument, skip};
 use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
@@ -194,12 +194,12 @@ fn wrong_sizes_are_refused(fixture: &Fixture) -> CaseResult {
     let physical = pages.create(1)?;
     let no = &[Code::InvalidValue];
     for bytes in [0, 1, page + 1] {
-        refused(
+        check_refused(
             driver.address_reserve(device, bytes),
             no,
             "address_reserve of no multiple of the granularity",
         )?;
-        refused(
+        check_refused(
             driver.physical_create(device, bytes, PhysicalFlags::default()),
             no,
             "physical_create of no multiple of the granularity",
@@ -207,12 +207,12 @@ fn wrong_sizes_are_refused(fixture: &Fixture) -> CaseResult {
         let map = driver.memory_map(pages.at(0), bytes, physical, 0);
         // A GPU reports that it does not support mapping a part of a page.
         let part = &[Code::InvalidValue, Code::NotSupported];
-        refused(map, part, "memory_map of no multiple of the granularity")?;
+        check_refused(map, part, "memory_map of no multiple of the granularity")?;
     }
     let map = driver.memory_map(pages.at(0), 2 * page, physical, 0);
-    refused(map, no, "memory_map of more than the physical memory has")?;
+    check_refused(map, no, "memory_map of more than the physical memory has")?;
     let map = driver.memory_map(pages.at(0).offset(1), page, physical, 0);
-    refused(map, no, "memory_map at an address inside a page")
+    check_refused(map, no, "memory_map at an address inside a page")
 }
 
 fn a_range_is_mapped_once(fixture: &Fixture) -> CaseResult {
@@ -221,12 +221,12 @@ fn a_range_is_mapped_once(fixture: &Fixture) -> CaseResult {
     pages.map(0, 1, physical, 0)?;
     let twice = fixture.driver.memory_map(pages.at(0), pages.page, physical, 0);
     let codes = &[Code::AlreadyMapped, Code::InvalidValue, Code::MapFailed];
-    refused(twice, codes, "memory_map where something is mapped")?;
+    check_refused(twice, codes, "memory_map where something is mapped")?;
     pages.unmap(0, 1)?;
     // Nothing is reserved there: `buffer` is plain memory.
     let buffer = fixture.buffer(64)?;
     let map = fixture.driver.memory_map(buffer.pointer, pages.page, physical, 0);
-    refused(map, codes, "memory_map at an address that is not reserved")
+    check_refused(map, codes, "memory_map at an address that is not reserved")
 }
 
 fn unmapped_memory_is_not_there(fixture: &Fixture) -> CaseResult {
@@ -234,18 +234,18 @@ fn unmapped_memory_is_not_there(fixture: &Fixture) -> CaseResult {
     let (driver, page) = (fixture.driver(), pages.page);
     let physical = pages.create(1)?;
     let codes = &[Code::InvalidValue, Code::NotMapped, Code::UnmapFailed];
-    refused(driver.memory_unmap(pages.at(0), page), codes, "memory_unmap where nothing is mapped")?;
+    check_refused(driver.memory_unmap(pages.at(0), page), codes, "memory_unmap where nothing is mapped")?;
     let access = driver.memory_set_access(pages.at(0), page, fixture.device, MemoryAccess::ReadWrite);
-    refused(access, codes, "memory_set_access where nothing is mapped")?;
+    check_refused(access, codes, "memory_set_access where nothing is mapped")?;
     pages.map(0, 1, physical, 0)?;
     let free = driver.address_free(pages.base, 2 * page);
-    refused(free, codes, "address_free while something is mapped")?;
+    check_refused(free, codes, "address_free while something is mapped")?;
     pages.write(pages.at(0), 51)?;
     pages.expect(pages.at(0), 51, "mapped memory after a refused address_free")?;
     pages.unmap(0, 1)?;
     let stream = fixture.stream()?;
     let read = fixture.words_on(stream.handle, pages.at(0), 1);
-    refused(read, codes, "a copy from memory that was unmapped")
+    check_refused(read, codes, "a copy from memory that was unmapped")
 }
 
 fn handles_are_given_up_once(fixture: &Fixture) -> CaseResult {
@@ -266,7 +266,7 @@ fn a_mapping_is_unmapped_whole(fixture: &Fixture) -> CaseResult {
     let physical = pages.create(2)?;
     pages.map(0, 2, physical, 0)?;
     let half = fixture.driver.memory_unmap(pages.at(0), pages.page);
-    refused(half, &[Code::InvalidValue, Code::UnmapFailed], "memory_unmap of half a mapping")?;
+    check_refused(half, &[Code::InvalidValue, Code::UnmapFailed], "memory_unmap of half a mapping")?;
     pages.write(pages.at(1), 61)?;
     pages.expect(pages.at(1), 61, "the mapping after a refused unmap")?;
     pages.unmap(0, 2)?;
@@ -364,7 +364,7 @@ fn pages_are_mapped_one_by_one_and_opened_at_once(fixture: &Fixture) -> CaseResu
         pages.expect(seam, page as u32, "a range over a seam")?;
     }
     let more = driver.memory_unmap(pages.base, all + pages.page);
-    refused(more, &[Code::InvalidValue, Code::UnmapFailed], "memory_unmap of more than is mapped")?;
+    check_refused(more, &[Code::InvalidValue, Code::UnmapFailed], "memory_unmap of more than is mapped")?;
     pages.expect(DevicePointer::new(pages.at(1).address() - 512), 1, "mappings after a refused unmap")?;
     pages.unmap(0, COUNT)?;
     Ok(())
@@ -423,12 +423,12 @@ fn copies_of_another_device_need_access(fixture: &Fixture) -> CaseResult {
         driver.stream_synchronize(own.handle)?;
         expect(71, "plain memory that a stream of another device wrote")?;
         let no = &[Code::InvalidValue];
-        refused(
+        check_refused(
             copy(&elsewhere, pages.at(0), buffer),
             no,
             "a copy from pages that are not opened to the device",
         )?;
-        refused(
+        check_refused(
             copy(&elsewhere, buffer, pages.at(0)),
             no,
             "a copy to pages that are not opened to the device",

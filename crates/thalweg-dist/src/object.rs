@@ -185,8 +185,8 @@ impl ProcessGroup {
         let all = bytes.to_vec::<u8>()?;
         let mut rest = &all[..];
         let object = |&length: &i64| {
-            let (object, behind) = rest.split_at(length as usize);
-            rest = behind;
+            let (object, after) = rest.split_at(length as usize);
+            rest = after;
             object.to_vec()
         };
         Ok(lengths.iter().map(object).collect())

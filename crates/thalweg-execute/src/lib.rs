@@ -30,7 +30,7 @@ pub trait Temporaries {
 }
 
 /// Converts an error of lowering to an error of the call.
-pub fn refused(error: LowerError) -> Error {
+pub fn to_runtime_error(error: LowerError) -> Error {
     match error {
         LowerError::DType(error) if error.is_not_implemented => Error::not_implemented(error.to_string()),
         LowerError::Layout(error) => error.into(),
@@ -59,7 +59,8 @@ pub fn prepared(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> R
 pub fn prepare(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
     let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
     device.with_clusters(|has_clusters| {
-        let plan = launch.plan(alignment_bytes, shared_memory_bytes, has_clusters).map_err(refused)?;
+        let plan =
+            launch.plan(alignment_bytes, shared_memory_bytes, has_clusters).map_err(to_runtime_error)?;
         if Environment::get().explain {
             eprintln!("{}: {}", launch.name, plan.explain(&launch.body));
         }
@@ -80,7 +81,7 @@ pub fn run(
     temporaries: &mut dyn Temporaries,
     label: Label,
 ) -> Result<()> {
-    match launch.steps().map_err(refused)? {
+    match launch.steps().map_err(to_runtime_error)? {
         Some(steps) => run_steps(&steps, &launch.scalars, stream, (inputs, outputs), temporaries, label),
         None => run_single(launch, &launch.scalars, stream, (inputs, outputs), label),
     }
@@ -98,14 +99,14 @@ pub fn run_steps(
     temporaries: &mut dyn Temporaries,
     label: Label,
 ) -> Result<()> {
-    let rooms = (steps.temporaries.iter())
+    let temporaries = (steps.temporaries.iter())
         .map(|&(dtype, elements)| temporaries.allocate(dtype, elements))
         .collect::<Result<SmallVec<[DevicePointer; 8]>>>()?;
     let address = |place: Place, element: u64, dtype: DType| {
         let first = match place {
             Place::Input(number) => inputs[number],
             Place::Output(number) => outputs[number],
-            Place::Temporary(number) => rooms[number],
+            Place::Temporary(number) => temporaries[number],
         };
         first.offset(element * dtype.size_bytes() as u64)
     };

@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         assert_eq!(Embedding::new(&[(6, 4), (4, 1)], 2, &[(4, 6), (6, 1)]), None, "not the same elements");
-        assert_eq!(Embedding::new(&[(6, 1)], 1, &[(4, 1)]), None, "6 is no multiple of 4");
+        assert_eq!(Embedding::new(&[(6, 1)], 1, &[(4, 1)]), None, "6 is not a multiple of 4");
         assert_eq!(Embedding::new(&[(6, 1)], 1, &[(3, 1)]), None, "a part of the elements");
         assert_eq!(Embedding::new(&[(6, 1)], 1, &[(2, 0), (6, 1)]), None, "the guest repeats");
     }

@@ -1,8 +1,8 @@
-//! Fusion of two loops: when it is legal, when it is not slower, and the loop that results.
+//! Fusion of two loops: when it is allowed, when it is not slower, and the loop that results.
 //!
 //! A loop that reads what another one writes, or what it reads, is fused with it if
 //!
-//! - one iteration space [embeds](crate::embedding) in the other, of which it has all points, or, in a loop that combines, all rows
+//! - one iteration space embeds in the other, of which it has all points, or, in a loop that combines, all rows
 //!   (the result of rows is then read at every point, or by what computes with the results of rows). A loop of few points that is
 //!   cheap may be repeated at every point of a larger one, if nothing else reads its results;
 //! - every element that the second loop reads from the first is the one that the first writes at the same point, and a loop that
@@ -12,27 +12,20 @@
 //!   operands and expressions is bounded.
 
 use std::fmt;
+use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use thalweg_ir::compose::{Part, Source, compose};
 use thalweg_ir::{
-    Binary, Body, Class, DType, Dimension, Dimensions, ExprId, Input, InputKind, Node as Expression,
-    OutputPlace, ReduceOp, Shape, Unary,
+    Body, Class, DType, Dimension, ExprId, Input, InputKind, Node as Expression, OutputPlace, ReduceOp, Unary,
 };
 use thalweg_ops::Placement;
-use thalweg_ops::lower::LoopLaunch;
+use thalweg_ops::lower::{LoopLaunch, Step};
 
-use crate::embedding::{Dim, Embedding, Numbers};
-use crate::segment::{Memory, Node, Operand, Touched, dtypes, touched};
-
-/// The properties of a device that its plans depend on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Machine {
-    /// The shared memory available to a block, in bytes.
-    pub shared_memory_bytes: u32,
-    /// Whether blocks may form clusters.
-    pub has_clusters: bool,
-}
+use crate::embedding::{Embedding, Numbers};
+use crate::loops::{Loop, canonical, strides};
+use crate::machine::Machine;
+use crate::segment::{Memory, Operand, Touched};
 
 /// The reason why two loops are not fused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,244 +74,6 @@ const MOST_INPUTS: usize = 14;
 const MOST_OUTPUTS: usize = 8;
 const MOST_NODES: usize = 192;
 
-/// The most primitives of a loop that is repeated at every point of another one, and of one that is a single point.
-const CHEAP: usize = 6;
-const CHEAP_FOR_A_POINT: usize = 12;
-
-/// A loop of a segment: a node, or several that are fused.
-#[derive(Clone, Debug)]
-pub(crate) struct Loop {
-    /// The numbers of the nodes, in program order.
-    pub members: SmallVec<[u32; 4]>,
-    pub launch: LoopLaunch,
-    pub inputs: SmallVec<[Operand; 8]>,
-    pub outputs: SmallVec<[Operand; 4]>,
-    /// The node and the slot from which each number comes.
-    pub numbers: SmallVec<[(u32, u32); 8]>,
-    /// The ranges that are touched: those of the inputs, then those of the outputs.
-    pub touched: SmallVec<[Touched; 8]>,
-    /// The alignment of all addresses, in bytes.
-    pub alignment_bytes: u64,
-    /// Whether it may become a part of another loop.
-    is_fusable: bool,
-}
-
-impl Loop {
-    /// Returns a node as a loop.
-    pub fn of(number: u32, node: &Node, memories: &[Memory]) -> Self {
-        let body = &node.launch.body;
-        let numbers = (0..body.scalars.len() as u32).map(|slot| (number, slot)).collect();
-        let launch = canonical(&node.launch);
-        let body = &launch.body;
-        let scatters = body.outputs.iter().any(|output| output.scatter.is_some());
-        let is_empty = launch.rows.iter().chain(&launch.inner).any(|&extent| extent == 0);
-        let has_idle_inner = body.reductions.is_empty() && !launch.inner.is_empty();
-        let mut made = Self {
-            members: smallvec![number],
-            inputs: SmallVec::from_slice(&node.inputs),
-            outputs: SmallVec::from_slice(&node.outputs),
-            numbers,
-            touched: SmallVec::new(),
-            alignment_bytes: 1,
-            is_fusable: !scatters && body.report.is_none() && !is_empty && !has_idle_inner,
-            launch,
-        };
-        made.is_fusable &= (body_outputs(&made.launch)).all(|(_, strides)| is_injective(&strides));
-        made.settle(memories);
-        made
-    }
-
-    /// Derives ranges and alignment from the operands.
-    fn settle(&mut self, memories: &[Memory]) {
-        let operands = || self.inputs.iter().chain(&self.outputs);
-        self.touched = (operands().zip(&self.launch.placements).zip(dtypes(&self.launch.body)))
-            .map(|((&operand, placement), dtype)| touched(&self.launch, operand, placement, dtype))
-            .collect();
-        let bits = operands().fold(0, |bits, operand| {
-            bits | memories[operand.memory as usize].alignment_bytes | operand.offset
-        });
-        self.alignment_bytes = 1 << bits.trailing_zeros().min(8);
-    }
-
-    /// Returns the ranges that are read.
-    pub fn reads(&self) -> &[Touched] {
-        &self.touched[..self.inputs.len()]
-    }
-
-    /// Returns the ranges that are written.
-    pub fn writes(&self) -> &[Touched] {
-        &self.touched[self.inputs.len()..]
-    }
-
-    /// Returns whether the order of two loops affects what memory contains.
-    pub fn conflicts(&self, other: &Self) -> bool {
-        let meet = |a: &[Touched], b: &[Touched]| a.iter().any(|a| b.iter().any(|b| a.overlaps(b)));
-        meet(self.writes(), &other.touched) || meet(self.reads(), other.writes())
-    }
-
-    /// Returns whether the loop combines points.
-    pub fn combines(&self) -> bool {
-        !self.launch.body.reductions.is_empty()
-    }
-
-    fn points(&self) -> u64 {
-        self.launch.rows.iter().chain(&self.launch.inner).map(|&extent| extent as u64).product()
-    }
-
-    /// Returns extent and stride of each dimension of an operand: the inputs are counted first. `None` if it is gathered from.
-    fn dims(&self, operand: usize) -> Option<SmallVec<[Dim; 6]>> {
-        let extents = self.launch.rows.iter().chain(&self.launch.inner).map(|&extent| extent as u64);
-        strides(&self.launch, operand).map(|strides| extents.zip(strides).collect())
-    }
-
-    fn operand(&self, operand: usize) -> Operand {
-        match operand.checked_sub(self.inputs.len()) {
-            None => self.inputs[operand],
-            Some(output) => self.outputs[output],
-        }
-    }
-
-    fn operand_count(&self) -> usize {
-        self.inputs.len() + self.outputs.len()
-    }
-
-    /// Returns whether computing the loop again at every point of another one costs little.
-    fn is_cheap(&self) -> bool {
-        let body = &self.launch.body;
-        let costs = |node: &&Expression| {
-            !matches!(
-                node,
-                Expression::Constant(_)
-                    | Expression::Load { .. }
-                    | Expression::Scalar { .. }
-                    | Expression::Cast(_)
-            )
-        };
-        let is_dear = |node: &Expression| match node {
-            Expression::Unary(op, _) => op.cuda_name().is_some(),
-            Expression::Binary(op, ..) => matches!(op, Binary::Pow | Binary::Atan2 | Binary::Rem),
-            Expression::Random(..) | Expression::Gather { .. } => true,
-            _ => false,
-        };
-        let count = body.nodes.iter().filter(costs).count();
-        match self.points() {
-            1 => count <= CHEAP_FOR_A_POINT,
-            _ => count <= CHEAP && !body.nodes.iter().any(is_dear),
-        }
-    }
-
-    /// Returns the class for which the planner would compile the loop.
-    fn class(&self, machine: &Machine) -> Option<Class> {
-        let plan = self.launch.plan(self.alignment_bytes, machine.shared_memory_bytes, machine.has_clusters);
-        plan.ok().map(|plan| plan.class)
-    }
-}
-
-/// Returns the strides of an operand over rows and inner dimensions; `None` if it is gathered from.
-fn strides(launch: &LoopLaunch, operand: usize) -> Option<Dimensions> {
-    match &launch.placements[operand] {
-        Placement::Gathered(_) => None,
-        Placement::Strided { rows, inner } => {
-            let mut strides = rows.clone();
-            strides.extend_from_slice(inner);
-            strides.resize(launch.rows.len() + launch.inner.len(), 0);
-            Some(strides)
-        }
-    }
-}
-
-/// Returns extent and stride of each dimension over which an output is written, with the output's number.
-fn body_outputs(launch: &LoopLaunch) -> impl Iterator<Item = (usize, SmallVec<[Dim; 6]>)> + '_ {
-    let first = launch.body.inputs.len();
-    launch.placements[first..].iter().enumerate().map(|(number, placement)| match placement {
-        Placement::Gathered(_) => (number, SmallVec::new()),
-        Placement::Strided { rows, inner } => {
-            let extents = launch.rows.iter().take(rows.len()).chain(launch.inner.iter().take(inner.len()));
-            (number, extents.map(|&extent| extent as u64).zip(rows.iter().chain(inner).copied()).collect())
-        }
-    })
-}
-
-/// Returns whether every point has an element of its own.
-fn is_injective(dims: &[Dim]) -> bool {
-    let mut dims: SmallVec<[Dim; 6]> = dims.iter().copied().filter(|&(extent, _)| extent > 1).collect();
-    dims.sort_by_key(|&(_, stride)| stride);
-    let mut span = 0;
-    dims.iter().all(|&(extent, stride)| {
-        let is_apart = stride > span;
-        span += (extent - 1) * stride;
-        is_apart
-    })
-}
-
-/// Returns a launch with as few dimensions as possible, whose points are all rows if it does not combine them.
-fn canonical(launch: &LoopLaunch) -> LoopLaunch {
-    let mut result = launch.clone();
-    if launch.body.uses_coordinates() {
-        return result;
-    }
-    let at_points = launch
-        .body
-        .outputs
-        .iter()
-        .all(|output| output.place == OutputPlace::Point && output.scatter.is_none());
-    if launch.body.reductions.is_empty() && launch.body.report.is_none() && at_points {
-        result.rows.extend(result.inner.drain(..));
-        for placement in &mut result.placements {
-            if let Placement::Strided { rows, inner } = placement {
-                rows.extend(inner.drain(..));
-            }
-        }
-    }
-    merge(&mut result.rows, &mut result.placements, true);
-    let has_inner = !result.inner.is_empty();
-    merge(&mut result.inner, &mut result.placements, false);
-    if has_inner && result.inner.is_empty() {
-        result.inner.push(1);
-        let at_points = |number: usize| {
-            let output = number.checked_sub(launch.body.inputs.len());
-            output.is_none_or(|output| launch.body.outputs[output].place == OutputPlace::Point)
-        };
-        for (number, placement) in result.placements.iter_mut().enumerate() {
-            if let (Placement::Strided { inner, .. }, true) = (placement, at_points(number)) {
-                inner.push(0);
-            }
-        }
-    }
-    result
-}
-
-/// Merges neighbouring dimensions, rows or inner ones, that every operand traverses like one, and drops those of a single index.
-fn merge(extents: &mut Shape, placements: &mut [Placement], is_rows: bool) {
-    let of = |placement: &Placement| match placement {
-        Placement::Strided { rows, inner } => Some(if is_rows { rows.clone() } else { inner.clone() }),
-        Placement::Gathered(_) => None,
-    };
-    let former: SmallVec<[Option<Dimensions>; 8]> = placements.iter().map(of).collect();
-    let walked = || former.iter().flatten().filter(|strides| !strides.is_empty());
-    // Per new dimension: the innermost former one, and the extent.
-    let mut kept: SmallVec<[(usize, usize); 6]> = SmallVec::new();
-    for (number, &extent) in extents.iter().enumerate().filter(|(_, extent)| **extent != 1) {
-        match kept.last_mut() {
-            Some((last, merged))
-                if walked().all(|strides| strides[*last] == strides[number] * extent as u64) =>
-            {
-                (*last, *merged) = (number, *merged * extent);
-            }
-            _ => kept.push((number, extent)),
-        }
-    }
-    *extents = kept.iter().map(|&(_, extent)| extent).collect();
-    for (placement, former) in placements.iter_mut().zip(&former) {
-        let (Placement::Strided { rows, inner }, Some(former)) = (placement, former) else { continue };
-        if former.is_empty() {
-            continue;
-        }
-        let strides = kept.iter().map(|&(number, _)| former[number]).collect();
-        *(if is_rows { rows } else { inner }) = strides;
-    }
-}
-
 /// Fuses two loops of which the second one comes later. `is_kept` says whether anything else reads an output of the first.
 ///
 /// # Errors
@@ -333,11 +88,11 @@ pub(crate) fn fuse(
     if !first.is_fusable || !second.is_fusable {
         return Err(Refusal::Kind);
     }
-    if first.launch.is_staged() || second.launch.is_staged() {
-        return Err(Refusal::Staged);
-    }
     let host_is_first = first.combines() || !second.combines() && first.points() > second.points();
     let (host, guest) = if host_is_first { (first, second) } else { (second, first) };
+    if host.combines() && host.launch.inner.iter().all(|&extent| extent == 1) {
+        return Err(Refusal::Spaces);
+    }
     let mut refusal = Refusal::Spaces;
     for embedding in embeddings(host, guest) {
         let pair = Pair { first, second, host_is_first, embedding };
@@ -382,6 +137,15 @@ enum Level {
     Repeated,
 }
 
+/// The inputs of two loops, together.
+struct Read<'p> {
+    inputs: Vec<&'p Placed>,
+    /// Their dtypes and kinds.
+    described: Vec<Input>,
+    /// What each input of the second loop is.
+    sources: Vec<Source>,
+}
+
 /// An operand of one of two loops, over the common space.
 struct Placed {
     operand: Operand,
@@ -406,12 +170,12 @@ impl Placed {
 impl Pair<'_> {
     fn level(&self) -> Level {
         let (rows, all) = (self.embedding.rows, self.embedding.extents.len());
-        match () {
-            () if self.embedding.covers(0..all) => Level::Points,
-            () if self.has_inner() && self.embedding.covers(0..rows) && !self.embedding.meets(rows..all) => {
-                Level::Rows
-            }
-            () => Level::Repeated,
+        if self.embedding.covers(0..all) {
+            Level::Points
+        } else if self.has_inner() && self.embedding.covers(0..rows) && !self.embedding.meets(rows..all) {
+            Level::Rows
+        } else {
+            Level::Repeated
         }
     }
 
@@ -504,19 +268,37 @@ impl Pair<'_> {
         self.check()?;
         let (first_inputs, first_outputs) = self.all_placed(true);
         let (second_inputs, second_outputs) = self.all_placed(false);
-        let extents = &self.embedding.extents;
-        let is_repeated = self.level() == Level::Repeated;
-        let combines = self.first.combines() || self.second.combines();
+        let (first, second) = ((&*first_inputs, &*first_outputs), (&*second_inputs, &*second_outputs));
+        let read = self.read(first, &second_inputs)?;
+        let mut kept: Vec<bool> = (0..first_outputs.len()).map(is_kept).collect();
+        self.check_writes(first, second, &mut kept)?;
+        if self.level() == Level::Repeated {
+            let reads_it = read.sources.iter().any(|source| matches!(source, Source::Output(_)));
+            if self.host_is_first || kept.contains(&true) || !reads_it || !self.first.is_cheap() {
+                return Err(Refusal::Repeated);
+            }
+        }
+        let outputs: Vec<&Placed> = (first_outputs.iter().zip(&kept))
+            .filter_map(|(output, kept)| kept.then_some(output))
+            .chain(&second_outputs)
+            .collect();
+        let parts = self.parts(read.sources, &kept);
+        Ok(self.assembled(&parts, (&read.inputs[..], &read.described[..]), &outputs, memories))
+    }
 
-        // What the second loop reads.
+    /// Returns the inputs of both loops together, and what each input of the second one is.
+    fn read<'p>(
+        &self,
+        (first_inputs, first_outputs): (&'p [Placed], &[Placed]),
+        second_inputs: &'p [Placed],
+    ) -> Result<Read<'p>, Refusal> {
+        let extents = &self.embedding.extents;
         let mut inputs: Vec<&Placed> = first_inputs.iter().collect();
         let mut described: Vec<Input> = self.first.launch.body.inputs.clone();
         let mut sources = Vec::new();
         for (placed, input) in second_inputs.iter().zip(&self.second.launch.body.inputs) {
-            let mut writers = first_outputs
-                .iter()
-                .enumerate()
-                .filter(|(_, output)| output.touched.overlaps(&placed.touched));
+            let is_written = |(_, output): &(usize, &Placed)| output.touched.overlaps(&placed.touched);
+            let mut writers = first_outputs.iter().enumerate().filter(is_written);
             if let Some((number, output)) = writers.next() {
                 let is_same = input.kind == InputKind::Strided && output.is_same(placed, extents);
                 if !is_same || writers.next().is_some() {
@@ -528,16 +310,27 @@ impl Pair<'_> {
             let known = (inputs.iter().zip(&described)).position(|(other, described)| {
                 described == input && other.operand == placed.operand && other.placement == placed.placement
             });
-            sources.push(Source::Input(known.unwrap_or_else(|| {
+            let number = known.unwrap_or_else(|| {
                 inputs.push(placed);
                 described.push(*input);
                 inputs.len() - 1
-            }) as u16));
+            });
+            sources.push(Source::Input(number as u16));
         }
+        Ok(Read { inputs, described, sources })
+    }
 
-        // What the second loop writes over.
-        let mut kept: Vec<bool> = (0..first_outputs.len()).map(is_kept).collect();
-        for output in &second_outputs {
+    /// Checks that what is written over is not read at another point, and leaves out results that the second loop writes over.
+    fn check_writes(
+        &self,
+        (first_inputs, first_outputs): (&[Placed], &[Placed]),
+        (second_inputs, second_outputs): (&[Placed], &[Placed]),
+        kept: &mut [bool],
+    ) -> Result<(), Refusal> {
+        let extents = &self.embedding.extents;
+        let is_repeated = self.level() == Level::Repeated;
+        let combines = self.first.combines() || self.second.combines();
+        for output in second_outputs {
             for read in first_inputs.iter().filter(|read| read.touched.overlaps(&output.touched)) {
                 if combines || is_repeated || !read.is_same(output, extents) {
                     return Err(Refusal::Places);
@@ -552,26 +345,16 @@ impl Pair<'_> {
                 }
             }
         }
+        // Loops that combine read a row several times.
         let writes_over = |inputs: &[Placed], outputs: &[Placed]| {
             outputs.iter().any(|output| inputs.iter().any(|input| input.touched.overlaps(&output.touched)))
         };
-        if combines
-            && (writes_over(&first_inputs, &first_outputs) || writes_over(&second_inputs, &second_outputs))
+        match combines
+            && (writes_over(first_inputs, first_outputs) || writes_over(second_inputs, second_outputs))
         {
-            return Err(Refusal::Places);
+            true => Err(Refusal::Places),
+            false => Ok(()),
         }
-        let guest_is_kept = if self.host_is_first { true } else { kept.contains(&true) };
-        if is_repeated {
-            let reads_it = sources.iter().any(|source| matches!(source, Source::Output(_)));
-            if self.host_is_first || guest_is_kept || !reads_it || !self.first.is_cheap() {
-                return Err(Refusal::Repeated);
-            }
-        }
-        let mut outputs: Vec<&Placed> =
-            first_outputs.iter().zip(&kept).filter(|(_, kept)| **kept).map(|(output, _)| output).collect();
-        outputs.extend(&second_outputs);
-        let parts = self.parts(sources, &kept);
-        Ok(self.assembled(&parts, &inputs, &described, &outputs, memories))
     }
 
     fn parts(&self, sources: Vec<Source>, kept: &[bool]) -> [Part<'_>; 2] {
@@ -603,8 +386,7 @@ impl Pair<'_> {
     fn assembled(
         &self,
         parts: &[Part<'_>; 2],
-        inputs: &[&Placed],
-        described: &[Input],
+        (inputs, described): (&[&Placed], &[Input]),
         outputs: &[&Placed],
         memories: &[Memory],
     ) -> Loop {
@@ -623,6 +405,7 @@ impl Pair<'_> {
                 .map(|placed| placed.placement.clone())
                 .collect(),
             scalars: SmallVec::new(),
+            lanes: None,
             body: body.into(),
         };
         let mut fused = Loop {
@@ -662,7 +445,7 @@ impl Pair<'_> {
                     hash.add(match *dimension {
                         None => 0,
                         Some(Dimension::Row(number)) => 1 + u64::from(number),
-                        Some(Dimension::Inner(number)) => 1 + u64::from(number) << 8,
+                        Some(Dimension::Inner(number)) => (1 + u64::from(number)) << 8,
                     });
                 }
             }
@@ -704,42 +487,86 @@ fn renumber_inputs(body: &mut Body, used: &[usize]) {
 }
 
 /// Returns a fused loop if it keeps the bits of its members and is not slower.
-fn accepted(fused: Loop, members: [&Loop; 2], machine: &Machine) -> Result<Loop, Refusal> {
-    let body = &fused.launch.body;
+fn accepted(mut fused: Loop, members: [&Loop; 2], machine: &Machine) -> Result<Loop, Refusal> {
+    let body = Arc::clone(&fused.launch.body);
     let is_large =
         body.inputs.len() > MOST_INPUTS || body.outputs.len() > MOST_OUTPUTS || body.nodes.len() > MOST_NODES;
     if is_large {
         return Err(Refusal::Size);
     }
-    if fused.launch.is_staged() {
-        return Err(Refusal::Staged);
+    let staged: SmallVec<[&Loop; 2]> =
+        members.into_iter().filter(|member| member.launch.is_staged()).collect();
+    if !staged.is_empty() || fused.launch.is_staged() {
+        return match staged[..] {
+            [member] if is_staged_alike(&fused, member, machine) => Ok(fused),
+            _ => Err(Refusal::Staged),
+        };
     }
-    let class = fused.class(machine).ok_or(Refusal::Kind)?;
-    let mut keeps_a_vector = false;
-    for member in members {
-        let former = member.class(machine).ok_or(Refusal::Kind)?;
+    let planned = |of: &Loop| of.class(machine).ok_or(Refusal::Kind);
+    let members = [(members[0], planned(members[0])?), (members[1], planned(members[1])?)];
+    let wanted: SmallVec<[_; 2]> = members
+        .iter()
+        .filter(|(member, _)| rounds(&member.launch.body))
+        .map(|(_, class)| order(class))
+        .collect();
+    let mut class = planned(&fused)?;
+    if let Some(&first) = wanted.iter().find(|wanted| **wanted != order(&class)) {
+        fused.launch.lanes = Some(first.0);
+        class = planned(&fused)?;
+    }
+    if wanted.iter().any(|wanted| *wanted != order(&class)) {
+        return Err(Refusal::Order);
+    }
+    keeps_form(&fused, class, members)?;
+    Ok(fused)
+}
+
+/// Checks that exponentials keep their accuracy, and the kernel its form.
+fn keeps_form(fused: &Loop, class: Class, members: [(&Loop, Class); 2]) -> Result<(), Refusal> {
+    let is_fast = fused.launch.body.has_fast_exponentials();
+    let changes_exponentials = |(member, _): &(&Loop, Class)| {
         let own = &member.launch.body;
-        if own.has_fast_exponentials() != body.has_fast_exponentials() && has_exponentials(own) {
-            return Err(Refusal::Exponentials);
-        }
-        let order = |class: &Class| (class.lanes, class.cascade, class.online);
-        if rounds(own) && order(&former) != order(&class) {
-            return Err(Refusal::Order);
-        }
-        keeps_a_vector |= class.vector >= former.vector;
+        own.has_fast_exponentials() != is_fast && has_exponentials(own)
+    };
+    if members.iter().any(changes_exponentials) {
+        return Err(Refusal::Exponentials);
+    }
+    let points = fused.points();
+    let loses_form = |(member, former): &(&Loop, Class)| {
         let loses_rows =
             former.held > 0 && class.held == 0 || former.streamed.is_some() && class.streamed.is_none();
-        if loses_rows
-            || former.contiguous
-                && member.points() == fused.points()
-                && !class.contiguous
-                && class.vector == 1
-                && former.vector > 1
-        {
-            return Err(Refusal::Form);
-        }
+        let was_vectors = former.contiguous && former.vector > 1 && member.points() == points;
+        loses_rows || was_vectors && !class.contiguous && class.vector == 1
+    };
+    let keeps_a_vector = members.iter().any(|(_, former)| class.vector >= former.vector);
+    match keeps_a_vector && !members.iter().any(loses_form) {
+        true => Ok(()),
+        false => Err(Refusal::Form),
     }
-    if keeps_a_vector { Ok(fused) } else { Err(Refusal::Form) }
+}
+
+/// Returns whether a loop of few long rows is executed by launches like those of one of its members, in the same order. What is written
+/// at points would be computed by one more launch, which reads everything again.
+fn is_staged_alike(fused: &Loop, member: &Loop, machine: &Machine) -> bool {
+    let orders = |of: &Loop| -> Option<Vec<_>> {
+        let steps = of.launch.steps().ok()??;
+        let order_of = |step: &Step| {
+            let plan =
+                step.launch.plan(of.alignment_bytes, machine.shared_memory_bytes, machine.has_clusters);
+            plan.ok().map(|plan| (order(&plan.class), plan.geometry.inner_shape))
+        };
+        steps.list.iter().map(order_of).collect()
+    };
+    let body = &fused.launch.body;
+    let is_of_rows = body.outputs.iter().all(|output| output.place == OutputPlace::Row);
+    is_of_rows
+        && orders(member).is_some_and(|former| orders(fused) == Some(former))
+        && !has_exponentials(body)
+}
+
+/// Returns what decides the order in which a class combines the points of a row.
+fn order(class: &Class) -> (u16, u8, bool) {
+    (class.lanes, class.cascade, class.online)
 }
 
 fn has_exponentials(body: &Body) -> bool {

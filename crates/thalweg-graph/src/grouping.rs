@@ -3,7 +3,9 @@
 //! Loops are taken in program order. Each is fused with the earlier loop with which it shares the most bytes, as long as there is one
 //! that accepts it.
 
-use crate::fuse::{Loop, Machine, Refusal, fuse};
+use crate::fuse::{Refusal, fuse};
+use crate::loops::Loop;
+use crate::machine::Machine;
 use crate::segment::{Lifetime, Segment, Touched};
 
 /// A pair of nodes that is not fused although the second one reads what the first one writes.

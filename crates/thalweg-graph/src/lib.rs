@@ -4,7 +4,7 @@
 //! writes. [`plan`] makes a [`Program`] of it, with the same bits in all memory that is read afterwards:
 //!
 //! - work that nothing reads is left out;
-//! - loops become one loop by [composition of their bodies](thalweg_ir::compose), where that is legal and not slower ([`fuse`]
+//! - loops become one loop by [composition of their bodies](thalweg_ir::compose), where that is allowed and not slower ([`fuse`]
 //!   says when): what a loop reads from another one then never is in memory, and what both read is read once;
 //! - what remains between the loops gets offsets in one arena, so its size is known before the program runs.
 //!
@@ -17,9 +17,13 @@ mod arena;
 mod embedding;
 pub mod fuse;
 mod grouping;
+mod loops;
+mod machine;
 mod program;
 mod segment;
 
-pub use fuse::{Machine, Refusal};
+pub use fuse::Refusal;
+pub use grouping::Apart;
+pub use machine::Machine;
 pub use program::{Program, Step, plan};
 pub use segment::{Lifetime, Memory, Node, Operand, Segment};

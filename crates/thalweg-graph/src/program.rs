@@ -6,9 +6,10 @@ use smallvec::SmallVec;
 use thalweg_ops::lower::{LoopLaunch, Steps};
 
 use crate::arena::{Interval, offsets};
-use crate::fuse::{Loop, Machine};
 use crate::grouping::{Apart, grouped};
-use crate::segment::{Lifetime, Operand, Segment};
+use crate::loops::Loop;
+use crate::machine::Machine;
+use crate::segment::{Lifetime, Operand, Segment, Touched};
 
 /// A launch of a program.
 #[derive(Clone, Debug)]
@@ -27,7 +28,7 @@ pub struct Step {
     pub members: SmallVec<[u32; 4]>,
 }
 
-/// What a segment runs, in which order, and where its temporary memory is.
+/// The launches of a segment, in their order, and the places of its temporary memory.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The launches.
@@ -69,9 +70,7 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         .collect();
     let (placed, arena_bytes) =
         offsets(&intervals, |former, next| writes_over(&loops[next.first], former, next));
-    let bytes = |touched: &[crate::segment::Touched]| {
-        touched.iter().map(|touched| touched.end - touched.start).sum::<u64>()
-    };
+    let bytes = |touched: &[Touched]| touched.iter().map(|touched| touched.end - touched.start).sum::<u64>();
     let traffic_bytes = [
         segment.nodes.iter().map(|node| bytes(&node.touched())).sum(),
         loops.iter().map(|of| bytes(&of.touched)).sum(),

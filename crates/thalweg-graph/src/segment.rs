@@ -82,14 +82,16 @@ pub(crate) fn touched(launch: &LoopLaunch, operand: Operand, placement: &Placeme
     let elements = match placement {
         Placement::Gathered(elements) => *elements,
         Placement::Strided { rows, inner } => {
-            let extents = launch.rows.iter().chain(&launch.inner);
-            let inner_or_none = inner.iter().copied().chain(std::iter::repeat(0));
-            let strides = rows.iter().copied().chain(inner_or_none);
-            let last = extents
-                .clone()
-                .zip(strides)
-                .map(|(&extent, stride)| (extent as u64).saturating_sub(1) * stride);
-            if extents.clone().any(|&extent| extent == 0) { 0 } else { 1 + last.sum::<u64>() }
+            // A result of rows has no inner strides, and is written even where a row has no points.
+            let rows = launch.rows.iter().zip(rows);
+            let dims: SmallVec<[(u64, u64); 6]> = rows
+                .chain(launch.inner.iter().zip(inner))
+                .map(|(&extent, &stride)| (extent as u64, stride))
+                .collect();
+            match dims.iter().any(|(extent, _)| *extent == 0) {
+                true => 0,
+                false => 1 + dims.iter().map(|(extent, stride)| (extent - 1) * stride).sum::<u64>(),
+            }
         }
     };
     let start = operand.offset;

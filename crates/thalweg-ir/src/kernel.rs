@@ -76,12 +76,12 @@ pub struct Class {
     /// rows at a point, for rows abreast that are handled by vectors; along the last dimension, for strided points that are handled by
     /// vectors. 0 elsewhere.
     pub repeated: u32,
-    /// One more than the row dimension in which neighbouring elements of [`turned_inputs`](Class::turned_inputs) are adjacent in
+    /// One more than the row dimension in which neighbouring elements of [`transposed_inputs`](Class::transposed_inputs) are adjacent in
     /// memory, while those of outputs are adjacent in the last dimension; 0 if there is no such dimension. The kernel then
     /// handles two-dimensional tiles.
-    pub turned: u8,
+    pub transposed: u8,
     /// The inputs whose elements are adjacent in the turned dimension, as bits.
-    pub turned_inputs: u32,
+    pub transposed_inputs: u32,
 }
 
 /// The division of rows among the blocks of a cluster, through whose shared memory the rows stream: the copy engine brings rows
@@ -127,8 +127,8 @@ impl Class {
             online: false,
             shifted: false,
             repeated: 0,
-            turned: 0,
-            turned_inputs: 0,
+            transposed: 0,
+            transposed_inputs: 0,
         }
     }
 
@@ -247,7 +247,7 @@ impl LaunchArguments {
     ) -> Self {
         assert_eq!(inputs.len(), kernel.body.inputs.len(), "{}: one address per input", kernel.name);
         let addresses = inputs.iter().chain(outputs).copied();
-        Self::behind(kernel, addresses, scalars, &Self::sizes(kernel, geometry))
+        Self::from_sizes(kernel, addresses, scalars, &Self::sizes(kernel, geometry))
     }
 
     /// Returns the words that follow addresses and scalars. They are the same for every launch of this geometry.
@@ -275,7 +275,7 @@ impl LaunchArguments {
     /// Creates the arguments of a launch from its [`sizes`](Self::sizes). `addresses` are those of the inputs, then of the
     /// outputs.
     #[inline]
-    pub fn behind(
+    pub fn from_sizes(
         kernel: &Kernel,
         addresses: impl IntoIterator<Item = u64>,
         scalars: &[u64],

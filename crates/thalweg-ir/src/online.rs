@@ -36,8 +36,8 @@ impl Online {
         let Node::Binary(Binary::Sub, from, shift) = body.nodes[distance.index()] else { return None };
         let fits = body.reductions[greatest].op == ReduceOp::Max
             && body.reductions[sum].op == ReduceOp::Sum
-            && behind(body, from) == behind(body, value)
-            && body.nodes[behind(body, shift).index()] == Node::Reduced { reduction: greatest as u16 };
+            && below_detach(body, from) == below_detach(body, value)
+            && body.nodes[below_detach(body, shift).index()] == Node::Reduced { reduction: greatest as u16 };
         let is_plain = !reads_coordinates(body, value) && body.dtype(value).is_floating_point();
         (of_rows && fits && is_plain && others.next().is_none()).then_some(Self { greatest, sum, value })
     }
@@ -76,9 +76,9 @@ pub(crate) fn is_one_value(body: &Body, at_points: &[bool], number: usize) -> bo
 }
 
 /// Returns the value below any [`Node::Detach`].
-fn behind(body: &Body, id: ExprId) -> ExprId {
+fn below_detach(body: &Body, id: ExprId) -> ExprId {
     match body.nodes[id.index()] {
-        Node::Detach(operand) => behind(body, operand),
+        Node::Detach(operand) => below_detach(body, operand),
         _ => id,
     }
 }

@@ -337,12 +337,12 @@ impl Sizes {
         // The windows along the last axis whose element is not padding.
         let (reach, stride) = (by[2] * self.dilation[2], self.stride[2]);
         let first = self.padding[2].saturating_sub(reach).div_ceil(stride);
-        let behind = (self.input[2] + self.padding[2]).saturating_sub(reach).div_ceil(stride).min(width);
+        let after = (self.input[2] + self.padding[2]).saturating_sub(reach).div_ceil(stride).min(width);
         let mut at = windows.start;
         while at < windows.end {
             let (line, begin) = (at / width, at % width);
             let end = (begin + windows.end - at).min(width);
-            let (low, high) = (begin.max(first), end.min(behind));
+            let (low, high) = (begin.max(first), end.min(after));
             if let (Some(z), Some(y), true) = (from(0, line / rows), from(1, line % rows), low < high) {
                 let x = low * stride + reach - self.padding[2];
                 run(

@@ -98,11 +98,11 @@ impl NativeKernel for Placed<GatherRows, Operands> {
         self.host_telling(Arc::new(|_, _, _| ()))
     }
 
-    fn host_telling(&self, tell: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run_on_host(launch, &tell))
+    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
+        Arc::new(move |launch: &HostLaunch<'_>| run_on_host(launch, &report))
     }
 
-    fn tells(&self) -> bool {
+    fn reports_indices(&self) -> bool {
         true
     }
 
@@ -142,7 +142,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
 /// The bytes per thread from which another thread saves time.
 const LEAST_BYTES: usize = 1 << 18;
 
-fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
+fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
     let (sizes, addresses, [slot]): (GatherRows, _, _) = arguments::unpack("gather_rows", launch)?;
     let [source, index, result]: [DevicePointer; 3] = addresses;
     let [outer, extent, count, row_bytes] = sizes.sizes;
@@ -177,7 +177,7 @@ fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
         jobs.push(move || if part.is_empty() { None } else { copy(range.start, part) });
     }
     // In the order of a single thread: the last report counts.
-    share(jobs).into_iter().flatten().for_each(|named| tell(slot, named, extent as i64));
+    share(jobs).into_iter().flatten().for_each(|named| report(slot, named, extent as i64));
     if launch.has_tickets() {
         let read = (0..rows).filter_map(place);
         launch.touched(

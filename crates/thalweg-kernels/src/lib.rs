@@ -81,8 +81,10 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(join::sources());
     all.extend(magnitudes::sources());
     all.extend(next_token::sources());
-    all.extend(scatter::group::sources());
+    all.extend(scatter::last::sources());
+    all.extend(scatter::atomic::sources());
     all.extend(scatter::rows::sources());
+    all.extend(scatter::segments::sources());
     all.extend(scatter::tile::sources());
     all.extend(random::sources());
     all.extend(pool::sources());

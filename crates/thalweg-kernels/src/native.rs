@@ -29,15 +29,15 @@ pub trait NativeKernel {
     /// Returns the host function, which reads the same words.
     fn host(&self) -> Arc<dyn HostKernel>;
 
-    /// Returns the host function of a kernel that [reports indices](Self::tells).
-    fn host_telling(&self, tell: Tell) -> Arc<dyn HostKernel> {
-        let _ = tell;
+    /// Returns the host function of a kernel that [reports indices](Self::reports_indices).
+    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
+        let _ = report;
         self.host()
     }
 
     /// Returns whether the kernel reports indices that are out of range. If so, one more word follows its [`words`](Self::words)
     /// and contains the destination: on a GPU, the address of two int64 that receive the index and the extent plus one.
-    fn tells(&self) -> bool {
+    fn reports_indices(&self) -> bool {
         false
     }
 

@@ -133,11 +133,11 @@ impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
         self.host_telling(Arc::new(|_, _, _| ()))
     }
 
-    fn host_telling(&self, tell: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run(launch, &tell))
+    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
+        Arc::new(move |launch: &HostLaunch<'_>| run(launch, &report))
     }
 
-    fn tells(&self) -> bool {
+    fn reports_indices(&self) -> bool {
         true
     }
 
@@ -186,7 +186,7 @@ impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
     }
 }
 
-fn run(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
+fn run(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
     let (sizes, at, [slot]): (NextToken, NextTokenAddresses, _) = arguments::unpack("next_token", launch)?;
     let likeliest = match sizes.dtype {
         DType::F16 => likeliest::<f16>(launch, &sizes, &at),
@@ -197,7 +197,7 @@ fn run(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
     let position = &mut launch.write::<i64>(at.position, 1)?[0];
     *position = position.wrapping_add(1);
     let Some(place) = u64::try_from(*position).ok().filter(|&place| place < sizes.context) else {
-        tell(slot, *position, sizes.context as i64);
+        report(slot, *position, sizes.context as i64);
         return Ok(());
     };
     launch.write::<i64>(at.history, sizes.context as usize)?[place as usize] = likeliest as i64;

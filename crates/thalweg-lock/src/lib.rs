@@ -12,7 +12,7 @@
 //! - [`BiasedMutex`] belongs to the thread that uses it, which locks and unlocks with plain stores. Another thread can take it
 //!   over, at a cost of some microseconds, and by a rule that bounds how often that happens.
 //! - [`OwnedGuard`] locks a mutex inside an [`Arc`](std::sync::Arc) through that very reference, and may leave the reference
-//!   inside the mutex instead of decrementing its count; a [`Pile`] stores such references until the next user takes one.
+//!   inside the mutex instead of decrementing its count; a [`DeferredReferences`] stores such references until the next user takes one.
 //!
 //! Not provided: fairness. `docs/decisions/0012` explains why the crate exists.
 //!
@@ -35,4 +35,4 @@ pub use biased::{BiasedMutex, BiasedMutexGuard};
 #[cfg(loom)]
 pub use locks::checked;
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use owned::{OwnedGuard, Pile};
+pub use owned::{DeferredReferences, OwnedGuard};

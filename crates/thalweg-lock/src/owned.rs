@@ -4,7 +4,7 @@
 //! reference, and the next user clones another. Both are atomic operations. But the code that holds the lock has exclusive
 //! access, so a reference that is *left* inside the mutex and taken from there costs no more than a plain counter.
 //!
-//! Leaving references makes a cycle: the counted value now owns itself. Taking the [`Pile`] out breaks the cycle, which is its
+//! Leaving references makes a cycle: the counted value now owns itself. Taking the [`DeferredReferences`] out breaks the cycle, which is its
 //! user's duty.
 
 use std::fmt;
@@ -71,22 +71,22 @@ impl<A, T> OwnedGuard<A, T> {
         owner
     }
 
-    /// Leaves the owner in a pile inside the mutex, and unlocks.
+    /// Leaves the owner in the deferred references inside the mutex, and unlocks.
     ///
     /// # Panics
-    /// If the pile has references to another value; the mutex is then unlocked, and the owner dropped.
+    /// If there are deferred references to another value; the mutex is then unlocked, and the owner dropped.
     #[inline]
-    pub fn leave(self, pile: impl FnOnce(&mut T) -> &mut Pile<A>) {
-        // The order of bindings matters: if `pile` panics, the last binding is dropped first.
+    pub fn leave(self, deferred: impl FnOnce(&mut T) -> &mut DeferredReferences<A>) {
+        // The order of bindings matters: if `deferred` panics, the last binding is dropped first.
         let Self { owner, mut guard } = self;
-        // Other threads may take and drop the owner left in the pile before the thread that unlocks an ordinary mutex has
+        // Other threads may take and drop the deferred owner before the thread that unlocks an ordinary mutex has
         // returned.
         let until_unlocked = (!guard.unlocks_at_once()).then(|| Arc::clone(&owner));
-        // The pile is in the value, by the type of `pile`, so no thread takes the owner from it before the mutex is unlocked.
-        let refused = pile(guard.value_mut()).try_push(owner);
+        // The list is in the value, by the type of `deferred`, so no thread takes the owner from it before the mutex is unlocked.
+        let refused = deferred(guard.value_mut()).try_push(owner);
         drop(guard);
         drop(until_unlocked);
-        assert!(refused.is_ok(), "a pile is of references to one thing");
+        assert!(refused.is_ok(), "deferred references are to one value");
     }
 }
 
@@ -113,29 +113,29 @@ impl<A, T: fmt::Debug> fmt::Debug for OwnedGuard<A, T> {
 }
 
 /// References to one value, stored as a pointer and a count.
-pub struct Pile<A> {
+pub struct DeferredReferences<A> {
     /// The pointer that [`Arc::into_raw`] returned, if there are references.
     of: *const A,
-    /// The number of references that the pile owns.
+    /// The number of references that this owns.
     references: usize,
 }
 
 // SAFETY: it owns references, and may be sent and shared where each of them may.
-unsafe impl<A: Send + Sync> Send for Pile<A> {}
+unsafe impl<A: Send + Sync> Send for DeferredReferences<A> {}
 // SAFETY: as above.
-unsafe impl<A: Send + Sync> Sync for Pile<A> {}
+unsafe impl<A: Send + Sync> Sync for DeferredReferences<A> {}
 
-impl<A> Pile<A> {
+impl<A> DeferredReferences<A> {
     /// Adds a reference.
     ///
     /// # Panics
-    /// If it refers to another value than the references in the pile.
+    /// If it refers to another value than the deferred references.
     #[inline]
     pub fn push(&mut self, reference: Arc<A>) {
-        assert!(self.try_push(reference).is_ok(), "a pile is of references to one thing");
+        assert!(self.try_push(reference).is_ok(), "deferred references are to one value");
     }
 
-    /// Adds a reference, or returns it if it refers to another value than the references in the pile.
+    /// Adds a reference, or returns it if it refers to another value than the deferred references.
     #[inline]
     fn try_push(&mut self, reference: Arc<A>) -> Result<(), Arc<A>> {
         if self.references > 0 && !ptr::eq(self.of, Arc::as_ptr(&reference)) {
@@ -160,24 +160,24 @@ impl<A> Pile<A> {
         self.references
     }
 
-    /// Returns whether the pile is empty.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.references == 0
     }
 
-    /// Takes all references, so that the pile can be dropped outside of the lock.
+    /// Takes all references, so that they can be dropped outside of the lock.
     pub fn take(&mut self) -> Self {
         mem::take(self)
     }
 }
 
-impl<A> Default for Pile<A> {
+impl<A> Default for DeferredReferences<A> {
     fn default() -> Self {
         Self { of: ptr::null(), references: 0 }
     }
 }
 
-impl<A> Drop for Pile<A> {
+impl<A> Drop for DeferredReferences<A> {
     fn drop(&mut self) {
         while let Some(reference) = self.pop() {
             drop(reference);
@@ -185,9 +185,9 @@ impl<A> Drop for Pile<A> {
     }
 }
 
-impl<A> fmt::Debug for Pile<A> {
+impl<A> fmt::Debug for DeferredReferences<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pile").field("references", &self.references).finish()
+        f.debug_struct("DeferredReferences").field("references", &self.references).finish()
     }
 }
 
@@ -205,7 +205,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct State {
         visits: u64,
-        left: Pile<Thing>,
+        left: DeferredReferences<Thing>,
     }
 
     fn visit(thing: Arc<Thing>) -> Result<OwnedGuard<Thing, State>, Arc<Thing>> {
@@ -226,8 +226,8 @@ mod tests {
         let one = visit(one).expect("no thread is inside").unlock();
         assert_eq!((thing.state.lock().left.len(), Arc::strong_count(&thing)), (2, 4));
         drop(one);
-        let pile = thing.state.lock().left.take();
-        drop(pile);
+        let deferred = thing.state.lock().left.take();
+        drop(deferred);
         assert_eq!((thing.state.lock().visits, Arc::strong_count(&thing)), (4, 1));
         assert!(thing.state.lock().left.pop().is_none());
     }
@@ -238,10 +238,10 @@ mod tests {
         let gone = Arc::downgrade(&thing);
         visit(thing).expect("no thread is inside").leave(|state| &mut state.left);
         let thing = gone.upgrade().expect("it owns itself");
-        let pile = thing.state.lock().left.take();
+        let deferred = thing.state.lock().left.take();
         drop(thing);
         assert_eq!(gone.strong_count(), 1);
-        drop(pile);
+        drop(deferred);
         assert_eq!(gone.strong_count(), 0);
     }
 
@@ -284,11 +284,11 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "references to one thing")]
+    #[should_panic(expected = "deferred references are to one value")]
     fn a_pile_is_of_one_thing() {
-        let mut pile = Pile::default();
-        pile.push(Arc::new(1));
-        pile.push(Arc::new(1));
+        let mut deferred = DeferredReferences::default();
+        deferred.push(Arc::new(1));
+        deferred.push(Arc::new(1));
     }
 
     #[test]
@@ -308,8 +308,8 @@ mod tests {
         });
         let left = thing.state.lock().left.len();
         assert_eq!(Arc::strong_count(&thing), 1 + left);
-        let pile = thing.state.lock().left.take();
-        drop(pile);
+        let deferred = thing.state.lock().left.take();
+        drop(deferred);
         assert_eq!(Arc::strong_count(&thing), 1);
     }
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use thalweg_memory_tools::analysis::{self, Categories, Telling};
+use thalweg_memory_tools::analysis::{self, Categories, FrameChoice};
 use thalweg_snapshot::Recording;
 
 fn main() {
@@ -64,11 +64,11 @@ fn measure(path: &Path, name: &str, json: bool) {
     let summarised_s = start.elapsed().as_secs_f64();
     assert!(summary.peak_live_bytes > 0);
     // The parts of both moments that `thalweg memory show` prints.
-    let (mut telling, categories) = (Telling::of(&recording), Categories::default());
+    let (mut choice, categories) = (FrameChoice::of(&recording), Categories::default());
     let mut sorting = categories.over(&recording);
     let mut places = HashSet::new();
     for group in [&summary.at_peak, &summary.at_end].into_iter().flat_map(|moment| &moment.by_stack) {
-        places.insert((group.stack.and_then(|stack| telling.frame(stack)), sorting.category(group.stack)));
+        places.insert((group.stack.and_then(|stack| choice.frame(stack)), sorting.category(group.stack)));
     }
     let told_s = start.elapsed().as_secs_f64();
     let bytes = recording.file_bytes() as f64;

@@ -185,8 +185,8 @@ impl Ranges {
         assert_eq!(size, Some(bytes), "the fake upstream is given back what it gave, at {address:#x}");
         self.used_bytes -= bytes;
         let (mut start, mut end) = (address, address + bytes);
-        if let Some(behind) = self.gaps.remove(&end) {
-            end += behind;
+        if let Some(after) = self.gaps.remove(&end) {
+            end += after;
         }
         if let Some((&before, &gap_bytes)) = self.gaps.range(..start).next_back()
             && before + gap_bytes == start

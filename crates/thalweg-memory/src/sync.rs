@@ -1,7 +1,7 @@
 //! The atomics and locks that threads share, from the standard library, or from the model checker in its place.
 //!
 //! With `--cfg loom` the counting without a shared counter ([`gauges`](crate::device::gauges)), the
-//! [`inbox`](crate::device::inbox) and the [`roll`](crate::device::roll) use loom's atomics and locks, and their tests try every
+//! [`inbox`](crate::device::inbox) and the [`pending_list`](crate::device::pending_list) use loom's atomics and locks, and their tests try every
 //! order that matters. Nothing else is built on this module, so with that flag only the tests named `loom` can run:
 //!
 //! ```text

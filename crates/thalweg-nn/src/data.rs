@@ -362,7 +362,7 @@ pub struct Epoch<'a, D: Dataset> {
 
 impl<D: Dataset> Epoch<'_, D> {
     /// Queues tasks as long as there are free pinned batches.
-    fn ask(&mut self) {
+    fn queue_tasks(&mut self) {
         while self.asked < self.batches {
             let Some(into) = self.loader.free.pop() else { return };
             let size = self.loader.options.batch_size;
@@ -419,19 +419,19 @@ impl<D: Dataset> Epoch<'_, D> {
     }
 
     fn advance(&mut self) -> Result<Vec<Tensor>> {
-        self.ask();
+        self.queue_tasks();
         if self.ahead.is_empty() {
             let stopped = || Error::invalid("DataLoader: a worker stopped without a batch: did it panic?");
             let filled = self.take(true).ok_or_else(stopped)?;
             self.copy(filled)?;
         }
-        self.ask();
+        self.queue_tasks();
         // The following batch, if it is ready: its copy runs in parallel with the work on this one.
         if self.next < self.batches
             && let Some(filled) = self.take(false)
         {
             self.copy(filled)?;
-            self.ask();
+            self.queue_tasks();
         }
         let Coming { tensors, ready } = self.ahead.pop_front().expect("one was just copied");
         let current = self.loader.device.current_stream();

@@ -221,7 +221,7 @@ pub struct DTypeError {
 }
 
 impl DTypeError {
-    fn refused(text: String) -> Self {
+    fn invalid(text: String) -> Self {
         Self { text, is_not_implemented: false }
     }
 
@@ -302,7 +302,7 @@ impl LoopOp {
         requested: Option<DType>,
     ) -> Result<Signature, DTypeError> {
         if inputs.len() != self.input_count {
-            return Err(DTypeError::refused(format!(
+            return Err(DTypeError::invalid(format!(
                 "{} takes {} tensors, not {}",
                 self.name,
                 self.input_count,
@@ -358,7 +358,7 @@ impl LoopOp {
                 _ => dtype,
             })
             .map_err(|error| {
-                DTypeError::refused(format!("{} takes operands that promote: {error}", self.name))
+                DTypeError::invalid(format!("{} takes operands that promote: {error}", self.name))
             })
     }
 
@@ -389,7 +389,7 @@ impl LoopOp {
             | DTypeRule::NumericOrBool
             | DTypeRule::Bits
             | DTypeRule::Integers => match (promote(0)?, self.refusal_of_bool()) {
-                (DType::Bool, Some(why)) => return Err(DTypeError::refused(text(why))),
+                (DType::Bool, Some(why)) => return Err(DTypeError::invalid(text(why))),
                 (promoted, _) => promoted,
             },
             DTypeRule::Floating => floating(promote(0)?),
@@ -398,7 +398,7 @@ impl LoopOp {
                 DType::Bool
             }
             DTypeRule::Condition if !matches!(inputs[0], DType::Bool | DType::U8) => {
-                return Err(DTypeError::refused(format!(
+                return Err(DTypeError::invalid(format!(
                     "where expected condition to be a boolean tensor, but got a tensor with dtype {}",
                     inputs[0]
                 )));
@@ -421,7 +421,7 @@ impl LoopOp {
             DTypeRule::FloatingPointAs => requested.unwrap_or(inputs[0]),
             DTypeRule::Classes | DTypeRule::FloatingPoint | DTypeRule::Moved => inputs[0],
             DTypeRule::Counted if requested == Some(DType::Bool) => {
-                return Err(DTypeError::refused(format!("{} counts in numbers, not in bool", self.name)));
+                return Err(DTypeError::invalid(format!("{} counts in numbers, not in bool", self.name)));
             }
             DTypeRule::Converted | DTypeRule::Created | DTypeRule::Counted => match requested {
                 Some(dtype) => dtype,

@@ -20,9 +20,13 @@ pub struct ForwardBody {
 }
 
 /// A cache that is filled on first use.
-pub(crate) type Kept<K, V> = OnceLock<RwLock<FxHashMap<K, V>>>;
+pub(crate) type Cache<K, V> = OnceLock<RwLock<FxHashMap<K, V>>>;
 
-pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, make: impl FnOnce() -> V) -> V {
+pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(
+    kept: &Cache<K, V>,
+    key: K,
+    make: impl FnOnce() -> V,
+) -> V {
     let table = kept.get_or_init(RwLock::default);
     if let Some(found) = table.read().get(&key) {
         return found.clone();
@@ -34,7 +38,7 @@ pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, ma
 
 /// Returns the body of an operator.
 pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
-    static BODIES: Kept<(u64, Signature), Arc<ForwardBody>> = OnceLock::new();
+    static BODIES: Cache<(u64, Signature), Arc<ForwardBody>> = OnceLock::new();
     keep(&BODIES, (operator.id(), signature.clone()), || {
         Arc::new(ForwardBody { id: operator.id(), body: Arc::new(operator.body(signature)) })
     })
@@ -42,7 +46,7 @@ pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
 
 /// Returns the body of an operator whose results are converted to these dtypes as they are written.
 pub fn forward_into(operator: &LoopOp, signature: &Signature, outputs: &DTypes) -> Arc<ForwardBody> {
-    static BODIES: Kept<(u64, Signature, DTypes), Arc<ForwardBody>> = OnceLock::new();
+    static BODIES: Cache<(u64, Signature, DTypes), Arc<ForwardBody>> = OnceLock::new();
     if signature.outputs == *outputs {
         return forward(operator, signature);
     }
@@ -76,7 +80,7 @@ type Derived = Result<Arc<GradientBody>, String>;
 /// Returns the gradient of `operator` with respect to the inputs in `wanted` (one bit each), or the reason why there is no
 /// gradient.
 pub fn gradient(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
-    static GRADIENTS: Kept<(u64, Signature, u32), Derived> = OnceLock::new();
+    static GRADIENTS: Cache<(u64, Signature, u32), Derived> = OnceLock::new();
     keep(&GRADIENTS, (operator.id(), signature.clone(), wanted), || derive(operator, signature, wanted))
 }
 
@@ -112,7 +116,7 @@ pub fn gradient_of(
     derived: &GradientBody,
     wanted: u32,
 ) -> Derived {
-    static GRADIENTS: Kept<(u64, Signature, u32), Derived> = OnceLock::new();
+    static GRADIENTS: Cache<(u64, Signature, u32), Derived> = OnceLock::new();
     keep(&GRADIENTS, (derived.id, signature.clone(), wanted), || {
         let wrt: SmallVec<[usize; 4]> =
             (0..derived.body.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
@@ -151,7 +155,7 @@ pub struct PartialGradient {
 
 /// Returns a gradient of an operator of this signature without those of the used outputs in `absent` (one bit each, by index).
 pub fn without(signature: &Signature, derived: &GradientBody, absent: u32) -> PartialGradient {
-    static GRADIENTS: Kept<(u64, Signature, u32), PartialGradient> = OnceLock::new();
+    static GRADIENTS: Cache<(u64, Signature, u32), PartialGradient> = OnceLock::new();
     keep(&GRADIENTS, (derived.id, signature.clone(), absent), || {
         let saved = derived.saved_inputs.len() + derived.saved_outputs.len();
         let is_absent = |place: usize| absent & (1 << place) != 0;

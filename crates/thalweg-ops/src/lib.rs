@@ -4,6 +4,7 @@
 //! - [`structured`]: creation, reductions, losses, windows.
 //! - [`optimizer`]: fused optimizers, one entry each.
 //! - [`gradient()`]: gradients, derived from the same bodies.
+//! - [`fused`]: calls of several operators that one operator computes, as a table of patterns.
 //! - [`lower`]: calls to launches without addresses, which everything that executes shares.
 //! - [`stages`]: reductions of few long rows, in parts.
 //! - [`schema`]: signatures in the notation of `native_functions.yaml`.
@@ -20,6 +21,7 @@
 mod default_dtype;
 mod definition;
 mod elementwise;
+pub mod fused;
 mod gradient;
 pub mod lower;
 pub mod optimizer;
@@ -37,4 +39,6 @@ pub use elementwise::{elementwise, parts, table};
 pub use gradient::{
     ForwardBody, GradientBody, PartialGradient, forward, forward_into, gradient, gradient_of, without,
 };
-pub use plan::{Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan};
+pub use plan::{
+    Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan, plan_in_lanes,
+};

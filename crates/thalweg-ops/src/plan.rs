@@ -95,6 +95,12 @@ const POINTS_OF_TWO_LEVELS: u64 = 2 * RUN * RUN;
 
 /// Plans the launch of a body over an iteration.
 pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
+    plan_in_lanes(body, iteration, None)
+}
+
+/// Plans the launch of a body over an iteration. If rows can be held by this many lanes, they are: the body is a composition, whose
+/// sums keep the order that they have alone.
+pub fn plan_in_lanes(body: &Body, iteration: &Iteration, wanted_lanes: Option<u16>) -> LaunchPlan {
     let flat = points::as_rows(body, iteration);
     let iteration = flat.as_ref().unwrap_or(iteration);
     let ordered = points::in_order_of_outputs(body, iteration);
@@ -131,10 +137,11 @@ pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
         ..Class::new(geometry.row_shape.len() as u8, geometry.inner_shape.len() as u8)
     };
     let alignment_bytes = iteration.alignment_bytes;
-    let special = rows::online(body, &geometry, class, alignment_bytes)
+    let special = (wanted_lanes.and_then(|lanes| rows::held_by(lanes, body, &geometry, class, iteration)))
+        .or_else(|| rows::online(body, &geometry, class, alignment_bytes))
         .or_else(|| rows::held(body, &geometry, class, iteration))
         .or_else(|| columns::side_by_side(body, &geometry, class, alignment_bytes))
-        .or_else(|| points::turned(body, &geometry, class, alignment_bytes))
+        .or_else(|| points::transposed_class(body, &geometry, class, alignment_bytes))
         .or_else(|| points::vectors(body, &geometry, class, alignment_bytes));
     if let Some(class) = special {
         return LaunchPlan { class, geometry };
@@ -326,13 +333,13 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     };
     let shifted = if class.shifted { "_m" } else { "" };
     let repeated = if class.repeated > 0 { format!("_r{:x}", class.repeated) } else { String::new() };
-    let turned = match class.turned {
+    let transposed = match class.transposed {
         0 => String::new(),
-        turned => format!("_t{turned}i{:x}", class.turned_inputs),
+        transposed => format!("_t{transposed}i{:x}", class.transposed_inputs),
     };
     write!(
         name,
-        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{shifted}{shared}{repeated}{turned}"
+        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{shifted}{shared}{repeated}{transposed}"
     )
     .expect("writing to a string succeeds");
     Kernel { name, body, class }

@@ -84,7 +84,7 @@ fn a_broadcast_operand_keeps_the_dimensions_apart_that_it_must() {
     assert_eq!(found.geometry.row_shape.as_slice(), [12, 5]);
     let transposed = elementwise(&[6, 5], &[&[1, 6], &[5, 1], &[5, 1]], 256);
     assert_eq!((transposed.class.row_rank, transposed.class.vector), (2, 1));
-    assert_eq!(transposed.class.turned, 0, "too small for tiles");
+    assert_eq!(transposed.class.transposed, 0, "too small for tiles");
     // A bias for each row, or for each column: loads are wide where memory is contiguous.
     let bias = elementwise(&[6, 8], &[&[8, 1], &[1, 0], &[8, 1]], 256);
     assert_eq!((bias.class.vector, bias.class.repeated), (4, 0b10));
@@ -97,21 +97,21 @@ fn a_broadcast_operand_keeps_the_dimensions_apart_that_it_must() {
 #[test]
 fn points_are_walked_in_the_order_of_the_output() {
     // Operands of one layout are contiguous, whatever the order of their dimensions.
-    let turned: &[u64] = &[1, 100];
-    let found = elementwise(&[100, 50], &[turned; 3], 256);
+    let transposed: &[u64] = &[1, 100];
+    let found = elementwise(&[100, 50], &[transposed; 3], 256);
     assert!(found.class.contiguous);
     assert_eq!(found.geometry.row_shape.as_slice(), [5000]);
 }
 
 #[test]
 fn a_transposition_is_done_by_tiles() {
-    let (plain, turned): (&[u64], &[u64]) = (&[64, 1], &[1, 128]);
-    let found = elementwise(&[128, 64], &[turned, plain, plain], 256);
-    assert_eq!((found.class.turned, found.class.turned_inputs, found.class.vector), (1, 1, 1));
+    let (plain, transposed): (&[u64], &[u64]) = (&[64, 1], &[1, 128]);
+    let found = elementwise(&[128, 64], &[transposed, plain, plain], 256);
+    assert_eq!((found.class.transposed, found.class.transposed_inputs, found.class.vector), (1, 1, 1));
     // With the roles exchanged: the output decides.
-    let found = elementwise(&[128, 64], &[turned, plain, turned], 256);
+    let found = elementwise(&[128, 64], &[transposed, plain, transposed], 256);
     assert_eq!(found.geometry.row_shape.as_slice(), [64, 128]);
-    assert_eq!((found.class.turned, found.class.turned_inputs), (1, 2));
+    assert_eq!((found.class.transposed, found.class.transposed_inputs), (1, 2));
     // 16-bit floats are loaded in pairs if all rows begin at a multiple of two.
     let copy = |extents: [u64; 3], alignment_bytes| {
         let [outer, rows, columns] = extents;
@@ -129,7 +129,7 @@ fn a_transposition_is_done_by_tiles() {
         let _ = outer;
         let signature = structured::COPY.signature(&[DType::Bf16], false, Some(DType::Bf16)).expect("a copy");
         let class = plan(&forward(&structured::COPY, &signature).body, &iteration).class;
-        (class.turned, class.vector)
+        (class.transposed, class.vector)
     };
     assert_eq!(copy([3, 100, 200], 256), (2, 2));
     assert_eq!(copy([3, 101, 200], 256), (2, 1));
@@ -361,8 +361,8 @@ fn a_plan_says_what_it_chose_and_why() {
     let of_add = |plan: LaunchPlan| plan.explain(&body(&table::add, &[DType::F32; 2]));
     says(of_add(elementwise(&[1 << 20], &[&[1][..]; 3], 256)), &["contiguous points, vectors of 4"]);
     says(of_add(elementwise(&[64], &[&[1][..]; 3], 256)), &["one element at a time", "they are few"]);
-    let turned = elementwise(&[128, 64], &[&[1, 128], &[64, 1], &[64, 1]], 256);
-    says(of_add(turned), &["tiles", "inputs 0", "dimension 0"]);
+    let transposed = elementwise(&[128, 64], &[&[1, 128], &[64, 1], &[64, 1]], 256);
+    says(of_add(transposed), &["tiles", "inputs 0", "dimension 0"]);
     let gaps = elementwise(&[6, 5], &[&[30, 3], &[5, 1], &[5, 1]], 256);
     says(of_add(gaps), &["strided points, one element", "operand 0 has gaps"]);
 }

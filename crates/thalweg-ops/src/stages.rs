@@ -22,7 +22,7 @@ use thalweg_ir::{
 };
 
 use crate::definition::DTypes;
-use crate::gradient::{Kept, keep, without_unused_inputs};
+use crate::gradient::{Cache, keep, without_unused_inputs};
 
 /// The origin of an input of a stage's body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -87,7 +87,7 @@ impl Stages {
 /// Returns the stages of the body with this number. Returns `None` if the body has no reductions, uses coordinates other than
 /// that of a single inner dimension, or reads or writes elsewhere than at its points and rows.
 pub fn stages(id: u64, body: &Body) -> Option<Arc<Stages>> {
-    static STAGES: Kept<(u64, DTypes), Option<Arc<Stages>>> = OnceLock::new();
+    static STAGES: Cache<(u64, DTypes), Option<Arc<Stages>>> = OnceLock::new();
     let dtypes = (body.inputs.iter().map(|input| input.dtype))
         .chain(body.outputs.iter().map(|output| output.dtype))
         .collect();

@@ -26,7 +26,7 @@ pub(crate) struct Recorded {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventPair {
     before: EventHandle,
-    behind: EventHandle,
+    after: EventHandle,
 }
 
 /// A command that has times: its index in the list, and its events.
@@ -46,11 +46,11 @@ impl EventPair {
             return None;
         }
         let before = driver.event_create(device, timing()).ok()?;
-        let Ok(behind) = driver.event_create(device, timing()) else {
+        let Ok(after) = driver.event_create(device, timing()) else {
             let _ = driver.event_destroy(before);
             return None;
         };
-        let pair = Self { before, behind };
+        let pair = Self { before, after };
         if driver.event_record(before, stream).is_err() {
             pair.destroy(driver);
             return None;
@@ -60,7 +60,7 @@ impl EventPair {
 
     /// Records the second event after a command that was submitted; otherwise destroys both events.
     pub(crate) fn end(self, driver: &dyn Driver, stream: StreamHandle, was_submitted: bool) -> Option<Self> {
-        if was_submitted && driver.event_record(self.behind, stream).is_ok() {
+        if was_submitted && driver.event_record(self.after, stream).is_ok() {
             return Some(self);
         }
         self.destroy(driver);
@@ -68,7 +68,7 @@ impl EventPair {
     }
 
     pub(crate) fn destroy(self, driver: &dyn Driver) {
-        for event in [self.before, self.behind] {
+        for event in [self.before, self.after] {
             let _ = driver.event_destroy(event);
         }
     }
@@ -169,7 +169,7 @@ fn resolve_stream(
     let milliseconds = |from, to| driver.event_elapsed_ms(from, to).map(f64::from);
     let mut reference: Option<(EventHandle, f64)> = None;
     let mut idle_since = 0;
-    for &Timed { index, events: EventPair { before, behind } } in commands {
+    for &Timed { index, events: EventPair { before, after } } in commands {
         // In milliseconds since recording began.
         let begin = match reference {
             Some((event, moment)) => moment + milliseconds(event, before)?,
@@ -180,7 +180,7 @@ fn resolve_stream(
         }
         let nanoseconds = |milliseconds: f64| (milliseconds * 1e6).max(0.0).round() as u64;
         let start = nanoseconds(begin).max(idle_since);
-        let end = nanoseconds(begin + milliseconds(before, behind)?).max(start);
+        let end = nanoseconds(begin + milliseconds(before, after)?).max(start);
         spans[index] = Some(Span { start, end });
         idle_since = end;
     }

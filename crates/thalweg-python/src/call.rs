@@ -218,7 +218,7 @@ impl Overload {
     }
 
     /// Returns the reason why a call does not fit, in the words that PyTorch uses for a function with one overload.
-    fn misfit(&self, name: &str, passed: &Passed<'_, '_>) -> Option<String> {
+    fn mismatch(&self, name: &str, passed: &Passed<'_, '_>) -> Option<String> {
         let parameters = &self.schema().parameters;
         let kind = |value: &Bound<'_, PyAny>| {
             value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string())
@@ -560,7 +560,7 @@ impl Function {
             .map(|overload| format!("\n * {}", crate::table::signature(overload, passed.receiver.is_some())))
             .collect();
         let first = match self.overloads.as_slice() {
-            [only] => only.misfit(&self.name, passed).map(|why| why + "\n").unwrap_or_default(),
+            [only] => only.mismatch(&self.name, passed).map(|why| why + "\n").unwrap_or_default(),
             _ => String::new(),
         };
         PyTypeError::new_err(format!(

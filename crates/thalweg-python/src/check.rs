@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use thalweg::distributed::simulated_devices;
 use thalweg::sim::Check;
 use thalweg_lock::Mutex;
 
-use crate::failure::guarded;
+use crate::failure::{guarded, run};
 use crate::lines::Reader;
-use crate::regions::apart;
+use crate::regions::set_aside;
 
 /// The number of checks that are running.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
@@ -49,7 +50,7 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
             Check::new().seeds(0..seeds).allow_leaks().find(|gpu| {
                 // The program's own threads use the device of the check, too.
                 let _default = gpu.device().make_default();
-                let _apart = apart();
+                let _aside = set_aside();
                 Python::attach(|py| {
                     program.call0(py).map(drop).map_err(|error| {
                         let text = error.to_string();
@@ -71,7 +72,19 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
     }
 }
 
-/// Adds the function.
+/// Gives this process, which was forked from one that had used a device, a simulated GPU of its own, under every name of a
+/// device. Tensors from before the fork stay on the former one, which this process cannot use.
+#[pyfunction]
+fn _start_in_child(py: Python<'_>) -> PyResult<()> {
+    let devices = run(py, || simulated_devices(1))?;
+    // They last as long as the process.
+    devices.into_iter().for_each(|device| std::mem::forget(device.make_default()));
+    std::mem::forget((Running::begin(), set_aside()));
+    Ok(())
+}
+
+/// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(_start_in_child, module)?)?;
     module.add_function(wrap_pyfunction!(_check, module)?)
 }

@@ -286,6 +286,7 @@ fn _sleep(py: Python<'_>, cycles: u64) -> PyResult<()> {
     run(py, || {
         let stream = Device::current()?.current_stream();
         let sleep = move || std::thread::sleep(Duration::from_nanos(cycles));
+        thalweg::runtime::queue_deferred(Label::here("_sleep"))?;
         Ok(stream.device().driver().host_function_async(
             stream.handle(),
             Arc::new(sleep),

@@ -98,14 +98,14 @@ fn dtype_of(ty: DlType) -> PyResult<DType> {
 }
 
 /// The memory of an exported capsule, and the arrays that its structure points to.
-struct Kept {
+struct ExportedMemory {
     _tensor: Tensor,
     bytes: Vec<u8>,
     shape: Vec<i64>,
     strides: Vec<i64>,
 }
 
-impl Kept {
+impl ExportedMemory {
     /// Returns the structure that describes `tensor`. It points into `self`, which must not move.
     fn describe(&mut self, tensor: &Tensor) -> PyResult<DlTensor> {
         let is_host = !is_on_gpu(tensor.device());
@@ -139,7 +139,7 @@ fn is_on_gpu(device: &Device) -> bool {
 unsafe extern "C" fn delete(managed: *mut Managed) {
     // SAFETY: both were boxes, and this is the only call.
     unsafe {
-        drop(Box::from_raw((*managed).context.cast::<Kept>()));
+        drop(Box::from_raw((*managed).context.cast::<ExportedMemory>()));
         drop(Box::from_raw(managed));
     }
 }
@@ -151,7 +151,7 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: both were boxes, and this is the only call.
     unsafe {
-        drop(Box::from_raw((*managed).context.cast::<Kept>()));
+        drop(Box::from_raw((*managed).context.cast::<ExportedMemory>()));
         drop(Box::from_raw(managed));
     }
 }
@@ -192,7 +192,8 @@ fn _to_dlpack<'py>(
         true => as_list(&thalweg::ir::contiguous_strides(tensor.shape())),
         false => as_list(tensor.layout().strides()),
     };
-    let mut kept = Box::new(Kept { _tensor: tensor.clone(), bytes, shape: as_list(tensor.shape()), strides });
+    let mut kept =
+        Box::new(ExportedMemory { _tensor: tensor.clone(), bytes, shape: as_list(tensor.shape()), strides });
     let described = kept.describe(&tensor)?;
     let context = Box::into_raw(kept).cast();
     let (pointer, name): (*mut c_void, _) = if versioned {

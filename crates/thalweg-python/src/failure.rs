@@ -105,7 +105,7 @@ fn message(error: &Error) -> String {
 /// Removes ` at FILE.rs:LINE` from a text, and the lines that become empty.
 fn without_lines_of_rust(text: &str) -> String {
     /// Returns the punctuation that follows a location in a Rust file, or `None` if the word is not a location.
-    fn behind_place(word: &str) -> Option<&str> {
+    fn place_after(word: &str) -> Option<&str> {
         let (_, number) = word.rsplit_once(".rs:")?;
         let signs = number.trim_start_matches(|letter: char| letter.is_ascii_digit());
         (signs.len() < number.len() && signs.chars().all(|sign| ",;.:)".contains(sign))).then_some(signs)
@@ -114,7 +114,7 @@ fn without_lines_of_rust(text: &str) -> String {
     for line in text.split('\n') {
         let mut kept = String::new();
         for (number, word) in line.split(' ').enumerate() {
-            match behind_place(word) {
+            match place_after(word) {
                 Some(signs) if kept.ends_with(" at") || kept == "at" => {
                     kept.truncate(kept.len() - "at".len());
                     kept.truncate(kept.trim_end().len());

@@ -186,14 +186,14 @@ fn definition(number: usize, function: &Function, is_method: bool) -> *mut ffi::
 }
 
 /// Adds a function to the module, and a method if an overload has `self`. In-place functions are added to the module if
-/// `in_place` lists them: PyTorch has some of them there.
+/// `in_place` lists them: PyTorch has some of them there. Returns whether a method was added.
 fn install(
     module: &Bound<'_, PyModule>,
     in_place: &Bound<'_, PyDict>,
     class: &Bound<'_, PyType>,
     number: usize,
     function: &Function,
-) -> PyResult<()> {
+) -> PyResult<bool> {
     let py = module.py();
     let name = function.name.as_str();
     let is_in_place = name.ends_with('_') && !name.ends_with("__");
@@ -218,8 +218,9 @@ fn install(
             Bound::from_owned_ptr_or_err(py, ffi::PyDescr_NewMethod(class.as_type_ptr(), definition))
         }?;
         class.setattr(name, method)?;
+        return Ok(true);
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Adds the functions, and the methods to the class of tensors.
@@ -241,9 +242,13 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let functions = FUNCTIONS.get_or_init(|| functions);
     let class = py.get_type::<PyTensor>();
     let in_place = PyDict::new(py);
+    let mut methods = Vec::new();
     for (number, function) in functions.iter().enumerate() {
-        install(module, &in_place, &class, number, function)?;
+        if install(module, &in_place, &class, number, function)? {
+            methods.push(function.name.as_str());
+        }
     }
     module.add("_in_place", in_place)?;
+    module.add("_operator_methods", methods)?;
     Ok(())
 }

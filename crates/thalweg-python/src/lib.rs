@@ -24,6 +24,7 @@ mod backends;
 mod call;
 mod callable;
 mod check;
+mod compiling;
 mod convert;
 mod cuda;
 mod device;
@@ -83,6 +84,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tunable::register(module)?;
     callable::register(module)?;
     check::register(module)?;
+    compiling::register(module)?;
     files::register(module)?;
     dlpack::register(module)
 }

@@ -113,14 +113,14 @@ pub fn innermost_frame(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
 
 /// Interned lines. They live as long as the process: they grow with the program's text, not with time.
 #[derive(Default)]
-struct Kept {
+struct InternedLines {
     files: HashSet<&'static str>,
     lines: FxHashMap<(usize, u32), &'static SourceLine>,
 }
 
 fn kept(file: &str, line: u32) -> &'static SourceLine {
-    static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
-    let Kept { files, lines } = &mut *KEPT.lock();
+    static KEPT: LazyLock<Mutex<InternedLines>> = LazyLock::new(Mutex::default);
+    let InternedLines { files, lines } = &mut *KEPT.lock();
     let file: &'static str = match files.get(file) {
         Some(known) => known,
         None => {

@@ -53,12 +53,12 @@ fn _pass_calls_to_modes(py: Python<'_>, handler: Py<PyAny>, passed: bool) {
     });
 }
 
-/// Passes a call to the innermost mode, or runs it if there is none. Operators that are made of others run: the mode receives
-/// those.
+/// Passes a call to the innermost mode, or runs it if there is none. Operators through whose parts gradients flow run: the mode
+/// receives the parts.
 fn answer(call: &Call<'_>) -> thalweg::Result<Tensors> {
     let operator = call.operator;
-    let is_recorded = || call.tensors.iter().any(|tensor| tensor.requires_grad());
-    let runs = operator.is_composite() || (operator.writes_by_another() && is_recorded());
+    let runs = (operator.is_composite() || operator.writes_by_another())
+        && call.tensors.iter().any(|tensor| tensor.requires_grad());
     if MODES.get() == 0 || runs {
         return call.redispatch();
     }
@@ -245,10 +245,17 @@ fn _overload_of(
     })
 }
 
+/// Returns a number that no other tensor has while this one lives.
+#[pyfunction]
+fn _tensor_identity(tensor: &Bound<'_, PyTensor>) -> usize {
+    tensor.tensor().identity()
+}
+
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_set_dispatch_modes, module)?)?;
     module.add_function(wrap_pyfunction!(_pass_calls_to_modes, module)?)?;
+    module.add_function(wrap_pyfunction!(_tensor_identity, module)?)?;
     module.add_function(wrap_pyfunction!(_call_overload, module)?)?;
     module.add_function(wrap_pyfunction!(_overload_schema, module)?)?;
     module.add_function(wrap_pyfunction!(_overload_of, module)?)

@@ -25,7 +25,7 @@ struct _NodeToken(Arc<Node>);
 
 /// The Python data that is attached to a node.
 #[derive(Default)]
-struct Beside {
+struct AttachedData {
     /// A weak reference to the object of the node.
     object: Mutex<Option<Py<PyWeakrefReference>>>,
     /// For a Python function, its node class and its context.
@@ -34,14 +34,14 @@ struct Beside {
     metadata: OnceLock<Py<PyDict>>,
 }
 
-fn beside(node: &Node) -> PyResult<&Beside> {
-    node.attachment(Beside::default)
+fn attached_data(node: &Node) -> PyResult<&AttachedData> {
+    node.attachment(AttachedData::default)
         .ok_or_else(|| runtime("another library has put something beside this node"))
 }
 
 /// Attaches the node class and the context of a Python function to its node.
 pub fn put_function(node: &Node, class: Py<PyType>, context: Py<PyAny>) -> PyResult<()> {
-    let beside = Beside { function: Some((class, context)), ..Beside::default() };
+    let beside = AttachedData { function: Some((class, context)), ..AttachedData::default() };
     node.attachment(|| beside).map(drop).ok_or_else(|| runtime("something is beside this node already"))
 }
 
@@ -62,7 +62,7 @@ fn class_of(py: Python<'_>, title: &str) -> PyResult<Py<PyType>> {
 
 /// Returns the object of a node: the same one as long as the program holds it.
 pub fn object_of(py: Python<'_>, node: Arc<Node>) -> PyResult<Bound<'_, PyNode>> {
-    let kept = beside(&node)?;
+    let kept = attached_data(&node)?;
     let known = kept.object.lock().as_ref().map(|known| known.clone_ref(py));
     if let Some(known) = known.and_then(|known| known.bind(py).upgrade()) {
         return Ok(known.cast_into::<PyNode>()?);
@@ -144,13 +144,13 @@ impl PyNode {
     /// The context of a Python function; None for other operators.
     #[getter]
     fn _context(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        Ok(beside(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
+        Ok(attached_data(&self.0)?.function.as_ref().map(|(_, context)| context.clone_ref(py)))
     }
 
     /// The dictionary in which the program keeps its own data for the node.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
-        Ok(beside(&self.0)?.metadata.get_or_init(|| PyDict::new(py).unbind()).clone_ref(py))
+        Ok(attached_data(&self.0)?.metadata.get_or_init(|| PyDict::new(py).unbind()).clone_ref(py))
     }
 
     /// Returns a value that the node has saved: `_saved_self` is a tensor, and `_raw_saved_self` the handle of the saved tensor.

@@ -114,32 +114,42 @@ pub fn taken_over<'py>(
     Ok(Some(answer))
 }
 
-/// Returns the result of a subscript that a value in it takes over, such as a slice to an extent that is being traced.
+/// Returns the result of reading or writing a subscript that a value in it takes over. Parts of slices are only looked at on
+/// request, when they are no numbers.
 pub fn subscript_taken_over<'py>(
     tensor: &Bound<'py, PyTensor>,
     subscript: &Bound<'py, PyAny>,
+    value: Option<&Bound<'py, PyAny>>,
+    with_slices: bool,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = tensor.py();
+    let is_seen = !is_plain(py, subscript) || value.is_some_and(|value| !is_plain(py, value)) || with_slices;
+    let Some(registered) = REGISTERED.get(py).filter(|_| is_seen && STATE.get().off == 0) else {
+        return Ok(None);
+    };
     let found = PyList::empty(py);
     let parts: Vec<_> = match subscript.cast::<PyTuple>() {
         Ok(parts) => parts.iter().collect(),
         Err(_) => vec![subscript.clone()],
     };
-    for part in parts {
+    for part in parts.iter().chain(value) {
         match part.cast::<PySlice>() {
             Ok(slice) => {
                 ["start", "stop", "step"]
                     .iter()
                     .try_for_each(|&name| collect(py, &slice.getattr(name)?, &found))?;
             }
-            Err(_) => collect(py, &part, &found)?,
+            Err(_) => collect(py, part, &found)?,
         }
     }
-    let Some(registered) = REGISTERED.get(py).filter(|_| !found.is_empty() && STATE.get().off == 0) else {
+    if found.is_empty() {
         return Ok(None);
-    };
-    let arguments = (tensor, subscript);
-    registered.handler.bind(py).call1(("__getitem__", true, found, arguments, PyDict::new(py))).map(Some)
+    }
+    let mut arguments = vec![tensor.clone().into_any(), subscript.clone()];
+    arguments.extend(value.cloned());
+    let name = if value.is_some() { "__setitem__" } else { "__getitem__" };
+    let arguments = PyTuple::new(py, arguments)?;
+    registered.handler.bind(py).call1((name, true, found, arguments, PyDict::new(py))).map(Some)
 }
 
 /// Returns whether a call with these arguments is taken over.

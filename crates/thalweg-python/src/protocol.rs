@@ -15,7 +15,7 @@ use crate::functions::functions;
 use crate::handle::{Held, PyTensor};
 use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
-use crate::overrides::subscript_taken_over;
+use crate::overrides::{subscript_taken_over, taken_over};
 
 /// Returns a number as a tensor without dimensions that the device fills, which also works in a capture. Returns `None` for
 /// values that are not numbers of the dtype's kind.
@@ -41,7 +41,11 @@ pub fn call<'py>(
     places: &[Bound<'py, PyAny>],
 ) -> PyResult<Bound<'py, PyAny>> {
     let number = number.ok_or_else(|| left_out("the operator table has no such operator"))?;
-    functions()[number].call(py, &Passed { receiver, places, names: &[] })
+    let (function, passed) = (&functions()[number], Passed { receiver, places, names: &[] });
+    match taken_over(py, &function.name, &passed)? {
+        Some(answer) => Ok(answer),
+        None => function.call(py, &passed),
+    }
 }
 
 /// Returns the number of a function by its literal name. The number is looked up only once.
@@ -89,7 +93,10 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Operand<'py> {
 }
 
 /// Returns an operand that is not a tensor as a tensor without dimensions, for an operation with another tensor.
-fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
+fn operand_tensor<'py>(
+    tensor: &Bound<'py, PyTensor>,
+    number: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyTensor>> {
     let made = number_beside(number, &tensor.tensor())?;
     PyTensor::object(tensor.py(), made.ok_or_else(|| type_error("an operand is not a number"))?)
 }
@@ -228,14 +235,14 @@ impl PyTensor {
         if !is_operand(other) {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
         }
-        crate::failure::guarded(|| method!("floor_divide", &beside(slf, other)?, slf.as_any()))
+        crate::failure::guarded(|| method!("floor_divide", &operand_tensor(slf, other)?, slf.as_any()))
     }
 
     fn __rmod__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         if !is_operand(other) {
             return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
         }
-        crate::failure::guarded(|| method!("remainder", &beside(slf, other)?, slf.as_any()))
+        crate::failure::guarded(|| method!("remainder", &operand_tensor(slf, other)?, slf.as_any()))
     }
 
     fn __neg__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -280,10 +287,13 @@ impl PyTensor {
         slf: &Bound<'py, Self>,
         subscript: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(answer) = subscript_taken_over(slf, subscript, None, false)? {
+            return Ok(answer);
+        }
         let tensor = slf.tensor();
         let indices = match read_subscript(subscript, tensor.device()) {
             Ok(indices) => indices,
-            Err(error) => return subscript_taken_over(slf, subscript)?.ok_or(error),
+            Err(error) => return subscript_taken_over(slf, subscript, None, true)?.ok_or(error),
         };
         let part = Self::object_of(slf.py(), run(slf.py(), || tensor.i(indices))?, Some(slf.as_any()))?;
         Ok(part.into_any())
@@ -294,6 +304,9 @@ impl PyTensor {
         subscript: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        if subscript_taken_over(slf, subscript, Some(value), false)?.is_some() {
+            return Ok(());
+        }
         let tensor = slf.tensor();
         let indices = read_subscript(subscript, tensor.device())?;
         let value = match value.cast::<Self>() {

@@ -26,7 +26,7 @@ fn gpu_of(py: Python<'_>, function: &str, device: Option<&Bound<'_, PyAny>>) -> 
 }
 
 /// Queries NVML without the interpreter lock.
-fn ask<T: Send>(
+fn query_nvml<T: Send>(
     py: Python<'_>,
     function: &str,
     device: Option<&Bound<'_, PyAny>>,
@@ -40,35 +40,35 @@ fn ask<T: Send>(
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn utilization(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-    ask(py, "utilization", device, |gpu| device_reading(gpu, Reading::Utilization))
+    query_nvml(py, "utilization", device, |gpu| device_reading(gpu, Reading::Utilization))
 }
 
 /// Returns the percentage of the last sample period in which memory of a GPU was read or written.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn memory_usage(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-    ask(py, "memory_usage", device, |gpu| device_reading(gpu, Reading::MemoryUtilization))
+    query_nvml(py, "memory_usage", device, |gpu| device_reading(gpu, Reading::MemoryUtilization))
 }
 
 /// Returns the temperature of a GPU in degrees Celsius.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn temperature(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-    ask(py, "temperature", device, |gpu| device_reading(gpu, Reading::Temperature))
+    query_nvml(py, "temperature", device, |gpu| device_reading(gpu, Reading::Temperature))
 }
 
 /// Returns the power that a GPU draws, in milliwatts.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn power_draw(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-    ask(py, "power_draw", device, |gpu| device_reading(gpu, Reading::Power))
+    query_nvml(py, "power_draw", device, |gpu| device_reading(gpu, Reading::Power))
 }
 
 /// Returns the clock rate of the multiprocessors of a GPU, in megahertz.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn clock_rate(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-    ask(py, "clock_rate", device, |gpu| device_reading(gpu, Reading::ClockRate))
+    query_nvml(py, "clock_rate", device, |gpu| device_reading(gpu, Reading::ClockRate))
 }
 
 /// The number of a GPU and its processes, each with its process id and the bytes that it uses, if known.
@@ -78,7 +78,7 @@ type Processes = (u32, Vec<(u32, Option<u64>)>);
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 fn _gpu_processes(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Processes> {
-    ask(py, "list_gpu_processes", device, |gpu| {
+    query_nvml(py, "list_gpu_processes", device, |gpu| {
         let processes = device_processes(gpu)?;
         Ok((gpu, processes.into_iter().map(|process| (process.id, process.used_bytes)).collect()))
     })

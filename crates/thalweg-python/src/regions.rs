@@ -88,14 +88,14 @@ fn change<T>(change: impl FnOnce(&mut Regions) -> T) -> Option<T> {
 }
 
 /// A guard that restores the former regions of this thread when it is dropped, and discards those entered since.
-pub struct Apart(Option<Regions>);
+pub struct RegionsAside(Option<Regions>);
 
 /// Sets this thread's regions aside, because a program that runs now may leave regions open.
-pub fn apart() -> Apart {
-    Apart(change(std::mem::take))
+pub fn set_aside() -> RegionsAside {
+    RegionsAside(change(std::mem::take))
 }
 
-impl Drop for Apart {
+impl Drop for RegionsAside {
     fn drop(&mut self) {
         let former = self.0.take().unwrap_or_default();
         let _left_open = change(|regions| std::mem::replace(regions, former));

@@ -1,6 +1,9 @@
 """`utils.data`: datasets, the order in which samples are taken, and batches."""
 
 import collections
+import os
+import random
+import signal
 
 import thalweg as th
 from support import raises
@@ -31,7 +34,7 @@ class Counted(data.IterableDataset):
 
 
 def test_batches():
-    loader = DataLoader(Squares(), batch_size=3, num_workers=2, pin_memory=True, persistent_workers=True)
+    loader = DataLoader(Squares(), batch_size=3, pin_memory=True)
     assert [[part.tolist() for part in batch] for batch in loader] == [[[0, 1, 4], [0, 1, 2]], [[9, 16, 25], [3, 4, 5]], [[36], [6]]]
     assert len(loader) == 3 and len(DataLoader(Squares(), 3, drop_last=True)) == 2 == len(list(DataLoader(Squares(), 3, drop_last=True)))
     assert [sample[1] for sample in DataLoader(Squares(3), batch_size=None)] == [0, 1, 2]
@@ -42,6 +45,66 @@ def test_batches():
     batch = next(iter(DataLoader([pair(1.0, "a"), pair(2.0, "b")], batch_size=2)))
     assert batch.x.dtype is th.float64 and batch.x.tolist() == [1, 2] and batch.y == ("a", "b")
     assert data.get_worker_info() is None
+
+
+class Seen(data.Dataset):
+    """Samples that show who made them, and that fail on request."""
+
+    def __init__(self, tensors, failing=-1, killed=-1):
+        self.tensors, self.failing, self.killed = tensors, failing, killed
+
+    def __getitem__(self, index):
+        if index == self.failing:
+            raise KeyError(f"sample {index}")
+        if index == self.killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        info = data.get_worker_info()
+        return self.tensors[index] * 2, info.id, info.seed, random.randrange(1 << 30), th.randint(1 << 30, ()).item()
+
+    def __len__(self):
+        return len(self.tensors)
+
+
+class Divided(data.IterableDataset):
+    def __iter__(self):
+        info = data.get_worker_info()
+        return iter(range(info.id, 7, info.num_workers))
+
+
+def seeded(worker_id):
+    th.manual_seed(7)
+
+
+def test_processes_make_batches():
+    tensors = th.arange(8.0).view(8, 1)
+    for context in ("fork", "spawn"):
+        loader = DataLoader(Seen(tensors), batch_size=2, num_workers=2, generator=th.Generator().manual_seed(5), multiprocessing_context=context)
+        batches = list(loader)
+        assert th.cat([batch[0] for batch in batches]).flatten().tolist() == [2.0 * place for place in range(8)]
+        assert [batch[1].tolist() for batch in batches] == [[0, 0], [1, 1], [0, 0], [1, 1]]
+        seeds = {batch[1][0].item(): batch[2][0].item() for batch in batches}
+        assert seeds[1] == seeds[0] + 1 and len({draw for batch in batches for draw in batch[3].tolist()}) == 8
+        again = list(DataLoader(Seen(tensors), batch_size=2, num_workers=2, generator=th.Generator().manual_seed(5), multiprocessing_context="fork"))
+        assert [batch[4].tolist() for batch in again] == [batch[4].tolist() for batch in batches]
+    draws = [batch[4].tolist() for batch in DataLoader(Seen(tensors), batch_size=2, num_workers=2, worker_init_fn=seeded)]
+    assert draws[0] == draws[1] != draws[2] == draws[3]
+    assert sorted(sample for batch in DataLoader(Divided(), batch_size=2, num_workers=2) for sample in batch.tolist()) == list(range(7))
+    loader = DataLoader(Seen(tensors), batch_size=4, num_workers=1, persistent_workers=True, pin_memory=True)
+    first = [batch[0] for batch in loader]
+    process, = loader._iterator._workers
+    assert th.equal(first[1], [batch[0] for batch in loader][1]) and loader._iterator._workers == [process] and first[0].is_pinned()
+    loader._iterator._shutdown_workers()
+
+
+def test_failures_of_processes_name_the_batch():
+    tensors = th.arange(6.0)
+    loader = iter(DataLoader(Seen(tensors, failing=3), batch_size=2, num_workers=1))
+    next(loader)
+    with raises(KeyError, "in DataLoader worker process 0. It was fetching the batch of indices [2, 3]"):
+        next(loader)
+    assert next(loader)[0].tolist() == [8.0, 10.0]
+    with raises(RuntimeError, "exited unexpectedly by signal 9 while it fetched the batch of indices [4, 5]"):
+        list(DataLoader(Seen(tensors, killed=4), batch_size=2, num_workers=1))
 
 
 class Pairs(dict):

@@ -1,8 +1,12 @@
-"""Programs that could use several GPUs run on one: groups of one rank, the module wrapper, and the switches that such programs
+"""Programs of several ranks: collectives, modules whose gradients or parameters are shared, and the switches that such programs
 set."""
 
 import copy
 import os
+import pathlib
+import subprocess
+import sys
+import tempfile
 
 import thalweg as th
 import thalweg.distributed as dist
@@ -41,21 +45,155 @@ def test_group_of_one():
     assert not dist.is_initialized()
 
 
-def test_more_ranks_are_refused_by_name():
-    with raises(NotImplementedError, "thalweg::distributed"):
-        dist.init_process_group("nccl", world_size=2, rank=0)
-    os.environ["WORLD_SIZE"] = "4"
-    try:
-        with raises(NotImplementedError, "4 ranks"):
-            dist.init_process_group("nccl")
-    finally:
-        del os.environ["WORLD_SIZE"]
+def collectives(rank):
+    ranks = dist.get_world_size()
+    assert dist.get_rank() == rank and ranks == 3
+    x = th.tensor([1.0, 2.0]) * (rank + 1)
+    dist.all_reduce(x)
+    assert x.tolist() == [6.0, 12.0]
+    for operation, expected in ((dist.ReduceOp.MAX, 3.0), (dist.ReduceOp.AVG, 2.0), (dist.ReduceOp.PRODUCT, 6.0), (dist.ReduceOp.MIN, 1.0)):
+        y = th.tensor(rank + 1.0)
+        dist.all_reduce(y, operation)
+        assert y.item() == expected
+    gathered = th.zeros(6)
+    dist.all_gather_into_tensor(gathered, th.tensor([rank, -rank]).float())
+    assert gathered.tolist() == [0.0, 0.0, 1.0, -1.0, 2.0, -2.0]
+    part = th.zeros(2)
+    dist.reduce_scatter_tensor(part, th.arange(6.0))
+    assert part.tolist() == [6.0 * rank, 6.0 * rank + 3]
+    outputs = [th.zeros(1) for _ in range(3)]
+    dist.all_to_all(outputs, [th.tensor([10.0 * rank + other]) for other in range(3)])
+    assert [value.item() for value in outputs] == [rank, 10.0 + rank, 20.0 + rank]
+    y = th.full((2,), float(rank))
+    dist.broadcast(y, 1)
+    dist.scatter(part, [th.full((2,), float(other)) for other in range(3)] if rank == 2 else None, src=2)
+    assert y.tolist() == [1.0, 1.0] and part.tolist() == [rank, rank]
+    objects = [None] * 3
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    following, before = (rank + 1) % 3, (rank + 2) % 3
+    received = th.zeros(1)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, received, before), dist.P2POp(dist.isend, th.tensor([float(rank)]), following)]):
+        work.wait()
+    assert received.item() == before
+    some = dist.new_group([0, 2])
+    if rank != 1:
+        z = th.tensor(float(rank))
+        dist.all_reduce(z, group=some)
+        assert z.item() == 2.0 and dist.get_group_rank(some, 2) == 1 and dist.get_process_group_ranks(some) == [0, 2]
+    else:
+        assert dist.get_rank(some) == -1
+    mesh = dist.init_device_mesh("cpu", (1, 3), mesh_dim_names=("rows", "columns"))
+    assert mesh.get_coordinate() == [0, rank] and mesh["columns"].get_group().size() == 3 and mesh.get_local_rank("rows") == 0
+    dist.barrier()
+    return rank
+
+
+def test_collectives_of_ranks_that_are_threads():
+    assert dist.run_ranks(collectives, 3) == [0, 1, 2] and not dist.is_initialized()
+
+    def fails(rank):
+        if rank == 1:
+            raise KeyError("broken")
+        dist.barrier()
+    with raises(KeyError, "broken"):
+        dist.run_ranks(fails, 2)
+
+    def differs(rank):
+        dist.barrier() if rank else dist.all_reduce(th.ones(1))
+    with raises(RuntimeError, "call different collectives: rank 0 all_reduce, rank 1 barrier"):
+        dist.run_ranks(differs, 2)
     with raises(ValueError, "not within"):
         dist.init_process_group("nccl", world_size=1, rank=1)
-    assert not dist.is_initialized()
-    for used in (lambda: dist.new_group([0, 1]), lambda: dist.send(None, 1), lambda: dist.fsdp.fully_shard(None)):
-        with raises(NotImplementedError, "thalweg::distributed"):
-            used()
+    with raises(ValueError, "MASTER_ADDR expected"):
+        dist.init_process_group("gloo", world_size=2, rank=0)
+
+
+PROGRAM = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)
+net = DistributedDataParallel(torch.nn.Linear(3, 1))
+weight = net.module.weight.detach().clone()
+x = torch.arange(12.0).view(4, 3)
+net(x[rank::ranks]).square().mean().backward()
+whole = torch.nn.Linear(3, 1)
+whole.load_state_dict(net.module.state_dict())
+whole(x).square().mean().backward()
+assert torch.allclose(net.module.weight.grad, whole.weight.grad), (net.module.weight.grad, whole.weight.grad)
+found = [None] * ranks
+dist.all_gather_object(found, weight.tolist())
+assert found[0] == found[1]
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_are_processes():
+    package = str(pathlib.Path(th.__file__).parent.parent)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "program.py"
+        path.write_text(PROGRAM)
+        command = [sys.executable, "-m", "thalweg.distributed.run", "--nproc-per-node", "2", str(path)]
+        run = subprocess.run(command, env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stdout + run.stderr
+        path.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)")
+        run = subprocess.run(command, env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 3 and "rank 1" in run.stderr
+
+
+def train(rank, ranks, is_sharded, folder):
+    th.manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+    for name, value in STATE.items():
+        net.get_parameter(name).data.copy_(value)
+    if is_sharded:
+        from thalweg.distributed.fsdp import fully_shard
+        fully_shard(net[0])
+        fully_shard(net)
+    optimizer, losses = th.optim.Adam(net.parameters(), lr=0.1), []
+    x = th.arange(32.0).view(8, 4).sin()
+    for _ in range(3):
+        loss = (net(x[rank::ranks]) - x[rank::ranks].sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        losses.append(loss.item())
+    if is_sharded:
+        from thalweg.distributed import checkpoint
+        state = {"model": net.state_dict(keep_vars=True)}
+        checkpoint.save(state, checkpoint_id=folder)
+        whole = [parameter.full_tensor() for parameter in net.parameters()]
+        for parameter in net.parameters():
+            parameter.data.zero_()
+        checkpoint.load(state, checkpoint_id=folder)
+        assert all(th.equal(parameter.full_tensor(), value) for parameter, value in zip(net.parameters(), whole))
+        assert net[0].weight.to_local().shape == ((3, 4), (2, 4))[rank] and net[0].weight.full_tensor().shape == (5, 4)
+    return losses
+
+
+STATE = {}
+
+
+def test_sharded_parameters_train_as_whole_ones():
+    STATE.update({name: value.detach() for name, value in nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1)).named_parameters()})
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = dist.run_ranks(train, 2, (2, True, folder))
+    close([(one + other) / 2 for one, other in zip(first, second)], train(0, 1, False, None), 1e-5)
+
+
+def test_tensors_with_parts_on_ranks():
+    from thalweg.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    def program(rank):
+        mesh = dist.init_device_mesh("cpu", (2,))
+        x = distribute_tensor(th.arange(6.0).view(3, 2), mesh, [Shard(0)])
+        assert x.shape == (3, 2) and x.to_local().shape == ((2, 2), (1, 2))[rank]
+        assert isinstance(x + 1, DTensor) and (x + 1).full_tensor().tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+        assert x.redistribute(placements=[Replicate()]).to_local().tolist() == x.full_tensor().tolist()
+    dist.run_ranks(program, 2)
 
 
 def test_wrapped_module_trains_as_the_module():
@@ -75,7 +213,7 @@ def test_wrapped_module_trains_as_the_module():
         with raises(RuntimeError, "doesn't have any parameter"):
             DistributedDataParallel(nn.ReLU())
         with raises(NotImplementedError, "left out"):
-            wrapped.register_comm_hook(None, None)
+            wrapped.join()
 
 
 def test_bits_that_repeat():

@@ -123,7 +123,7 @@ def test_programs_import_what_is_left_out():
         assert not isinstance(torch.ones(1), DTensor) and Shard(0) == Shard(0) != Replicate()
         def typed(x: Optional[DTensor], y: "DTensor | None" = None) -> torch.fx.GraphModule: ...
         class Wrapped(Join): ...
-        for use in (lambda: DTensor(1), lambda: torch.onnx.export(1), Wrapped, lambda: torch.sparse_coo_tensor(1),
+        for use in (lambda: torch.onnx.export(1), Wrapped, lambda: torch.sparse_bsr_tensor(1),
                     lambda: torch.distributed.fsdp.ShardingStrategy.FULL_SHARD()):
             try:
                 use()
@@ -146,7 +146,7 @@ def test_marks_of_compilers_leave_functions_as_they_are():
     program("""
         import warnings
         import torch
-        def f(x):
+        def f(x: float) -> float:
             return x + 1
         warnings.simplefilter("ignore")
         for mark in (torch.jit.script, torch.jit.ignore, torch.jit.unused, torch.compiler.disable, torch.compiler.allow_in_graph,

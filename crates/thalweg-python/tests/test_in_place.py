@@ -214,3 +214,75 @@ def test_draws_of_graphs_and_streams_are_ordered():
         graphs[1].replay()
         assert results[1].tolist() == expected
     th.testing.check(program, seeds=4)
+
+
+def saved_by(program):
+    """Returns the addresses of the tensors that a program saves for its backward pass, and its result."""
+    saved = []
+
+    def pack(tensor):
+        saved.append(tensor.data_ptr())
+        return tensor
+    with th.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return saved, program()
+
+
+def test_a_recorded_loop_in_place_needs_no_copy():
+    for name in ("relu_", "sigmoid_", "tanh_", "exp_"):
+        x = th.randn(3, 5, requires_grad=True)
+        saved, y = saved_by(lambda: getattr(x * 1.0, name)())
+        assert saved[-1:] == [y.data_ptr()], f"{name} saves its result, which is the tensor itself"
+        expected = getattr(th, name[:-1])(x)
+        weights = th.randn(3, 5)
+        (found,) = th.autograd.grad((y * weights).sum(), x)
+        (wanted,) = th.autograd.grad((expected * weights).sum(), x)
+        close(y.tolist(), expected.tolist())
+        close(found.tolist(), wanted.tolist())
+
+
+def test_a_recorded_loop_in_place_keeps_the_rules_of_autograd():
+    x = th.randn(4, requires_grad=True)
+    y = x * 1.0
+    y.sigmoid_()
+    y.add_(1)
+    with raises(RuntimeError, "modified by an inplace operation"):
+        y.sum().backward()  # The gradient of the sigmoid reads its result.
+    y = x * 1.0
+    y.mul_(y.detach())
+    with raises(RuntimeError, "modified by an inplace operation"):
+        y.sum().backward()
+    with raises(RuntimeError, "a leaf Variable that requires grad"):
+        x.relu_()
+    y = x * 2.0
+    before = y._version
+    with raises(RuntimeError, "doesn't match the broadcast shape"):
+        y.add_(th.ones(3, 4))
+    assert y._version == before
+    y.retain_grad()
+    y.relu_()
+    y.sum().backward()
+    assert y.grad.tolist() == [1.0] * 4 and "Relu" in str(y.grad_fn)
+    base = x * 1.0
+    base[:2].tanh_()
+    base.sum().backward()
+    # A mask or a factor of another dtype: the result is rounded as it is written, and the gradient has the factor's dtype.
+    factor = th.ones(4, requires_grad=True)
+    half = th.ones(4, dtype=th.float16)
+    half.add_(factor)
+    half.sum().backward()
+    assert factor.grad.dtype == th.float32 and factor.grad.tolist() == [1.0] * 4
+
+
+def test_casts_keep_the_order_of_dimensions():
+    x = th.randn(2, 8, 4, 4).contiguous(memory_format=th.channels_last).requires_grad_()
+    layer = th.nn.Conv2d(8, 8, 3, bias=False).to(memory_format=th.channels_last)
+    saved = []
+
+    def pack(tensor):
+        saved.append(tensor.is_contiguous(memory_format=th.channels_last))
+        return tensor
+    with th.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), th.autocast("cuda", dtype=th.bfloat16):
+        y = layer(x)
+    assert len(saved) >= 2 and all(saved) and y.is_contiguous(memory_format=th.channels_last)
+    y.float().sum().backward()
+    assert layer.weight.grad.is_contiguous(memory_format=th.channels_last)

@@ -37,6 +37,40 @@ def test_attention_takes_keys_and_values_by_heads():
         F.multi_head_attention_forward(x, x, x, 4, static_k=th.zeros(2, 3, 3), **given)
 
 
+def test_layers_in_training_keep_no_scores():
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.2, batch_first=True, norm_first=True)
+    x, padding = th.randn(2, 48, 32), th.arange(48) >= th.tensor([[30], [48]])
+    sizes, projections = [], []
+
+    def pack(tensor):
+        sizes.append(tensor.numel())
+        projections.append(tuple(tensor.shape) == (96, 32))
+        return tensor
+
+    with th.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), th.autocast("cuda", dtype=th.bfloat16):
+        first, second = layer(x, src_key_padding_mask=padding), layer(x, src_key_padding_mask=padding)
+    # The largest is of the feed-forward part: 2 · 48 · 64. Queries, keys and values are projected by one weight.
+    assert max(sizes) == 2 * 48 * 64 and any(projections) and not th.equal(first, second)
+    (first.float().sum() + second.float().sum()).backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in layer.parameters())
+    # Without dropout keys that are ignored change nothing.
+    layer.eval()
+    with th.no_grad():
+        other = x.masked_fill(padding.unsqueeze(-1), 7.0)
+        close(layer(x, src_key_padding_mask=padding)[0, :30], layer(other, src_key_padding_mask=padding)[0, :30].tolist())
+
+
+def test_equal_inputs_of_attention_are_projected_together():
+    for batch_first in (False, True):
+        layer = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        x, other = th.randn(5, 3, 8), th.randn(5, 3, 8)
+        for operands in ((x, x, x), (x, other, other), (x, other, other + 1)):
+            together, weights = layer(*operands)
+            apart, same = layer(*(tensor.clone() for tensor in operands))
+            close(together, apart.tolist(), 1e-5)
+            close(weights, same.tolist(), 1e-5)
+
+
 def test_pools_of_random_windows_say_what_does_not_fit():
     x = th.ones(1, 2, 4, 4)
     for kernel, output, text in (((2,), 2, "kernel_size must either be a single Int"), (2, (2, 2, 2), "output_size must either be a single Int"),

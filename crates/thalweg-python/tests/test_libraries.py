@@ -243,3 +243,36 @@ def test_spectra_of_complex_matrices():
     u, s, v = th.linalg.svd(th.zeros(3, 2, dtype=th.complex128), full_matrices=False)
     assert s.tolist() == [0.0, 0.0]
     _near((v @ v.mH).flatten().tolist(), th.eye(2, dtype=th.complex128).flatten().tolist(), 1e-9)
+
+
+def test_factors_of_complex_matrices():
+    draw = random.Random(6)
+    for batch, rows, columns in ((2, 4, 4), (1, 5, 3), (3, 2, 5), (1, 1, 1)):
+        a = th.complex(_drawn(draw, batch, rows, columns), _drawn(draw, batch, rows, columns))
+        numbers = a.flatten().tolist()
+        _near(th.lu_unpack(*th.linalg.lu_factor(a))[0].sum(-1).flatten().tolist(), [1] * (batch * rows), 0)
+        p, lower, upper = th.linalg.lu(a)
+        _near((p @ lower @ upper).flatten().tolist(), numbers, 1e-9)
+        assert max(abs(number) for number in lower.flatten().tolist()) < 1 + 1e-9, "the largest pivots were chosen"
+        inverse = th.linalg.pinv(a)
+        _near((a @ inverse @ a).flatten().tolist(), numbers, 1e-8)
+        _near((inverse @ a).mH.flatten().tolist(), (inverse @ a).flatten().tolist(), 1e-8)
+        assert th.linalg.matrix_rank(a).tolist() == [min(rows, columns)] * batch
+        b = th.complex(_drawn(draw, batch, rows, 2), _drawn(draw, batch, rows, 2))
+        x = th.linalg.lstsq(a, b).solution
+        _near((a.mH @ (a @ x - b)).flatten().tolist(), [0] * (batch * columns * 2), 1e-8)
+        if rows == columns:
+            positive = a @ a.mH + th.eye(rows, dtype=th.complex128)
+            for upper in (False, True):
+                factor = th.linalg.cholesky(positive, upper=upper)
+                _near((positive @ th.cholesky_solve(b, factor, upper=upper)).flatten().tolist(), b.flatten().tolist(), 1e-8)
+                eye = th.eye(rows, dtype=th.complex128).expand(batch, -1, -1)
+                _near((positive @ th.cholesky_inverse(factor, upper=upper)).flatten().tolist(), eye.flatten().tolist(), 1e-8)
+                for transpose in (False, True):
+                    x, _ = th.triangular_solve(b, a, upper=upper, transpose=transpose)
+                    whole = a.triu() if upper else a.tril()
+                    _near(((whole.mT if transpose else whole) @ x).flatten().tolist(), b.flatten().tolist(), 1e-7)
+    x = th.complex(_drawn(draw, 3, 3), _drawn(draw, 3, 3)).requires_grad_()
+    assert th.autograd.gradcheck(lambda x: th.linalg.lu_factor(x)[0], x)
+    assert th.autograd.gradcheck(lambda x: th.linalg.pinv(x), x)
+    assert th.autograd.gradcheck(lambda x: th.linalg.svdvals(x), x)

@@ -8,6 +8,7 @@ import ast
 import importlib
 import inspect
 import keyword
+import sys
 import textwrap
 
 # mypy's checks of a class against its base compare signatures that differ on purpose, as they do in PyTorch.
@@ -135,10 +136,17 @@ def function(name, value, module, owner=None):
     return f"{mark}def {name}({', '.join(texts)}) -> {result(name, inner, module, owner)}: ..."
 
 
+def members(cls):
+    """Returns the members of a class by name, without those that subclasses of tensors get to override functions."""
+    from thalweg._torch_functions import _made
+    given = set(map(id, _made.values()))
+    return {name: value for name, value in vars(cls).items() if id(value) not in given}
+
+
 def attributes(cls):
     """Returns the names that the methods of a class set on its objects."""
     names = []
-    for value in vars(cls).values():
+    for value in members(cls).values():
         node = tree_of(value) if inspect.isfunction(value) else None
         for child in own_nodes(node) if node is not None else ():
             if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and ast.unparse(child.value) == "self":
@@ -150,7 +158,7 @@ def class_stub(name, cls, bases, module):
     """Returns the lines of a class."""
     lines = []
     seen = set()
-    for own, value in vars(cls).items():
+    for own, value in members(cls).items():
         key = (module, f"{name}.{own}")
         if key in GIVEN or (own.startswith("_") and own not in KEPT) or keyword.iskeyword(own) or not own.isidentifier():
             continue
@@ -235,6 +243,8 @@ def assigned(name, value, node, module):
     if isinstance(value, type):
         if value.__name__ != name:
             return [f"{name} = {value.__name__}"] if value.__module__.startswith("thalweg") else [f"{name}: Any"]
+        if vars(sys.modules["thalweg._core"]).get(name) is value:
+            return [f"from thalweg._core import {name} as {name}"]
         bases = [GENERIC.get(base.__name__, base.__name__) for base in value.__bases__ if base is not object]
         return class_stub(name, value, bases, module)
     if callable(value) and (inspect.isfunction(value) or inspect.isbuiltin(value)):

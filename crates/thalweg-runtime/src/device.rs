@@ -17,6 +17,7 @@ use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{AllocationError, DeviceAllocator, HostAllocator, HostSettings};
 use thalweg_sim::{SimConfig, SimDriver};
 
+use crate::deferred::queue_deferred;
 use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
 use crate::graph::Captures;
@@ -371,6 +372,7 @@ impl Device {
     /// The error of failed asynchronous work; [`Error::is_out_of_range`] if a kernel found an index out of range.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        queue_deferred(Label::here("synchronize"))?;
         self.called(Label::here("synchronize"));
         let streams = self.stream_states().map(|stream| (stream.next_command(), stream)).collect::<Vec<_>>();
         self.check(self.driver().device_synchronize(self.0.index))?;

@@ -47,6 +47,9 @@ pub struct Environment {
     /// `THALWEG_EXPLAIN=1`: writes to standard error, once per operator and shape, the form of kernel that was chosen, and the
     /// reason.
     pub explain: bool,
+    /// `THALWEG_EXPLAIN=compile`: writes to standard error, once per segment of a compiled function, what became one kernel, and why
+    /// other loops did not.
+    pub explain_compile: bool,
     /// `THALWEG_SIM_DEVICES`: the number of simulated GPUs (default 1).
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
@@ -134,6 +137,7 @@ impl Environment {
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
             explain: flag("THALWEG_EXPLAIN"),
+            explain_compile: variable("THALWEG_EXPLAIN").is_some_and(|value| value == "compile"),
             sim_devices,
             sim_memory_bytes,
             meta_memory_bytes,

@@ -288,8 +288,8 @@ impl fmt::Display for Error {
         }
         write!(f, "{}", self.0.kind)?;
         if let Some(location) = self.0.location {
-            let told = if self.is_asynchronous() { "noticed at" } else { "at" };
-            write!(f, "\n  {told} {}:{}", location.file(), location.line())?;
+            let reported = if self.is_asynchronous() { "noticed at" } else { "at" };
+            write!(f, "\n  {reported} {}:{}", location.file(), location.line())?;
         }
         if self.is_out_of_range() {
             return Ok(());

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use thalweg_driver::{EventFlags, EventHandle, Label};
 use thalweg_lock::{Mutex, MutexGuard};
 
+use crate::deferred::queue_deferred;
 use crate::graph::Command;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
@@ -110,6 +111,7 @@ impl Event {
     /// is an error from then on.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        queue_deferred(Label::here("record"))?;
         let is_node = self.is_node_on(stream)?;
         stream.device().called(Label::here("record"));
         let (recorded, is_first) = self.recorded_on(stream.device())?;
@@ -150,6 +152,7 @@ impl Event {
 
     /// Waits as [`Event::wait`] does, with the label of another call.
     pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
+        queue_deferred(label)?;
         let is_node = self.is_node_on(stream)?;
         stream.device().called(label);
         // The record that a node is to wait for may come later.
@@ -201,6 +204,7 @@ impl Event {
     /// Returns whether the latest record is complete; `true` if there is none.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
+        queue_deferred(Label::here("query"))?;
         match self.recorded() {
             Some(recorded) => {
                 recorded.device.called(Label::here("query"));
@@ -214,6 +218,7 @@ impl Event {
     /// Blocks until the latest record is complete.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        queue_deferred(Label::here("synchronize"))?;
         match self.recorded() {
             Some(recorded) => {
                 recorded.device.called(Label::here("synchronize"));

@@ -48,10 +48,12 @@ impl Device {
             return Ok(*found);
         }
         let function = self
-            .load(name, &|| kernel.source(), &|| match kernel.tells() {
+            .load(name, &|| kernel.source(), &|| match kernel.reports_indices() {
                 true => {
                     let words = self.out_of_range().words();
-                    kernel.host_telling(Arc::new(move |slot, index, extent| words.tell(slot, index, extent)))
+                    kernel.host_telling(Arc::new(move |slot, index, extent| {
+                        words.report_index(slot, index, extent)
+                    }))
                 }
                 false => kernel.host(),
             })

@@ -108,7 +108,7 @@ impl Stream {
             }
         };
         let addresses = inputs.iter().chain(outputs).map(|pointer| pointer.address());
-        let arguments = LaunchArguments::behind(kernel, addresses, scalars, &prepared.sizes);
+        let arguments = LaunchArguments::from_sizes(kernel, addresses, scalars, &prepared.sizes);
         let launch = Launch {
             function: prepared.loaded.function(),
             grid: prepared.shape.grid,

@@ -180,7 +180,7 @@ impl Stream {
         match &result {
             // The library has changed, or the addresses are less aligned than those of the trial.
             Err(error) if solution != Solution::Default && is_refusal(error) => {
-                tunable::refused(self.device(), product, precision, operands, error);
+                tunable::forget_refused(self.device(), product, precision, operands, error);
                 self.matmul_by(Solution::Default, precision, product, operands, label)
             }
             _ => result,
@@ -218,13 +218,13 @@ impl Stream {
             let [a, b, d] = at.map(DevicePointer::address);
             let bias_at = bias.map_or(0, DevicePointer::address);
             let at = PerOperand { a, b, d, bias: bias_at, ..PerOperand::default() };
-            let kernel = FewRows { bias: bias.is_some(), ..FewRows::alone(*product) };
+            let kernel = FewRows { bias: bias.is_some(), ..FewRows::unfused(*product) };
             return self.launch_native(&Placed { kernel, at }, label);
         }
         if bias.is_none() && in_tiles {
             let [a, b, d] = at.map(DevicePointer::address);
             let at = PerOperand { a, b, d, ..PerOperand::default() };
-            return self.launch_native(&Placed { kernel: FusedMatmul::alone(*product), at }, label);
+            return self.launch_native(&Placed { kernel: FusedMatmul::unfused(*product), at }, label);
         }
         if self.has_library_for(product) {
             let epilogue = MatmulEpilogue { bias, activation: None };

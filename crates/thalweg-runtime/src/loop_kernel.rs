@@ -116,8 +116,8 @@ impl Running<'_> {
             });
         }
         let (scalars, slot) = self.scalars();
-        let tell = |index, extent| kernel.out_of_range.tell(slot, index, extent);
-        let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
+        let report_index = |index, extent| kernel.out_of_range.report_index(slot, index, extent);
+        let observer = Observer { out_of_range: Some(&report_index), ..Observer::default() };
         if !launch.has_tickets() {
             return Ok(kernel.program.run_observed(geometry, scalars, &inputs, &outputs, observer));
         }
@@ -178,7 +178,7 @@ impl Running<'_> {
         let ran = share(parts.into_iter().map(|part| move || part.run(program, scalars)).collect());
         // In the order of one thread: of reports the last counts, of faults the first.
         for (index, extent) in ran.iter().filter_map(|(_, report)| *report) {
-            self.kernel.out_of_range.tell(slot, index, extent);
+            self.kernel.out_of_range.report_index(slot, index, extent);
         }
         Ok(ran.into_iter().try_for_each(|(ran, _)| ran))
     }
@@ -246,8 +246,8 @@ impl PartOfLaunch<'_> {
             })
             .collect();
         let report = Cell::new(None);
-        let tell = |index, extent| report.set(Some((index, extent)));
-        let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
+        let report_index = |index, extent| report.set(Some((index, extent)));
+        let observer = Observer { out_of_range: Some(&report_index), ..Observer::default() };
         let ran = program.run_part(self.part, &self.geometry, scalars, &inputs, &outputs, observer);
         (ran, report.get())
     }

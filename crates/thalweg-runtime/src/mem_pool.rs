@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use thalweg_memory::{PoolId, PoolOptions, PoolScope};
 
+use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::graph::{GraphPool, OverwritePolicy};
 use crate::memory::CollectiveMemory;
@@ -134,8 +135,16 @@ impl MemPool {
     /// Makes allocations of this thread on the device come from the pool until the scope is dropped
     /// (`torch.cuda.use_mem_pool`).
     pub fn enter(&self) -> Result<MemPoolScope> {
+        queue_deferred(Label::here("use_mem_pool"))?;
         let scope = self.device.allocator().use_pool(self.id);
         scope.map(MemPoolScope).map_err(|error| from_allocation(&self.device, error))
+    }
+}
+
+impl Drop for MemPoolScope {
+    fn drop(&mut self) {
+        // What was deferred in the scope allocates from the pool. A failure is reported by the thread's next command.
+        let _ = queue_deferred(Label::here("use_mem_pool"));
     }
 }
 

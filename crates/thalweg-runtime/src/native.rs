@@ -18,7 +18,7 @@ impl Stream {
         let device = self.device();
         let function = device.native_kernel(kernel)?;
         let mut words = kernel.words();
-        if kernel.tells() {
+        if kernel.reports_indices() {
             words.push(device.out_of_range().scalar(device.driver(), label)?);
         }
         let launch = Launch {

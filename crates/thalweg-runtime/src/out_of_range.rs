@@ -4,7 +4,7 @@
 //! A kernel whose body has a [report](thalweg_ir::Report) writes the index, and the extent plus one, to two words, the *slot* of
 //! its launch. A slot belongs to a line of the program: the operator, the indexed dimension or object, and the location of the
 //! call. So the error names that line however late it is reported, and a graph that was captured there continues to name it.
-//! Slots are never freed; a device has [`SLOTS`] of them. The first is for launches outside of every [`Telling`], and is never
+//! Slots are never freed; a device has [`SLOTS`] of them. The first is for launches outside of every [`OutOfRangeReport`], and is never
 //! read.
 //!
 //! On a GPU the words are in pinned memory, which the host reads after it has waited; a simulated GPU has them in host memory.
@@ -66,11 +66,11 @@ thread_local! {
 /// A guard: while it lives, launches of this thread report indices out of range.
 #[must_use = "launches tell only while the guard lives"]
 #[derive(Debug)]
-pub struct Telling {
+pub struct OutOfRangeReport {
     former: Option<(&'static str, RangeOf)>,
 }
 
-impl Telling {
+impl OutOfRangeReport {
     /// Makes launches of this thread report indices out of range under the name of an operator. Launches outside of such a guard
     /// do not report: they use indices that were already checked, for example in a gradient. An operator that is called by
     /// another one reports under the name of the caller.
@@ -81,7 +81,7 @@ impl Telling {
     }
 }
 
-impl Drop for Telling {
+impl Drop for OutOfRangeReport {
     fn drop(&mut self) {
         TOLD.set(self.former);
     }
@@ -221,7 +221,7 @@ pub(crate) struct HostWords(Arc<[AtomicI64]>);
 
 impl HostWords {
     /// Reports an index that is out of range, in the slot that the launch's last scalar names.
-    pub(crate) fn tell(&self, slot: u64, index: i64, extent: i64) {
+    pub(crate) fn report_index(&self, slot: u64, index: i64, extent: i64) {
         let at = usize::try_from(slot).ok().and_then(|slot| slot.checked_mul(2));
         let Some([first, second]) = at.and_then(|at| self.0.get(at..at.saturating_add(2))) else { return };
         first.store(index, Ordering::Relaxed);

@@ -21,6 +21,7 @@ use thalweg_driver::{
 use thalweg_kernels::Accesses;
 use thalweg_memory::StreamId;
 
+use crate::deferred::queue_deferred;
 use crate::device::{Device, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;
@@ -170,6 +171,7 @@ impl Stream {
 
     /// Returns the `CUstream` as a number, for other libraries (PyTorch's `stream.cuda_stream`).
     pub fn cuda_stream(&self) -> Result<u64> {
+        queue_deferred(Label::here("cuda_stream"))?;
         self.check(self.device.driver().cuda_stream(self.handle()))
     }
 
@@ -177,6 +179,7 @@ impl Stream {
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let label = Label::here("query");
+        queue_deferred(label)?;
         self.device.called(label);
         self.device.captures().check_in_body(self, label)?;
         self.state.completed(|| {
@@ -192,6 +195,7 @@ impl Stream {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let label = Label::here("synchronize");
+        queue_deferred(label)?;
         self.device.called(label);
         self.device.captures().check_in_body(self, label)?;
         let driver = self.device.driver();
@@ -241,6 +245,7 @@ impl Stream {
         command: Command<'_>,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
+        queue_deferred(command.label())?;
         self.submit_in(self.device.captures().info(self), command, call)
     }
 
@@ -276,6 +281,7 @@ impl Stream {
 
     /// Submits a kernel, whose ranges are listed only if they are read: by the driver, a sanitizer, or a capture.
     pub(crate) fn submit_launch(&self, launch: Launch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
+        queue_deferred(launch.label)?;
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list);
         let launch = Launch { accesses: &accesses, ..launch };
@@ -289,6 +295,7 @@ impl Stream {
         launch: LibraryLaunch<'_>,
         list: impl FnOnce(&mut Accesses),
     ) -> Result<()> {
+        queue_deferred(launch.label)?;
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list);
         let launch = LibraryLaunch { accesses: &accesses, ..launch };
@@ -303,6 +310,7 @@ impl Stream {
         label: Label,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
+        queue_deferred(label)?;
         self.device.captures().check_in_body(self, label)?;
         let number = self.submit_numbered(label, call)?;
         self.state.complete_before(number + 1);

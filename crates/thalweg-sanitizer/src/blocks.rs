@@ -124,7 +124,7 @@ impl Model {
             });
         }
         if self.blocks.all.len() > self.blocks.full.max(DEAD) {
-            self.bury();
+            self.forget_overwritten();
         }
     }
 
@@ -231,7 +231,7 @@ impl Model {
     }
 
     /// Forgets freed blocks whose bytes now belong to other blocks.
-    fn bury(&mut self) {
+    fn forget_overwritten(&mut self) {
         #[cfg(test)]
         {
             self.blocks.looked_at += self.blocks.all.len();

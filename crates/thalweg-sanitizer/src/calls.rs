@@ -61,11 +61,11 @@ impl SanitizerDriver {
         frontier: impl FnOnce(&mut Model) -> Option<Clock>,
         call: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        self.asks(frontier, || call().map(|()| true)).map(|_| ())
+        self.query(frontier, || call().map(|()| true)).map(|_| ())
     }
 
     /// Queries for the host whether the work that a clock describes is complete.
-    pub(super) fn asks(
+    pub(super) fn query(
         &self,
         frontier: impl FnOnce(&mut Model) -> Option<Clock>,
         call: impl FnOnce() -> Result<bool>,

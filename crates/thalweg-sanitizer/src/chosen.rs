@@ -151,7 +151,7 @@ pub(super) struct Chosen {
 impl Chosen {
     /// Returns a ticket for an access to these pieces, whose bytes will be reported.
     pub(super) fn enter(&mut self, pieces: Pieces) -> Ticket {
-        self.hear();
+        self.process_reports();
         self.last += 1;
         let ticket = self.last;
         self.accesses.insert(ticket, Access { pieces, known: None });
@@ -165,7 +165,7 @@ impl Chosen {
     }
 
     /// Processes the reports of host functions.
-    pub(super) fn hear(&mut self) {
+    pub(super) fn process_reports(&mut self) {
         let said = std::mem::take(&mut *self.said.lock());
         for Touched { ticket, parts } in said {
             let Some(access) = self.accesses.get_mut(&ticket) else { continue };

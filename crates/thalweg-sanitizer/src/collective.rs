@@ -41,7 +41,7 @@ struct Communicator {
     /// The number of sends and receives from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
     /// The collectives that some ranks have submitted and other ranks have not.
-    open: FxHashMap<Key, Vec<Option<Seat>>>,
+    open: FxHashMap<Key, Vec<Option<RankPart>>>,
 }
 
 impl Communicator {
@@ -65,7 +65,7 @@ enum Key {
 }
 
 /// A rank's part.
-struct Seat {
+struct RankPart {
     rank: u32,
     operation: CollectiveOperation,
     stream: StreamId,
@@ -143,15 +143,15 @@ impl Communicators {
     }
 
     /// Adds a part. Returns all parts of its collective, if this was the last.
-    fn seat(&mut self, handle: CommunicatorHandle, seat: Seat) -> Option<Vec<Seat>> {
+    fn add_part(&mut self, handle: CommunicatorHandle, part: RankPart) -> Option<Vec<RankPart>> {
         let (communicator, _) = self.ranks.get(&handle.raw())?;
         let communicator = self.all.get_mut(communicator)?;
-        let (pair, place) = match seat.operation {
-            CollectiveOperation::Send { peer } => ((seat.rank, peer), 0),
-            CollectiveOperation::Receive { peer } => ((peer, seat.rank), 1),
-            _ => ((0, 0), seat.rank as usize),
+        let (pair, place) = match part.operation {
+            CollectiveOperation::Send { peer } => ((part.rank, peer), 0),
+            CollectiveOperation::Receive { peer } => ((peer, part.rank), 1),
+            _ => ((0, 0), part.rank as usize),
         };
-        let (key, seats) = if seat.operation.is_between_two() {
+        let (key, parts) = if part.operation.is_between_two() {
             let number = &mut communicator.pairs.entry(pair).or_default()[place];
             *number += 1;
             (Key::Pair(pair.0, pair.1, *number), 2)
@@ -161,8 +161,8 @@ impl Communicators {
             (Key::All(*calls), communicator.devices.len())
         };
         let open = communicator.open.entry(key);
-        let open = open.or_insert_with(|| std::iter::repeat_with(|| None).take(seats).collect());
-        open[place] = Some(seat);
+        let open = open.or_insert_with(|| std::iter::repeat_with(|| None).take(parts).collect());
+        open[place] = Some(part);
         if open.iter().any(Option::is_none) {
             return None;
         }
@@ -213,17 +213,17 @@ impl Model {
             if !is_first {
                 self.retire(strand, number);
             }
-            let seat = Seat { rank, operation: call.operation, stream: id, number, entry };
-            if let Some(seats) = self.communicators.seat(call.communicator, seat) {
-                self.met(&seats);
+            let part = RankPart { rank, operation: call.operation, stream: id, number, entry };
+            if let Some(parts) = self.communicators.add_part(call.communicator, part) {
+                self.met(&parts);
             }
         }
     }
 
-    fn met(&mut self, seats: &[Seat]) {
-        for seat in seats {
-            let givers = seats.iter().filter(|giver| seat.operation.is_fed_by(seat.rank, giver.rank));
-            let clock = &mut self.streams[seat.stream as usize].clock;
+    fn met(&mut self, parts: &[RankPart]) {
+        for part in parts {
+            let givers = parts.iter().filter(|giver| part.operation.is_fed_by(part.rank, giver.rank));
+            let clock = &mut self.streams[part.stream as usize].clock;
             givers.for_each(|giver| clock.join(&giver.entry));
         }
     }
@@ -236,17 +236,17 @@ impl Model {
             Actor::Host(_) => None,
         };
         let (Some(one), Some(other)) = (stream(first), stream(second)) else { return false };
-        let is_between = |communicator: &Communicator, key: &Key, seats: &[Option<Seat>]| {
+        let is_between = |communicator: &Communicator, key: &Key, parts: &[Option<RankPart>]| {
             let is_missing = |device: u32| {
                 let mut missing =
-                    (0..).zip(seats).filter(|(_, seat)| seat.is_none()).map(|(place, _)| match key {
+                    (0..).zip(parts).filter(|(_, part)| part.is_none()).map(|(place, _)| match key {
                         Key::All(_) => place,
                         Key::Pair(from, to, _) => [*from, *to][place as usize],
                     });
                 missing.any(|rank: u32| communicator.devices[rank as usize].is_none_or(|own| own == device))
             };
             let follows = |mark: &Mark, stream: StreamId| {
-                seats.iter().flatten().any(|seat| seat.stream == stream && seat.number < mark.number)
+                parts.iter().flatten().any(|part| part.stream == stream && part.number < mark.number)
             };
             let device = |stream: StreamId| self.streams[stream as usize].device;
             (follows(first, one) && is_missing(device(other)))
@@ -254,7 +254,7 @@ impl Model {
         };
         let communicators = self.communicators.all.values();
         communicators.into_iter().any(|communicator| {
-            communicator.open.iter().any(|(key, seats)| is_between(communicator, key, seats))
+            communicator.open.iter().any(|(key, parts)| is_between(communicator, key, parts))
         })
     }
 }

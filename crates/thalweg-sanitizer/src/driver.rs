@@ -46,7 +46,7 @@ impl Driver for SanitizerDriver {
 
     fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         let frontier = |model: &mut Model| model.stream(stream).map(|id| model.frontier(id));
-        self.asks(frontier, || self.inner.stream_query(stream))
+        self.query(frontier, || self.inner.stream_query(stream))
     }
 
     fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
@@ -55,7 +55,7 @@ impl Driver for SanitizerDriver {
     }
 
     fn event_query(&self, event: EventHandle) -> Result<bool> {
-        self.asks(|model| model.recorded(event.raw()), || self.inner.event_query(event))
+        self.query(|model| model.recorded(event.raw()), || self.inner.event_query(event))
     }
 
     fn event_synchronize(&self, event: EventHandle) -> Result<()> {
@@ -401,7 +401,7 @@ impl Driver for SanitizerDriver {
                 let stream = &model.streams[id as usize];
                 frontier.learn(stream.strand, stream.clock.of(stream.strand));
             }
-            model.saw(host, &frontier);
+            model.note_seen(host, &frontier);
             model.decide();
         }
         result
@@ -421,7 +421,7 @@ impl Driver for SanitizerDriver {
                 let clock = model.stream(stream).map(|id| model.address(id, host).clock.clone());
                 let clock = clock.unwrap_or_default();
                 model.known_to_functions.join(&clock);
-                threads::knowing(function, clock)
+                threads::with_clock(function, clock)
             }
         };
         self.command(stream, label, &[], || self.inner.host_function_async(stream, function, label))

@@ -22,7 +22,7 @@
 //! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `threads`: host threads and their clocks.
 //!   `touch`: accesses. `chosen`: bytes chosen by data. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`:
 //!   captured work.
-//! - `collective`: parts of collectives and their order. `told`: programs that submit work past this driver.
+//! - `collective`: parts of collectives and their order. `reported`: programs that submit work past this driver.
 //! - `finding` is the report, `report` writes it. `driver` implements the trait, thinly; `calls` has what its methods share.
 //!
 //! `model` is the hub of the only circle of modules: it contains the state of `blocks`, `bodies`, `collective` and `report`, and
@@ -52,11 +52,11 @@ mod graph;
 mod memory;
 mod model;
 mod report;
+mod reported;
 mod shadow;
 mod site;
 mod space;
 mod threads;
-mod told;
 mod touch;
 mod update;
 
@@ -76,7 +76,7 @@ use self::calls::work;
 use self::clock::Clock;
 pub use self::finding::{Finding, FindingKind, History, Site, WIDTH, Work};
 use self::model::Model;
-pub use self::told::Completed;
+pub use self::reported::Completed;
 pub use thalweg_driver::SourceLine;
 
 /// A driver that checks the calls it forwards. See the [module](self).
@@ -268,7 +268,7 @@ impl Instrument for SanitizerDriver {
     }
 
     fn host_release(&self) -> HostClock {
-        self.knows()
+        self.host_clock()
     }
 
     fn host_acquire(&self, clock: &HostClock) {

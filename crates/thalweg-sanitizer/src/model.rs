@@ -236,7 +236,7 @@ impl Model {
     }
 
     /// Notes that a host thread saw all this work complete.
-    pub(super) fn saw(&mut self, host: HostId, clock: &Clock) {
+    pub(super) fn note_seen(&mut self, host: HostId, clock: &Clock) {
         self.observed.join(clock);
         self.tell(host, clock);
     }

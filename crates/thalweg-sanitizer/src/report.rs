@@ -41,14 +41,14 @@ impl Findings {
 impl Model {
     /// Reports a trouble with the work of this mark, unless it was reported already. `clock` is the clock of the work.
     pub(super) fn report(&mut self, trouble: &Trouble, mark: &Mark, clock: &Clock) {
-        let Some((key, trouble)) = self.unsaid(trouble, mark) else { return };
+        let Some((key, trouble)) = self.unreported(trouble, mark) else { return };
         let finding = self.finding(&trouble, mark, clock);
         self.say(key, finding);
     }
 
     /// Reports a trouble with the work of this mark if the bytes chosen by data confirm it, once they are known.
     pub(super) fn ask(&mut self, trouble: &Trouble, parts: Vec<Part>, mark: &Mark, clock: &Clock) {
-        let Some((key, trouble)) = self.unsaid(trouble, mark) else { return };
+        let Some((key, trouble)) = self.unreported(trouble, mark) else { return };
         let will_be_known = parts.iter().all(|part| !part.touched.contains(&0) && !part.spared.contains(&0));
         if !will_be_known && self.findings.noted.contains(&key) {
             return;
@@ -63,7 +63,7 @@ impl Model {
 
     /// Returns the trouble's final kind, and the key under which it is reported only once; `None` if the trouble must not be
     /// reported.
-    fn unsaid(&self, trouble: &Trouble, mark: &Mark) -> Option<(Key, Trouble)> {
+    fn unreported(&self, trouble: &Trouble, mark: &Mark) -> Option<(Key, Trouble)> {
         let mut trouble = *trouble;
         let is_race = trouble.kind == FindingKind::Race;
         if is_race && trouble.other.is_some_and(|other| self.may_yet_be_ordered(&other, mark)) {
@@ -83,7 +83,7 @@ impl Model {
     }
 
     fn finding(&mut self, trouble: &Trouble, mark: &Mark, clock: &Clock) -> Finding {
-        let is_between_threads = self.teller(trouble).is_some();
+        let is_between_threads = self.informed_thread(trouble).is_some();
         let is_known = trouble.other.is_none_or(|other| mark.surely_meets(&other));
         Finding {
             kind: trouble.kind,
@@ -122,7 +122,7 @@ impl Model {
         if self.chosen.pending.is_empty() {
             return;
         }
-        self.chosen.hear();
+        self.chosen.process_reports();
         let mut open = VecDeque::new();
         for mut pending in std::mem::take(&mut self.chosen.pending) {
             if self.findings.known.contains(&pending.key) {
@@ -263,9 +263,9 @@ impl Model {
     }
 
     /// Returns the thread that may have told the later work's thread about the earlier work, if nothing else could order the two.
-    fn teller(&self, trouble: &Trouble) -> Option<&str> {
+    fn informed_thread(&self, trouble: &Trouble) -> Option<&str> {
         let is_order = matches!(trouble.kind, FindingKind::Race | FindingKind::UseBeforeAllocation);
-        self.may_have_told(trouble.other.as_ref().filter(|_| is_order)?)
+        self.may_have_reported(trouble.other.as_ref().filter(|_| is_order)?)
     }
 
     // ---- The missing order ----------------------------------------------------------------------------------------
@@ -275,9 +275,9 @@ impl Model {
         let Some(other) = &trouble.other else { return self.missing_alone(trouble, second) };
         let first = self.site(other.site);
         let (a, b) = (self.actor_name(other), self.actor_name(mark));
-        if let Some(teller) = self.teller(trouble) {
+        if let Some(informed_thread) = self.informed_thread(trouble) {
             return format!(
-                "The simulator was not told of any synchronisation between these two threads: {teller} knows that {first} is \
+                "The simulator was not told of any synchronisation between these two threads: {informed_thread} knows that {first} is \
                  over, and nothing says that the thread of {second} heard of it."
             );
         }
@@ -425,7 +425,7 @@ impl Model {
     /// Returns a hint where a registered thread or a host function could order the works in a way that is not seen.
     fn unseen_order(&self, trouble: &Trouble, other: &Mark) -> Option<String> {
         let is_order = matches!(trouble.kind, FindingKind::Race | FindingKind::UseBeforeAllocation);
-        if !is_order || self.teller(trouble).is_some() {
+        if !is_order || self.informed_thread(trouble).is_some() {
             return None;
         }
         let knower = self.could_notify(other)?;
@@ -441,7 +441,7 @@ impl Model {
             true => (self.site(other.site), self.site(mark.site)),
             false => (self.call(other), self.call(mark)),
         };
-        if self.teller(trouble).is_some() {
+        if self.informed_thread(trouble).is_some() {
             return format!(
                 "if a mutex, a channel or a flag orders the threads, use those of the simulator (`gpu.mutex`, `gpu.channel`, \
                  `gpu.flag`), or call `host_release` before it is given and `host_acquire` behind it; if nothing does, join the \

@@ -331,11 +331,11 @@ impl Shadow {
         while done < count {
             let (at, left) = (bytes.start + done * step, count - done);
             match self.meet(at, reach, step, left) {
-                Meeting::One => {
+                SpanFit::One => {
                     self.each_of(&one.clone().moved(at), frame, visit);
                     done += 1;
                 }
-                Meeting::Rows { row, count: found } => {
+                SpanFit::Rows { row, count: found } => {
                     self.cut(row);
                     self.cut(row + found * step);
                     let span = self.spans.get_mut(&row).expect("cut above");
@@ -343,14 +343,14 @@ impl Shadow {
                     span.show_in_rows(row, &part, frame, visit);
                     done += found;
                 }
-                Meeting::Across { end } => {
+                SpanFit::Across { end } => {
                     let (near, far) = one.moved(at).split(end);
                     for part in near.into_iter().chain(far) {
                         self.each_of(&part.times(step, left), frame, visit);
                     }
                     return;
                 }
-                Meeting::Grouped { step: longer, group, count: found } => {
+                SpanFit::Grouped { step: longer, group, count: found } => {
                     let together = one.clone().moved(at).times(step, group).times(longer, found);
                     self.each_of(&together, frame, visit);
                     done += group * found;
@@ -362,7 +362,7 @@ impl Shadow {
     /// Determines how the pieces of an access are placed in the span of the first piece. There are `left` pieces of `reach`
     /// bytes; the first is at `at`, and each further one is a step after the previous one. If possible, divides the span into
     /// rows of that step.
-    fn meet(&mut self, at: u64, reach: u64, step: u64, left: u64) -> Meeting {
+    fn meet(&mut self, at: u64, reach: u64, step: u64, left: u64) -> SpanFit {
         let (&first, span) = self.spans.range(..=at).next_back().expect("spans cover all bytes");
         let end = span.end;
         let rows = match &span.content {
@@ -372,9 +372,9 @@ impl Shadow {
                 let count = ((end - row) / step).min(left);
                 if count >= 2 {
                     self.make_rows(row, step, count);
-                    return Meeting::Rows { row, count };
+                    return SpanFit::Rows { row, count };
                 }
-                return Meeting::One;
+                return SpanFit::One;
             }
             Content::Rows(rows) => rows.step,
         };
@@ -382,22 +382,22 @@ impl Shadow {
         let row = at - within;
         if rows == step {
             if within + reach > step {
-                return Meeting::Across { end: row + step };
+                return SpanFit::Across { end: row + step };
             }
             let count = ((end - row) / step).min(left);
-            return if count >= 2 { Meeting::Rows { row, count } } else { Meeting::One };
+            return if count >= 2 { SpanFit::Rows { row, count } } else { SpanFit::One };
         }
         if rows.is_multiple_of(step) {
             let group = rows / step;
             let pieces = (end - at).checked_sub(reach).map_or(0, |rest| rest / step + 1).min(left);
             let count = pieces / group;
-            return if count >= 2 { Meeting::Grouped { step: rows, group, count } } else { Meeting::One };
+            return if count >= 2 { SpanFit::Grouped { step: rows, group, count } } else { SpanFit::One };
         }
         // Rows of a common multiple of both lengths.
-        let Some(common) = (step / gcd(step, rows)).checked_mul(rows) else { return Meeting::One };
+        let Some(common) = (step / gcd(step, rows)).checked_mul(rows) else { return SpanFit::One };
         let count = (end - row) / common;
         if count < 2 || left < 2 * (common / step) {
-            return Meeting::One;
+            return SpanFit::One;
         }
         self.make_rows(row, common, count);
         self.meet(at, reach, step, left)
@@ -486,7 +486,7 @@ impl Shadow {
 }
 
 /// The way in which the pieces of a strided access are placed within a span.
-enum Meeting {
+enum SpanFit {
     /// The first piece must be handled separately.
     One,
     /// The next `count` pieces have the same position in their rows. The first of these rows begins at `row`.

@@ -28,7 +28,7 @@ impl Sites {
     }
 
     /// Returns the number of a site that a program reported.
-    pub(super) fn told(&mut self, site: Site) -> SiteId {
+    pub(super) fn reported(&mut self, site: Site) -> SiteId {
         let Some(line) = site.location else { return self.call(site.operator) };
         self.number((site.operator.as_ptr() as usize, line.file.as_ptr() as usize, line.line), site)
     }
@@ -51,13 +51,13 @@ impl Sites {
                 file
             }
         };
-        self.told(Site { operator, location: Some(SourceLine { file, line }) })
+        self.reported(Site { operator, location: Some(SourceLine { file, line }) })
     }
 
     /// Returns the number of a call without a label.
     pub(super) fn call(&mut self, operator: &'static str) -> SiteId {
         match program_line() {
-            Some(line) => self.told(Site { operator, location: Some(*line) }),
+            Some(line) => self.reported(Site { operator, location: Some(*line) }),
             None => self.number((operator.as_ptr() as usize, 0, 0), Site { operator, location: None }),
         }
     }

@@ -129,11 +129,11 @@ impl SanitizerDriver {
             return self.model.lock().observed.join(clock);
         }
         let host = self.host();
-        self.model.lock().saw(host, clock);
+        self.model.lock().note_seen(host, clock);
     }
 
     /// Returns the clock of the calling thread, or of the host function that it runs.
-    pub(super) fn knows(&self) -> HostClock {
+    pub(super) fn host_clock(&self) -> HostClock {
         if let Ok(Some(clock)) = FUNCTION.try_with(|clock| clock.borrow().clone()) {
             return HostClock(Arc::new(clock));
         }
@@ -143,7 +143,7 @@ impl SanitizerDriver {
 }
 
 /// Wraps a host function so that it runs with the clock of the work before it.
-pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
+pub(super) fn with_clock(function: HostFunction, clock: Clock) -> HostFunction {
     Arc::new(move || {
         FUNCTION.set(Some(clock.clone()));
         let _over = FunctionGuard;
@@ -218,7 +218,7 @@ impl Model {
 
     /// Returns an unregistered thread that has done the work of a mark or seen it complete, and may therefore have notified
     /// another thread in a way that the sanitizer cannot see.
-    pub(super) fn may_have_told(&self, other: &super::shadow::Mark) -> Option<&str> {
+    pub(super) fn may_have_reported(&self, other: &super::shadow::Mark) -> Option<&str> {
         if self.attached < 2 {
             return None;
         }
@@ -250,7 +250,7 @@ mod tests {
     fn a_host_function_that_panics_leaves_no_knowledge_behind() {
         let known = || FUNCTION.with_borrow(Option::is_some);
         let function =
-            knowing(Arc::new(move || assert!(!known(), "it knows what it comes after")), Clock::default());
+            with_clock(Arc::new(move || assert!(!known(), "it knows what it comes after")), Clock::default());
         assert!(catch_unwind(AssertUnwindSafe(|| function())).is_err());
         assert!(!known());
     }

@@ -37,7 +37,7 @@ pub(super) enum Manner {
     /// A node of a graph that is launched now: the owner of the memory was checked separately.
     Launched,
     /// Work that a program reports. Work that was not reported may have written there, too.
-    Told,
+    Reported,
 }
 
 /// The check of an access: the findings in the bytes that it touches, and the marks that it leaves.
@@ -207,7 +207,7 @@ impl Model {
         let mut look = Look {
             clock,
             mark,
-            reads_before: access.mode != AccessMode::Write && manner != Manner::Told,
+            reads_before: access.mode != AccessMode::Write && manner != Manner::Reported,
             writes,
             manner,
             written,
@@ -223,9 +223,9 @@ impl Model {
             let end = piece.address + (piece.end - piece.start);
             let mut beyond = Parts::new();
             for part in rest {
-                let (within, behind) = part.split(end);
+                let (within, after) = part.split(end);
                 within.into_iter().for_each(|part| self.touch_part(&mut look, part, piece, &mut troubles));
-                beyond.extend(behind);
+                beyond.extend(after);
             }
             rest = beyond;
         }

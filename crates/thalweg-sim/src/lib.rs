@@ -20,7 +20,7 @@
 //! - `memory` maps addresses to bytes: `virtual_memory` maps it, `pool` orders it by streams, `backing` provides the bytes,
 //!   `lease` lets machines reuse them, `sharing` exports and imports them, `ranges` are the free ones.
 //! - `control` runs a controlled machine: `entry` is the entry of its host threads, `turn` lets one step follow another,
-//!   `choice` asks the schedule ([`schedules`] decide), `apart` is work on other threads, `watch` detects threads that wait
+//!   `choice` asks the schedule ([`schedules`] decide), `detached` is work on other threads, `watch` detects threads that wait
 //!   without a call and runs that take too long, `sighting` is the operating system's view of threads, `spawn` starts them.
 //! - `faults` lists the faults that can be requested, and passes each to the module in which it strikes.
 //! - `machine` is the lock around everything, the threads and the waiting; `state` is the data that it guards; `driver` is
@@ -74,7 +74,7 @@ use std::time::{Duration, Instant};
 
 use thalweg_driver::{Code, Error, ExternalStream, Process, Result};
 
-pub use control::spawn::{Seat, SimThread};
+pub use control::spawn::{HostThreadSlot, SimThread};
 pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
 
 use self::control::{CallKind, Condition, Limit, Wait};
@@ -128,7 +128,7 @@ impl SimDriver {
     pub fn new(config: SimConfig) -> Result<Arc<Self>> {
         let (state, config) = Self::prepare("SimDriver::new", config, false)?;
         let machine = machine::Machine::start(state, config.workers)
-            .map_err(|error| refused("SimDriver::new", &config, &error))?;
+            .map_err(|error| creation_error("SimDriver::new", &config, &error))?;
         Ok(Arc::new(Self { machine, config, process: Process::current() }))
     }
 
@@ -175,7 +175,7 @@ impl SimDriver {
         // be mistaken for one of ours.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;
         let state = state::MachineState::new(number, config.devices, config.memory_bytes, is_controlled)
-            .map_err(|error| refused(call, &config, &error))?;
+            .map_err(|error| creation_error(call, &config, &error))?;
         Ok((state, config))
     }
 
@@ -267,21 +267,21 @@ impl SimDriver {
         self.set_limit(None)
     }
 
-    /// Calls `told` when no thread makes progress any more, with the text of [`stuck`](Self::stuck). It must not call the
+    /// Calls `reported` when no thread makes progress any more, with the text of [`stuck`](Self::stuck). It must not call the
     /// driver.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
-    pub fn on_stuck(&self, told: impl FnOnce(&str) + Send + 'static) -> Result<()> {
-        self.set(|control| control.on_stuck = Some(Box::new(told)))
+    pub fn on_stuck(&self, reported: impl FnOnce(&str) + Send + 'static) -> Result<()> {
+        self.set(|control| control.on_stuck = Some(Box::new(reported)))
     }
 
-    /// Calls `told` at the first [observation](Trace::observations). It must not call the driver.
+    /// Calls `reported` at the first [observation](Trace::observations). It must not call the driver.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
-    pub fn on_observation(&self, told: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.set(|control| control.on_observation = Some(Box::new(told)))
+    pub fn on_observation(&self, reported: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.set(|control| control.on_observation = Some(Box::new(reported)))
     }
 
     /// Sets whether commands leave memory unchanged from now on: the accesses of kernels, library calls, copies, fills and
@@ -314,9 +314,9 @@ impl SimDriver {
         self.machine.lock().misuse.clone()
     }
 
-    /// Calls `told` at the first call of the driver by a command, with the text of [`misuse`](Self::misuse).
-    pub fn on_misuse(&self, told: impl FnOnce(&str) + Send + 'static) {
-        self.machine.lock().on_misuse = Some(Box::new(told));
+    /// Calls `reported` at the first call of the driver by a command, with the text of [`misuse`](Self::misuse).
+    pub fn on_misuse(&self, reported: impl FnOnce(&str) + Send + 'static) {
+        self.machine.lock().on_misuse = Some(Box::new(reported));
     }
 
     /// Returns the number of commands of all streams that are not complete.
@@ -430,7 +430,7 @@ impl SimDriver {
     }
 }
 
-fn refused(call: &'static str, config: &SimConfig, error: &std::io::Error) -> Error {
+fn creation_error(call: &'static str, config: &SimConfig, error: &std::io::Error) -> Error {
     Error::new(Code::OperatingSystem, call, format!("{config:?}: {error}"))
 }
 

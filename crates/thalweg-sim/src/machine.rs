@@ -144,9 +144,9 @@ impl Machine {
         let mut locked = self.entering.during(|| self.lock());
         if locked.misuse.is_none() {
             locked.misuse = Some(detail.clone());
-            let told = locked.on_misuse.take();
+            let reported = locked.on_misuse.take();
             drop(locked);
-            told.into_iter().for_each(|told| told(&detail));
+            reported.into_iter().for_each(|reported| reported(&detail));
         }
         Err(Refusal::new(Code::NotPermitted, detail))
     }

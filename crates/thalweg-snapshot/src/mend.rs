@@ -182,7 +182,7 @@ fn the_gap(missing: &[Missing], trace: &Trace, recording: &Recording) -> Option<
     let first = missing.iter().map(|entry| entry.from).max()? + 1;
     let last = missing.iter().map(|entry| entry.until).min()?;
     let times = || trace.indices().map(|index| recording.entries[index as usize].time_us);
-    let waits = times().zip(times().skip(1)).map(|(before, behind)| behind.saturating_sub(before));
+    let waits = times().zip(times().skip(1)).map(|(before, after)| after.saturating_sub(before));
     // Of equal intervals the first one counts.
     let places = waits.enumerate().skip(first - 1).take((last + 1).saturating_sub(first));
     let longest = places.fold(None, |best: Option<(usize, i64)>, (at, wait)| match best {

@@ -41,13 +41,21 @@ pub(crate) struct Offer {
     /// Whether the operator is one loop, to which strides do not matter: other operators rely on the layouts of the memory that
     /// they allocate.
     is_of_loop: bool,
+    /// Whether autograd records the call. The version is then counted as the offer is taken, so that the call's node saves the
+    /// result as it is after the write.
+    is_recorded: bool,
     is_taken: bool,
 }
 
 impl Offer {
     /// Offers the memory of a tensor.
     pub(crate) fn new(target: &Tensor, is_read: bool, is_of_loop: bool) -> Self {
-        Self { target: target.detach(), is_read, is_of_loop, is_taken: false }
+        Self { target: target.detach(), is_read, is_of_loop, is_recorded: false, is_taken: false }
+    }
+
+    /// Offers the memory of a tensor to a loop that autograd records, and that reads each element before it writes over it.
+    pub(crate) fn recorded(target: &Tensor) -> Self {
+        Self { is_recorded: true, ..Self::new(target, true, true) }
     }
 }
 
@@ -118,7 +126,7 @@ pub(crate) fn by_parts<R>(run: impl FnOnce() -> R) -> R {
 }
 
 /// Runs a function that may take no offer, since it is not known what becomes of its tensors.
-pub(crate) fn apart<R>(run: impl FnOnce() -> R) -> R {
+pub(crate) fn without_offers<R>(run: impl FnOnce() -> R) -> R {
     if OFFERS.with_borrow(|offers| offers.is_empty()) {
         return run();
     }
@@ -151,13 +159,17 @@ fn take(device: &Device, dtype: DType, fits: impl Fn(&Offer) -> Option<Tensor>) 
         let is_one = offers.len() == 1;
         let is_open = |offer: &&mut Offer| {
             let given = offer.target.dtype();
-            let is_converted = offer.is_of_loop && is_one && given.category() >= dtype.category();
+            let is_converted =
+                offer.is_of_loop && is_one && !offer.is_recorded && given.category() >= dtype.category();
             !offer.is_taken && (given == dtype || is_converted) && offer.target.device() == device
         };
         let open = offers.iter_mut().filter(is_open);
         let (offer, target) =
             open.map(|offer| (fits(offer), offer)).find_map(|(fit, offer)| Some((offer, fit?)))?;
         offer.is_taken = true;
+        if offer.is_recorded {
+            target.bump_version();
+        }
         Some(target)
     })
 }
@@ -249,7 +261,11 @@ impl Tensor {
 }
 
 /// Copies results elsewhere that were written into the memory of another result's target.
-pub(crate) fn untangled(results: &mut Tensors, targets: &[Tensor], location: CallLocation) -> Result<()> {
+pub(crate) fn separate_overlapping(
+    results: &mut Tensors,
+    targets: &[Tensor],
+    location: CallLocation,
+) -> Result<()> {
     for place in 0..results.len() {
         let result = &results[place];
         let is_elsewhere = |(at, target): (usize, &Tensor)| at != place && !are_disjoint(result, target);

@@ -1,9 +1,10 @@
 //! Whether operators must produce the same bits for the same operands on one device (`torch.use_deterministic_algorithms`).
 //!
 //! Nearly all operators always do. In this mode, the gradient of attention is never computed by
-//! [`Cudnn`](crate::sdp::SdpBackend::Cudnn), convolutions use engines of cuDNN that repeat their bits, and memory that is
-//! allocated without being written is [filled](set_fill_uninitialized_memory), so that a program that reads it repeats its bits
-//! as well. The library refuses none of its operators; a program's own operator that has no deterministic form reports it with
+//! [`Cudnn`](crate::sdp::SdpBackend::Cudnn), convolutions use engines of cuDNN that repeat their bits, sums of floats at indices
+//! are added in a fixed order instead of by atomic additions, and memory that is allocated without being written is
+//! [filled](set_fill_uninitialized_memory), so that a program that reads it repeats its bits as well. The library refuses none of
+//! its operators; a program's own operator that has no deterministic form reports it with
 //! [`alert_not_deterministic`].
 //!
 //! These settings are per process.

@@ -4,10 +4,9 @@
 //! - [`dispatch`]: which kernel runs a call, and registration of your own kernels.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
+//! - [`compile`]: functions whose loops are fused.
 //! - [`graph`]: entire steps, callables with their backward passes, and trees of functions as CUDA graphs.
-//! - [`mlp`]: two linear layers with GELU between them, fused where cuBLASLt supports it.
-//! - [`decoder`]: the layers of a decoder for one token.
-//! - [`norm_linear`]: a layer norm and a linear layer of few rows.
+//! - [`fused`]: functions of several operators in fewer launches, by a table of patterns.
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
 //! - [`testing`]: tests of operators from samples.
@@ -20,13 +19,14 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `deferred`, [`compile`] | loops that wait to become programs, and the functions that make them wait |
 //! | `tensor`, `storage`, `argument`, `caller`, `destination` | tensors, and the parts of calls |
 //! | [`autograd`] | nodes, formulas, and the engine |
 //! | [`dispatch`] | operators as data, the kernels that follow from them, the registry |
 //! | `loops` | launches of the loops of [`thalweg_ops`] on tensors, and their nodes |
 //! | `kernels` | kernels of other operators, and the nodes that they record |
 //! | `operators` | the entries, by family; `operators::table` is their union |
-//! | `arithmetic`, `subscript`, `views`, [`graph`], [`decoder`], [`mlp`], [`norm_linear`] | functionality built from operators |
+//! | `arithmetic`, `subscript`, `views`, [`graph`], [`fused`] | functionality built from operators |
 //!
 //! # Invariants
 //! - No public type is generic over a backend; no operator names a device.
@@ -40,22 +40,22 @@ mod arithmetic;
 pub mod autocast;
 pub mod autograd;
 pub mod caller;
-pub mod decoder;
+pub mod compile;
+mod deferred;
 mod destination;
 pub mod deterministic;
 pub mod dispatch;
 mod display;
 mod dtype_name;
+pub mod fused;
 pub mod graph;
 mod host_room;
 mod host_tensor;
 mod kernels;
 mod loops;
 mod memory_format;
-pub mod mlp;
 mod moves;
 mod ndarray;
-pub mod norm_linear;
 mod operators;
 pub mod random;
 pub mod recurrent;

@@ -137,10 +137,10 @@ impl Generator {
     #[track_caller]
     pub fn normal(&mut self) -> f32 {
         host_random(Label::here("normal"));
-        self.bell()
+        self.box_muller()
     }
 
-    fn bell(&mut self) -> f32 {
+    fn box_muller(&mut self) -> f32 {
         let radius = (-2.0 * (1.0 - self.fraction()).ln()).sqrt();
         radius * (std::f32::consts::TAU * self.fraction()).cos()
     }

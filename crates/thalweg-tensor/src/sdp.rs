@@ -4,8 +4,8 @@
 //! scores. [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of
 //! [`SdpBackend`], that can compute it; [`sdp_kernel`] sets which may be used. Cudnn and Flash take queries, keys and values of
 //! bf16 or f16 with 3 or 4 dimensions, equal batches, up to 256 features, and a scale above 0, on the simulator and on GPUs from
-//! compute capability 8.0 on; Cudnn only if the library is present and supports the shape. Features that are no multiple of 8, and
-//! values with other features than queries, are padded with zeros. Math takes everything.
+//! compute capability 8.0 on; Cudnn only if the library is present and supports the shape. Features that are not a multiple of 8,
+//! and values with other features than queries, are padded with zeros. Math takes everything.
 //!
 //! Both take a mask of truth values or of numbers that repeats along any of its dimensions; numbers are added to the scores in the
 //! queries' dtype, and may need a gradient. Cudnn takes masks that are contiguous along the keys, with other strides that are

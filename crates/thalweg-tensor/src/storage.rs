@@ -4,12 +4,12 @@
 //! `resize_`, `squeeze_` and the like change a tensor that other code may hold, too. The storage stays the same object and
 //! receives other memory. A new layout is appended to the former ones, which are never moved, since references to them exist.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use thalweg_ir::Layout;
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, Result};
+use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, Result, Stream, queue_deferred};
 
 use crate::dispatch::is_inference;
 
@@ -19,8 +19,12 @@ pub(crate) struct Storage {
     /// The address of the buffer, to be read without the lock; [`MOVES`] if only the buffer knows it.
     address: AtomicU64,
     buffer: Mutex<Buffer>,
+    /// The one who gives the storage its memory, if it has none yet: see [`PENDING`].
+    promise: OnceLock<Box<dyn Promise>>,
     /// Whether the memory may be replaced; memory of another library may not.
     is_resizable: bool,
+    /// The number of holders that are deferred loops.
+    deferred_holders: AtomicU32,
     /// The number of writes in place by tensors without a version of their own. Backward checks it, since the tensors that it saved must
     /// not have changed.
     version: AtomicU32,
@@ -42,12 +46,33 @@ const MOVES: u64 = u64::MAX;
 /// The address if the memory was freed while tensors over it were still alive.
 const GIVEN_BACK: u64 = u64::MAX - 1;
 
+/// The address if the memory is allocated when it is first needed: by work that is deferred, or by who reads the address.
+const PENDING: u64 = u64::MAX - 2;
+
+/// The one who gives a storage its memory.
+pub(crate) trait Promise: Send + Sync {
+    /// Returns the size of the memory in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Returns the stream that the memory will belong to.
+    fn stream(&self) -> &Stream;
+
+    /// Allocates the memory.
+    fn allocate(&self) -> Result<Buffer>;
+
+    /// Queues the deferred work that writes the storage, and gives it memory ([`Storage::fulfil`]). If that fails, the thread's next
+    /// command reports it.
+    fn keep(&self, storage: &Storage);
+}
+
 impl Storage {
     pub(crate) fn new(buffer: Buffer) -> Self {
         Self {
             device: buffer.device().clone(),
             address: AtomicU64::new(buffer.pointer().address()),
             buffer: Mutex::new(buffer),
+            promise: OnceLock::new(),
+            deferred_holders: AtomicU32::new(0),
             is_resizable: true,
             version: AtomicU32::new(0),
             writes: AtomicU32::new(0),
@@ -68,6 +93,11 @@ impl Storage {
         Self { address: AtomicU64::new(MOVES), ..Self::new(buffer) }
     }
 
+    /// Returns a storage whose memory is allocated when it is first needed; `nothing` is a buffer of no bytes.
+    pub(crate) fn promised(nothing: Buffer, promise: Box<dyn Promise>) -> Self {
+        Self { address: AtomicU64::new(PENDING), promise: OnceLock::from(promise), ..Self::new(nothing) }
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
@@ -76,19 +106,82 @@ impl Storage {
         match self.address.load(Ordering::Acquire) {
             MOVES => self.buffer().pointer(),
             GIVEN_BACK => DevicePointer::new(0),
+            PENDING => self.awaited(),
             address => DevicePointer::new(address),
         }
     }
 
+    /// Returns whether the memory is not allocated yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.address.load(Ordering::Acquire) == PENDING
+    }
+
+    /// Returns the size of the memory that is not allocated yet; `None` if it is.
+    pub(crate) fn promised_bytes(&self) -> Option<u64> {
+        self.promise.get().filter(|_| self.is_pending()).map(|promise| promise.bytes())
+    }
+
+    /// Waits for the memory on the host. Returns its address; 0 if there is none, which the thread's next command reports.
+    #[cold]
+    fn awaited(&self) -> DevicePointer {
+        if let Some(promise) = self.promise.get() {
+            promise.keep(self);
+        }
+        if self.is_pending() { DevicePointer::new(0) } else { self.pointer() }
+    }
+
+    /// Returns whether the memory is not allocated yet, and will belong to a stream.
+    fn is_promised_on(&self, stream: &Stream) -> bool {
+        self.is_pending() && self.promise.get().is_some_and(|promise| promise.stream() == stream)
+    }
+
+    /// Records that work on a stream uses the memory, as [`Buffer::record_stream`] does.
+    #[track_caller]
+    pub(crate) fn record_stream(&self, stream: &Stream) {
+        if !self.is_promised_on(stream) {
+            self.buffer().record_stream(stream);
+        }
+    }
+
+    /// Returns whether no stream but this one uses the memory: see [`Buffer::is_used_only_on`].
+    pub(crate) fn is_used_only_on(&self, stream: &Stream) -> bool {
+        self.is_promised_on(stream) || self.buffer().is_used_only_on(stream)
+    }
+
+    /// Allocates the memory that was promised.
+    pub(crate) fn allocated(&self) -> Result<Buffer> {
+        let promise = self.promise.get().expect("memory that is to be allocated was promised");
+        promise.allocate()
+    }
+
+    /// Gives the storage its memory.
+    pub(crate) fn fulfil(&self, buffer: Buffer) {
+        let mut own = self.buffer.lock();
+        self.address.store(buffer.pointer().address(), Ordering::Release);
+        *own = buffer;
+    }
+
     /// Returns the buffer, which cannot be replaced while the guard is held.
     pub(crate) fn buffer(&self) -> MutexGuard<'_, Buffer> {
+        if self.is_pending() {
+            self.awaited();
+        }
         self.buffer.lock()
     }
 
     /// Returns the buffer of a storage that nothing else holds, to be made an output of a graph.
     pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
+        if self.is_pending() {
+            self.awaited();
+        }
         *self.address.get_mut() = MOVES;
         self.buffer.get_mut()
+    }
+
+    /// Returns the number of holders of a storage, without loops that are deferred: what writes it is ordered after them.
+    pub(crate) fn holders(this: &Arc<Self>) -> usize {
+        let deferred = this.deferred_holders.load(Ordering::Acquire) as usize;
+        Arc::strong_count(this).saturating_sub(deferred)
     }
 
     pub(crate) fn version(&self) -> u32 {
@@ -123,7 +216,7 @@ impl Storage {
     pub(crate) fn adopt(&self, other: &Self) -> bool {
         let can_move =
             |storage: &Self| storage.is_resizable && storage.address.load(Ordering::Acquire) != MOVES;
-        if !can_move(self) || !can_move(other) {
+        if !can_move(self) || !can_move(other) || queue_deferred(Label::here("set_")).is_err() {
             return false;
         }
         let (mut own, mut given) = (self.buffer(), other.buffer());
@@ -152,6 +245,7 @@ impl Storage {
 
     /// Frees the memory (0 bytes), or changes its size to this many bytes, of which the first keep their values.
     pub(crate) fn resize(&self, bytes: u64, label: Label) -> Result<()> {
+        queue_deferred(label)?;
         if !self.is_given_back() && bytes != 0 {
             let former = self.grow(bytes, label)?;
             return if bytes >= former { Ok(()) } else { Err(shrunk(former, bytes)) };
@@ -186,6 +280,7 @@ impl Storage {
     /// Grows the storage to at least this many bytes, on the current stream; if it has fewer, its contents are copied to new
     /// memory. Returns the previous number of bytes.
     pub(crate) fn grow(&self, bytes: u64, label: Label) -> Result<u64> {
+        queue_deferred(label)?;
         let mut buffer = self.buffer();
         let former = buffer.size_bytes();
         if bytes <= former {
@@ -205,6 +300,22 @@ impl Storage {
         self.address.store(grown.pointer().address(), Ordering::Release);
         *buffer = grown;
         Ok(former)
+    }
+}
+
+/// A storage that a deferred loop holds.
+pub(crate) struct DeferredHolder(Arc<Storage>);
+
+impl DeferredHolder {
+    pub(crate) fn new(storage: Arc<Storage>) -> Self {
+        storage.deferred_holders.fetch_add(1, Ordering::AcqRel);
+        Self(storage)
+    }
+}
+
+impl Drop for DeferredHolder {
+    fn drop(&mut self) {
+        self.0.deferred_holders.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -77,13 +77,13 @@ macro_rules! integers {
 
         impl From<RangeInclusive<$type>> for Index {
             fn from(range: RangeInclusive<$type>) -> Self {
-                Self::Slice(Some(*range.start() as i64), behind(*range.end() as i64), 1)
+                Self::Slice(Some(*range.start() as i64), index_after(*range.end() as i64), 1)
             }
         }
 
         impl From<RangeToInclusive<$type>> for Index {
             fn from(range: RangeToInclusive<$type>) -> Self {
-                Self::Slice(None, behind(range.end as i64), 1)
+                Self::Slice(None, index_after(range.end as i64), 1)
             }
         }
     )*};
@@ -92,7 +92,7 @@ macro_rules! integers {
 integers!(i32 i64 usize);
 
 /// Returns the index after one; `None` after the last, which is −1.
-fn behind(place: i64) -> Option<i64> {
+fn index_after(place: i64) -> Option<i64> {
     (place != -1).then(|| place.saturating_add(1))
 }
 

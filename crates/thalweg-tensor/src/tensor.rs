@@ -17,6 +17,7 @@ use thalweg_runtime::{Buffer, Device, Error, ExternalMemory, Label, Result, Stre
 
 use crate::autograd::{AutogradMeta, Edge, ViewOf, is_grad_enabled, no_grad};
 use crate::caller::{Operand, at_line, creating, in_call, label_at};
+use crate::deferred;
 use crate::deterministic::fills_now;
 use crate::dispatch::is_inference;
 use crate::host_room::host_room;
@@ -132,8 +133,11 @@ impl Tensor {
         stream: &Stream,
         label: Label,
     ) -> Result<Self> {
-        let buffer = Buffer::labelled(stream, bytes, label)?;
-        Ok(Self::over(Arc::new(Storage::new(buffer)), layout, dtype))
+        let storage = match deferred::is_on() && bytes > 0 {
+            true => deferred::promised(stream, bytes, label)?,
+            false => Storage::new(Buffer::labelled(stream, bytes, label)?),
+        };
+        Ok(Self::over(Arc::new(storage), layout, dtype))
     }
 
     /// Returns a tensor over a storage, outside the autograd graph.
@@ -292,11 +296,19 @@ impl Tensor {
         self.0.storage.pointer().offset(offset as u64)
     }
 
+    /// Returns an address that is aligned as the device address of the first element is; the memory need not be allocated yet.
+    pub(crate) fn aligned_like(&self) -> DevicePointer {
+        let offset = self.layout().offset() * self.dtype().size_bytes();
+        let storage = &self.0.storage;
+        let base = if storage.is_pending() { DevicePointer::new(0) } else { storage.pointer() };
+        base.offset(offset as u64)
+    }
+
     /// Records that work on `stream` uses the tensor (`torch.Tensor.record_stream`): once the tensor is dropped, its memory is
     /// reused only after all work that has been submitted to the stream by then.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
-        self.0.storage.buffer().record_stream(stream);
+        self.0.storage.record_stream(stream);
     }
 
     /// Records that the work submitted to `stream` so far is the last that uses the tensor, until this method is called again.
@@ -394,7 +406,7 @@ impl Tensor {
     }
 
     /// Returns a number that is unique among live tensors.
-    pub(crate) fn identity(&self) -> usize {
+    pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 

@@ -280,7 +280,7 @@ impl Allocator {
         let Some(live) = self.live.remove(address) else { return Err(unknown(address)) };
         let _context = self.keep_context();
         let device = self.devices[live.device as usize].get().expect("a live block's device is open");
-        device.tell_freed(address);
+        device.report_freed(address);
         let noted = device.note_green_use(&live.block);
         // The free may call the driver, so the context must be saved during it.
         drop(live);

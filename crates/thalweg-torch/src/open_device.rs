@@ -132,7 +132,7 @@ impl OpenDevice {
             return 0;
         }
         let address = block.address();
-        self.tell_allocated(&block);
+        self.report_allocated(&block);
         let former = live.insert(Live { block, device: self.index });
         assert!(
             former.is_none_or(|former| former.block.is_revoked()),
@@ -142,7 +142,7 @@ impl OpenDevice {
     }
 
     #[inline]
-    fn tell_allocated(&self, block: &Block) {
+    fn report_allocated(&self, block: &Block) {
         let Some(instrument) = self.device.driver().instrument() else { return };
         let stream = thalweg_driver::StreamHandle::from_raw(block.stream().raw());
         let label = Label::here("allocate");
@@ -157,7 +157,7 @@ impl OpenDevice {
 
     /// Reports a free before the block is returned: afterwards it may at once have another owner.
     #[inline]
-    pub(crate) fn tell_freed(&self, address: u64) {
+    pub(crate) fn report_freed(&self, address: u64) {
         if let Some(instrument) = self.device.driver().instrument() {
             instrument.block_freed(address, None);
         }
@@ -214,7 +214,7 @@ impl OpenDevice {
         }
         if self.is_capturing() || self.device.synchronize().is_err() {
             allocator.retain_pool(id)?;
-            allocator.release_pool_behind(id, &self.streams.ids())?;
+            allocator.release_pool_after(id, &self.streams.ids())?;
         }
         self.pools.release(allocator, name)
     }
@@ -249,13 +249,13 @@ impl OpenDevice {
         }
         let restored = self.allocator().restore_pool(checkpoint.pool, &checkpoint.state)?;
         for address in &restored.freed {
-            self.tell_freed(*address);
+            self.report_freed(*address);
             drop(live.remove_if(*address, |live| live.block.is_revoked()));
         }
         let mut allocated = Vec::with_capacity(restored.allocated.len());
         for block in restored.allocated {
             allocated.push((block.address(), block.requested_bytes()));
-            self.tell_allocated(&block);
+            self.report_allocated(&block);
             drop(live.insert(Live { block, device: self.index }));
         }
         Ok(PutBack { freed: restored.freed, allocated })

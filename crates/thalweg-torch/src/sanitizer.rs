@@ -82,23 +82,23 @@ impl Sanitizer {
 
     /// Sets the calling thread's location from its stack, unless the thread has set one itself.
     pub(crate) fn at_line_of(&self, call: &'static str, stacks: &Stacks) -> Option<AtSite> {
-        if SanitizerDriver::has_told_site() {
+        if SanitizerDriver::has_reported_site() {
             return None;
         }
         let frames = stacks.python_stack()?;
         let frame = frames.iter().find(|frame| is_of_program(frame))?;
         let line = SourceLine { file: kept(&frame.filename), line: frame.line };
-        SanitizerDriver::told_site(Some(Site { operator: call, location: Some(line) }));
+        SanitizerDriver::reported_site(Some(Site { operator: call, location: Some(line) }));
         Some(AtSite)
     }
 }
 
-/// A guard: while it lives, the site of the calling thread is set. See [`SanitizerDriver::told_site`].
+/// A guard: while it lives, the site of the calling thread is set. See [`SanitizerDriver::reported_site`].
 pub(crate) struct AtSite;
 
 impl Drop for AtSite {
     fn drop(&mut self) {
-        SanitizerDriver::told_site(None);
+        SanitizerDriver::reported_site(None);
     }
 }
 
@@ -131,9 +131,9 @@ pub(crate) fn accesses(mut words: &[i64]) -> Result<Vec<Access>> {
     let mut accesses = Vec::new();
     while let [address, element_bytes, mode, dimensions, rest @ ..] = words {
         let count = usize::try_from(*dimensions).map_err(|_| wrong())?;
-        let behind = count.checked_mul(2).filter(|behind| *behind <= rest.len()).ok_or_else(wrong)?;
-        let (sizes, strides) = rest[..behind].split_at(count);
-        words = &rest[behind..];
+        let after = count.checked_mul(2).filter(|after| *after <= rest.len()).ok_or_else(wrong)?;
+        let (sizes, strides) = rest[..after].split_at(count);
+        words = &rest[after..];
         let mode = match mode {
             0 => AccessMode::Read,
             1 => AccessMode::Write,

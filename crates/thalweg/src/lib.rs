@@ -19,6 +19,7 @@
 //! | to | see |
 //! |---|---|
 //! | begin | [`prelude`], and [Coming from PyTorch, in Rust](https://github.com/thalweg-rs/thalweg/blob/main/docs/rust.md) |
+//! | fuse the loops of a function | [`compile`](compile()) |
 //! | compute with tensors and their gradients | [`Tensor`], [`autograd`], [`no_grad`], [`random`], and [`tensor`], which has autocast and graphs of whole steps |
 //! | build and train a network | [`module`], [`functional`], [`optim`], [`models`], [`data`], [`progress`], [`summary`]; all of them are in [`nn`] |
 //! | save and load it | [`serialize`] |
@@ -85,6 +86,7 @@ pub mod module {
     pub use thalweg_nn::module::*;
 }
 
+pub use thalweg_tensor::compile::{self, compile};
 pub use thalweg_tensor::{
     HostTensor, Index, MemoryFormat, NoGrad, Tensor, autograd, dispatch, i, no_grad, random, testing,
     try_no_grad, warning,

@@ -30,7 +30,7 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     let mut lines = product.lines().enumerate().peekable();
     while let Some((index, line)) = lines.next() {
         let next = lines.peek().map_or("", |(_, next)| next.trim_start());
-        if !line.trim_start().starts_with("//") && (asks(line) || matches(line, next)) {
+        if !line.trim_start().starts_with("//") && (tests_name(line) || matches(line, next)) {
             let what = "decides by an operator's name: let its entry say it, by a value or a function".into();
             findings.push(Finding { level: Level::Error, file: file.to_owned(), line: index + 1, what });
         }
@@ -38,7 +38,7 @@ pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
 }
 
 /// Returns whether a line has one of the tests of a name.
-fn asks(line: &str) -> bool {
+fn tests_name(line: &str) -> bool {
     QUESTIONS
         .iter()
         .any(|question| line.match_indices(question).any(|(place, _)| ends_with_name(&line[..place])))

@@ -1,4 +1,4 @@
-//! Modules that use each other in a circle.
+//! Modules that use each other in a circle, or a room that is above their own.
 //!
 //! A circle of modules can only be understood together, so it is kept small: at most a hub with spokes. A use is a name in a
 //! `use`, or a path from `crate`, `super` or a child, outside of tests and documentation. A name that another module re-exports
@@ -15,19 +15,52 @@ pub const MOST: usize = 6;
 /// A module by its names from the root of the crate: `[]` is the root.
 type Name = Vec<String>;
 
+/// Rooms that Rust's rules keep in one crate (an inherent method is in the crate of its type), from the lowest. A module uses its
+/// own room and lower ones. Modules that are not listed may use all rooms.
+const ROOMS: [(&str, &[&[&str]]); 1] = [(
+    "thalweg-tensor",
+    &[
+        &["argument", "autograd", "caller", "destination", "dispatch", "loops", "storage", "tensor"],
+        &["kernels"],
+        &["operators"],
+        &["fused", "graph"],
+    ],
+)];
+
+/// Returns each use of a module in a higher room of a crate: the module, and the one that it uses.
+pub fn upward(package: &str, sources: &[(String, String)]) -> Vec<(String, String)> {
+    let Some((_, rooms)) = ROOMS.iter().find(|(name, _)| *name == package) else { return Vec::new() };
+    let level = |module: &Name| {
+        let room = module.first()?;
+        rooms.iter().position(|modules| modules.contains(&room.as_str()))
+    };
+    let uses = uses_of(sources);
+    let edges = edges(&uses);
+    let all = edges.iter().flat_map(|(name, targets)| targets.iter().map(move |target| (*name, target)));
+    all.filter(|(name, target)| matches!((level(name), level(target)), (Some(own), Some(used)) if used > own))
+        .map(|(name, target)| (name.join("::"), target.join("::")))
+        .collect()
+}
+
+/// Returns the paths that each module uses.
+fn uses_of(sources: &[(String, String)]) -> BTreeMap<Name, Vec<Use>> {
+    let product = sources.iter().filter(|(file, _)| !file.trim_end_matches(".rs").ends_with("tests"));
+    product.map(|(file, text)| (name_of(file), uses(&name_of(file), text))).collect()
+}
+
+/// Returns the modules that each module uses.
+fn edges(uses: &BTreeMap<Name, Vec<Use>>) -> BTreeMap<&Name, BTreeSet<Name>> {
+    let targets = |(name, list): (_, &Vec<Use>)| {
+        let used = list.iter().filter(|one| !(one.handed_on && is_below(&one.path, name)));
+        (name, used.map(|one| target(uses, &one.path, 0)).filter(|target| target != name).collect())
+    };
+    uses.iter().map(targets).collect()
+}
+
 /// Returns the largest circle of a crate's modules, if it is larger than [`MOST`].
 pub fn too_large(sources: &[(String, String)]) -> Option<Vec<String>> {
-    let product = sources.iter().filter(|(file, _)| !file.trim_end_matches(".rs").ends_with("tests"));
-    let uses: BTreeMap<Name, Vec<Use>> =
-        product.map(|(file, text)| (name_of(file), uses(&name_of(file), text))).collect();
-    let edges: BTreeMap<&Name, BTreeSet<Name>> = uses
-        .iter()
-        .map(|(name, of)| {
-            let used = of.iter().filter(|one| !(one.handed_on && is_below(&one.path, name)));
-            let targets = used.map(|one| target(&uses, &one.path, 0));
-            (name, targets.filter(|target| target != name).collect())
-        })
-        .collect();
+    let uses = uses_of(sources);
+    let edges = edges(&uses);
     let reaches = |from: &Name| {
         let (mut seen, mut left) = (BTreeSet::new(), vec![from.clone()]);
         while let Some(name) = left.pop() {
@@ -179,6 +212,22 @@ mod tests {
         assert_eq!(too_large(&sources), None);
         sources[6].1 = "#[cfg(test)]\nmod tests;\nuse crate::X;".into();
         assert!(too_large(&sources).is_some());
+    }
+
+    #[test]
+    fn a_use_of_a_higher_room_is_found() {
+        let sources = |user: &str, text: &str| {
+            let empty = ["operators.rs", "operators/view.rs", "dispatch.rs"].map(|file| (file, ""));
+            let files = empty.into_iter().filter(|(file, _)| *file != user).chain([(user, text)]);
+            files.map(|(file, text)| (file.to_owned(), text.to_owned())).collect::<Vec<_>>()
+        };
+        let found = |user, text| upward("thalweg-tensor", &sources(user, text));
+        let up = |from: &str, to: &str| vec![(from.to_owned(), to.to_owned())];
+        assert_eq!(found("dispatch.rs", "use crate::operators::view::f;"), up("dispatch", "operators::view"));
+        assert_eq!(found("kernels/a.rs", "fn f() { crate::operators::g() }"), up("kernels::a", "operators"));
+        assert_eq!(found("operators/view.rs", "use crate::dispatch::f;"), []);
+        assert_eq!(found("views.rs", "use crate::operators::view::f;"), [], "a client of all rooms");
+        assert_eq!(upward("thalweg-nn", &sources("dispatch.rs", "use crate::operators::view::f;")), []);
     }
 
     #[test]

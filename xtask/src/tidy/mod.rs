@@ -5,7 +5,7 @@
 //! - Nothing is left undone in sources: none of the words of [`UNDONE`].
 //! - No file names a folder of a machine ([`MACHINE_FOLDERS`]). A line that must contain one has the mark `tidy: a made-up path`.
 //! - The texts of both licences exist.
-//! - No crate has a large circle of modules that use each other ([`circles`]).
+//! - No crate has a large circle of modules that use each other, and no module uses a higher room of its crate ([`circles`]).
 //! - Nothing is decided by an operator's name ([`by_name`]).
 //! - Every crate can be published ([`packages`]).
 //! - The words are those of the glossary, and each documentation comment is complete ([`words`], [`openings`]).
@@ -94,6 +94,14 @@ pub fn run() -> Result<bool, String> {
         }
     }
     for (package, sources) in packages {
+        for (module, used) in circles::upward(&package, &sources) {
+            findings.push(Finding {
+                level: Level::Error,
+                file: format!("crates/{package}/src"),
+                line: 0,
+                what: format!("`{module}` uses `{used}`, which is in a higher room"),
+            });
+        }
         if let Some(circle) = circles::too_large(&sources) {
             let (count, most) = (circle.len(), circles::MOST);
             let what = format!("{count} files use each other, more than {most}: {}", circle.join(", "));
@@ -158,11 +166,11 @@ fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
         add(Level::Error, 1, "does not open with what it is for (//!)".into());
     }
     let lines = text.lines().count();
-    if let Some(level) = judge(lines, &FILE) {
+    if let Some(level) = level_of(lines, &FILE) {
         add(level, 0, format!("has {lines} lines, more than {}", limit(level, &FILE)));
     }
     for function in scan::functions(text) {
-        if let Some(level) = judge(function.lines, &FUNCTION) {
+        if let Some(level) = level_of(function.lines, &FUNCTION) {
             let scan::Function { name, line, lines } = function;
             add(level, line, format!("fn {name} has {lines} lines, more than {}", limit(level, &FUNCTION)));
         }
@@ -183,7 +191,7 @@ fn names(line: &str, folder: &str) -> bool {
     })
 }
 
-fn judge(lines: usize, limit: &Limit) -> Option<Level> {
+fn level_of(lines: usize, limit: &Limit) -> Option<Level> {
     match lines {
         _ if lines > limit.error => Some(Level::Error),
         _ if lines > limit.warning => Some(Level::Warning),

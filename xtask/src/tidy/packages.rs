@@ -36,7 +36,7 @@ pub fn check(root: &Path, findings: &mut Vec<Finding>) {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let place = |file: &str| format!("crates/{name}/{file}");
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
-        for lack in lacks(&manifest) {
+        for lack in missing_fields(&manifest) {
             add(findings, &place("Cargo.toml"), 0, lack);
         }
         for licence in LICENCES {
@@ -80,7 +80,7 @@ fn internal_without_version(manifest: &str) -> Vec<usize> {
 }
 
 /// Returns what a manifest lacks.
-fn lacks(manifest: &str) -> Vec<String> {
+fn missing_fields(manifest: &str) -> Vec<String> {
     let package = manifest.split("\n[").next().unwrap_or_default();
     let has = |key: &str| {
         package.lines().any(|line| {
@@ -143,17 +143,17 @@ y.workspace = true
 
     #[test]
     fn each_lack_of_a_manifest_is_seen() {
-        assert!(lacks(GOOD).is_empty());
+        assert!(missing_fields(GOOD).is_empty());
         for (key, _) in KEYS {
             let without: String =
                 GOOD.lines().filter(|line| !line.starts_with(key)).map(|line| format!("{line}\n")).collect();
-            let lacks = lacks(&without);
+            let lacks = missing_fields(&without);
             assert!(lacks.len() == 1 && lacks[0].contains(key), "{key}: {lacks:?}");
         }
-        assert_eq!(lacks(&GOOD.replace("docs.rs]", "docs]")).len(), 1);
-        assert_eq!(lacks(&GOOD.replace("y.workspace = true", "y = { path = \"../y\" }")).len(), 1);
+        assert_eq!(missing_fields(&GOOD.replace("docs.rs]", "docs]")).len(), 1);
+        assert_eq!(missing_fields(&GOOD.replace("y.workspace = true", "y = { path = \"../y\" }")).len(), 1);
         let late = GOOD.replace("keywords = [\"x\"]\n", "") + "keywords = 1\n";
-        assert_eq!(lacks(&late).len(), 1, "a key of another table is not a key of the package");
+        assert_eq!(missing_fields(&late).len(), 1, "a key of another table is not a key of the package");
     }
 
     #[test]

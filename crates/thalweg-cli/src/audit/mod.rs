@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use self::examples::{EXAMPLES, Example};
-use crate::output::{Output, complain};
+use crate::output::{Output, print_error};
 
 /// Shows what stands in the way of capturing a region as a graph, by examples
 #[derive(Args)]
@@ -67,7 +67,7 @@ pub fn run(arguments: &AuditArgs) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            complain(&error.to_string());
+            print_error(&error.to_string());
             ExitCode::FAILURE
         }
     }

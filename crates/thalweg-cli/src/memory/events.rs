@@ -164,8 +164,12 @@ impl List<'_> {
         let mut table = Table::new(&["entry", "ms", "bytes", "address", "what and where"], 4);
         for (entry, (event, remarks)) in rows {
             let (bytes, address) = sizes(event);
-            let what =
-                format!("{}: {}{}", event.action.name(), place(self.recording, event.stack), said(remarks));
+            let what = format!(
+                "{}: {}{}",
+                event.action.name(),
+                place(self.recording, event.stack),
+                remarks_text(remarks)
+            );
             table.row(vec![count(*entry as u64), self.time(event), bytes, address, what]);
         }
         if !table.is_empty() {
@@ -179,7 +183,8 @@ impl List<'_> {
         let time = if time.is_empty() { time } else { format!(", at {time} ms") };
         let what = event.action.name();
         let entry = count(*entry as u64);
-        self.output.line(4, &format!("\n  {entry}  {what}  {bytes}  {address}{time}{}", said(remarks)));
+        self.output
+            .line(4, &format!("\n  {entry}  {what}  {bytes}  {address}{time}{}", remarks_text(remarks)));
         stack(&self.output, self.recording, event.stack);
     }
 
@@ -223,7 +228,7 @@ fn sizes(event: &Event) -> (String, String) {
 }
 
 /// Returns the remarks of the program or the allocator on an entry.
-fn said(remarks: &Remarks<'_>) -> String {
+fn remarks_text(remarks: &Remarks<'_>) -> String {
     let compiled = remarks.compile_context.filter(|text| !matches!(*text, "" | "N/A"));
     let mut text = String::new();
     for (name, said) in [

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use thalweg::memory_tools::analysis::{StackGroup, Telling, backward_node, telling};
+use thalweg::memory_tools::analysis::{FrameChoice, StackGroup, backward_node, informative_frame};
 use thalweg::snapshot::{FrameId, FrameView, Recording, StackId};
 
 /// The text for blocks whose stack is not known.
@@ -15,7 +15,7 @@ pub fn place(recording: &Recording, stack: Option<StackId>) -> String {
 
 /// Returns the place for a block's frames, innermost first.
 pub fn place_of<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> String {
-    telling(frames).map_or_else(|| UNKNOWN.into(), frame_text)
+    informative_frame(frames).map_or_else(|| UNKNOWN.into(), frame_text)
 }
 
 fn frame_text(frame: FrameView<'_>) -> String {
@@ -42,13 +42,13 @@ pub struct AllocationSite {
 
 /// Returns live blocks by place, the most bytes first. Several stacks can lead through one place.
 pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<AllocationSite> {
-    let mut telling = Telling::of(recording);
+    let mut choice = FrameChoice::of(recording);
     // Many stacks lead through one frame, and several frames can have one name.
     let mut of_frame: HashMap<Option<FrameId>, usize> = HashMap::new();
     let mut of_name: HashMap<String, usize> = HashMap::new();
     let mut places: Vec<AllocationSite> = Vec::new();
     for group in by_stack {
-        let frame = group.stack.and_then(|stack| telling.frame(stack)).map(|(_, frame)| frame);
+        let frame = group.stack.and_then(|stack| choice.frame(stack)).map(|(_, frame)| frame);
         let number = *of_frame.entry(frame).or_insert_with(|| {
             let name = frame.map_or_else(|| UNKNOWN.into(), |frame| frame_text(recording.frame(frame)));
             *of_name.entry(name).or_insert_with_key(|name| {

@@ -8,7 +8,7 @@ use super::size::size;
 
 /// Returns the place of the request, its size, and the device's free memory.
 pub fn in_short(recording: &Recording, requested: u64, stack: Option<StackId>, device_free: u64) -> String {
-    format!("{}; {}", asked(recording, requested, stack), left(device_free))
+    format!("{}; {}", request_text(recording, requested, stack), left(device_free))
 }
 
 /// Returns all known details of the failure, in sentences. `gpu` is the size of the GPU, and `least_gpu` the size of the smallest
@@ -53,7 +53,7 @@ pub fn in_full(
     let free = fragmentation.reserved_bytes() - fragmentation.active_bytes;
     format!(
         "{}. {} were reserved, of which {} were not active, the largest free range {}; {}, and {outside}.{holders}{enough}",
-        asked(recording, *requested_bytes, *stack),
+        request_text(recording, *requested_bytes, *stack),
         size(*reserved_bytes),
         size(free),
         size(fragmentation.largest_free_bytes),
@@ -61,7 +61,7 @@ pub fn in_full(
     )
 }
 
-fn asked(recording: &Recording, bytes: u64, stack: Option<StackId>) -> String {
+fn request_text(recording: &Recording, bytes: u64, stack: Option<StackId>) -> String {
     format!("{} were asked for at {}", size(bytes), place(recording, stack))
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use thalweg::memory_tools::analysis::{BlockLife, Categories, Telling};
+use thalweg::memory_tools::analysis::{BlockLife, Categories, FrameChoice};
 use thalweg::memory_tools::report::{PageModel, Stack, StackFrame};
 use thalweg::snapshot::{FrameId, Recording, StackId};
 
@@ -60,14 +60,14 @@ impl PageStacks {
         let wanted: usize = named.iter().map(|&stack| recording.stack_frames(stack).count()).sum();
         let left = most_frames.saturating_sub(self.used_frames);
         let depth = (wanted > left).then(|| (left / named.len()).max(1));
-        let mut telling = Telling::of(recording);
+        let mut informative_frame = FrameChoice::of(recording);
         let mut sorting = categories.over(recording);
         let mut frames: Vec<Option<u32>> = vec![None; recording.frame_count()];
         let mut cut: HashMap<Vec<u32>, u32> = HashMap::new();
         let mut numbers = HashMap::with_capacity(named.len());
         for stack in named {
             // An empty stack is the same as no stack.
-            let Some((at, _)) = telling.frame(stack) else { continue };
+            let Some((at, _)) = informative_frame.frame(stack) else { continue };
             let category = sorting.category(Some(stack)) as u16;
             let first = if depth.is_some() { at } else { 0 };
             let kept = recording.stack_frames(stack).skip(first).take(depth.unwrap_or(usize::MAX));
@@ -79,7 +79,7 @@ impl PageStacks {
                 .collect();
             let mut push = |kept: &[u32]| {
                 self.used_frames += kept.len();
-                model.stacks.push(Stack { frames: kept.to_vec(), telling: (at - first) as u32 });
+                model.stacks.push(Stack { frames: kept.to_vec(), frame: (at - first) as u32 });
                 model.stacks.len() as u32 - 1
             };
             let number = match depth {
@@ -138,8 +138,8 @@ mod tests {
             assert_eq!(model.stacks.iter().map(|stack| stack.frames.len()).sum::<usize>(), frames);
             for (number, block) in blocks.iter().enumerate() {
                 let (stack, _) = found.get(block.stack).expect("it has one");
-                let Stack { frames, telling } = &model.stacks[stack as usize];
-                let frame = &model.frames[frames[*telling as usize] as usize];
+                let Stack { frames, frame: place } = &model.stacks[stack as usize];
+                let frame = &model.frames[frames[*place as usize] as usize];
                 assert_eq!((&*frame.file, frame.line as usize), ("train.py", number / 2));
             }
         }

@@ -24,7 +24,7 @@ use anstyle::AnsiColor;
 use clap::Args;
 use serde_json::json;
 
-use crate::output::{Output, complain, paint};
+use crate::output::{Output, paint, print_error};
 
 /// Runs a program under many schedules of the simulated GPU: races, lifetimes, faults
 #[derive(Args)]
@@ -99,13 +99,13 @@ pub fn run(arguments: &SimArgs) -> ExitCode {
         Ok(done) => done,
         Err(error) => {
             let program = arguments.program[0].display();
-            complain(&format!("`{program}` did not start: {error}"));
+            print_error(&format!("`{program}` did not start: {error}"));
             return ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN });
         }
     };
     if runs.opened_nothing && runs.failures.is_empty() {
         let text = format!("`{}` opened no simulated GPU, so nothing was checked", arguments.program());
-        return complain(&text);
+        return print_error(&text);
     }
     let output = Output::standard();
     if arguments.json {
@@ -130,7 +130,7 @@ struct SeedFailure {
 
 impl SeedFailure {
     /// Returns the part of the report that a second run of the seed must reproduce.
-    fn essence(&self) -> (usize, &Option<String>) {
+    fn reproducible_part(&self) -> (usize, &Option<String>) {
         (self.findings.len(), &self.status)
     }
 }
@@ -263,19 +263,19 @@ fn run_process(arguments: &SimArgs, seed: u64, holds_freed: bool) -> std::io::Re
     let (was_observed, has_opened) = (companion(OBSERVED_SUFFIX).exists(), companion(OPENED_SUFFIX).exists());
     let (notes, findings): (Vec<_>, Vec<_>) =
         read_report(&report).into_iter().partition(|found| found.starts_with(POSSIBLE_PREFIX));
-    let is_well = ended.is_some_and(|status| {
+    let succeeded = ended.is_some_and(|status| {
         status.success()
             || (arguments.faults && status.code() != Some(TIMED_OUT) && reported_an_error(status))
     });
-    if findings.is_empty() && is_well && !has_opened {
+    if findings.is_empty() && succeeded && !has_opened {
         return Ok(Ended::OpenedNothing);
     }
-    if findings.is_empty() && is_well {
+    if findings.is_empty() && succeeded {
         let is_for_all = arguments.order_only && !arguments.faults && seed == 0 && !was_observed;
         return Ok(if is_for_all { Ended::WellForAll(notes) } else { Ended::Well(notes) });
     }
     let status = match ended {
-        Some(status) => (!is_well).then(|| status.to_string()),
+        Some(status) => (!succeeded).then(|| status.to_string()),
         None => Some(format!("no status: it was killed after {} s", limit.as_secs())),
     };
     let lines: Vec<&str> = errors.lines().collect();
@@ -372,7 +372,7 @@ fn print_text(output: &Output, arguments: &SimArgs, runs: &Runs, seconds: f64) {
             .line(2, "Freed memory was held back in this run; otherwise another owner may have it by then.");
     }
     let again = run_seed(arguments, *seed);
-    let is_again = matches!(&again, Ok(Ended::Failed(second)) if second.essence() == failure.essence());
+    let is_again = matches!(&again, Ok(Ended::Failed(second)) if second.reproducible_part() == failure.reproducible_part());
     output.line(
         2,
         if is_again {

@@ -244,7 +244,7 @@ impl<'f> Machine<'f> {
         repetition: &Repetition,
     ) -> Result<()> {
         let count = program.threads.len();
-        let seats = (0..count).map(|number| driver.seat(&format!("litmus {number}")));
+        let seats = (0..count).map(|number| driver.host_thread_slot(&format!("litmus {number}")));
         let seats = seats.collect::<Result<Vec<_>>>()?;
         let ended = Arc::new(AtomicUsize::new(0));
         std::thread::scope(|scope| {

@@ -93,13 +93,13 @@ fn share_with_child(driver: &dyn Driver) -> (DevicePointer, DevicePointer, Strin
     let ShareableHandle::FileDescriptor(file) = driver.physical_export(physical).expect("exported") else {
         panic!("a file was asked for");
     };
-    let mut told = format!("{} {} {} ", driver.name(), std::process::id(), file.as_raw_fd());
+    let mut message = format!("{} {} {} ", driver.name(), std::process::id(), file.as_raw_fd());
     for byte in driver.ipc_export(plain).expect("exported").0 {
-        write!(told, "{byte:02x}").expect("a string takes everything");
+        write!(message, "{byte:02x}").expect("a string takes everything");
     }
     let child = Command::new(std::env::current_exe().expect("this program"))
         .args(["processes::child_process_that_receives", "--exact", "--nocapture"])
-        .env(SHARED, told)
+        .env(SHARED, message)
         .output()
         .expect("a child");
     let said = String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);

@@ -257,7 +257,7 @@ impl<M: Module> FullyShard<M> {
     /// Those of collectives.
     #[track_caller]
     pub fn unshard(&self) -> Result<()> {
-        at_line(Location::caller(), || self.unit.gather_behind_current())
+        at_line(Location::caller(), || self.unit.gather_after_current())
     }
 
     /// Frees the full parameters. Asynchronous.

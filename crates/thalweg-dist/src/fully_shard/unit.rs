@@ -339,7 +339,7 @@ impl Unit {
     }
 
     /// Starts to gather the parameters for the program, after the current stream's work so far.
-    pub(super) fn gather_behind_current(&self) -> Result<()> {
+    pub(super) fn gather_after_current(&self) -> Result<()> {
         self.group.stream().wait_stream(&self.group.device().current_stream())?;
         self.gather()?;
         if let Some(whole) = &mut self.state().whole {

@@ -75,25 +75,25 @@ impl LockstepGraph {
     ) -> Result<(Self, T)> {
         let location = Location::caller();
         let number = group.0.captures.fetch_add(1, Ordering::Relaxed);
-        let meeting = Meeting { group, number };
+        let exchange = Exchange { group, number };
         let captured = {
             // If the region panics, the others are notified. Its calls have their own source lines.
-            let mut word = Word { meeting: &meeting, is_said: false };
+            let mut word = Word { exchange: &exchange, is_said: false };
             record::begin();
             let captured = group.check().and_then(|()| capture_locally(group, options, region));
             let record = record::end();
-            word.say(captured.as_ref().map(|_| &record)).map_err(|error| error.at(location))?;
+            word.publish(captured.as_ref().map(|_| &record)).map_err(|error| error.at(location))?;
             captured
         };
         let (captured, result) = captured?;
         let graph = at_line(location, || {
-            meeting.compare()?;
+            exchange.compare()?;
             let graph = captured.instantiate();
             let said = graph.as_ref().map_or_else(|error| format!("{FAILED}{error}"), |_| DONE.to_owned());
-            meeting.say("ready", &said)?;
+            exchange.publish("ready", &said)?;
             let graph = graph?;
-            meeting.all("ready")?;
-            meeting.forget_former();
+            exchange.all("ready")?;
+            exchange.forget_former();
             Ok(graph)
         })?;
         let state = Self {
@@ -142,12 +142,12 @@ impl LockstepGraph {
         at_line(Location::caller(), || {
             self.group.check()?;
             let time = self.verifications.fetch_add(1, Ordering::Relaxed);
-            let meeting = Meeting { group: &self.group, number: self.number };
+            let exchange = Exchange { group: &self.group, number: self.number };
             let last = *self.last.lock();
             let last = last.map_or_else(|| "none".to_owned(), |label| label.to_string());
             let key = format!("replays/{time}");
-            meeting.say(&key, &format!("{} {last}", self.replays()))?;
-            let all = meeting.all(&key)?;
+            exchange.publish(&key, &format!("{} {last}", self.replays()))?;
+            let all = exchange.all(&key)?;
             let all: Vec<(&str, &str)> = all.iter().filter_map(|text| text.split_once(' ')).collect();
             let counts: BTreeSet<&str> = all.iter().map(|(count, _)| *count).collect();
             if counts.len() <= 1 {
@@ -211,12 +211,12 @@ fn capture_locally<T>(
 }
 
 /// The exchange of the ranks about one graph, through the store.
-struct Meeting<'g> {
+struct Exchange<'g> {
     group: &'g ProcessGroup,
     number: u64,
 }
 
-impl Meeting<'_> {
+impl Exchange<'_> {
     fn key(&self, number: u64, what: &str, rank: u32) -> String {
         format!("lockstep/{number}/{what}/{rank}")
     }
@@ -225,7 +225,7 @@ impl Meeting<'_> {
         &*self.group.0.store
     }
 
-    fn say(&self, what: &str, text: &str) -> Result<()> {
+    fn publish(&self, what: &str, text: &str) -> Result<()> {
         self.store().set(&self.key(self.number, what, self.group.rank()), text.as_bytes())
     }
 
@@ -310,21 +310,21 @@ impl Meeting<'_> {
 
 /// The message of a rank about its capture, which is also sent if its region panics.
 struct Word<'g> {
-    meeting: &'g Meeting<'g>,
+    exchange: &'g Exchange<'g>,
     is_said: bool,
 }
 
 impl Word<'_> {
-    fn say(&mut self, captured: Result<&Record, &Error>) -> Result<()> {
+    fn publish(&mut self, captured: Result<&Record, &Error>) -> Result<()> {
         self.is_said = true;
         let text = match captured {
             Ok(record) => {
-                self.meeting.say("calls", &record.calls())?;
+                self.exchange.publish("calls", &record.calls())?;
                 record.digests()
             }
             Err(error) => format!("{FAILED}{error}"),
         };
-        self.meeting.say("captured", &text)
+        self.exchange.publish("captured", &text)
     }
 }
 
@@ -333,7 +333,7 @@ impl Drop for Word<'_> {
         if !self.is_said {
             drop(record::end());
             // An error of the store cannot be reported to any caller.
-            let _ = self.meeting.say("captured", &format!("{FAILED}it panicked"));
+            let _ = self.exchange.publish("captured", &format!("{FAILED}it panicked"));
         }
     }
 }

@@ -57,25 +57,25 @@ impl Turns {
     fn schedule(
         &self,
         ahead: impl Fn(usize) -> usize,
-        weights_behind: Option<fn(usize) -> usize>,
+        weights_after: Option<fn(usize) -> usize>,
     ) -> Schedule {
         use Computation::{BackwardInput, BackwardWeight, Forward, FullBackward};
         let row = |rank: usize| {
             let (ahead, passes) = (ahead(rank), self.passes());
             let mut row: Vec<Action> = (0..ahead).map(|number| self.pass(rank, number, Forward)).collect();
-            let behind = weights_behind.map(|behind| behind(rank));
+            let after = weights_after.map(|after| after(rank));
             for number in 0..passes {
                 if ahead + number < passes {
                     row.push(self.pass(rank, ahead + number, Forward));
                 }
-                let backward = if behind.is_some() { BackwardInput } else { FullBackward };
+                let backward = if after.is_some() { BackwardInput } else { FullBackward };
                 row.push(self.pass(rank, number, backward));
-                if let Some(weight) = behind.and_then(|behind| number.checked_sub(behind)) {
+                if let Some(weight) = after.and_then(|after| number.checked_sub(after)) {
                     row.push(self.pass(rank, weight, BackwardWeight));
                 }
             }
-            if let Some(behind) = behind {
-                let left = passes.saturating_sub(behind)..passes;
+            if let Some(after) = after {
+                let left = passes.saturating_sub(after)..passes;
                 row.extend(left.map(|number| self.pass(rank, number, BackwardWeight)));
             }
             row
@@ -194,13 +194,13 @@ fn v_row(rank: usize, ranks: usize, microbatches: usize) -> Vec<Action> {
     const F: usize = 0;
     const I: usize = 1;
     const W: usize = 2;
-    let (down, up, behind) = (0, 1, ranks - rank);
+    let (down, up, after) = (0, 1, ranks - rank);
     let stages = [rank, 2 * ranks - 1 - rank];
     let mut v = VRow { stages, row: Vec::new(), next: [[0; 3]; 2] };
     let count = microbatches.max(2 * ranks - 1);
-    (0..2 * behind - 1).for_each(|_| v.add(down, F));
+    (0..2 * after - 1).for_each(|_| v.add(down, F));
     (0..rank).for_each(|_| v.add_all(&[(up, F), (down, F)]));
-    (0..behind).for_each(|_| v.add_all(&[(up, F), (up, I), (up, W)]));
+    (0..after).for_each(|_| v.add_all(&[(up, F), (up, I), (up, W)]));
     while v.next[down][F] < count || v.next[up][F] < v.next[down][F] {
         if v.next[down][F] < count {
             v.add(down, F);
@@ -208,7 +208,7 @@ fn v_row(rank: usize, ranks: usize, microbatches: usize) -> Vec<Action> {
         v.add_all(&[(down, I), (down, W), (up, F), (up, I), (up, W)]);
     }
     (0..rank).for_each(|_| v.add_all(&[(down, I), (up, I)]));
-    (0..behind).for_each(|_| v.add_all(&[(down, I), (down, W)]));
+    (0..after).for_each(|_| v.add_all(&[(down, I), (down, W)]));
     for chunk in [up, down] {
         (v.next[chunk][W]..count).for_each(|_| v.add(chunk, W));
     }

@@ -86,7 +86,7 @@ impl TcpStore {
                 Err(error) => last = error.to_string(),
                 Ok(addresses) => {
                     for address in addresses {
-                        match dial(address, timeout.saturating_sub(begin.elapsed())) {
+                        match connect_and_greet(address, timeout.saturating_sub(begin.elapsed())) {
                             Ok(connection) => {
                                 let idle = Mutex::new(vec![connection]);
                                 return Self { address, timeout, idle, _server: None }.greeted();
@@ -127,7 +127,7 @@ impl TcpStore {
         let idle = self.idle.lock().pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => dial(self.address, self.timeout)
+            None => connect_and_greet(self.address, self.timeout)
                 .map_err(|error| Error::distributed(self.text(operation, &error)))?,
         };
         let answered = exchange(&mut connection, &message(operation as u8, fields), patience + SLACK);
@@ -161,7 +161,7 @@ fn broken(what: &str, error: &io::Error) -> Error {
 }
 
 /// Connects, and exchanges greetings.
-fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+fn connect_and_greet(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, timeout.max(RETRY))?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GREETING_TIME))?;

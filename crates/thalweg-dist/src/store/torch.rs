@@ -67,7 +67,7 @@ impl TorchStore {
         }
     }
 
-    fn ask<T>(
+    fn request<T>(
         &self,
         what: &str,
         request: &[u8],
@@ -145,14 +145,14 @@ impl Store for TorchStore {
         // The server does not answer a set. The next query on the connection is processed after it.
         let mut both = request(SET, key, &[value]);
         both.push(COUNT);
-        self.ask("set", &both, read_number).map(drop)
+        self.request("set", &both, read_number).map(drop)
     }
 
     fn find(&self, key: &str) -> Result<Option<Vec<u8>>> {
         if !self.check(&[key])? {
             return Ok(None);
         }
-        self.ask("get", &request(GET, key, &[]), read_value).map(Some)
+        self.request("get", &request(GET, key, &[]), read_value).map(Some)
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
@@ -162,11 +162,11 @@ impl Store for TorchStore {
         }
         let mut add = request(ADD, key, &[]);
         add.extend(amount.to_ne_bytes());
-        self.ask("add", &add, read_number)
+        self.request("add", &add, read_number)
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        self.ask("compare_set", &request(COMPARE_SET, key, &[expected, desired]), read_value)
+        self.request("compare_set", &request(COMPARE_SET, key, &[expected, desired]), read_value)
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
@@ -191,11 +191,11 @@ impl Store for TorchStore {
     }
 
     fn delete_key(&self, key: &str) -> Result<bool> {
-        self.ask("delete_key", &request(DELETE, key, &[]), read_number).map(|count| count > 0)
+        self.request("delete_key", &request(DELETE, key, &[]), read_number).map(|count| count > 0)
     }
 
     fn num_keys(&self) -> Result<usize> {
-        self.ask("num_keys", &[COUNT], read_number).map(|count| count.max(0) as usize)
+        self.request("num_keys", &[COUNT], read_number).map(|count| count.max(0) as usize)
     }
 
     fn timeout(&self) -> Duration {
@@ -207,6 +207,6 @@ impl Store for TorchStore {
         check.extend((keys.len() as u64).to_ne_bytes());
         keys.iter().for_each(|key| check.extend(&request(CHECK, key, &[])[1..]));
         let mut ready = [0];
-        self.ask("check", &check, |stream| stream.read_exact(&mut ready)).map(|()| ready == [0])
+        self.request("check", &check, |stream| stream.read_exact(&mut ready)).map(|()| ready == [0])
     }
 }

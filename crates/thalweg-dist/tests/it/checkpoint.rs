@@ -58,7 +58,7 @@ fn a_run_goes_on_from_its_last_checkpoint_when_a_rank_ends() {
     })
     .unwrap();
 
-    let told = thalweg_lock::Mutex::new(Vec::new());
+    let reported = thalweg_lock::Mutex::new(Vec::new());
     let error = run_ranks(&simulated_devices(4).unwrap(), |group| {
         let all = made(&group)?;
         let outcome = train(&group, &all, 0..6, |number| match (number, group.rank()) {
@@ -76,14 +76,17 @@ fn a_run_goes_on_from_its_last_checkpoint_when_a_rank_ends() {
                     Ok(()) => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
-            told.lock().push(text);
+            reported.lock().push(text);
         }
         outcome
     })
     .unwrap_err();
     assert!(error.to_string().starts_with("rank 2: this rank was killed"), "{error}");
-    let told = told.into_inner();
-    assert!(told.len() == 3 && told.iter().all(|text| text.contains("rank 2 aborted the group")), "{told:?}");
+    let reported = reported.into_inner();
+    assert!(
+        reported.len() == 3 && reported.iter().all(|text| text.contains("rank 2 aborted the group")),
+        "{reported:?}"
+    );
 
     for ranks in [4, 2, 3, 1] {
         let found = run_ranks(&simulated_devices(ranks).unwrap(), |group| {

@@ -125,6 +125,6 @@ fn a_collective_that_finds_a_rank_gone_says_which_and_ends_the_group() {
         assert!(error.to_string().contains(text), "no \"{text}\" in {error}");
     }
     assert!(left.check().is_err());
-    let told = String::from_utf8(store.get("group/world/failed").unwrap()).unwrap();
-    assert!(told.contains("rank 0 of the group \"world\" lost another rank"), "{told}");
+    let reported = String::from_utf8(store.get("group/world/failed").unwrap()).unwrap();
+    assert!(reported.contains("rank 0 of the group \"world\" lost another rank"), "{reported}");
 }

@@ -50,7 +50,7 @@ fn stalled(call: fn(&ProcessGroup) -> Result<()>) -> Vec<[String; 2]> {
 
 #[test]
 fn a_message_over_a_stalled_link_names_its_ranks() {
-    let told = stalled(|group| {
+    let messages = stalled(|group| {
         let x = empty(group, 4)?;
         match group.rank() {
             1 => group.send(&x, 2)?.synchronize(),
@@ -58,7 +58,7 @@ fn a_message_over_a_stalled_link_names_its_ranks() {
             _ => Ok(()),
         }
     });
-    for [why, _] in told {
+    for [why, _] in messages {
         assert!(why.contains("watchdog caught collective operation timeout: rank"), "{why}");
         assert!(why.contains("rank 1 to rank 2)"), "{why}");
     }
@@ -66,8 +66,8 @@ fn a_message_over_a_stalled_link_names_its_ranks() {
 
 #[test]
 fn a_collective_over_a_stalled_link_names_its_ranks() {
-    let told = stalled(|group| group.all_reduce(&empty(group, 4)?, Sum)?.synchronize());
-    for [why, device] in told {
+    let messages = stalled(|group| group.all_reduce(&empty(group, 4)?, Sum)?.synchronize());
+    for [why, device] in messages {
         assert!(why.contains("watchdog caught collective operation timeout: rank"), "{why}");
         assert!(why.contains("all ranks have made the call, and a device or a link between them"), "{why}");
         assert!(

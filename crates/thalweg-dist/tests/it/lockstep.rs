@@ -41,10 +41,10 @@ fn refused(ranks: u32, region: fn(&ProcessGroup) -> Result<()>) -> Vec<String> {
 }
 
 #[track_caller]
-fn all_say(told: &[String], texts: &[&str]) {
-    for (rank, told) in told.iter().enumerate() {
+fn all_say(messages: &[String], texts: &[&str]) {
+    for (rank, messages) in messages.iter().enumerate() {
         for text in texts {
-            assert!(told.contains(text), "rank {rank}: no \"{text}\" in {told}");
+            assert!(messages.contains(text), "rank {rank}: no \"{text}\" in {messages}");
         }
     }
 }
@@ -290,19 +290,19 @@ fn captures_that_differ_are_refused_on_all_ranks() {
         (a_message_without_a_receiver, &["messages from rank 1 to rank 0", "and nothing on rank 0"], 1),
     ];
     for (region, texts, lines_wanted) in mistakes {
-        let told = refused(3, region);
-        all_say(&told, texts);
-        all_say(&told, &["lockstep graph 0", "in the group \"world\"", "No rank has a graph"]);
-        for told in told {
+        let messages = refused(3, region);
+        all_say(&messages, texts);
+        all_say(&messages, &["lockstep graph 0", "in the group \"world\"", "No rank has a graph"]);
+        for messages in messages {
             // The line of the capture is one more.
-            assert!(lines(&told) > lines_wanted, "{told}");
+            assert!(lines(&messages) > lines_wanted, "{messages}");
         }
     }
 }
 
 #[test]
 fn groups_of_a_mesh_are_compared_one_by_one() {
-    let told = run_ranks(&simulated_devices(4).unwrap(), |group| {
+    let messages = run_ranks(&simulated_devices(4).unwrap(), |group| {
         let row = group.split(Some(group.rank() / 2), 0)?.expect("a group");
         let column = group.split(Some(group.rank() % 2), 0)?.expect("a group");
         let x = tensor(&group, &[1.0; 4])?;
@@ -317,8 +317,8 @@ fn groups_of_a_mesh_are_compared_one_by_one() {
         let region = || column.all_reduce(&x, if group.rank() == 3 { Sum } else { Max })?.wait();
         Ok((column.name().to_owned(), capture(&group, region).expect_err("no graph").to_string()))
     });
-    let (names, told): (Vec<String>, Vec<String>) = told.unwrap().into_iter().unzip();
-    all_say(&told, &["ranks 1 and 3", &format!("in the group \"{}\"", names[1])]);
+    let (names, messages): (Vec<String>, Vec<String>) = messages.unwrap().into_iter().unzip();
+    all_say(&messages, &["ranks 1 and 3", &format!("in the group \"{}\"", names[1])]);
 }
 
 fn failing_on_one(group: &ProcessGroup) -> Result<()> {
@@ -338,22 +338,22 @@ fn failing_by_itself(group: &ProcessGroup) -> Result<()> {
 
 #[test]
 fn a_rank_that_fails_ends_the_capture_of_all() {
-    let told = refused(3, failing_on_one);
+    let messages = refused(3, failing_on_one);
     let line = 1 + include_str!("lockstep.rs")
         .lines()
         .position(|line| line.contains("x.to_vec::<f32>()?;"))
         .unwrap();
-    all_say(&told, &["to_vec", &format!("tests/it/lockstep.rs:{line}")]);
-    all_say(&[told[0].clone(), told[2].clone()], &["rank 1 failed, and no rank has a graph"]);
-    assert!(!told[1].contains("rank 1 failed"), "its own error is as it is: {}", told[1]);
-    let told = refused(3, failing_by_itself);
-    all_say(&told, &["the program says no"]);
-    all_say(&told[..2], &["rank 2 failed"]);
+    all_say(&messages, &["to_vec", &format!("tests/it/lockstep.rs:{line}")]);
+    all_say(&[messages[0].clone(), messages[2].clone()], &["rank 1 failed, and no rank has a graph"]);
+    assert!(!messages[1].contains("rank 1 failed"), "its own error is as it is: {}", messages[1]);
+    let messages = refused(3, failing_by_itself);
+    all_say(&messages, &["the program says no"]);
+    all_say(&messages[..2], &["rank 2 failed"]);
 }
 
 #[test]
 fn a_rank_that_panics_ends_the_capture_of_all() {
-    let told = run_ranks(&simulated_devices(2).unwrap(), |group| {
+    let messages = run_ranks(&simulated_devices(2).unwrap(), |group| {
         let region = || match group.rank() {
             0 => panic!("on purpose"),
             _ => Ok(()),
@@ -366,9 +366,9 @@ fn a_rank_that_panics_ends_the_capture_of_all() {
         Ok(outcome
             .map_or_else(|_| "panicked".to_owned(), |outcome| outcome.expect_err("no graph").to_string()))
     });
-    let told = told.unwrap();
-    assert_eq!(told[0], "panicked");
-    assert!(told[1].contains("rank 0 failed, and no rank has a graph: it panicked"), "{}", told[1]);
+    let messages = messages.unwrap();
+    assert_eq!(messages[0], "panicked");
+    assert!(messages[1].contains("rank 0 failed, and no rank has a graph: it panicked"), "{}", messages[1]);
 }
 
 fn short() -> GroupOptions {
@@ -377,7 +377,7 @@ fn short() -> GroupOptions {
 
 #[test]
 fn a_rank_that_does_not_come_to_a_capture_is_named() {
-    let told = run_ranks_with(&simulated_devices(3).unwrap(), &short(), |group| {
+    let messages = run_ranks_with(&simulated_devices(3).unwrap(), &short(), |group| {
         let x = tensor(&group, &[1.0; 4])?;
         group.all_reduce(&x, Sum)?.synchronize()?;
         if group.rank() == 1 {
@@ -386,16 +386,16 @@ fn a_rank_that_does_not_come_to_a_capture_is_named() {
         let error = capture(&group, || group.all_reduce(&x, Sum)?.wait()).expect_err("no graph");
         Ok(error.to_string())
     });
-    let told = told.unwrap();
+    let messages = messages.unwrap();
     all_say(
-        &[told[0].clone(), told[2].clone()],
+        &[messages[0].clone(), messages[2].clone()],
         &["rank 1 has not come within 400 ms", "tests/it/lockstep.rs"],
     );
 }
 
 #[test]
 fn a_rank_out_of_step_is_named() {
-    let told = run_ranks(&simulated_devices(4).unwrap(), |group| {
+    let messages = run_ranks(&simulated_devices(4).unwrap(), |group| {
         let x = tensor(&group, &[1.0; 4])?;
         // Nothing in it waits for another rank, so nothing hangs.
         let (graph, ()) = capture(&group, || x.copy_(&x.add_scalar(1.0)?))?;
@@ -409,13 +409,13 @@ fn a_rank_out_of_step_is_named() {
         Ok(error)
     });
     let text = "lockstep graph 0: rank 2 has replayed it 3 times, last lockstep replay at ";
-    let told = told.unwrap();
-    all_say(&told, &[text, "tests/it/lockstep.rs", "the other ranks 4 times"]);
+    let messages = messages.unwrap();
+    all_say(&messages, &[text, "tests/it/lockstep.rs", "the other ranks 4 times"]);
 }
 
 #[test]
 fn a_rank_that_does_not_come_to_a_replay_is_named() {
-    let told = run_ranks_with(&simulated_devices(3).unwrap(), &short(), |group| {
+    let messages = run_ranks_with(&simulated_devices(3).unwrap(), &short(), |group| {
         let x = tensor(&group, &[1.0; 4])?;
         let (graph, ()) = capture(&group, || group.all_reduce(&x, Sum)?.wait())?;
         graph.replay()?;
@@ -430,9 +430,9 @@ fn a_rank_that_does_not_come_to_a_replay_is_named() {
         }
         Ok(group.check().err().map(|error| error.to_string()))
     });
-    let told = told.unwrap()[1].clone().expect("it is over");
+    let messages = messages.unwrap()[1].clone().expect("it is over");
     for text in ["collective operation timeout", "lockstep replay at ", "Rank 1 has made 2 of 3 calls"] {
-        assert!(told.contains(text), "no \"{text}\" in {told}");
+        assert!(messages.contains(text), "no \"{text}\" in {messages}");
     }
-    assert!(lines(&told) >= 2, "{told}");
+    assert!(lines(&messages) >= 2, "{messages}");
 }

@@ -68,8 +68,8 @@ fn pytorchs_server_is_a_store_as_any_other() {
         }
 
         drop(server);
-        let told = one.find("sum").unwrap_err();
-        assert!(told.is_distributed() && told.to_string().contains(&address), "{told}");
+        let error = one.find("sum").unwrap_err();
+        assert!(error.is_distributed() && error.to_string().contains(&address), "{error}");
     }
 }
 
@@ -83,6 +83,6 @@ fn a_server_of_another_kind_is_named() {
             let _ = stream.read(&mut [0; 5]);
         }
     });
-    let told = TorchStore::connect(&address, Duration::from_millis(50)).unwrap_err();
-    assert!(told.is_distributed() && told.to_string().contains(&address), "{told}");
+    let error = TorchStore::connect(&address, Duration::from_millis(50)).unwrap_err();
+    assert!(error.is_distributed() && error.to_string().contains(&address), "{error}");
 }

@@ -350,8 +350,8 @@ impl Device {
         // SAFETY: the caller promises that it is alive.
         let outcome = unsafe { cuda.table.context_set_current(context) };
         cuda.check(outcome, || format!("device {}", self.index))?;
-        if KEPT.get() == Kept::Asked {
-            KEPT.set(Kept::Changed(current));
+        if KEPT.get() == GuardState::Asked {
+            KEPT.set(GuardState::Changed(current));
         }
         Ok(())
     }
@@ -385,7 +385,7 @@ impl Device {
 
 /// The state of the innermost guard of a thread's current context.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
+enum GuardState {
     /// There is no guard.
     No,
     /// There is a guard, and the context has not changed since.
@@ -395,14 +395,14 @@ enum Kept {
 }
 
 thread_local! {
-    static KEPT: Cell<Kept> = const { Cell::new(Kept::No) };
+    static KEPT: Cell<GuardState> = const { Cell::new(GuardState::No) };
 }
 
 /// A guard that restores the thread's previous context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
 pub struct ContextGuard<'a> {
     cuda: &'a Cuda,
     /// The state of the enclosing guard, which this one restores.
-    around: Kept,
+    around: GuardState,
     /// Keeps the guard on its thread, because the current context is per thread.
     _thread: std::marker::PhantomData<*const ()>,
 }
@@ -416,7 +416,7 @@ impl std::fmt::Debug for ContextGuard<'_> {
 impl<'a> ContextGuard<'a> {
     #[inline]
     pub(super) fn new(cuda: &'a Cuda) -> Self {
-        Self { cuda, around: KEPT.replace(Kept::Asked), _thread: std::marker::PhantomData }
+        Self { cuda, around: KEPT.replace(GuardState::Asked), _thread: std::marker::PhantomData }
     }
 }
 
@@ -424,7 +424,7 @@ impl Drop for ContextGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         // A thread that had no context keeps its present one.
-        if let Kept::Changed(former) = KEPT.replace(self.around)
+        if let GuardState::Changed(former) = KEPT.replace(self.around)
             && former != RawContext::default()
         {
             // SAFETY: the context was current before this guard. If it has been destroyed since, the driver returns an

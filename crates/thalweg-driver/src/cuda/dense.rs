@@ -89,7 +89,7 @@ const R_64F: u32 = 1;
 
 /// Batches up to this size are factorized matrix by matrix by LU.
 const FEW: u64 = 8;
-/// Triangular matrices with at most this many rows are solved in one call.
+/// A batch of triangular systems with at most this many rows is one call, and of Cholesky factors with at most twice as many.
 const SMALL: u64 = 256;
 /// The alignment of the parts of the workspace, in bytes.
 const PART: u64 = 256;
@@ -252,7 +252,8 @@ impl Run<'_> {
     fn is_batched(&self) -> bool {
         let DenseCall { method, batch, rows, columns, .. } = *self.call;
         match method {
-            DenseMethod::Cholesky | DenseMethod::Eigen => batch > 1,
+            DenseMethod::Cholesky => batch > 1 && rows <= 2 * SMALL,
+            DenseMethod::Eigen => batch > 1,
             DenseMethod::Lu => batch > FEW && rows == columns,
             DenseMethod::Triangular { .. } => batch > 1 && rows <= SMALL,
             DenseMethod::Qr | DenseMethod::Reflectors { .. } | DenseMethod::Singular => false,

@@ -40,7 +40,7 @@ entry_points! {
 }
 
 /// Directions (`CUFFT_FORWARD`, `CUFFT_INVERSE`).
-pub(super) const DIRECTIONS: [c_int; 2] = [-1, 1];
+const DIRECTIONS: [c_int; 2] = [-1, 1];
 /// Statuses (`cufftResult`) that mean "not supported".
 const NOT_SUPPORTED: [u32; 3] = [0x8, 0xE, 0x10];
 

@@ -84,7 +84,7 @@ impl CudaDriver {
         advice: MemoryAdvice,
     ) -> Result<()> {
         let call = "cuMemAdvise";
-        let managed = self.ranges.around(pointer.address(), bytes);
+        let managed = self.ranges.containing(pointer.address(), bytes);
         let Some(range) = managed.filter(|range| range.kind == RangeKind::Managed && bytes > 0) else {
             let detail = format!("{bytes} bytes at {pointer:?} are not within managed memory");
             return Err(Error::new(Code::InvalidValue, call, detail));

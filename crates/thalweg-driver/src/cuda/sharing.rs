@@ -138,7 +138,7 @@ impl CudaDriver {
                 RangeKind::Plain | RangeKind::Managed | RangeKind::Collective | RangeKind::Ipc { .. }
             )
         };
-        let range = self.ranges.around(pointer.address(), 1).filter(|range| has_size(range.kind));
+        let range = self.ranges.containing(pointer.address(), 1).filter(|range| has_size(range.kind));
         let Some(range) = range else {
             let detail = format!("{pointer:?} is not in memory that memory_allocate or ipc_open gave");
             return Err(Error::new(Code::InvalidValue, "cuMemGetAddressRange", detail));

@@ -9,7 +9,7 @@
 //!   consecutive elements with loads and stores of up to 16 bytes, then the rest one by one.
 //! - **Strided points.** Points with coordinates: the linear index is divided once by each extent. Vectors run along the last
 //!   dimension, in which some inputs may repeat one element.
-//! - **Tiles.** Strided points where inputs are contiguous in another dimension than outputs ([`Class::turned`]): a block reads a
+//! - **Tiles.** Strided points where inputs are contiguous in another dimension than outputs ([`Class::transposed`]): a block reads a
 //!   tile along one dimension and writes it along the other.
 //! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp, or
 //!   a block. If the points fit into their registers, the row is [`held`](Class::held): read once, as vectors. If they do not,
@@ -122,8 +122,8 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
     let class = &kernel.class;
     let threads_of_a_row = u64::from(class.threads_of_a_row());
     let abreast = u32::from(class.rows_abreast);
-    let (blocks, threads) = if class.turned > 0 {
-        (tile::count(&geometry.row_shape, class.turned), POINT_BLOCK)
+    let (blocks, threads) = if class.transposed > 0 {
+        (tile::count(&geometry.row_shape, class.transposed), POINT_BLOCK)
     } else if works_by_points(kernel) {
         let points = geometry.rows().saturating_mul(geometry.points());
         let vectors = points.div_ceil(u64::from(class.vector));
@@ -141,7 +141,7 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
     } else {
         (geometry.rows(), class.threads_of_a_row())
     };
-    let most = if works_by_points(kernel) && class.vector == 1 && class.turned == 0 {
+    let most = if works_by_points(kernel) && class.vector == 1 && class.transposed == 0 {
         let blocks = if kernel.body.draws() { DRAWING_BLOCKS } else { BLOCKS_PER_MULTI_PROCESSOR };
         u64::from(multi_processor_count.max(1)) * blocks
     } else {
@@ -201,9 +201,9 @@ fn print_kernel(kernel: &Kernel) -> String {
         assert!(is_plain, "{name}: nothing is combined, so a row has one lane");
         if contiguous {
             point::print_contiguous(kernel, &mut writer);
-        } else if kernel.class.turned > 0 {
+        } else if kernel.class.transposed > 0 {
             assert!(
-                kernel.class.turned < row_rank && inner_rank == 0 && !scatters,
+                kernel.class.transposed < row_rank && inner_rank == 0 && !scatters,
                 "{name}: nothing is turned"
             );
             tile::print(kernel, &mut writer);

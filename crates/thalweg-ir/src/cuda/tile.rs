@@ -17,8 +17,8 @@ const fn pitch(dtype: DType) -> u32 {
 }
 
 /// Returns the number of tiles of a space with these extents. Tiles cover the last and the turned dimension.
-pub(super) fn count(extents: &[u64], turned: u8) -> u64 {
-    let tiled = |dimension: usize| dimension + 1 == extents.len() || dimension + 1 == usize::from(turned);
+pub(super) fn count(extents: &[u64], transposed: u8) -> u64 {
+    let tiled = |dimension: usize| dimension + 1 == extents.len() || dimension + 1 == usize::from(transposed);
     let tiles = extents
         .iter()
         .enumerate()
@@ -30,25 +30,29 @@ pub(super) fn count(extents: &[u64], turned: u8) -> u64 {
 struct TilePrinter<'k> {
     kernel: &'k Kernel,
     index: &'static str,
-    /// The dimension in which outputs are written; `turned` is the one in which turned inputs are read.
+    /// The dimension in which outputs are written; `transposed` is the one in which turned inputs are read.
     last: u8,
-    turned: u8,
+    transposed: u8,
 }
 
 /// Prints the kernel.
 pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
     let class = &kernel.class;
-    let printer =
-        TilePrinter { kernel, index: index_type(class), last: class.row_rank - 1, turned: class.turned - 1 };
+    let printer = TilePrinter {
+        kernel,
+        index: index_type(class),
+        last: class.row_rank - 1,
+        transposed: class.transposed - 1,
+    };
     printer.print(writer);
 }
 
 impl TilePrinter<'_> {
     fn print(&self, writer: &mut Writer) {
-        let (kernel, index, last, turned) = (self.kernel, self.index, self.last, self.turned);
+        let (kernel, index, last, transposed) = (self.kernel, self.index, self.last, self.transposed);
         let inputs = loaded_inputs(kernel);
         let (tiled, plain): (Vec<usize>, Vec<usize>) =
-            inputs.iter().partition(|&&input| kernel.class.turned_inputs >> input & 1 == 1);
+            inputs.iter().partition(|&&input| kernel.class.transposed_inputs >> input & 1 == 1);
         open_entry(kernel, POINT_BLOCK, 1, writer);
         for &input in &tiled {
             let dtype = kernel.body.inputs[input].dtype;
@@ -58,11 +62,12 @@ impl TilePrinter<'_> {
                 pitch(dtype)
             ));
         }
-        for (name, dimension) in [("written", last), ("read", turned)] {
+        for (name, dimension) in [("written", last), ("read", transposed)] {
             writer.line(&format!("const {index} {name} = {index}(a.row_extent{dimension});"));
             writer.line(&format!("const {index} {name}_tiles = ({name} + {}) / {TILE};", TILE - 1));
         }
-        let others: Vec<u8> = (0..kernel.class.row_rank).filter(|d| ![last, turned].contains(d)).collect();
+        let others: Vec<u8> =
+            (0..kernel.class.row_rank).filter(|d| ![last, transposed].contains(d)).collect();
         let extents: Vec<String> =
             others.iter().map(|dimension| format!(" * {index}(a.row_extent{dimension})")).collect();
         writer.line(&format!("const {index} tiles = written_tiles * read_tiles{};", extents.concat()));
@@ -98,9 +103,9 @@ impl TilePrinter<'_> {
 
     /// Returns the sum of the two coordinates of a tile's point times an operand's strides.
     fn at(&self, operand: &str) -> String {
-        let (index, last, turned) = (self.index, self.last, self.turned);
+        let (index, last, transposed) = (self.index, self.last, self.transposed);
         format!(
-            "start_{operand} + at_written * {index}(a.{operand}_row_stride{last}) + at_read * {index}(a.{operand}_row_stride{turned})"
+            "start_{operand} + at_written * {index}(a.{operand}_row_stride{last}) + at_read * {index}(a.{operand}_row_stride{transposed})"
         )
     }
 
@@ -157,9 +162,9 @@ impl TilePrinter<'_> {
         }
         writer.line("#pragma unroll");
         writer.open(&format!("for (u32 e = 0; e < {vector}; ++e)"));
-        let turned_inputs = kernel.class.turned_inputs;
+        let transposed_inputs = kernel.class.transposed_inputs;
         let load = move |input: usize| {
-            if turned_inputs >> input & 1 == 1 {
+            if transposed_inputs >> input & 1 == 1 {
                 format!("tile{input}[written_place + e][read_place]")
             } else {
                 format!("a.input{input}[at_input{input} + e * {index}(a.input{input}_row_stride{last})]")

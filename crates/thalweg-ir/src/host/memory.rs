@@ -178,14 +178,14 @@ impl Launch<'_> {
 
     /// Reports the indices that are out of range to the observer.
     pub fn report(&self, block: &Block<'_, '_>, step: &HostStep) {
-        let Some(tell) = self.observer.out_of_range else { return };
+        let Some(report) = self.observer.out_of_range else { return };
         let guards = block.file.read::<u8>(block.inputs, step.operands[0], block.count);
         let [indices, extents] =
             [1, 2].map(|operand| block.file.read::<i64>(block.inputs, step.operands[operand], block.count));
         for ((_, &index), &extent) in
             guards.iter().zip(indices).zip(extents).filter(|((guard, _), _)| **guard != 0)
         {
-            tell(index, extent);
+            report(index, extent);
         }
     }
 

@@ -149,7 +149,7 @@ pub struct Observer<'o> {
 
 impl fmt::Debug for Observer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = [self.chosen.is_some(), self.out_of_range.is_some()];
-        f.debug_tuple("Observer").field(&told).finish()
+        let observed = [self.chosen.is_some(), self.out_of_range.is_some()];
+        f.debug_tuple("Observer").field(&observed).finish()
     }
 }

@@ -4,12 +4,13 @@ use proptest::prelude::*;
 use thalweg_ir::compose::{Part, Source, compose};
 use thalweg_ir::host::{Cells, HostProgram, Source as HostSource};
 use thalweg_ir::{
-    BodyBuilder, Class, DType, Dimension, Geometry, Kernel, Node, OperandGeometry, OutputPlace, ReduceOp,
+    Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, Node, OperandGeometry, OutputPlace,
+    ReduceOp,
 };
 
 use crate::kernels::{maximum, pointwise, sum};
 use crate::model::Memory;
-use crate::random::{self, Pair};
+use crate::random::{self, Case, Pair};
 
 /// Runs a kernel on the host.
 fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[&Memory], outputs: &mut [Memory]) {
@@ -79,24 +80,47 @@ fn composition_equals_its_parts(pair: Pair) -> Result<(), TestCaseError> {
         },
         Part { body: bodies[1], sources, rows, inner, outputs: outputs(1, &|_| true) },
     ];
-    let body = compose(&parts[0], &parts[1], &inputs);
-    let kept = || (0..kept.len()).filter(|&number| kept[number]);
-    operands.extend(kept().map(|number| first.geometry.operands[count + number].clone()));
-    operands.extend_from_slice(&second.geometry.operands[second.inputs.len()..]);
-    let kernel = Kernel { name: "composition".into(), body, class: first.kernel.class };
-    let geometry = Geometry { operands, ..first.geometry.clone() };
-    let scalars = [first.scalars, second.scalars].concat();
-    let mut got: Vec<Memory> = kept().map(|number| first.outputs[number].clone()).collect();
-    got.extend(second.outputs.iter().cloned());
-    run(&kernel, &geometry, &scalars, &memories, &mut got);
-    let expected: Vec<Memory> = kept().map(|number| between[number].clone()).chain(expected).collect();
-    for (output, (got, wanted)) in kernel.body.outputs.iter().zip(got.iter().zip(&expected)) {
-        for at in 0..wanted.len() {
-            let (got, wanted) = (got.get(output.dtype, at), wanted.get(output.dtype, at));
-            prop_assert!(got.same(wanted), "element {at}: {got:?}, not {wanted:?}\n{parts:#?}\n{kernel:#?}");
+    let composed = Composed { body: compose(&parts[0], &parts[1], &inputs), operands, memories, between };
+    composed.equals(expected, &first, &second, &kept)
+}
+
+/// A composition, with the operands of its inputs, and what the first of its parts has written.
+struct Composed<'m> {
+    body: Body,
+    operands: Vec<OperandGeometry>,
+    memories: Vec<&'m Memory>,
+    between: Vec<Memory>,
+}
+
+impl Composed<'_> {
+    /// Compares the results with those of the parts, of which the first one's are compared where they are kept.
+    fn equals(
+        mut self,
+        expected: Vec<Memory>,
+        first: &Case,
+        second: &Case,
+        kept: &[bool],
+    ) -> Result<(), TestCaseError> {
+        let kept = || (0..kept.len()).filter(|&number| kept[number]);
+        let count = first.inputs.len();
+        self.operands.extend(kept().map(|number| first.geometry.operands[count + number].clone()));
+        self.operands.extend_from_slice(&second.geometry.operands[second.inputs.len()..]);
+        let kernel = Kernel { name: "composition".into(), body: self.body, class: first.kernel.class };
+        let geometry = Geometry { operands: self.operands, ..first.geometry.clone() };
+        let scalars = [&first.scalars[..], &second.scalars].concat();
+        let mut got: Vec<Memory> = kept().map(|number| first.outputs[number].clone()).collect();
+        got.extend(second.outputs.iter().cloned());
+        run(&kernel, &geometry, &scalars, &self.memories, &mut got);
+        let expected: Vec<Memory> =
+            kept().map(|number| self.between[number].clone()).chain(expected).collect();
+        for (output, (got, wanted)) in kernel.body.outputs.iter().zip(got.iter().zip(&expected)) {
+            for at in 0..wanted.len() {
+                let (got, wanted) = (got.get(output.dtype, at), wanted.get(output.dtype, at));
+                prop_assert!(got.same(wanted), "element {at}: {got:?}, not {wanted:?}\n{kernel:#?}");
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 proptest! {
@@ -113,7 +137,7 @@ proptest! {
 }
 
 /// A part whose dimensions, all rows or all inner ones, are those of a space of one row and one inner dimension.
-fn part<'a>(body: &'a thalweg_ir::Body, sources: Vec<Source>, outputs: Vec<(u16, OutputPlace)>) -> Part<'a> {
+fn part<'a>(body: &'a Body, sources: Vec<Source>, outputs: Vec<(u16, OutputPlace)>) -> Part<'a> {
     let space = vec![Some(Dimension::Row(0)), Some(Dimension::Inner(0))];
     let is_of_rows = body.reductions.is_empty();
     let (rows, inner) = match is_of_rows {

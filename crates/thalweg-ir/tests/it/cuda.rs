@@ -71,7 +71,7 @@ fn text_is_as_recorded() {
     assert_snapshot!("variance_column_vectors", cuda::print(&kernel("variance", &variance, columns)));
     let class = Class { vector: 4, repeated: 0b10, ..strided(3, 0, 1, true) };
     assert_snapshot!("add_strided_vector", cuda::print(&kernel("add", &add, class)));
-    let class = Class { vector: 2, turned: 1, turned_inputs: 0b1, ..strided(2, 0, 1, true) };
+    let class = Class { vector: 2, transposed: 1, transposed_inputs: 0b1, ..strided(2, 0, 1, true) };
     let add_halves = pointwise(&[DType::Bf16, DType::Bf16], |x| x[0] + x[1]);
     assert_snapshot!("add_turned", cuda::print(&kernel("add", &add_halves, class)));
     let embedding = kernels::embedding(DType::F32, DType::I64);
@@ -160,10 +160,10 @@ fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     let columns = kernel("sum", &sums, Class { vector: 8, ..kernels::abreast(8, 256) });
     let shape = cuda::launch_shape(&columns, &counts(1025, 512), 132);
     assert_eq!((shape.grid[0], shape.block[0]), (5, 256), "eight lanes of 32 vectors");
-    let turned = Class { turned: 2, turned_inputs: 1, ..strided(3, 0, 1, true) };
+    let transposed = Class { transposed: 2, transposed_inputs: 1, ..strided(3, 0, 1, true) };
     let space = Geometry { row_shape: Dimensions::from_slice(&[3, 65, 128]), ..counts(0, 0) };
     let space = Geometry { inner_shape: Dimensions::new(), ..space };
-    let shape = cuda::launch_shape(&kernel("exp", &body, turned), &space, 132);
+    let shape = cuda::launch_shape(&kernel("exp", &body, transposed), &space, 132);
     assert_eq!((shape.grid[0], shape.block[0]), (3 * 2 * 2, 256));
 }
 

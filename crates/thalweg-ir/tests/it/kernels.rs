@@ -334,8 +334,9 @@ pub fn composed_kernels() -> Vec<Kernel> {
                 let class = Class { vector, repeated: 0b10, ..strided(rank, 0, 1, true) };
                 kernels.push(kernel(format!("sum_{short}_vector_{vector}"), &sum, class));
             }
-            for (vector, rank, turned) in [(1, 2, 1), (2, 4, 2)] {
-                let class = Class { vector, turned, turned_inputs: 0b101, ..strided(rank, 0, 1, rank == 2) };
+            for (vector, rank, transposed) in [(1, 2, 1), (2, 4, 2)] {
+                let class =
+                    Class { vector, transposed, transposed_inputs: 0b101, ..strided(rank, 0, 1, rank == 2) };
                 kernels.push(kernel(format!("sum_{short}_turned_{vector}"), &sum, class));
             }
             let body = of_rows(dtype, OutputPlace::Row, variance);

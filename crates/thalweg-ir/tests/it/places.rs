@@ -76,12 +76,12 @@ fn a_report_tells_of_what_is_out_of_range() {
         Geometry { row_shape: smallvec![4], inner_shape: smallvec![], operands: vec![strided(); 2] };
     let (indices, mut copies) = ([2i64, -1, 3, 0], [0i64; 4]);
     let inputs = [indices.as_slice().into()];
-    let told = RefCell::new(Vec::new());
-    let tell = |index, extent| told.borrow_mut().push((index, extent));
-    let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
+    let reported = RefCell::new(Vec::new());
+    let report = |index, extent| reported.borrow_mut().push((index, extent));
+    let observer = Observer { out_of_range: Some(&report), ..Observer::default() };
     let program = HostProgram::compile(&kernel);
     program.run_observed(&geometry, &[3], &inputs, &[copies.as_mut_slice().into()], observer).unwrap();
-    assert_eq!((told.into_inner(), copies), (vec![(-1, 3), (3, 3)], indices));
+    assert_eq!((reported.into_inner(), copies), (vec![(-1, 3), (3, 3)], indices));
     // The report's address is the last of the scalars' words.
     let packed = LaunchArguments::pack(&kernel, &geometry, &[16], &[48], &[3, 1 << 40]);
     assert_eq!(kernel.unpack(packed.as_bytes()).unwrap().scalars.as_slice(), [3, 1 << 40]);

@@ -19,12 +19,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     const i64 own_rows = x.keys, rows = x.queries;
     // Queries before the first key see none of this block.
     const i64 begin = is_causal(x) ? at.first / TILE : 0;
-    const i64 end = (rows + TILE - 1) / TILE;
+    i64 end = (rows + TILE - 1) / TILE;
+#if MASKED
+    // Nor does any query see it if all its keys are masked.
+    if ((x.mask.head == 0 || x.shared == 1) && at.first >= keys_seen(mask_of(x, at.batch, at.head * x.shared))) { end = 0; }
+#endif
     const u32 per_head = end > begin ? u32(end - begin) : 0, tiles = per_head * u32(x.shared);
 #else
     const operand &own_first = x.q, &own_second = x.grad_o, &first = x.k, &second = x.v;
     const i64 own_rows = x.queries, rows = x.keys;
+#if MASKED
+    i64 seen = keys_seen(mask_of(x, at.batch, at.head));
+#else
     i64 seen = x.keys;
+#endif
     if (is_causal(x) && at.first + ROWS < seen) { seen = at.first + ROWS; }
     const u32 tiles = u32((seen + TILE - 1) / TILE);
 #endif
@@ -115,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #if KERNEL == 2 && MASKED
     const mask added = mask_of(x, at.batch, at.head);
 #endif
-#if KERNEL == 2 && DROPPED
-    const draws drawn = draws_of(x, at.batch * x.heads + at.head);
+#if DROPPED
+    const draws drawn = draws_of(x, at.batch * x.heads + (KERNEL == 1 ? at.head * x.shared : at.head));
 #endif
     for (u32 n = 0; n < tiles; ++n) {
         const u32 stage = stages + n % STAGES * STAGE_BYTES;
@@ -136,10 +144,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #endif
 #if DROPPED && KERNEL == 1
         kept_columns<TILE / 2> kept;
-        kept.draw(kept, draws_of(x, at.batch * x.heads + at.head * x.shared + n / per_head), row, (begin + n % per_head) * TILE);
+        draws of_head = drawn;
+        of_head.first += n / per_head * drawn.all;
+        kept.draw(kept, of_head, row, (begin + n % per_head) * TILE);
 #elif DROPPED
-        kept_rows<TILE / 2> kept;
-        kept.draw(kept, drawn, row, i64(n) * TILE);
+        row_draws<TILE / 2> words;
+        words.draw(words, drawn, row, i64(n) * TILE);
 #endif
         products_wait<1>();
         keep(s);
@@ -162,8 +172,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
                 if (is_masked && i32(j * 8 + i % 2) < from + i32(i / 2 * 8)) { value = 0; }
             }
         }
+#if DROPPED
         #pragma unroll
-        for (u32 i = 0; i < TILE / 4; ++i) { p[i] = pair(IF_KEPT(kept, i * 2, s[i * 2]), IF_KEPT(kept, i * 2 + 1, s[i * 2 + 1])); }
+        for (u32 i = 0; i < TILE / 4; ++i) { p[i] = pair(kept.is(kept, i * 2) ? s[i * 2] : 0, kept.is(kept, i * 2 + 1) ? s[i * 2 + 1] : 0); }
+#else
+        round_to_elements(p, s);
+#endif
         products_begin();
         product_of_registers<TILE>(values, p, stage + TILE_BYTES, column);
         products_commit();
@@ -173,7 +187,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         for (u32 j = 0; j < TILE / 8; ++j) {
             const float2 product = *(const float2*)(sums + TILE + j * 8 + lane % 4 * 2);
             #pragma unroll
-            for (u32 i = 0; i < 4; ++i) { s[j * 4 + i] *= IF_KEPT(kept, j * 4 + i, gp[j * 4 + i] * RESCALE) - (i % 2 ? product.y : product.x); }
+            for (u32 i = 0; i < 4; ++i) {
+                f32& gradient = gp[j * 4 + i];
+#if DROPPED
+                gradient = kept.is(kept, j * 4 + i) ? gradient : 0;
+#endif
+                s[j * 4 + i] *= __fmaf_rn(gradient, RESCALE, -(i % 2 ? product.y : product.x));
+            }
         }
 #else
         const i64 key = i64(n) * TILE;
@@ -199,8 +219,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         }
         products_wait<0>();
         keep(gp);
+#if DROPPED
+        words.drop(gp, words, drawn);
+#endif
         #pragma unroll
-        for (u32 i = 0; i < TILE / 2; ++i) { s[i] *= IF_KEPT(kept, i, gp[i] * RESCALE) - product[i / 2 % 2]; }
+        for (u32 i = 0; i < TILE / 2; ++i) { s[i] *= __fmaf_rn(gp[i], RESCALE, -product[i / 2 % 2]); }
 #endif
         round_to_elements(gs, s);
         products_begin();

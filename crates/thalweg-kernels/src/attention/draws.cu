@@ -3,20 +3,22 @@
 // and by which eight they are: lane 4 · query + key / 2, word 2 · (eight of the key) + (eight of the query), half key % 2. So a lane draws for its own scores.
 struct draws {
     u32 seed[2], counter[2], limit;
-    u64 first, across;
+    // The number of the head's first piece, how many pieces have the same queries, and how many a head has.
+    u64 first, across, all;
 };
 
 DEVICE draws draws_of(const arguments& x, const i64 head) {
     const u64 seed = x.state[0], counter = x.state[1] / 4, across = u64(x.keys + 15) / 16, down = u64(x.queries + 15) / 16;
-    return {{u32(seed), u32(seed >> 32)}, {u32(counter), u32(counter >> 32)}, x.kept << 16, u64(head) * down * across, across};
+    return {{u32(seed), u32(seed >> 32)}, {u32(counter), u32(counter >> 32)}, x.kept << 16, u64(head) * down * across, across, down * across};
 }
 
-// The bits of a lane's eight weights of a piece.
-DEVICE u32 kept_of(const draws& d, const u64 piece) {
+// The words of a lane for a piece, by Philox4x32 of seven rounds.
+DEVICE void words_of(u32 (&c)[4], const draws& d, const u64 piece) {
     const u64 subsequence = piece * 32 + threadIdx.x % 32;
-    u32 c[4] = {d.counter[0], d.counter[1], u32(subsequence), u32(subsequence >> 32)}, low_key = d.seed[0], high_key = d.seed[1];
+    c[0] = d.counter[0], c[1] = d.counter[1], c[2] = u32(subsequence), c[3] = u32(subsequence >> 32);
+    u32 low_key = d.seed[0], high_key = d.seed[1];
     #pragma unroll
-    for (u32 round = 0; round < 10; ++round) {
+    for (u32 round = 0; round < 7; ++round) {
         const u64 a = u64(0xd2511f53u) * c[0], b = u64(0xcd9e8d57u) * c[2];
         c[0] = u32(b >> 32) ^ c[1] ^ low_key;
         c[1] = u32(b);
@@ -25,11 +27,20 @@ DEVICE u32 kept_of(const draws& d, const u64 piece) {
         low_key += 0x9e3779b9u;
         high_key += 0xbb67ae85u;
     }
-    u32 bits = 0;
+}
+
+// Whether the weight of each half of a word is kept.
+DEVICE bool low_is_kept(const draws& d, const u32 word) { return word << 16 < d.limit; }
+DEVICE bool high_is_kept(const draws& d, const u32 word) { return word < d.limit; }
+
+// The bits of a lane's eight weights of a piece.
+DEVICE u32 kept_of(const draws& d, const u64 piece) {
+    u32 words[4], bits = 0;
+    words_of(words, d, piece);
     #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-        bits |= (c[i] << 16 < d.limit ? 1u : 0u) << i * 2;
-        bits |= (c[i] < d.limit ? 2u : 0u) << i * 2;
+        bits |= (low_is_kept(d, words[i]) ? 1u : 0u) << i * 2;
+        bits |= (high_is_kept(d, words[i]) ? 2u : 0u) << i * 2;
     }
     return bits;
 }

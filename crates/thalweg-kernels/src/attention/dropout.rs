@@ -2,8 +2,9 @@
 //!
 //! The weights of all heads are divided into *pieces* of 16 queries × 16 keys, numbered along the keys, then along the queries,
 //! then by heads. A piece has 32 subsequences of the generator ([`thalweg_ir::philox`]): `32 · piece + 4 · (query % 8) + key % 8 /
-//! 2`. Each draws one block of four words, from the offset on. The word of a weight is `2 · (key / 8 % 2) + query / 8 % 2`, its
-//! half the upper one for odd keys, and the weight is kept if the half is less than [`Dropout::kept`].
+//! 2`. Each draws one block of four words, at the offset, by seven rounds of Philox, whose ten rounds would take as long as the
+//! rest of the softmax. The word of a weight is `2 · (key / 8 % 2) + query / 8 % 2`, its half the upper one for odd keys, and the
+//! weight is kept if the half is less than [`Dropout::kept`].
 //!
 //! These are the positions of the scores that one lane of a warp computes, so kernels draw without exchanging words. A call uses
 //! one block of every subsequence: the generator's offset advances by [`WORDS`].
@@ -71,15 +72,18 @@ impl Pieces {
         let (down, across) = (self.queries.div_ceil(PIECE), self.keys.div_ceil(PIECE));
         let piece = (head * down + query / PIECE) * across + key / PIECE;
         let subsequence = piece * 32 + query % 8 * 4 + key % 8 / 2;
+        let halves = |value: u64| [value as u32, (value >> 32) as u32];
         let [seed, offset] = self.state;
-        let word = philox::word(seed, subsequence, offset + key / 8 % 2 * 2 + query / 8 % 2);
+        let ([low, high], [own, above]) = (halves(offset / WORDS), halves(subsequence));
+        let words = philox::block_of_rounds::<7>([low, high, own, above], halves(seed));
+        let word = words[(key / 8 % 2 * 2 + query / 8 % 2) as usize];
         let half = if key % 2 == 1 { word >> 16 } else { word & 0xffff };
         half < self.dropout.kept
     }
 }
 
-/// Which weights of a call are kept, as truth values (heads of all batches, queries, keys), contiguous: for gradients by operators
-/// and for tests. The kernels of attention regenerate them instead.
+/// The truth values that say which weights of a call are kept, (heads of all batches, queries, keys), contiguous: for gradients by
+/// operators and for tests. The kernels of attention regenerate them instead.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KeptWeights {
     /// The number of heads of all batches.

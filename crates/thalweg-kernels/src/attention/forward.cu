@@ -30,13 +30,10 @@ typedef mask_of_queries<TILE / 2> mask_tile;
 #endif
 
 #if DROPPED
-#define DRAW(query, first) kept_rows<TILE / 2> kept; kept.draw(kept, drawn, query, first)
-#define DROP(s) \
-    _Pragma("unroll") \
-    for (u32 i = 0; i < TILE / 2; ++i) { s[i] = IF_KEPT(kept, i, s[i]); }
+// What is drawn needs more registers than there are while products are under way.
+#define DROP(s, query, first) drop(s, drawn, query, first)
 #else
-#define DRAW(query, first)
-#define DROP(s)
+#define DROP(s, query, first)
 #endif
 
 // The running maximum and sum of two rows of a thread.
@@ -101,8 +98,13 @@ DEVICE void finish_rows(const arguments& x, const place at, const i64 first, f32
 }
 
 // How many tiles of keys the queries below `end` see, and how many of them whole.
-DEVICE u32 tiles_seen(const arguments& x, const i64 end) {
-    return u32(((is_causal(x) && end < x.keys ? end : x.keys) + TILE - 1) / TILE);
+DEVICE u32 tiles_seen(const arguments& x, const i64 end, const i64 batch, const i64 head) {
+#if MASKED
+    const i64 keys = keys_seen(mask_of(x, batch, head));
+#else
+    const i64 keys = x.keys;
+#endif
+    return u32(((is_causal(x) && end < keys ? end : keys) + TILE - 1) / TILE);
 }
 DEVICE u32 tiles_seen_whole(const arguments& x, const i64 first) {
     return u32((is_causal(x) && first + 1 < x.keys ? first + 1 : x.keys) / TILE);

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             const u16* const q_from = x.q.at + at.batch * x.q.batch + at.head * x.q.head;
             const u16* const k_from = x.k.at + at.batch * x.k.batch + kv_head * x.k.head;
             const u16* const v_from = x.v.at + at.batch * x.v.batch + kv_head * x.v.head;
-            const u32 end = n + tiles_seen(x, at.first + QUERIES);
+            const u32 end = n + tiles_seen(x, at.first + QUERIES, at.batch, at.head);
             const u32 buffer = turn % QUERY_BUFFERS;
             if (turn >= QUERY_BUFFERS) { barrier_wait(q_free + 8 * buffer, (turn / QUERY_BUFFERS - 1) % 2); }
             copy_tile<QUERIES, 128>(q + buffer * QUERY_BYTES, q_from, x.q.row, at.first, x.queries, x.columns, thread);
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         const u32 buffer = turn % QUERY_BUFFERS, own_q = q + buffer * QUERY_BYTES + group * 64 * 128;
         const place at = place_of(x, x.heads, QUERIES, true, x.all_heads, item);
         const i64 first = at.first + group * 64, query = first + thread / 32 % 4 * 16 + thread % 32 / 4;
-        const u32 tiles = tiles_seen(x, at.first + QUERIES), whole_tiles = tiles_seen_whole(x, first);
+        const u32 tiles = tiles_seen(x, at.first + QUERIES, at.batch, at.head), whole_tiles = tiles_seen_whole(x, first);
         rows_state rows = {{-INFINITE, -INFINITE}, {0, 0}};
 #if MASKED
         const mask added = mask_of(x, at.batch, at.head);
@@ -78,19 +78,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         #pragma unroll
         for (u32 i = 0; i < HEAD / 2; ++i) { o[i] = 0; }
         TAKE_KEYS(n);
+        keep(s);
         products_begin();
         product_of_rows<TILE, QUERIES>(s, own_q, k + n % STAGES * TILE_BYTES);
         products_commit();
         {
             MASK_LOAD(query, 0);
-            DRAW(query, 0);
             products_wait<0>();
             keep(s);
             MASK_ADD(s, query, 0);
             GIVE(k_free + 8 * (n % STAGES));
             if (whole_tiles == 0) { limit_scores(s, x, query, 0); }
             soften(s, rows, factor, x.scale);
-            DROP(s);
+            DROP(s, query, 0);
             round_to_elements(p, s);
         }
         for (u32 j = 1; j < tiles; ++j) {
@@ -105,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             products_commit();
             TAKE_VALUES(n - 1);
             keep(o);
+            keep(p);
             products_begin();
             product_of_registers<TILE>(o, p, v + (n - 1) % STAGES * TILE_BYTES);
             products_commit();
@@ -112,14 +113,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
             asm volatile("bar.arrive %0, 256;" :: "r"(1 + (group + 1) % GROUPS) : "memory");
 #endif
             MASK_LOAD(query, i64(j) * TILE);
-            DRAW(query, i64(j) * TILE);
             products_wait<1>();
             keep(s);
             GIVE(k_free + 8 * (n % STAGES));
             MASK_ADD(s, query, i64(j) * TILE);
             if (j >= whole_tiles) { limit_scores(s, x, query, i64(j) * TILE); }
             soften(s, rows, factor, x.scale);
-            DROP(s);
+            DROP(s, query, i64(j) * TILE);
             products_wait<0>();
             keep(o);
             GIVE(v_free + 8 * ((n - 1) % STAGES));
@@ -129,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         GIVE(q_free + 8 * buffer);
         TAKE_VALUES(n);
         keep(o);
+        keep(p);
         products_begin();
         product_of_registers<TILE>(o, p, v + n % STAGES * TILE_BYTES);
         products_commit();

@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     const u16* const v_from = x.v.at + at.batch * x.v.batch + kv_head * x.v.head;
     const u32 thread = threadIdx.x, group = thread / 128;
     const i64 first = at.first + group * 64, query = first + thread / 32 % 4 * 16 + thread % 32 / 4;
-    const u32 tiles = tiles_seen(x, at.first + QUERIES), whole_tiles = tiles_seen_whole(x, first);
+    const u32 tiles = tiles_seen(x, at.first + QUERIES, at.batch, at.head), whole_tiles = tiles_seen_whole(x, first);
     // Copies that are none are counted too.
     const auto copy = [&](const u32 to, const u16* from, const i64 row, const u32 j) {
         if (j < tiles) { copy_tile<TILE, THREADS>(to + j % STAGES * TILE_BYTES, from, row, i64(j) * TILE, x.keys, x.columns, thread); }
@@ -38,11 +38,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         product_of_rows<TILE, QUERIES>(s, q + group * 64 * 128, k + j % STAGES * TILE_BYTES);
         __syncthreads();
         copy(k, k_from, x.k.row, j + STAGES);
-        DRAW(query, i64(j) * TILE);
         MASK_ADD(s, query, i64(j) * TILE);
         if (j >= whole_tiles) { limit_scores(s, x, query, i64(j) * TILE); }
         soften(s, rows, factor, x.scale);
-        DROP(s);
+        DROP(s, query, i64(j) * TILE);
         rescale(o, factor);
         round_to_elements(p, s);
         copies_wait<2>();

@@ -22,12 +22,11 @@ DEVICE void add_gradients(f32 (&sum)[TILE / 2], const arguments& x, const place 
     const mask added = mask_of(x, at.batch, at.head);
     mask_of_queries<TILE / 2> tile;
     tile.load(tile, added, row, key);
-#if DROPPED
-    kept_rows<TILE / 2> kept;
-    kept.draw(kept, draws_of(x, head), row, key);
-#endif
     product_of_rows<TILE, 64>(s, q, k);
     product_of_rows<TILE, 64>(gp, g, v);
+#if DROPPED
+    drop(gp, draws_of(x, head), row, key);
+#endif
     tile.add(s, tile, added, row, key);
     #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -44,7 +43,7 @@ DEVICE void add_gradients(f32 (&sum)[TILE / 2], const arguments& x, const place 
             for (u32 i = 0; i < 2; ++i) {
                 const u32 place = j * 4 + half * 2 + i;
                 const f32 weight = exp2_of(__fmaf_rn(s[place], x.scale, -logarithm));
-                if (i32(j * 8 + i) < seen) { sum[place] += weight * (IF_KEPT(kept, place, gp[place] * RESCALE) - product); }
+                if (i32(j * 8 + i) < seen) { sum[place] += weight * __fmaf_rn(gp[place], RESCALE, -product); }
             }
         }
     }

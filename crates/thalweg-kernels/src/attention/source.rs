@@ -69,6 +69,7 @@ impl Unit {
             (_, _, 256) => (2, 32, 2),
             (TensorCores::Warp, ..) => (2, 64, 2),
             (_, Pass::Forward, 64) if takes_registers => (2, 128, 3),
+            (_, Pass::Forward, _) if is_masked && is_dropped => (2, 64, 3),
             (_, Pass::Queries, 64 | 128) if is_dropped => (2, 64, 3),
             (_, Pass::Queries, 128) if is_masked => (2, 64, 3),
             (_, Pass::Keys, 64) if takes_registers => (2, 64, 3),

@@ -78,23 +78,42 @@ DEVICE bool is_causal(const arguments& x) { return x.flags & 1; }
 #if DROPPED
 DRAWS
 
-// The bits of a tile of scores: of 16 queries from `query` on, and COUNT · 2 keys. Bit i is that of a lane's score i.
-template <u32 COUNT> struct kept_rows {
-    u32 bits[(COUNT + 31) / 32];
-
-    DEVICE void draw(kept_rows& x, const draws& d, const i64 query, const i64 first) {
-        const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
+// Sets what is dropped of a tile of scores to 0, of 16 queries from `query` on, and COUNT · 2 keys: piece by piece.
+template <u32 COUNT> DEVICE void drop(f32 (&s)[COUNT], const draws& d, const i64 query, const i64 first) {
+    const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
+    #pragma unroll
+    for (u32 i = 0; i < COUNT / 8; ++i) {
+        u32 words[4];
+        words_of(words, d, piece + i);
         #pragma unroll
-        for (u32 i = 0; i < COUNT / 8; ++i) {
-            const u32 eight = kept_of(d, piece + i) << i % 4 * 8;
-            x.bits[i / 4] = i % 4 ? x.bits[i / 4] | eight : eight;
+        for (u32 j = 0; j < 4; ++j) {
+            s[i * 8 + j * 2] = low_is_kept(d, words[j]) ? s[i * 8 + j * 2] : 0;
+            s[i * 8 + j * 2 + 1] = high_is_kept(d, words[j]) ? s[i * 8 + j * 2 + 1] : 0;
         }
     }
+}
 
-    DEVICE bool is(const kept_rows& x, const u32 i) { return x.bits[i / 32] >> i % 32 & 1; }
+// The same in two steps: what a tile draws, while products are under way, and what it drops.
+template <u32 COUNT> struct row_draws {
+    u32 words[COUNT / 8][4];
+
+    DEVICE void draw(row_draws& x, const draws& d, const i64 query, const i64 first) {
+        const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
+        #pragma unroll
+        for (u32 i = 0; i < COUNT / 8; ++i) { words_of(x.words[i], d, piece + i); }
+    }
+
+    DEVICE void drop(f32 (&s)[COUNT], const row_draws& x, const draws& d) {
+        #pragma unroll
+        for (u32 i = 0; i < COUNT; i += 2) {
+            const u32 word = x.words[i / 8][i / 2 % 4];
+            s[i] = low_is_kept(d, word) ? s[i] : 0;
+            s[i + 1] = high_is_kept(d, word) ? s[i + 1] : 0;
+        }
+    }
 };
 
-// The same of the transposed matrix: of 16 keys from `key` on, and COUNT · 2 queries. Lanes exchange what they drew.
+// The bits of a tile of the transposed matrix: of 16 keys from `key` on, and COUNT · 2 queries. Lanes exchange what they drew.
 template <u32 COUNT> struct kept_columns {
     u32 bits[(COUNT + 31) / 32][2];
 
@@ -114,10 +133,8 @@ template <u32 COUNT> struct kept_columns {
     DEVICE bool is(const kept_columns& x, const u32 i) { return x.bits[i / 32][i % 2] >> (i / 8 % 4 * 8 + i / 2 % 2 * 4 + i / 4 % 2 * 2) & 1; }
 };
 
-#define IF_KEPT(x, i, value) (x.is(x, i) ? (value) : 0.0f)
 #define RESCALE x.rescale
 #else
-#define IF_KEPT(x, i, value) (value)
 #define RESCALE 1
 #endif
 
@@ -169,6 +186,27 @@ DEVICE u16 load_one(const mask& m, const i64 place) {
 }
 DEVICE f32 mask_at(const mask& m, const i64 place) { return low_of(numbers_of(m, load_one(m, place))); }
 
+// How many keys there are up to the last one that is seen, where the mask is the same for all queries: the others count for nothing. At least one, so that
+// there is a tile.
+DEVICE i64 keys_seen(const mask& m) {
+    if (m.query != 0) { return m.keys; }
+    constexpr u32 EACH = 8;
+    const u32 lane = threadIdx.x % 32;
+    for (i64 end = m.keys; end > 0; end -= 32 * EACH) {
+        const i64 start = end - 32 * EACH;
+        u32 last = 0;
+        #pragma unroll
+        for (u32 i = 0; i < EACH; ++i) {
+            const i64 key = start + lane * EACH + i;
+            const bool is_seen = (numbers_of(m, load_one(m, (key < 0 ? 0 : key) * m.key)) & 0xffffu) != LOWEST;
+            if (key >= 0 && is_seen) { last = lane * EACH + i + 1; }
+        }
+        last = __reduce_max_sync(0xffffffffu, last);
+        if (last > 0) { return start + last; }
+    }
+    return 1;
+}
+
 // The mask of scores of queries `query` and eight further on, and of COUNT · 2 keys from `first` on, two per lane. Where there are no such queries or keys,
 // it is what the last one has: those scores count for nothing.
 template <u32 COUNT> struct mask_of_queries {
@@ -197,11 +235,18 @@ template <u32 COUNT> struct mask_of_queries {
         if (x.is_loaded) {
             #pragma unroll
             for (u32 j = 0; j < COUNT / 4; ++j) {
-                const u32 upper = numbers_of(m, x.upper[j]), lower = m.query == 0 ? upper : numbers_of(m, x.lower[j]);
-                s[j * 4] = __fmaf_rn(low_of(upper), m.inverse, s[j * 4]);
-                s[j * 4 + 1] = __fmaf_rn(high_of(upper), m.inverse, s[j * 4 + 1]);
-                s[j * 4 + 2] = __fmaf_rn(low_of(lower), m.inverse, s[j * 4 + 2]);
-                s[j * 4 + 3] = __fmaf_rn(high_of(lower), m.inverse, s[j * 4 + 3]);
+                const u32 upper = x.upper[j], lower = m.query == 0 ? upper : x.lower[j];
+                if (m.truths) {
+                    s[j * 4] = upper & 0xffu ? s[j * 4] : -INFINITE;
+                    s[j * 4 + 1] = upper & 0xff00u ? s[j * 4 + 1] : -INFINITE;
+                    s[j * 4 + 2] = lower & 0xffu ? s[j * 4 + 2] : -INFINITE;
+                    s[j * 4 + 3] = lower & 0xff00u ? s[j * 4 + 3] : -INFINITE;
+                } else {
+                    s[j * 4] = __fmaf_rn(low_of(upper), m.inverse, s[j * 4]);
+                    s[j * 4 + 1] = __fmaf_rn(high_of(upper), m.inverse, s[j * 4 + 1]);
+                    s[j * 4 + 2] = __fmaf_rn(low_of(lower), m.inverse, s[j * 4 + 2]);
+                    s[j * 4 + 3] = __fmaf_rn(high_of(lower), m.inverse, s[j * 4 + 3]);
+                }
             }
             return;
         }
@@ -245,10 +290,15 @@ template <u32 COUNT> struct mask_of_keys {
     }
 
     DEVICE void add(f32 (&s)[COUNT], const mask_of_keys& x, const mask& m) {
-        const bool is_same = m.query == 0;
+        if (m.query == 0) {
+            const f32 upper = low_of(numbers_of(m, x.each[0])), lower = low_of(numbers_of(m, x.each[2]));
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) { s[i] = __fmaf_rn(i / 2 % 2 ? lower : upper, m.inverse, s[i]); }
+            return;
+        }
         #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
-            s[i] = __fmaf_rn(low_of(numbers_of(m, is_same ? x.each[i / 2 % 2 * 2] : x.each[i])), m.inverse, s[i]);
+            s[i] = m.truths ? (x.each[i] ? s[i] : -INFINITE) : __fmaf_rn(low_of(x.each[i]), m.inverse, s[i]);
         }
     }
 };
@@ -281,6 +331,12 @@ DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i
 }
 
 #if WARP_GROUPS
+// What products read is not computed behind their beginning.
+template <u32 COUNT> DEVICE void keep(u32 (&x)[COUNT]) {
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) { asm volatile("" : "+r"(x[i]) :: "memory"); }
+}
+
 // Arrives once this thread's copies so far are done, without waiting.
 DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory"); }
 DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -313,7 +369,7 @@ DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], 
 DEVICE void products_begin() {}
 DEVICE void products_commit() {}
 template <u32 PENDING> DEVICE void products_wait() {}
-template <u32 COUNT> DEVICE void keep(f32 (&x)[COUNT]) {}
+template <class T, u32 COUNT> DEVICE void keep(T (&x)[COUNT]) {}
 
 DEVICE void multiply(f32* x, const u32 (&a)[4], const u32 b0, const u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -63,7 +63,7 @@ fn run_typed<T: Element>(
 ) -> Result<(), HostFault> {
     let DecoderAddresses { result, position, exchange, .. } = at;
     let position = launch.read::<i64>(position, 1)?[0];
-    let mut row = given::<T>(launch, sizes, position, &at)?;
+    let mut row = input_row::<T>(launch, sizes, position, &at)?;
     for layer_at in layers {
         layer::<T>(launch, sizes, position, layer_at, &mut row)?;
     }
@@ -74,7 +74,7 @@ fn run_typed<T: Element>(
 }
 
 /// Returns the input row; NaN for a token or a position that is out of range.
-fn given<T: Element>(
+fn input_row<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &DecoderLayers,
     position: i64,

@@ -103,7 +103,7 @@ template <class T> static __device__ __forceinline__ void global_bins(const hist
     each_run<T>(x, [&](const u64 bin, const u32 length) {
         const u32 lanes = __activemask(), same = __match_any_sync(lanes, bin);
         const u32 leader = __ffs(i32(same)) - 1;
-        const u32 sum = __reduce_add_sync(same, length);
+        const u32 sum = (same & (same - 1)) == 0 ? length : __reduce_add_sync(same, length);
         if (threadIdx.x % 32 == leader) {
             atomicAdd(&x.counts[bin], u64(sum));
         }

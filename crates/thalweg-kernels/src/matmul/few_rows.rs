@@ -103,7 +103,7 @@ fn refusal(product: &Matmul) -> Option<&'static str> {
 impl FewRows {
     /// Creates a product without fused operations.
     #[must_use]
-    pub const fn alone(product: Matmul) -> Self {
+    pub const fn unfused(product: Matmul) -> Self {
         Self { product, bias: false, gelu: false, addend: None, norm_eps_bits: None }
     }
 

@@ -107,7 +107,7 @@ const QUADS: [u64; 3] = [32, 64, 128];
 impl FusedMatmul {
     /// Creates a product without fused operations.
     #[must_use]
-    pub const fn alone(product: Matmul) -> Self {
+    pub const fn unfused(product: Matmul) -> Self {
         Self { product, bias: false, addend: None, row_sums: false }
     }
 

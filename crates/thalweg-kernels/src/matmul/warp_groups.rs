@@ -207,7 +207,7 @@ impl WarpGroupMatmul {
 
     fn unit(&self) -> Unit {
         let Matmul { dtype, a, b, .. } = self.product;
-        Unit { is_bf16: dtype == DType::Bf16, tiles: self.tiles, turned: [a.transposed, b.transposed] }
+        Unit { is_bf16: dtype == DType::Bf16, tiles: self.tiles, transposed: [a.transposed, b.transposed] }
     }
 }
 
@@ -279,17 +279,17 @@ struct Unit {
     is_bf16: bool,
     tiles: Tiles,
     /// Whether A and B are stored transposed.
-    turned: [bool; 2],
+    transposed: [bool; 2],
 }
 
 impl Unit {
     fn all() -> impl Iterator<Item = Self> {
         let kinds = [true, false].into_iter().flat_map(|is_bf16| Tiles::ALL.map(|tiles| (is_bf16, tiles)));
         kinds.flat_map(|(is_bf16, tiles)| {
-            [[false, false], [false, true], [true, false], [true, true]].map(|turned| Self {
+            [[false, false], [false, true], [true, false], [true, true]].map(|transposed| Self {
                 is_bf16,
                 tiles,
-                turned,
+                transposed,
             })
         })
     }
@@ -300,7 +300,7 @@ impl Unit {
         let named = |unit: Self| {
             let dtype = if unit.is_bf16 { "bfloat16" } else { "float16" };
             let letters: String =
-                unit.turned.map(|turned| if turned { 't' } else { 'n' }).into_iter().collect();
+                unit.transposed.map(|transposed| if transposed { 't' } else { 'n' }).into_iter().collect();
             (unit, format!("matmul_groups_{}_{dtype}_{letters}", unit.tiles.name()))
         };
         let names = NAMES.get_or_init(|| Self::all().map(named).collect());
@@ -309,7 +309,7 @@ impl Unit {
 
     /// Returns the translation unit, which is empty on GPUs other than those of compute capability 9.0.
     fn print(self) -> String {
-        let Self { is_bf16, tiles, turned: [a_turned, b_turned] } = self;
+        let Self { is_bf16, tiles, transposed: [a_transposed, b_transposed] } = self;
         let element = if is_bf16 { "bf16" } else { "f16" };
         let numbers = [
             ("M_TILE", tiles.rows()),
@@ -317,8 +317,8 @@ impl Unit {
             ("CLUSTER", tiles.cluster()),
             ("STAGES", tiles.stages()),
             ("TOGETHER", u32::from(tiles == Tiles::Wide)),
-            ("A_TURNED", u32::from(a_turned)),
-            ("B_TURNED", u32::from(b_turned)),
+            ("A_TURNED", u32::from(a_transposed)),
+            ("B_TURNED", u32::from(b_transposed)),
             ("IS_BF16", u32::from(is_bf16)),
             ("HOST_WORDS", HOST_WORDS as u32),
         ];
@@ -328,7 +328,7 @@ impl Unit {
             let _ = writeln!(code, "#define {name} {number}");
         }
         // The elements of B, if it is not transposed, are contiguous along n.
-        code.push_str(&warp_groups(tiles.columns(), element, [a_turned, !b_turned]));
+        code.push_str(&warp_groups(tiles.columns(), element, [a_transposed, !b_transposed]));
         code.push_str(include_str!("warp_groups.cu"));
         with_prelude(&code)
     }

@@ -4,8 +4,9 @@
 //! Points are combined in this order: groups of eight neighbours sequentially; up to 32 groups by doubling distances (1, 2, 4,
 //! …); if a row has several warps, their results in the same way; and each chunk starts from the result of the chunks before it.
 //! Contiguous rows are read 16 bytes at a time by a warp, or by a block if there are few rows. Of rows that are adjacent in
-//! memory, each lane walks one, so that complete lines of memory are read, and the warps divide its groups among themselves. The
-//! host function combines in the same order, so sums have a GPU's bits; only logarithms and exponentials may differ in their last
+//! memory, each lane walks one, so that complete lines of memory are read, and the warps divide its groups among themselves. A few
+//! long rows are divided into parts: one launch combines the points of each part, and the next one scans each part, beginning with
+//! the totals of the parts before it, which are combined 32 at a time. The host function combines in the same order, so sums have a GPU's bits; only logarithms and exponentials may differ in their last
 //! place.
 
 use std::cell::Cell;
@@ -86,6 +87,28 @@ pub struct Scan {
 arguments! { Scan { outer, length, inner, reversed, dtype, op } }
 choices! { ScanOp: ScanOp::ALL }
 
+/// The work of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Phase {
+    /// Scans rows.
+    Rows = 0,
+    /// Combines the points of each part of the rows.
+    Totals = 1,
+    /// Scans parts of rows, of which the totals are known.
+    Parts = 2,
+}
+
+choices! { Phase: [Phase::Rows, Phase::Totals, Phase::Parts] }
+
+/// One launch of a scan.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ScanStep {
+    /// The scan.
+    pub scan: Scan,
+    /// The work of the launch.
+    pub phase: Phase,
+}
+
 /// The number of points that a thread combines sequentially.
 const GROUP: u64 = 8;
 
@@ -100,6 +123,12 @@ const MANY_ROWS: u64 = 4096;
 
 /// The number of rows below which a row takes as many warps as a block can have.
 const FEW_ROWS: u64 = 512;
+
+/// The number of parts of all rows together that keeps a large GPU busy.
+const PARTS: u64 = 528;
+
+/// The size of a part's total, at most, in bytes.
+const TOTAL_BYTES: u64 = 16;
 
 /// Returns the name of the entry point.
 fn name(op: ScanOp, dtype: DType) -> String {
@@ -204,6 +233,30 @@ impl Scan {
         }
     }
 
+    /// Returns the number of points of each part of a row except the last: all of them, unless there are few long rows.
+    fn part(&self) -> u64 {
+        let chunk = GROUP * WARP * WARP;
+        let chunks = self.length.div_ceil(chunk);
+        let parts = if self.inner == 1 { (PARTS / self.outer.max(1)).min(chunks / 2) } else { 1 };
+        if parts < 2 { self.length.max(1) } else { chunks.div_ceil(parts) * chunk }
+    }
+
+    /// Returns the number of parts of a row.
+    fn parts(&self) -> u64 {
+        self.length.div_ceil(self.part())
+    }
+
+    /// Returns the launches, in order.
+    pub fn steps(self) -> impl Iterator<Item = ScanStep> {
+        let phases: &[Phase] = if self.parts() > 1 { &[Phase::Totals, Phase::Parts] } else { &[Phase::Rows] };
+        phases.iter().map(move |&phase| ScanStep { scan: self, phase })
+    }
+
+    /// Returns the number of 8-byte words of the launches' scratch memory.
+    pub fn scratch_words(&self) -> u64 {
+        if self.parts() > 1 { self.outer * self.parts() * TOTAL_BYTES / 8 } else { 0 }
+    }
+
     /// Returns the numbers of groups that are combined by doubling distances: within a warp, and among the warps' results.
     fn levels(&self) -> [usize; 2] {
         let warps = self.warps() as usize;
@@ -227,41 +280,67 @@ impl Scan {
         combine: impl Fn(P, P) -> P,
         mut store: impl FnMut(usize, P),
     ) {
-        let [lanes, warps] = self.levels();
-        let chunk = GROUP as usize * lanes * warps;
+        let part = self.part() as usize;
         for row in 0..self.outer * self.inner {
             let places: Vec<usize> = self.row(row).collect();
-            let mut carried: Option<P> = None;
-            for (number, places) in places.chunks(chunk).enumerate() {
-                let at = |place: usize| {
-                    let at = (number * chunk + place) as u64;
-                    if self.reversed { self.length - 1 - at } else { at }
-                };
-                let mut points: Vec<P> =
-                    places.iter().enumerate().map(|(index, &place)| load(place, at(index))).collect();
-                for group in points.chunks_mut(GROUP as usize) {
-                    (1..group.len()).for_each(|index| group[index] = combine(group[index - 1], group[index]));
+            let mut totals: Vec<P> = Vec::new();
+            for (number, places) in places.chunks(part).enumerate() {
+                let before = totals.chunks(WARP as usize).map(|totals| {
+                    let running = running(totals, &combine);
+                    running[running.len() - 1]
+                });
+                let before = before.reduce(&combine);
+                let first = number * part;
+                if self.parts() > 1 {
+                    totals.extend(self.walk(places, first, None, &load, &combine, |_, _| {}));
                 }
-                let last = |group: &[P]| group[group.len() - 1];
-                let totals: Vec<P> = points.chunks(GROUP as usize).map(last).collect();
-                let of_lanes: Vec<Vec<P>> =
-                    totals.chunks(lanes).map(|totals| running(totals, &combine)).collect();
-                let of_warps = running(&of_lanes.iter().map(|warp| last(warp)).collect::<Vec<P>>(), &combine);
-                for (index, (&place, point)) in places.iter().zip(&mut points).enumerate() {
-                    let (warp, lane) = (index / GROUP as usize / lanes, index / GROUP as usize % lanes);
-                    let before = [
-                        lane.checked_sub(1).map(|left| of_lanes[warp][left]),
-                        warp.checked_sub(1).map(|left| of_warps[left]),
-                        carried,
-                    ];
-                    let before = before.into_iter().flatten().reduce(|right, left| combine(left, right));
-                    *point = before.map_or(*point, |before| combine(before, *point));
-                    store(place, *point);
-                }
-                let total = of_warps[of_warps.len() - 1];
-                carried = Some(carried.map_or(total, |carried| combine(carried, total)));
+                self.walk(places, first, before, &load, &combine, &mut store);
             }
         }
+    }
+
+    /// Scans points at these places, the first of which is at a position of its row, after a point. Returns the last result.
+    fn walk<P: Copy>(
+        &self,
+        places: &[usize],
+        first: usize,
+        mut carried: Option<P>,
+        load: impl Fn(usize, u64) -> P,
+        combine: impl Fn(P, P) -> P,
+        mut store: impl FnMut(usize, P),
+    ) -> Option<P> {
+        let [lanes, warps] = self.levels();
+        let chunk = GROUP as usize * lanes * warps;
+        for (number, places) in places.chunks(chunk).enumerate() {
+            let at = |place: usize| {
+                let at = (first + number * chunk + place) as u64;
+                if self.reversed { self.length - 1 - at } else { at }
+            };
+            let mut points: Vec<P> =
+                places.iter().enumerate().map(|(index, &place)| load(place, at(index))).collect();
+            for group in points.chunks_mut(GROUP as usize) {
+                (1..group.len()).for_each(|index| group[index] = combine(group[index - 1], group[index]));
+            }
+            let last = |group: &[P]| group[group.len() - 1];
+            let totals: Vec<P> = points.chunks(GROUP as usize).map(last).collect();
+            let of_lanes: Vec<Vec<P>> =
+                totals.chunks(lanes).map(|totals| running(totals, &combine)).collect();
+            let of_warps = running(&of_lanes.iter().map(|warp| last(warp)).collect::<Vec<P>>(), &combine);
+            for (index, (&place, point)) in places.iter().zip(&mut points).enumerate() {
+                let (warp, lane) = (index / GROUP as usize / lanes, index / GROUP as usize % lanes);
+                let before = [
+                    lane.checked_sub(1).map(|left| of_lanes[warp][left]),
+                    warp.checked_sub(1).map(|left| of_warps[left]),
+                    carried,
+                ];
+                let before = before.into_iter().flatten().reduce(|right, left| combine(left, right));
+                *point = before.map_or(*point, |before| combine(before, *point));
+                store(place, *point);
+            }
+            let total = of_warps[of_warps.len() - 1];
+            carried = Some(carried.map_or(total, |carried| combine(carried, total)));
+        }
+        carried
     }
 }
 
@@ -278,17 +357,18 @@ fn running<P: Copy>(points: &[P], combine: impl Fn(P, P) -> P) -> Vec<P> {
     points
 }
 
-/// Operands: the source, the second input or the places (a null address if there is neither), and the result.
-impl NativeKernel for Placed<Scan, [DevicePointer; 3]> {
+/// Operands: the source, the second input or the places (a null address if there is neither), the result, and
+/// [scratch words](Scan::scratch_words).
+impl NativeKernel for Placed<ScanStep, [DevicePointer; 4]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
         NAMES.get_or_init(|| ScanOp::ALL.map(|op| DType::ALL.map(|dtype| name(op, dtype))))
-            [self.kernel.op as usize][self.kernel.dtype as usize]
+            [self.kernel.scan.op as usize][self.kernel.scan.dtype as usize]
             .as_str()
     }
 
     fn source(&self) -> String {
-        print(self.kernel.op, self.kernel.dtype)
+        print(self.kernel.scan.op, self.kernel.scan.dtype)
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -296,7 +376,7 @@ impl NativeKernel for Placed<Scan, [DevicePointer; 3]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        let Scan { op, dtype, .. } = self.kernel;
+        let Scan { op, dtype, .. } = self.kernel.scan;
         match op.takes(dtype) {
             true => Ok(()),
             false => Err(Fault::new(format!("a running {} does not take {dtype}", op.name()))),
@@ -304,39 +384,56 @@ impl NativeKernel for Placed<Scan, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let (rows, warps) = (self.kernel.outer * self.kernel.inner, self.kernel.warps());
-        let (blocks, warps) = match (self.kernel.inner, warps) {
+        let scan = &self.kernel.scan;
+        let (rows, warps) = (scan.outer * scan.inner * self.parts(), scan.warps());
+        let (blocks, warps) = match (scan.inner, warps) {
             (1, 1) => (rows.div_ceil(WARPS_OF_ROWS), WARPS_OF_ROWS),
             (1, warps) => (rows, warps),
             (_, warps) => (rows.div_ceil(WARP), warps),
         };
-        (self.kernel.elements() > 0).then(|| LaunchShape {
+        (scan.elements() > 0).then(|| LaunchShape {
             grid: [blocks.min((1 << 31) - 1) as u32, 1, 1],
             block: [(warps * WARP) as u32, 1, 1],
         })
     }
 
     fn words(&self) -> Words {
-        let mut words = arguments::pack(&self.at, &self.kernel);
-        let is_aligned = self.at.iter().all(|at| at.address().is_multiple_of(16));
-        let is_wide = self.kernel.length.is_multiple_of(GROUP) && is_aligned;
-        words.extend([self.kernel.warps(), u64::from(is_wide)]);
+        let ScanStep { scan, phase } = self.kernel;
+        let mut words = arguments::pack(&self.at, &scan);
+        let operands = &self.at[..3];
+        let is_aligned = operands.iter().all(|at| at.address().is_multiple_of(16));
+        let is_wide = scan.length.is_multiple_of(GROUP) && is_aligned;
+        words.extend([phase as u64, scan.part(), self.parts(), scan.warps(), u64::from(is_wide)]);
         words
     }
 
     fn accesses(&self) -> Accesses {
-        let (elements, size) = (self.kernel.elements(), self.kernel.dtype.size_bytes() as u64);
-        let [source, other, result] = self.at;
-        let mut list = Accesses::from_iter([
-            Access::read(source, elements * size),
-            Access::write(result, elements * size),
-        ]);
-        match self.kernel.op {
-            ScanOp::Max | ScanOp::Min => list.push(Access::write(other, elements * size_of::<i64>() as u64)),
-            ScanOp::Recurrence => list.push(Access::read(other, elements * size)),
-            _ => {}
+        let ScanStep { scan, phase } = self.kernel;
+        let (elements, size) = (scan.elements(), scan.dtype.size_bytes() as u64);
+        let [source, other, result, scratch] = self.at;
+        let mut list = Accesses::from_iter([Access::read(source, elements * size)]);
+        let scratch_bytes = scan.scratch_words() * 8;
+        match phase {
+            Phase::Rows => {}
+            Phase::Totals => list.push(Access::write(scratch, scratch_bytes)),
+            Phase::Parts => list.push(Access::read(scratch, scratch_bytes)),
+        }
+        if scan.op == ScanOp::Recurrence {
+            list.push(Access::read(other, elements * size));
+        }
+        if phase != Phase::Totals {
+            list.push(Access::write(result, elements * size));
+            if scan.op.has_places() {
+                list.push(Access::write(other, elements * size_of::<i64>() as u64));
+            }
         }
         list
+    }
+}
+
+impl Placed<ScanStep, [DevicePointer; 4]> {
+    fn parts(&self) -> u64 {
+        if self.kernel.phase == Phase::Rows { 1 } else { self.kernel.scan.parts() }
     }
 }
 
@@ -344,7 +441,13 @@ static NAMES: std::sync::OnceLock<[[String; DType::ALL.len()]; ScanOp::ALL.len()
     std::sync::OnceLock::new();
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (scan, at, [_, _]): (Scan, _, _) = arguments::unpack("scan", launch)?;
+    let (scan, [source, other, result, _], [phase, ..]): (Scan, [DevicePointer; 4], [u64; 5]) =
+        arguments::unpack("scan", launch)?;
+    // The next launch computes the totals itself.
+    if phase == Phase::Totals as u64 {
+        return Ok(());
+    }
+    let at = [source, other, result];
     if scan.dtype == DType::I64 {
         return run_integers(launch, &scan, at);
     }

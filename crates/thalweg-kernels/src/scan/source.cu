@@ -2,12 +2,16 @@ struct NAME_arguments {
     const ELEMENT* source;
     POINTER other;
     ELEMENT* result;
+    void* totals;
     u64 outer;
     u64 length;
     u64 inner;
     u64 reversed;
     u64 dtype;
     u64 op;
+    u64 phase;
+    u64 part;
+    u64 parts;
     u64 warps;
     u64 vectors;
 };
@@ -138,18 +142,37 @@ static __device__ __forceinline__ void NAME_finish(
     NAME_store(x, origin, first, wide, points);
 }
 
-// Rows that lie in order: `warps` of a block, or each warp of a block alone, walk one.
+// What comes before a part of a row: the totals of the parts before it, 32 at a time.
+static __device__ __forceinline__ NAME_before NAME_parts_before(const NAME_arguments& x, u64 row, u64 number, u32 lane) {
+    const NAME_point* const totals = (const NAME_point*)x.totals + row * x.parts;
+    NAME_before before = {{}, false};
+    for (u64 first = 0; first < number; first += 32) {
+        const u64 rest = number - first, own = lane < rest ? lane : rest - 1;
+        const NAME_point running = NAME_running(totals[first + own], lane);
+        const NAME_point total = NAME_lane(running, rest < 32 ? u32(rest) - 1 : 31);
+        before.point = before.exists ? NAME_combine(before.point, total) : total;
+        before.exists = true;
+    }
+    return before;
+}
+
+// Rows that are contiguous, or parts of them: `warps` of a block, or each warp of a block alone, walk one.
 static __device__ __forceinline__ void NAME_rows(const NAME_arguments& x, NAME_point* totals) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = u32(x.warps);
     const u32 part = warp % warps, together = blockDim.x / 32 / warps;
-    for (u64 base = u64(blockIdx.x) * together; base < x.outer; base += u64(gridDim.x) * together) {
-        const u64 row = base + warp / warps;
-        if (row >= x.outer) {
+    const u64 items = x.outer * x.parts;
+    for (u64 base = u64(blockIdx.x) * together; base < items; base += u64(gridDim.x) * together) {
+        const u64 item = base + warp / warps;
+        if (item >= items) {
             break;
         }
-        const u64 origin = row * x.length;
-        NAME_point carried = {};
-        for (u64 chunk = 0; chunk < x.length; chunk += 256 * warps) {
+        const u64 row = item / x.parts, begin = item % x.parts * x.part, origin = row * x.length;
+        const u64 end = x.length - begin < x.part ? x.length : begin + x.part;
+        NAME_before carried = {{}, false};
+        if (x.phase == 2) {
+            carried = NAME_parts_before(x, row, item % x.parts, lane);
+        }
+        for (u64 chunk = begin; chunk < end; chunk += 256 * warps) {
             const u64 first = chunk + part * 256 + lane * 8;
             const bool wide = x.vectors && first + 8 <= x.length;
             NAME_point points[8];
@@ -175,12 +198,17 @@ static __device__ __forceinline__ void NAME_rows(const NAME_arguments& x, NAME_p
                 // Before the totals are another chunk's.
                 __syncthreads();
             }
-            if (chunk > 0) {
-                NAME_prepend(before, carried);
-                total = NAME_combine(carried, total);
+            if (carried.exists) {
+                NAME_prepend(before, carried.point);
+                total = NAME_combine(carried.point, total);
             }
-            carried = total;
-            NAME_finish(x, origin, first, wide, before, points);
+            carried = {total, true};
+            if (x.phase != 1) {
+                NAME_finish(x, origin, first, wide, before, points);
+            }
+        }
+        if (x.phase == 1 && part == 0 && lane == 0) {
+            ((NAME_point*)x.totals)[item] = carried.point;
         }
     }
 }

@@ -134,6 +134,9 @@ static __device__ __forceinline__ TYPE NAME(const u64 combine, const TYPE a, con
 }
 ";
 
+/// CUDA C functions that combine two values, as templates.
+pub(super) const CUDA: &str = include_str!("combine.cu");
+
 /// Runs a function for each dtype that scatters support, with its type: `typed!(dtype, T => …)`.
 macro_rules! typed {
     ($dtype:expr, $T:ident => $run:expr) => {{

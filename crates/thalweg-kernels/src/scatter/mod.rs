@@ -2,8 +2,9 @@
 //! elements are combined in one place. **They are combined in the order of the source**, so that a result does not depend on
 //! timing.
 //!
-//! - [`rows`]: complete rows at one list of indices, which [`group`] has grouped by the row that they name. A thread handles some
-//!   columns of one row.
+//! - [`segments`]: complete rows at one list of indices, which have been sorted. Equal numbers of rows are combined first.
+//! - [`rows`]: complete rows that replace those at one list of indices.
+//! - [`atomic`]: sums, for an index per element. This is the exception: sums of floats depend on timing.
 //! - [`tile`]: an index for each element. A block keeps columns of the result in shared memory, and goes through the source.
 //! - [`ScatterReduce`], for columns with more elements than fit shared memory: a thread goes through a column.
 //!
@@ -27,9 +28,11 @@ use thalweg_ir::host::Fault;
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
+pub mod atomic;
 mod combine;
-pub mod group;
+pub mod last;
 pub mod rows;
+pub mod segments;
 pub mod tile;
 
 use combine::c_of;

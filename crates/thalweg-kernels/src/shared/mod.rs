@@ -49,13 +49,13 @@ pub(crate) fn accumulators(count: u32) -> String {
 
 /// Prints the functions that all kernels of groups of four warps use, and `group_rows`: the product of 64 × 16 and 16 × `columns`
 /// elements, both in shared memory, each either as it is read along its terms or transposed.
-pub(crate) fn warp_groups(columns: u32, element: &str, [a_turned, b_turned]: [bool; 2]) -> String {
+pub(crate) fn warp_groups(columns: u32, element: &str, [a_transposed, b_transposed]: [bool; 2]) -> String {
     let count = columns / 2;
     format!(
         "{BARRIERS}{WARP_GROUPS}
 static __device__ __forceinline__ void group_rows(f32 (&x)[{count}], const u64 a, const u64 b, const u32 adds) {{
     asm volatile(\"{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{adds}, 0;\\nwgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} \
-{{{list}}}, %{count}, %{b}, adds, 1, 1, {a_turned}, {b_turned};\\n}}\"
+{{{list}}}, %{count}, %{b}, adds, 1, 1, {a_transposed}, {b_transposed};\\n}}\"
         : {sums} : \"l\"(a), \"l\"(b), \"r\"(adds));
 }}
 ",
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void group_rows(f32 (&x)[{count}], const u64 a
         b = count + 1,
         list = placeholders(0, count),
         sums = accumulators(count),
-        a_turned = u32::from(a_turned),
-        b_turned = u32::from(b_turned),
+        a_transposed = u32::from(a_transposed),
+        b_transposed = u32::from(b_transposed),
     )
 }

@@ -1,11 +1,15 @@
 //! [`Sort`]: the stable order of points along a dimension, with NaN above every number as in PyTorch.
 //!
 //! Points are converted to unsigned integers of the same order (`Keys`), which are sorted by their digits of eight bits, the
-//! lowest first (a radix sort). A row of up to [`SHORT`] points stays in the shared memory of one block. Longer rows are divided
+//! lowest first (a radix sort). A row of up to [`SHORT`] points stays in the shared memory of one block; one of up to 32 is sorted
+//! by a warp, whose lanes count the points that come before theirs. Longer rows are divided
 //! into tiles, and each digit takes three launches: blocks count the digits of their tiles, the counts of each digit are summed
 //! over the tiles, and blocks move their points to the resulting positions.
 
+mod indices;
 mod keys;
+mod long;
+mod one;
 mod select;
 mod source;
 
@@ -19,11 +23,24 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
-use crate::dtypes::{DTYPES, check};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
+pub use indices::{IndexStep, SortIndices};
 use keys::Keys;
+pub use long::{LongStep, LongWork};
+pub use one::SelectOne;
 pub use select::{MOST, Select};
+
+/// The dtypes for which there is a kernel.
+const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64, DType::I32];
+
+/// Checks that there is a kernel for a dtype.
+fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
+    match DTYPES.contains(&dtype) {
+        true => Ok(()),
+        false => Err(Fault::new(format!("{kernel} does not take {dtype}"))),
+    }
+}
 
 /// The sizes of a sort: elements are (outer, length, inner), without gaps. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -36,23 +53,34 @@ pub struct Sort {
     pub inner: u64,
     /// Whether the greatest comes first. Equal points keep their order in both cases.
     pub descending: bool,
-    /// The dtype of the points: a floating-point type or int64.
+    /// The dtype of the points: a floating-point type, int32 or int64.
     pub dtype: DType,
 }
-
-arguments! { Sort { outer, length, inner, descending, dtype } }
 
 /// The most points of a row that one block sorts.
 pub const SHORT: u64 = 4096;
 
-/// The possible numbers of points of each thread, for rows that one block sorts; the smallest sufficient one is used.
-const ITEMS: [u64; 3] = [1, 4, 16];
+/// The most points of a row that one warp sorts.
+const TINY: u64 = 32;
+
+/// The possible numbers of points of each thread, for rows that one block sorts; the smallest sufficient one is used. It is 0 for
+/// rows that a warp sorts.
+const ITEMS: [u64; 4] = [0, 1, 4, 16];
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
 
 /// The number of values of a digit.
 const DIGITS: u64 = 256;
+
+/// The most tiles whose counts a warp adds; those of more tiles are added by a block.
+const FEW_TILES: u64 = 128;
+
+/// Returns the number of blocks that add the counts of each digit over the tiles of rows.
+fn blocks_that_add(rows: u64, tiles: u64) -> u64 {
+    let lines = rows * DIGITS;
+    if tiles > FEW_TILES { lines } else { lines.div_ceil(u64::from(BLOCK) / 32) }
+}
 
 /// One launch of a sort.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -129,8 +157,8 @@ impl Step {
     fn items(&self) -> u64 {
         match self.work {
             Work::Rows => {
-                let enough = |items: &u64| items * u64::from(BLOCK) >= self.sort.length;
-                ITEMS.into_iter().find(enough).unwrap_or(ITEMS[2])
+                let enough = |&items: &u64| (items * u64::from(BLOCK)).max(TINY) >= self.sort.length;
+                ITEMS.into_iter().find(enough).unwrap_or(ITEMS[3])
             }
             _ => self.sort.tile() / u64::from(BLOCK),
         }
@@ -139,25 +167,39 @@ impl Step {
     /// Returns the name of the entry point, always the same string, because kernels are found by it.
     fn name(&self) -> &'static str {
         /// The names for rows by the items of a thread, for counting, and for placing.
-        type Names = [[String; 5]; DTYPES.len()];
+        type Names = [[String; 6]; DTYPES.len()];
         static NAMES: LazyLock<Names> = LazyLock::new(|| {
             DTYPES.map(|dtype| {
-                let forms = ["rows_1", "rows_4", "rows_16", "count", "place"];
+                let forms = ["rows_tiny", "rows_1", "rows_4", "rows_16", "count", "place"];
                 forms.map(|form| format!("sort_{form}_{}", dtype.name()))
             })
         });
         let form = match self.work {
             Work::Add => return "sort_add",
-            Work::Rows => ITEMS.into_iter().position(|items| items == self.items()).unwrap_or(2),
-            Work::Count(_) => 3,
-            Work::Place(_) => 4,
+            Work::Rows => ITEMS.into_iter().position(|items| items == self.items()).unwrap_or(3),
+            Work::Count(_) => 4,
+            Work::Place(_) => 5,
         };
         let dtype = DTYPES.into_iter().position(|dtype| dtype == self.sort.dtype);
         dtype.map_or("sort", |dtype| &NAMES[dtype][form])
     }
 
     fn print(&self) -> String {
-        source::print(self.work, self.name(), &Keys::new(self.sort.dtype, false), self.items())
+        source::of_digits(self.name(), &self.work.call(&source::elements_of(self.sort.dtype), self.items()))
+    }
+}
+
+impl Work {
+    /// Returns the call of a kernel's body, for elements of a type and this number of points per thread.
+    fn call(self, elements: &str, items: u64) -> String {
+        let function = match self {
+            Self::Rows if items == 0 => return format!("sort_tiny_rows<{elements}>(x)"),
+            Self::Rows => "sort_rows",
+            Self::Count(_) => "count_digits",
+            Self::Add => return "add_counts(x)".to_owned(),
+            Self::Place(_) => "place_points",
+        };
+        format!("{function}<{elements}, {items}>(x)")
     }
 }
 
@@ -165,14 +207,15 @@ impl Step {
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let of_dtype = |dtype| {
         let sort = move |length| Sort { outer: 1, length, inner: 1, descending: false, dtype };
-        let lengths = ITEMS.map(|items| items * u64::from(BLOCK)).into_iter().chain([SHORT + 1]);
+        let lengths = ITEMS.map(|items| (items * u64::from(BLOCK)).max(1)).into_iter().chain([SHORT + 1]);
         lengths.flat_map(move |length| sort(length).steps().take(3))
     };
     // The kernel that sums counts is the same for all dtypes.
     let mut steps: Vec<Step> = DTYPES.into_iter().flat_map(of_dtype).collect();
     steps.sort_by_key(Step::name);
     steps.dedup_by_key(|step| step.name());
-    steps.into_iter().map(|step| (step.name().to_owned(), step.print())).chain(select::sources())
+    let steps = steps.into_iter().map(|step| (step.name().to_owned(), step.print()));
+    steps.chain(select::sources()).chain(indices::sources()).chain(one::sources()).chain(long::sources())
 }
 
 /// The addresses of a launch's operands.
@@ -187,8 +230,27 @@ struct Operands {
     sums: DevicePointer,
 }
 
-arguments! { Step { sort, work } }
 arguments! { Operands { source, values, places, keys, marks, counts, sums } }
+
+/// The words of a step after its addresses: its sort, the words that only a sort of indices uses, and its work.
+impl Argument for Step {
+    fn write(&self, words: &mut Words) {
+        let Sort { outer, length, inner, descending, dtype } = self.sort;
+        words.extend([outer, length, inner, u64::from(descending), 0, dtype.size_bytes() as u64]);
+        words.push(self.digit().into());
+        words.push(self.sort.tiles());
+        dtype.write(words);
+        self.work.write(words);
+    }
+
+    fn read(words: &mut std::slice::Iter<'_, u64>) -> Option<Self> {
+        let [outer, length, inner] = Argument::read(words)?;
+        let descending = Argument::read(words)?;
+        let _: [u64; 4] = Argument::read(words)?;
+        let sort = Sort { outer, length, inner, descending, dtype: Argument::read(words)? };
+        Some(Self { sort, work: Argument::read(words)? })
+    }
+}
 
 /// Written as the digit, and the number of the work.
 impl Argument for Work {
@@ -273,18 +335,17 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let sort = &self.kernel.sort;
         let blocks = match self.kernel.work {
+            Work::Rows if self.kernel.items() == 0 => sort.rows().div_ceil(u64::from(BLOCK) / TINY),
             Work::Rows => sort.rows(),
             Work::Count(_) | Work::Place(_) => sort.rows() * sort.tiles(),
-            Work::Add => (sort.rows() * DIGITS).div_ceil(u64::from(BLOCK) / 32),
+            Work::Add => blocks_that_add(sort.rows(), sort.tiles()),
         };
         (sort.elements() > 0)
             .then(|| LaunchShape { grid: [blocks.min((1 << 31) - 1) as u32, 1, 1], block: [BLOCK, 1, 1] })
     }
 
     fn words(&self) -> Words {
-        let mut words = arguments::pack(&Operands::new(self.kernel, self.at), &self.kernel);
-        words.push(self.kernel.sort.tiles());
-        words
+        arguments::pack(&Operands::new(self.kernel, self.at), &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -308,7 +369,7 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (step, at, [_]): (Step, Operands, _) = arguments::unpack("sort", launch)?;
+    let (step, at, []): (Step, Operands, _) = arguments::unpack("sort", launch)?;
     match step.sort.dtype.size_bytes() {
         2 => Host::<u16>::new(launch, step, at).run(),
         4 => Host::<u32>::new(launch, step, at).run(),

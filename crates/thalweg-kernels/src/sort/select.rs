@@ -9,11 +9,11 @@ use std::sync::{Arc, LazyLock};
 use bytemuck::Pod;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::keys::Keys;
-use super::source::{KEYS, element_code};
+use super::source::{elements_of, of_selection};
 use super::{SHORT, Sort};
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
@@ -27,7 +27,30 @@ pub struct Select {
     pub count: u64,
 }
 
-arguments! { Select { sort, count } }
+/// The words of a selection after its addresses, in the order of the CUDA code.
+pub(super) struct Sizes {
+    pub outer: u64,
+    pub length: u64,
+    pub inner: u64,
+    pub flags: u64,
+    pub count: u64,
+    pub dtype: DType,
+}
+
+arguments! { Sizes { outer, length, inner, flags, count, dtype } }
+
+impl Sizes {
+    fn of(select: &Select) -> Self {
+        let Sort { outer, length, inner, descending, dtype } = select.sort;
+        Self { outer, length, inner, flags: descending.into(), count: select.count, dtype }
+    }
+
+    /// Returns the rows.
+    pub fn sort(&self) -> Sort {
+        let Self { outer, length, inner, flags, dtype, .. } = *self;
+        Sort { outer, length, inner, descending: flags & 1 != 0, dtype }
+    }
+}
 
 /// The most points of a row that can be requested.
 pub const MOST: u64 = 1024;
@@ -38,8 +61,16 @@ const LONG: u64 = 1 << 18;
 /// The least number of rows for which rows longer than [`LONG`] are selected by one block each.
 const MANY: u64 = 16;
 
-/// Threads of a block.
-const BLOCK: u32 = 1024;
+/// The threads of a block, for few points of a short row and for other selections. A block can sort twice as many points as it has
+/// threads.
+const BLOCKS: [u32; 2] = [256, 1024];
+
+/// The most points that are selected from a short row.
+const FEW: u64 = 128;
+
+/// The least length of a row, and how many times longer than the selection it is, for which a selection is faster than a sort.
+const LEAST_LENGTH: u64 = 256;
+const LEAST_SHARE: u64 = 8;
 
 /// The dtypes for which there is a kernel.
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -57,19 +88,27 @@ impl Select {
     /// Returns whether a selection is possible and faster than a complete sort.
     pub fn is_better(&self) -> bool {
         let length = self.sort.length;
-        self.is_possible() && length > SHORT && (length <= LONG || self.sort.rows() >= MANY)
+        let is_short = length > LEAST_LENGTH && self.count <= FEW && self.count * LEAST_SHARE <= length;
+        self.is_possible() && (length > SHORT || is_short) && (length <= LONG || self.sort.rows() >= MANY)
     }
 
     /// Returns the name of the entry point, always the same string, because kernels are found by it.
     fn name(&self) -> &'static str {
-        static NAMES: LazyLock<[String; DTYPES.len()]> =
-            LazyLock::new(|| DTYPES.map(|dtype| format!("select_{}", dtype.name())));
-        DTYPES.into_iter().position(|dtype| dtype == self.sort.dtype).map_or("select", |dtype| &NAMES[dtype])
+        static NAMES: LazyLock<[[String; 2]; DTYPES.len()]> = LazyLock::new(|| {
+            DTYPES.map(|dtype| BLOCKS.map(|block| format!("select_{block}_{}", dtype.name())))
+        });
+        let dtype = DTYPES.into_iter().position(|dtype| dtype == self.sort.dtype);
+        dtype.map_or("select", |dtype| &NAMES[dtype][self.form()])
+    }
+
+    fn form(&self) -> usize {
+        usize::from(self.sort.length > SHORT || self.count > FEW)
     }
 
     fn print(&self) -> String {
-        let code = TEMPLATE.replace("FUNCTIONS", KEYS);
-        with_prelude(&element_code(&code, self.name(), &Keys::new(self.sort.dtype, false)))
+        let block = BLOCKS[self.form()];
+        let call = format!("select_first<{}, {block}>(x)", elements_of(self.sort.dtype));
+        of_selection(self.name(), block, &call)
     }
 
     fn results(&self) -> u64 {
@@ -79,10 +118,12 @@ impl Select {
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    DTYPES.into_iter().map(|dtype| {
-        let sort = Sort { outer: 1, length: 1, inner: 1, descending: false, dtype };
-        let select = Select { sort, count: 1 };
-        (select.name().to_owned(), select.print())
+    DTYPES.into_iter().flat_map(|dtype| {
+        [1, SHORT + 1].map(|length| {
+            let sort = Sort { outer: 1, length, inner: 1, descending: false, dtype };
+            let select = Select { sort, count: 1 };
+            (select.name().to_owned(), select.print())
+        })
     })
 }
 
@@ -114,11 +155,12 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let blocks = self.kernel.sort.rows().min((1 << 31) - 1) as u32;
-        (self.kernel.results() > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
+        (self.kernel.results() > 0)
+            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCKS[self.kernel.form()], 1, 1] })
     }
 
     fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        arguments::pack(&self.at, &Sizes::of(&self.kernel))
     }
 
     fn accesses(&self) -> Accesses {
@@ -134,7 +176,8 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (select, at, []): (Select, _, _) = arguments::unpack("select", launch)?;
+    let (sizes, at, []): (Sizes, _, _) = arguments::unpack("select", launch)?;
+    let select = Select { sort: sizes.sort(), count: sizes.count };
     match select.sort.dtype.size_bytes() {
         2 => run_bits::<u16>(launch, &select, at),
         4 => run_bits::<u32>(launch, &select, at),
@@ -172,154 +215,3 @@ fn run_bits<T: Pod + Into<u64>>(
     }
     Ok(())
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const ELEMENT* source;
-    ELEMENT* values;
-    i64* places;
-    u64 outer;
-    u64 length;
-    u64 inner;
-    u64 flags;
-    u64 dtype;
-    u64 count;
-};
-
-FUNCTIONS/// The shared memory of a block that selects from a row.
-struct NAME_block {
-    u32 counts[2048];
-    u32 sums[32];
-    u64 gathered[2048];
-    // The digit that the last wanted point has, how many points have a smaller one, and how many have it.
-    u32 digit;
-    u32 below;
-    u32 same;
-    u32 filled;
-};
-
-/// Calls a function with the key and place of each point of the row, for a thread its own, eight of them read at once.
-template <class F>
-static __device__ __forceinline__ void NAME_each(const NAME_arguments& x, u64 begin, F call) {
-    const u32 length = u32(x.length);
-    for (u64 first = threadIdx.x; first < length; first += 1024 * 8) {
-        ELEMENT bits[8] = {};
-#pragma unroll
-        for (u32 item = 0; item < 8; ++item) {
-            const u64 at = first + item * 1024;
-            if (at < length) {
-                bits[item] = x.source[begin + at * x.inner];
-            }
-        }
-#pragma unroll
-        for (u32 item = 0; item < 8; ++item) {
-            const u64 at = first + item * 1024;
-            if (at < length) {
-                call(u64(NAME_key(bits[item], x.flags)) << 32 | at);
-            }
-        }
-    }
-}
-
-/// Finds the digit at which the sum of the counts reaches what is wanted. Synchronises the block.
-static __device__ __forceinline__ void NAME_find(NAME_block& block, u32 wanted) {
-    const u32 lane = threadIdx.x & 31u, warp = threadIdx.x / 32;
-    const u32 low = block.counts[threadIdx.x * 2], high = block.counts[threadIdx.x * 2 + 1];
-    u32 sum = low + high;
-    for (u32 step = 1; step < 32; step *= 2) {
-        const u32 other = __shfl_up_sync(~0u, sum, step);
-        sum += lane >= step ? other : 0;
-    }
-    if (lane == 31) {
-        block.sums[warp] = sum;
-    }
-    __syncthreads();
-    u32 before = sum - low - high;
-    for (u32 other = 0; other < warp; ++other) {
-        before += block.sums[other];
-    }
-    if (before < wanted && wanted <= before + low + high) {
-        const bool is_high = wanted > before + low;
-        block.digit = threadIdx.x * 2 + (is_high ? 1 : 0);
-        block.below = is_high ? before + low : before;
-        block.same = is_high ? high : low;
-    }
-    __syncthreads();
-}
-
-/// Sorts what is gathered, behind which is room up to a power of two. Synchronises the block.
-static __device__ __forceinline__ void NAME_order(NAME_block& block) {
-    const u32 filled = block.filled;
-    u32 size = 2;
-    while (size < filled) {
-        size *= 2;
-    }
-    for (u32 at = threadIdx.x; at < size; at += 1024) {
-        if (at >= filled) {
-            block.gathered[at] = ~0ull;
-        }
-    }
-    __syncthreads();
-    for (u32 length = 2; length <= size; length *= 2) {
-        for (u32 distance = length / 2; distance > 0; distance /= 2) {
-            // A thread has one pair: there are no more than 1024.
-            if (threadIdx.x < size / 2) {
-                const u32 left = threadIdx.x / distance * distance * 2 + threadIdx.x % distance;
-                const u64 a = block.gathered[left], b = block.gathered[left + distance];
-                const bool is_rising = (left & length) == 0;
-                if ((a > b) == is_rising) {
-                    block.gathered[left] = b;
-                    block.gathered[left + distance] = a;
-                }
-            }
-            __syncthreads();
-        }
-    }
-}
-
-extern \"C\" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ NAME_block block;
-    for (u64 row = blockIdx.x; row < x.outer * x.inner; row += gridDim.x) {
-        const u64 begin = NAME_first(x, row);
-        // The bits of the last wanted point from `shift` on, how many such points are wanted, and how many points are up to it.
-        u64 prefix = 0;
-        u32 shift = 32 + BITS, wanted = u32(x.count), candidates = 0;
-        do {
-            const u32 above = shift;
-            shift = shift > 11 ? shift - 11 : 0;
-            const u32 digits = (1u << (above - shift)) - 1u;
-            block.counts[threadIdx.x] = 0;
-            block.counts[threadIdx.x + 1024] = 0;
-            __syncthreads();
-            NAME_each(x, begin, [&](u64 point) {
-                if (above == 32 + BITS || point >> above == prefix) {
-                    atomicAdd(&block.counts[u32(point >> shift) & digits], 1u);
-                }
-            });
-            __syncthreads();
-            NAME_find(block, wanted);
-            prefix = prefix << (above - shift) | block.digit;
-            wanted -= block.below;
-            candidates = u32(x.count) - wanted + block.same;
-        } while (candidates > 2048 && shift > 0);
-        if (threadIdx.x == 0) {
-            block.filled = 0;
-        }
-        __syncthreads();
-        NAME_each(x, begin, [&](u64 point) {
-            if (point >> shift <= prefix) {
-                block.gathered[atomicAdd(&block.filled, 1u)] = point;
-            }
-        });
-        __syncthreads();
-        NAME_order(block);
-        const u64 to = row / x.inner * x.count * x.inner + row % x.inner;
-        for (u64 at = threadIdx.x; at < x.count; at += 1024) {
-            const u64 place = block.gathered[at] & 0xffffffffull;
-            x.values[to + at * x.inner] = x.source[begin + place * x.inner];
-            x.places[to + at * x.inner] = i64(place);
-        }
-        __syncthreads();
-    }
-}
-";

@@ -147,7 +147,9 @@ fn factor(attention: &Attention, [batch, head, query]: [u64; 3], key: u64) -> f6
     let piece = ((batch * attention.heads + head) * down + query / 16) * across + key / 16;
     let lane = (query % 16 % 8) * 4 + key % 16 % 8 / 2;
     let word = (key % 16 / 8) * 2 + query % 16 / 8;
-    let drawn = philox::word(STATE[0], piece * 32 + lane, STATE[1] + word);
+    let halves = |value: u64| [value as u32, (value >> 32) as u32];
+    let ([low, high], [own, above]) = (halves(STATE[1] / 4), halves(piece * 32 + lane));
+    let drawn = philox::block_of_rounds::<7>([low, high, own, above], halves(STATE[0]))[word as usize];
     let half = if key % 2 == 0 { drawn & 0xffff } else { drawn >> 16 };
     if half < kept { 65_536.0 / f64::from(kept) } else { 0.0 }
 }

@@ -127,7 +127,7 @@ fn large_products_are_near_those_of_three_loops() {
         (150, 130, 390, 2),
         (25, 9, 2000, 3),
     ] {
-        for (a_turned, b_turned) in [(false, false), (false, true), (true, false), (true, true)] {
+        for (a_transposed, b_transposed) in [(false, false), (false, true), (true, false), (true, true)] {
             let operand = |(rows, columns): (u64, u64), transposed: bool| {
                 let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
                 Operand { leading_dimension: columns + 2, batch_stride: rows * (columns + 2) + 3, transposed }
@@ -138,11 +138,11 @@ fn large_products_are_near_those_of_three_loops() {
                 k,
                 batch,
                 dtype: DType::F32,
-                a: operand((m, k), a_turned),
-                b: operand((k, n), b_turned),
+                a: operand((m, k), a_transposed),
+                b: operand((k, n), b_transposed),
                 d: operand((m, n), false),
                 alpha: Factor::new(0.5),
-                beta: Factor::new(if a_turned { -2.0 } else { 0.0 }),
+                beta: Factor::new(if a_transposed { -2.0 } else { 0.0 }),
             };
             product_is_near::<f32>(&matmul, f64::from(f32::EPSILON), 0.0).unwrap();
         }
@@ -207,11 +207,11 @@ proptest! {
 fn fused_products_that_cannot_be_carried_out_are_faults() {
     let product = Matmul::contiguous(4, 4, 4, 2, DType::F32);
     let fault = |fused: FusedMatmul| fused.check().expect_err("the description is invalid").to_string();
-    let alone = FusedMatmul::alone(product);
+    let alone = FusedMatmul::unfused(product);
     alone.check().unwrap();
     assert!(fault(FusedMatmul { row_sums: true, ..alone }).contains("not of a batch"));
-    assert!(fault(FusedMatmul::alone(Matmul { dtype: DType::F64, ..product })).contains("float32"));
-    assert!(fault(FusedMatmul::alone(Matmul { beta: Factor::ONE, ..product })).contains("float32"));
+    assert!(fault(FusedMatmul::unfused(Matmul { dtype: DType::F64, ..product })).contains("float32"));
+    assert!(fault(FusedMatmul::unfused(Matmul { beta: Factor::ONE, ..product })).contains("float32"));
     let turned = Operand { transposed: true, ..product.d };
     assert!(fault(FusedMatmul { addend: Some(turned), ..alone }).contains("transposed"));
 }
@@ -287,15 +287,15 @@ fn descriptions_that_cannot_be_carried_out_are_faults() {
 #[test]
 fn products_of_integers_wrap_around() {
     let (a, b) = ([200u8, 100, 3, 255], [7u8, 9, 250, 1]);
-    for (is_turned, beta, before) in [(false, Factor::ZERO, 77u8), (true, Factor::ONE, 77)] {
+    for (is_transposed, beta, before) in [(false, Factor::ZERO, 77u8), (true, Factor::ONE, 77)] {
         let plain = Matmul::contiguous(2, 2, 2, 1, DType::U8);
-        let product = Matmul { a: Operand { transposed: is_turned, ..plain.a }, beta, ..plain };
+        let product = Matmul { a: Operand { transposed: is_transposed, ..plain.a }, beta, ..plain };
         let mut d = [before; 4];
         host::run(&product, a.as_slice().into(), b.as_slice().into(), d.as_mut_slice().into()).unwrap();
         for (at, found) in d.into_iter().enumerate() {
             let (row, column) = (at / 2, at % 2);
             let terms = (0..2).map(|i| {
-                let left = if is_turned { a[i * 2 + row] } else { a[row * 2 + i] };
+                let left = if is_transposed { a[i * 2 + row] } else { a[row * 2 + i] };
                 u64::from(left) * u64::from(b[i * 2 + column])
             });
             let expected = terms.sum::<u64>() + if beta == Factor::ONE { u64::from(before) } else { 0 };

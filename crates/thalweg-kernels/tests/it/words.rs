@@ -4,21 +4,27 @@ use std::collections::BTreeMap;
 
 use thalweg_driver::DevicePointer;
 use thalweg_ir::DType;
+use thalweg_kernels::compact::{self, Compact};
 use thalweg_kernels::decompose::{Decompose, Method};
 use thalweg_kernels::embedding::EmbeddingBackward;
 use thalweg_kernels::extremum_columns::{self, ExtremumColumns};
 use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_kernels::gather::GatherRows;
+use thalweg_kernels::histogram::Histogram;
 use thalweg_kernels::matmul::quantized::{Quantization, QuantizedMatmul};
 use thalweg_kernels::pool::{Pool, PoolPass};
 use thalweg_kernels::random::{Distribution, Draw, Operands};
-use thalweg_kernels::scan::{Scan, ScanOp};
-use thalweg_kernels::scatter::group::{self, GroupIndices};
+use thalweg_kernels::scan::{self, Scan, ScanOp, ScanStep};
+use thalweg_kernels::scatter::atomic::ScatterAtomic;
+use thalweg_kernels::scatter::last::LastIndices;
 use thalweg_kernels::scatter::rows::ScatterRows;
+use thalweg_kernels::scatter::segments::Segments;
 use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::search::Search;
-use thalweg_kernels::sort::{Select, Sort, Step, Work};
+use thalweg_kernels::sort::{
+    IndexStep, LongStep, LongWork, Select, SelectOne, Sort, SortIndices, Step, Work,
+};
 use thalweg_kernels::special::{Function, Special};
 use thalweg_kernels::{NativeKernel, Placed};
 
@@ -43,7 +49,7 @@ fn fields(source: &str) -> Vec<(String, usize)> {
 #[track_caller]
 fn check(kernel: &dyn NativeKernel, expected: &[(&str, &[u64])]) {
     let mut words = kernel.words().to_vec();
-    words.extend(kernel.tells().then_some(0));
+    words.extend(kernel.reports_indices().then_some(0));
     let mut rest = words.as_slice();
     let mut found: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for (name, count) in fields(&kernel.source()) {
@@ -67,9 +73,11 @@ fn rows_are_read_as_they_are_written() {
     );
     let scan = Scan { op: ScanOp::Max, outer: 3, length: 16, inner: 1, reversed: true, dtype };
     check(
-        &Placed { kernel: scan, at: at::<3>() },
+        &Placed { kernel: ScanStep { scan, phase: scan::Phase::Rows }, at: at::<4>() },
         &[
             ("result", &[0x3000]),
+            ("totals", &[0x4000]),
+            ("parts", &[1]),
             ("outer", &[3]),
             ("length", &[16]),
             ("reversed", &[1]),
@@ -103,7 +111,45 @@ fn rows_are_read_as_they_are_written() {
             ("digit", &[2]),
             ("work", &[1]),
             ("tiles", &[3]),
+            ("digits", &[4]),
         ],
+    );
+    let indices = SortIndices { count: 9000, stride: 3, limit: 300 };
+    check(
+        &Placed { kernel: IndexStep { sort: indices, work: Work::Place(1) }, at: at::<4>() },
+        &[
+            ("places", &[0x3000]),
+            ("length", &[9000]),
+            ("inner", &[3]),
+            ("limit", &[300]),
+            ("digits", &[2]),
+            ("digit", &[1]),
+            ("work", &[3]),
+        ],
+    );
+    let one = SelectOne { sort, place: 4, takes_nan: true };
+    check(&Placed { kernel: one, at: at::<3>() }, &[("flags", &[3]), ("count", &[5]), ("places", &[0x3000])]);
+    let long = LongStep { select: one, work: LongWork::Find(1) };
+    check(
+        &Placed { kernel: long, at: at::<5>() },
+        &[("above", &[21]), ("shift", &[10]), ("state", &[0x5000])],
+    );
+    let compact = Compact { work: compact::Work::Coordinates, limit: 8, rank: 2, ..Compact::count(9000) };
+    check(
+        &Placed { kernel: compact, at: at::<5>() },
+        &[
+            ("result", &[0x5000]),
+            ("elements", &[9000]),
+            ("part", &[4096]),
+            ("parts", &[3]),
+            ("limit", &[8]),
+            ("rank", &[2]),
+        ],
+    );
+    let histogram = Histogram { elements: 9, bins: 100, bounds: [1.0, 3.0], dtype };
+    check(
+        &Placed { kernel: histogram, at: at::<2>() },
+        &[("counts", &[0x2000]), ("bins", &[100]), ("width", &[2.0_f64.to_bits()]), ("copies", &[32])],
     );
 }
 
@@ -118,13 +164,40 @@ fn indices_are_read_as_they_are_written() {
     let kernel = ScatterTile { sizes, index_strides, source_strides, dtype, combine, from_zeros: true };
     let tile: [(&str, &[u64]); 3] = [("from_zeros", &[1]), ("columns", &[7]), ("places", &[3])];
     check(&Placed { kernel, at: at::<4>() }, &[&strides[..], &tile].concat());
-    let kernel = ScatterRows { sizes, index_stride: 11, source_strides, dtype, combine };
-    check(&Placed { kernel, at: at::<5>() }, &[&strides[..], &[("index_stride", &[11])]].concat());
-    let group = GroupIndices { count: 3, rows: 5, stride: 7, phase: group::Phase::Place };
+    let kernel = ScatterRows { sizes, index_stride: 11, source_strides, dtype };
     check(
-        &Placed { kernel: group, at: at::<3>() },
-        &[("groups", &[0x3000]), ("stride", &[7]), ("phase", &[4])],
+        &Placed { kernel, at: at::<4>() },
+        &[("source_strides", &[14, 15, 16]), ("inner", &[7]), ("index_stride", &[11]), ("last", &[0x2000])],
     );
+    let kernel = ScatterAtomic { sizes, index_strides, source_strides, dtype };
+    check(
+        &Placed { kernel, at: at::<3>() },
+        &[("result", &[0x3000]), ("index_strides", &[11, 12, 13]), ("source_strides", &[14, 15, 16])],
+    );
+    let kernel = Segments {
+        sizes: [2, 3, 70, 7],
+        source_strides,
+        source_rows: 70,
+        skipped: 9,
+        combine,
+        from_zeros: true,
+        is_later: false,
+        dtype,
+    };
+    check(
+        &Placed { kernel, at: at::<6>() },
+        &[
+            ("next_rows", &[0x6000]),
+            ("count", &[70]),
+            ("source_strides", &[14, 15, 16]),
+            ("skipped", &[9]),
+            ("combine", &[3]),
+            ("from_zeros", &[1]),
+            ("lanes", &[8]),
+        ],
+    );
+    let last = LastIndices { count: 3, rows: 5, stride: 7 };
+    check(&Placed { kernel: last, at: at::<2>() }, &[("last", &[0x2000]), ("rows", &[5]), ("stride", &[7])]);
     let gather = GatherRows { sizes: [2, 3, 5, 16], index_stride: 7, fill: 9, vectors: 4 };
     check(
         &Placed { kernel: gather, at: at::<3>() },

@@ -21,9 +21,9 @@ fn a_filter_that_comes_late_takes_no_lock_away() {
         .env(CHILD, "1")
         .output()
         .expect("it can be started again");
-    let told =
+    let output =
         format!("{}{}", String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
-    assert!(child.status.success() && told.contains(DONE), "{}:\n{told}", child.status);
+    assert!(child.status.success() && output.contains(DONE), "{}:\n{output}", child.status);
 }
 
 fn in_the_child() {

@@ -72,7 +72,7 @@ impl Categories {
     }
 
     /// Returns the category that results from the votes of a stack's frames.
-    fn elected(&self, votes: impl Iterator<Item = Vote>) -> usize {
+    fn majority(&self, votes: impl Iterator<Item = Vote>) -> usize {
         let mut best = Vote { rule: u16::MAX, built_in: BUILT_IN.len() as u8 };
         for vote in votes {
             best = Vote { rule: best.rule.min(vote.rule), built_in: best.built_in.min(vote.built_in) };
@@ -118,7 +118,7 @@ impl Sorting<'_> {
             });
             Vote { rule, built_in }
         });
-        categories.elected(votes)
+        categories.majority(votes)
     }
 }
 

@@ -40,7 +40,7 @@ pub use categories::{Categories, Sorting};
 pub use diff::{Growth, diff};
 pub use layout::Fragmentation;
 pub use lives::{BlockLife, Lives, SegmentLife, lives};
-pub use places::{Telling, backward_node, telling};
+pub use places::{FrameChoice, backward_node, informative_frame};
 pub use stages::{Stage, stages};
 pub use summary::{
     Doubts, Moment, OutOfMemoryEntry, PoolUse, SizeGroup, StackGroup, Start, Summary, summarise,

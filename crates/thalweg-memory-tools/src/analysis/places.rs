@@ -6,16 +6,16 @@
 
 use thalweg_snapshot::{FrameId, FrameView, Recording, StackId};
 
-/// The most informative frames of a recording's stacks: see [`telling`]. Each function is classified once, however many stacks
+/// The most informative frames of a recording's stacks: see [`informative_frame`]. Each function is classified once, however many stacks
 /// contain its lines, since a recording can have a million stacks.
 #[derive(Debug)]
-pub struct Telling<'r> {
+pub struct FrameChoice<'r> {
     recording: &'r Recording,
     /// The kind of each function plus one; 0 if it is not known yet.
     kinds: Vec<u8>,
 }
 
-impl<'r> Telling<'r> {
+impl<'r> FrameChoice<'r> {
     /// Creates the table of a recording.
     pub fn of(recording: &'r Recording) -> Self {
         Self { recording, kinds: vec![0; recording.function_count()] }
@@ -44,7 +44,7 @@ impl<'r> Telling<'r> {
 /// Returns the most informative of the frames, which are given innermost first. The first kind that is present counts, and of
 /// that kind the innermost frame: the user's own Python code, Python code that a compiler wrote, other Python code, a node of the
 /// backward pass, a C++ function that is not PyTorch's, an operator, anything with a file.
-pub fn telling<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> Option<FrameView<'r>> {
+pub fn informative_frame<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> Option<FrameView<'r>> {
     frames.min_by_key(|frame| kind_of(frame))
 }
 
@@ -141,7 +141,7 @@ mod tests {
 
     fn chosen(frames: &[(&'static str, &'static str)]) -> &'static str {
         let frames = frames.iter().map(|&(filename, name)| FrameView { filename, line: 1, name });
-        telling(frames).expect("there are frames").name
+        informative_frame(frames).expect("there are frames").name
     }
 
     #[test]

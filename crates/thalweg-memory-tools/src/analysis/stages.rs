@@ -252,7 +252,7 @@ mod tests {
             ("never reached", "START", 99),
         ];
         let stages = stages(&recording(&entries, &marks), 0);
-        let told: Vec<_> = stages
+        let reported: Vec<_> = stages
             .iter()
             .map(|stage| {
                 let Stage { name, times, peak_live_bytes, peak_own_bytes, peak_entry, entries, .. } = stage;
@@ -260,7 +260,7 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            told,
+            reported,
             [("before all", 1, 8, 8, 2, 2), ("step", 1, 24, 16, 6, 4), ("forward", 2, 25, 4, 7, 4)]
         );
         assert!(stages.iter().all(|stage| stage.peak_reserved_bytes == 64 * MIB));

@@ -57,7 +57,7 @@ impl Addresses {
     }
 
     /// Places a segment where a driver would, and returns its address.
-    pub(crate) fn invent(&mut self, bytes: u64) -> u64 {
+    pub(crate) fn place_segment(&mut self, bytes: u64) -> u64 {
         let address = self.gaps.lowest(bytes).unwrap_or_else(|| self.below_all(bytes));
         self.put(address, bytes);
         address
@@ -170,9 +170,9 @@ impl Gaps {
             start = gap;
         }
         if end < last
-            && let Some(behind) = self.remove(end)
+            && let Some(after) = self.remove(end)
         {
-            end = behind;
+            end = after;
         }
         self.add(start, end);
     }
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn segments_go_down_and_fill_the_lowest_gap() {
         let mut addresses = Addresses::default();
-        let offsets = [20, 50, 12, 8, 12, 2].map(|mebibytes| TOP - addresses.invent(mebibytes * MIB));
+        let offsets = [20, 50, 12, 8, 12, 2].map(|mebibytes| TOP - addresses.place_segment(mebibytes * MIB));
         // 20 is in a piece of 32, and 50 in the two pieces below; 12 follows 50, and 8 follows 20 since only 2 are left there.
         // The last 12 is in a piece of its own.
         assert_eq!(offsets, [32, 96, 46, 12, 128, 116].map(|mebibytes| mebibytes * MIB));
@@ -202,13 +202,13 @@ mod tests {
     #[test]
     fn what_was_given_up_is_not_reserved_again() {
         let mut addresses = Addresses::default();
-        let [first, second] = [20, 20].map(|mebibytes| addresses.invent(mebibytes * MIB));
+        let [first, second] = [20, 20].map(|mebibytes| addresses.place_segment(mebibytes * MIB));
         addresses.give_back(second);
-        let third = addresses.invent(20 * MIB);
+        let third = addresses.place_segment(20 * MIB);
         assert_eq!((first - second, second - third), (32 * MIB, 32 * MIB));
-        assert_eq!(addresses.invent(12 * MIB), third + 20 * MIB);
+        assert_eq!(addresses.place_segment(12 * MIB), third + 20 * MIB);
         addresses.give_back(third);
-        assert_eq!(addresses.invent(20 * MIB), third, "its reservation has another segment");
+        assert_eq!(addresses.place_segment(20 * MIB), third, "its reservation has another segment");
     }
 
     #[test]
@@ -219,12 +219,12 @@ mod tests {
         assert!(!addresses.take_recorded(base, 32 * MIB), "something is there");
         // The segment extends into the piece that is reserved already.
         assert!(addresses.take_recorded(base - 64 * MIB, 70 * MIB));
-        assert_eq!(addresses.invent(14 * MIB), base + 6 * MIB);
-        assert_eq!(addresses.invent(12 * MIB), base - 96 * MIB);
+        assert_eq!(addresses.place_segment(14 * MIB), base + 6 * MIB);
+        assert_eq!(addresses.place_segment(12 * MIB), base - 96 * MIB);
         addresses.give_back(base - 64 * MIB);
         let below = [84, 78, 72].map(|mebibytes| base - mebibytes * MIB);
-        assert_eq!([6, 6, 6].map(|mebibytes| addresses.invent(mebibytes * MIB)), below);
-        assert_eq!(addresses.invent(6 * MIB), base, "the two pieces before it are given up");
+        assert_eq!([6, 6, 6].map(|mebibytes| addresses.place_segment(mebibytes * MIB)), below);
+        assert_eq!(addresses.place_segment(6 * MIB), base, "the two pieces before it are given up");
         for (address, bytes) in
             [(512, 512), (base + 3, 512), (u64::MAX - 511, 512), (u64::MAX - MIB + 1, 512)]
         {
@@ -235,9 +235,9 @@ mod tests {
     #[test]
     fn who_comes_to_the_floor_begins_at_the_top_again() {
         let mut addresses = Addresses::default();
-        let first = addresses.invent(20 * MIB);
+        let first = addresses.place_segment(20 * MIB);
         assert!(addresses.take_recorded(FLOOR, 32 * MIB));
-        assert_eq!(addresses.invent(20 * MIB), first - 32 * MIB);
+        assert_eq!(addresses.place_segment(20 * MIB), first - 32 * MIB);
     }
 
     /// Segments of a few sizes, most of them short-lived, at invented and at recorded addresses, compared with an implementation
@@ -266,7 +266,7 @@ mod tests {
                 }
                 _ => {
                     let expected = lowest_gap(&addresses, bytes);
-                    let address = addresses.invent(bytes);
+                    let address = addresses.place_segment(bytes);
                     assert_eq!(expected.unwrap_or(address), address, "step {step}");
                     live.push(address);
                 }
@@ -301,7 +301,7 @@ mod tests {
         let mut addresses = Addresses::default();
         let mut last = 0;
         for _ in 0..300_000 {
-            last = addresses.invent(2 * MIB);
+            last = addresses.place_segment(2 * MIB);
         }
         assert_eq!(last, TOP - 300_000_u64.next_multiple_of(16) * 2 * MIB + 15 * 2 * MIB);
     }

@@ -77,7 +77,7 @@ impl Replay<'_> {
             let (place, stream) = (block.address(), block.stream());
             // If the free piece had this many bytes less, it would have been too small.
             let (needed_bytes, _) = arena.rounding(bytes);
-            let room_bytes = block.size_bytes() + self.allocator.restore_free_behind(&block);
+            let room_bytes = block.size_bytes() + self.allocator.restore_free_after(&block);
             let filler_bytes = room_bytes.saturating_sub(needed_bytes) + MIN_BLOCK_BYTES;
             if filler_bytes > doubt.spare_bytes {
                 break;

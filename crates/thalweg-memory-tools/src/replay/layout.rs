@@ -26,7 +26,7 @@ impl Replay<'_> {
     pub(super) fn fit_start(&mut self) -> Result<(), ReplayError> {
         self.upstream.set_endless(false);
         if self.upstream.excess_bytes() > 0 {
-            self.allocator.empty_cache().map_err(|error| self.refused(error))?;
+            self.allocator.empty_cache().map_err(|error| self.to_replay_error(error))?;
         }
         if self.program.older_blocks() > 0 {
             self.allocator.reset_peak_memory_stats();
@@ -47,7 +47,7 @@ impl Replay<'_> {
 
     fn lay_segment(&mut self, segment: &LaidSegment) -> Result<(), ReplayError> {
         let _scope = segment.pool.map(|pool| self.enter(pool)).transpose()?;
-        let refused = |error| self.refused(error);
+        let refused = |error| self.to_replay_error(error);
         let arena = self.allocator.restore_arena(segment.stream).map_err(refused)?;
         self.upstream.lay_out(segment.address);
         let base = match segment.is_expandable {

@@ -211,7 +211,9 @@ impl<'p> Replay<'p> {
                 self.free(block, Some(lane));
             }
             RecordedStep::Complete { block } => self.complete(block),
-            RecordedStep::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
+            RecordedStep::EmptyCache => {
+                self.allocator.empty_cache().map_err(|error| self.to_replay_error(error))?
+            }
             RecordedStep::Attempt { pool, bytes, stream } => self.attempt(pool, bytes, stream)?,
         }
         if self.at == self.start_steps {
@@ -275,12 +277,12 @@ impl<'p> Replay<'p> {
         self.check_request(bytes)?;
         self.upstream.serve_block(number);
         let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
-        let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;
+        let block = self.allocator.allocate(bytes, stream).map_err(|error| self.to_replay_error(error))?;
         let block = match self.doubts.is_empty() {
             true => block,
             false => {
                 let block = self.reconsidered(block, bytes, recorded_address);
-                block.map_err(|error| self.refused(error))?
+                block.map_err(|error| self.to_replay_error(error))?
             }
         };
         self.hold(number, block, recorded_address)
@@ -314,13 +316,13 @@ impl<'p> Replay<'p> {
         self.check_request(bytes)?;
         self.upstream.serve_block(u32::MAX);
         let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
-        self.allocator.allocate(bytes, stream).map(drop).map_err(|error| self.refused(error))
+        self.allocator.allocate(bytes, stream).map(drop).map_err(|error| self.to_replay_error(error))
     }
 
     /// Directs requests to a private pool while the scope is alive.
     fn enter(&mut self, pool: u16) -> Result<PoolScope, ReplayError> {
         let pool = *self.pools[usize::from(pool)].get_or_insert_with(|| self.allocator.create_pool());
-        self.allocator.use_pool(pool).map_err(|error| self.refused(error))
+        self.allocator.use_pool(pool).map_err(|error| self.to_replay_error(error))
     }
 
     /// Tags the memory of a block that was just handed out, even on a conflict.
@@ -391,7 +393,7 @@ impl<'p> Replay<'p> {
         ReplayError { step: self.at.saturating_sub(1), kind: Kind::TooLarge(excess_bytes) }
     }
 
-    fn refused(&self, error: AllocationError) -> ReplayError {
+    fn to_replay_error(&self, error: AllocationError) -> ReplayError {
         ReplayError { step: self.at.saturating_sub(1), kind: Kind::Refused(error) }
     }
 }

@@ -91,7 +91,7 @@ pub(super) fn read(
             .map_err(|what| SnapshotError::new(format!("entry {index} of the trace: {what}")))?;
     }
     reading.find_live_on(&last);
-    reading.begin_behind_first(&last);
+    reading.begin_after_first(&last);
     let tells_of_segments = trace.clone().map(|event| event.action).any(is_of_segments);
     if reading.older.is_empty() && !tells_of_segments {
         // The trace begins with the program, and segments were left out of it: which of them existed before is not known.
@@ -246,7 +246,7 @@ impl Reading {
     /// Starts after the first entry if the beginning of the trace is lost, so that the block of the first entry counts as older
     /// than the trace. A lost entry may have taken the memory for this block, and a search in the memory before the trace would
     /// then find another address.
-    fn begin_behind_first(&mut self, last: &[LastSegment]) {
+    fn begin_after_first(&mut self, last: &[LastSegment]) {
         let (steps, entries) = (&mut self.program.steps, &mut self.program.entries);
         let Some(&RecordedStep::Allocate {
             block: number,

@@ -159,8 +159,8 @@ impl Backwards {
     /// Returns the class of a mapped range that is adjacent to this one or overlaps it.
     fn touched(&self, start: u64, end: u64) -> Option<SizeClass> {
         let before = self.last_before(start).filter(|(at, segment)| end_of(*at, segment) == start);
-        let behind = self.segments.get(&end).copied();
-        let touching = before.map(|(_, segment)| segment).into_iter().chain(behind);
+        let after = self.segments.get(&end).copied();
+        let touching = before.map(|(_, segment)| segment).into_iter().chain(after);
         touching.filter(|segment| segment.is_expandable).map(|segment| segment.class).next()
     }
 

@@ -231,9 +231,9 @@ impl Events for ReplayUpstream {
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
         self.fake.wait_event(stream, event)?;
         let mut inner = self.inner.lock();
-        let behind = inner.events.get(&event).cloned().unwrap_or_default();
+        let after = inner.events.get(&event).cloned().unwrap_or_default();
         let stream = inner.stream(stream);
-        inner.clocks[stream].merge(&behind);
+        inner.clocks[stream].merge(&after);
         Ok(())
     }
 
@@ -254,7 +254,7 @@ impl Upstream for ReplayUpstream {
             Some((address, same)) if same == bytes && addresses.take_recorded(address, bytes) => address,
             _ => {
                 *unscripted += 1;
-                addresses.invent(bytes)
+                addresses.place_segment(bytes)
             }
         };
         fakes.insert(address, fake);

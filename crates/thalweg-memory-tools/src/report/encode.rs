@@ -135,11 +135,11 @@ pub fn stacks(model: &PageModel) -> Vec<u8> {
     for stack in &model.stacks {
         let length = stack.frames.len();
         assert!(
-            length == 0 || (stack.telling as usize) < length,
+            length == 0 || (stack.frame as usize) < length,
             "a stack of {length} tells by a frame beyond"
         );
         number(&mut out, length as u64);
-        number(&mut out, u64::from(stack.telling));
+        number(&mut out, u64::from(stack.frame));
         for &frame in &stack.frames {
             assert!((frame as usize) < model.frames.len(), "a stack names frame {frame}, which is not there");
             number(&mut out, u64::from(frame));
@@ -256,7 +256,7 @@ mod tests {
         let frame = |file: &str, line| StackFrame { file: file.into(), line, function: "f".into() };
         let model = PageModel {
             frames: vec![frame("a", 7), frame("b", 200)],
-            stacks: vec![Stack { frames: vec![0, 1, 0], telling: 1 }, Stack::default()],
+            stacks: vec![Stack { frames: vec![0, 1, 0], frame: 1 }, Stack::default()],
             ..PageModel::default()
         };
         // Files, functions and lines of the frames; length, telling frame and frames of each stack.

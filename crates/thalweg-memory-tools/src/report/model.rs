@@ -25,7 +25,7 @@ pub struct Stack {
     /// Indices into [`PageModel::frames`], innermost first.
     pub frames: Vec<u32>,
     /// The frame that is shown if there is room for only one: its index in `frames`. Meaningless if there are no frames.
-    pub telling: u32,
+    pub frame: u32,
 }
 
 /// A frame of a stack.

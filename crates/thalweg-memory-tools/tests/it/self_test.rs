@@ -159,18 +159,18 @@ fn check_search(device: &DevicePage, model: &PageModel, part: &str) {
             .is_some_and(|stack| model.stacks[stack as usize].frames.iter().any(|&frame| matches(frame)))
     };
     // The page has labelled it with the frame that the model calls the most informative.
-    let told = |block: &BlockLife| {
+    let reported = |block: &BlockLife| {
         let stack = &model.stacks[block.stack? as usize];
-        Some(stack.frames[stack.telling as usize])
+        Some(stack.frames[stack.frame as usize])
     };
     let whole = live(device, |_| true);
     let at =
         whole.iter().enumerate().max_by_key(|&(at, bytes)| (bytes, std::cmp::Reverse(at))).expect("it has").0;
     let groups =
-        (0..model.frames.len() as u32).map(|frame| live(device, |block| told(block) == Some(frame))[at]);
+        (0..model.frames.len() as u32).map(|frame| live(device, |block| reported(block) == Some(frame))[at]);
     let largest = groups.max().expect("there are frames");
     let is_named = |block: &BlockLife| {
-        let frame = told(block).map(|frame| &model.frames[frame as usize]);
+        let frame = reported(block).map(|frame| &model.frames[frame as usize]);
         frame.is_some_and(|frame| format!("{}:{} {}", frame.file, frame.line, frame.function) == text)
     };
     assert_eq!(live(device, is_named)[at], largest, "{text}");

@@ -241,7 +241,7 @@ pub fn model(devices: Vec<DevicePage>) -> PageModel {
         stacks: (0..STACKS as u32)
             .map(|frame| Stack {
                 frames: vec![frame, (frame * 7 + 1) % STACKS as u32, 1, 2],
-                telling: frame % 4,
+                frame: frame % 4,
             })
             .collect(),
         categories: vec!["parameters".into(), "activations".into(), "temporaries".into()],

@@ -171,7 +171,7 @@ impl DeviceAllocator {
         } else {
             self.obtain_on_slow_path(arena, request)
         };
-        let (owner, found) = obtained.map_err(|error| self.tell_of_failure(error))?;
+        let (owner, found) = obtained.map_err(|error| self.report_failure(error))?;
         *span = found;
         Ok(owner)
     }
@@ -191,7 +191,7 @@ impl DeviceAllocator {
             exact_address: false,
         };
         let error = self.out_of_memory(&mut *self.enter()?, arena, &request);
-        Err(self.tell_of_failure(error))
+        Err(self.report_failure(error))
     }
 
     /// Releases cached memory to the upstream. *Blocks* until pending events have passed, then frees all
@@ -320,8 +320,8 @@ impl DeviceAllocator {
     ///
     /// # Errors
     /// Those of [`release_pool`](Self::release_pool).
-    pub fn release_pool_behind(&self, pool: PoolId, streams: &[StreamId]) -> Result<(), AllocationError> {
-        Ok(self.enter()?.pools.release_behind(pool, streams)?)
+    pub fn release_pool_after(&self, pool: PoolId, streams: &[StreamId]) -> Result<(), AllocationError> {
+        Ok(self.enter()?.pools.release_after(pool, streams)?)
     }
 
     /// Adds a reference to a pool whose last reference was released, so that its remaining memory can be used again. Returns

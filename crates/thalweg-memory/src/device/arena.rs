@@ -177,7 +177,7 @@ impl Arena {
             }
             Err(arena) => {
                 arena.returned.push((block, uses, stack));
-                arena.common.rolls.waiting.insert(arena.number);
+                arena.common.pending_lists.waiting.insert(arena.number);
             }
         }
     }
@@ -357,9 +357,9 @@ pub(crate) struct ArenaState {
     /// so merging and splitting again would be wasted.
     last_freed: Option<(BlockId, u64)>,
     pub(crate) references: LeftReferences,
-    /// Whether the arena is on the [roll](super::roll) of waiting arenas. It may be on the roll although this is `false`.
+    /// Whether the arena is on the [pending list](super::pending_list) of waiting arenas. It may be on the pending list although this is `false`.
     pub(crate) is_on_waiting: bool,
-    /// Whether the arena is on the [roll](super::roll) of arenas with free memory; exact.
+    /// Whether the arena is on the [pending list](super::pending_list) of arenas with free memory; exact.
     pub(crate) is_on_free_memory: bool,
 }
 
@@ -567,7 +567,7 @@ impl ArenaState {
         }
         arena.common.totals.changed(arena.number, gauges, class);
         if arena.common.watch.is_on() {
-            self.tell_allocated(arena, span, request);
+            self.report_allocated(arena, span, request);
         }
     }
 
@@ -608,7 +608,7 @@ impl ArenaState {
         let is_free_at_once = uses.is_empty() && !self.policy.direct;
         if arena.common.watch.is_on() {
             let actions = [Action::FreeRequested, Action::FreeCompleted];
-            self.tell_freed(arena, &actions[..1 + usize::from(is_free_at_once)], block, stack);
+            self.report_freed(arena, &actions[..1 + usize::from(is_free_at_once)], block, stack);
         }
         let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
@@ -652,7 +652,7 @@ impl ArenaState {
             } else {
                 self.pending.pop_ready();
                 if arena.common.watch.is_on() {
-                    self.tell_freed(arena, &[Action::FreeCompleted], block, None);
+                    self.report_freed(arena, &[Action::FreeCompleted], block, None);
                 }
                 let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
                 self.gauges.passed(class, size_bytes, requested_bytes);
@@ -667,16 +667,16 @@ impl ArenaState {
         let SegmentKind { class, is_expandable, registration } = self.blocks.tag(block);
         let now = self.now(arena, class);
         self.note_free(arena);
-        let Merged { span, absorbed: [before, behind] } = self.blocks.release(block, now);
+        let Merged { span, absorbed: [before, after] } = self.blocks.release(block, now);
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);
         if let Some(before) = before {
             bins.remove(before, registration);
             (absorbed, absorbed_bytes) = (1, before.size_bytes);
         }
-        if let Some(behind) = behind {
-            bins.remove(behind, registration);
-            (absorbed, absorbed_bytes) = (absorbed + 1, absorbed_bytes + behind.size_bytes);
+        if let Some(after) = after {
+            bins.remove(after, registration);
+            (absorbed, absorbed_bytes) = (absorbed + 1, absorbed_bytes + after.size_bytes);
         }
         bins.insert(span, registration);
         let gauges = &mut self.gauges;

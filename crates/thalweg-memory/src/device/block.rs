@@ -181,14 +181,14 @@ impl Drop for Block {
             Arena::take_back(arena, block, Uses::new());
         } else {
             let uses = uses.take().map(|uses| *uses).unwrap_or_default();
-            self.give_back_behind(arena, block, uses);
+            self.give_back_after(arena, block, uses);
         }
     }
 }
 
 impl Block {
     #[cold]
-    fn give_back_behind(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
+    fn give_back_after(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
         if self.stream != arena.key.stream {
             // A borrowed block: its owner gets it back only after all work that the borrower has been given so far.
             use_of(&mut uses, self.stream).note(false);

@@ -169,7 +169,7 @@ impl<Tag> Records<Tag> {
     /// Stores a record and returns the identifier of its block.
     #[inline]
     fn insert(&mut self, record: Record<Tag>) -> BlockId {
-        let Some(vacant) = self.vacant.some() else { return self.insert_behind(record) };
+        let Some(vacant) = self.vacant.some() else { return self.insert_after(record) };
         let slot = &mut self[vacant];
         let next = slot.next;
         *slot = record;
@@ -178,7 +178,7 @@ impl<Tag> Records<Tag> {
     }
 
     #[cold]
-    fn insert_behind(&mut self, record: Record<Tag>) -> BlockId {
+    fn insert_after(&mut self, record: Record<Tag>) -> BlockId {
         let name = u32::try_from(self.records.len()).ok().map(BlockId);
         let name = name.filter(|name| *name != BlockId::NONE).expect("there are fewer than 2^32 blocks");
         self.records.push(record);
@@ -406,11 +406,11 @@ impl<Tag: Copy> Blocks<Tag> {
         other == state
     }
 
-    /// Merges the block `behind`, which follows, into this one. The merged block counts as free since the later of the two times.
+    /// Merges the block `after`, which follows, into this one. The merged block counts as free since the later of the two times.
     #[inline]
-    fn absorb(&mut self, block: BlockId, behind: BlockId) {
-        let Record { size_bytes, figure, next, .. } = self.records[behind];
-        self.records.vacate(behind);
+    fn absorb(&mut self, block: BlockId, after: BlockId) {
+        let Record { size_bytes, figure, next, .. } = self.records[after];
+        self.records.vacate(after);
         let record = &mut self.records[block];
         record.size_bytes += size_bytes;
         record.figure = record.figure.max(figure);

@@ -17,7 +17,7 @@ use thalweg_lock::{RwLock, RwLockReadGuard};
 use super::arena::Arena;
 use super::gauges::{Gauges, Quantity, Totals};
 use super::pending::EventContext;
-use super::roll::Rolls;
+use super::pending_list::PendingLists;
 use super::spare::{SparePage, SparePages};
 use crate::ids::{Owner, SizeClass, StreamId};
 use crate::trace::watch::Watch;
@@ -29,7 +29,7 @@ pub(crate) struct Common {
     pub(crate) totals: Totals,
     pub(crate) watch: Watch,
     pub(crate) spare: SparePages,
-    pub(crate) rolls: Rolls,
+    pub(crate) pending_lists: PendingLists,
     /// The number of captures that are under way on the device.
     captures: AtomicUsize,
     /// Held for reading while events are touched without an arena's lock, because the arena is being dropped or there is none. No
@@ -64,7 +64,7 @@ impl Common {
             totals: Totals::default(),
             watch: Watch::default(),
             spare: SparePages::default(),
-            rolls: Rolls::default(),
+            pending_lists: PendingLists::default(),
             captures: AtomicUsize::new(0),
             gate: RwLock::default(),
             sequence: AtomicU64::new(1),
@@ -187,7 +187,7 @@ impl Common {
 
     /// Removes an arena that is being dropped from the list.
     pub(crate) fn forget(&self, arena: &Arena) {
-        self.rolls.forget(arena);
+        self.pending_lists.forget(arena);
         let mut listed = self.arenas.write();
         listed.all.remove(&arena.number);
         listed.of_owners.remove(&(arena.key.owner, arena.number));

@@ -95,7 +95,7 @@ impl DeviceAllocator {
         let tag = SegmentKind { class: request.class, is_expandable: false, registration: 0 };
         let usage = BlockUse::Free { since: 0 };
         let span = state.blocks.add_segment(address, request.size_bytes, usage, tag);
-        state.tell_gained(arena, Action::SegmentAlloc, span, request.stack);
+        state.report_gained(arena, Action::SegmentAlloc, span, request.stack);
         Ok(Some(state.hand_out(arena, request, span)))
     }
 
@@ -173,11 +173,11 @@ impl ArenaState {
             return;
         }
         if arena.common.watch.is_on() {
-            self.tell_freed(arena, &[Action::FreeCompleted], block, None);
+            self.report_freed(arena, &[Action::FreeCompleted], block, None);
         }
         let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         self.gauges.passed(class, size_bytes, requested_bytes);
-        self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block), None);
+        self.report_lost(arena, Action::SegmentFree, self.blocks.span(block), None);
         self.blocks.release(block, 0);
         self.blocks.remove_segment(block);
         arena.common.totals.changed(arena.number, &mut self.gauges, class);

@@ -136,10 +136,10 @@ impl ArenaState {
         }
         if whole.end() - address < request.size_bytes {
             let free_bytes = whole.end() - address;
-            let behind = self.blocks.next(block);
-            let behind = behind.map_or("its segment ends there".to_owned(), |next| self.occupant(next));
+            let after = self.blocks.next(block);
+            let after = after.map_or("its segment ends there".to_owned(), |next| self.occupant(next));
             return Err(Obstacle::Occupied(format!(
-                "only {free_bytes} bytes are free from there on: {behind}"
+                "only {free_bytes} bytes are free from there on: {after}"
             )));
         }
         let part = Span { address, size_bytes: request.size_bytes, ..whole };

@@ -132,7 +132,7 @@ impl ArenaState {
         arena
             .return_segment(span.address, span.size_bytes)
             .map_err(|error| AllocationError::upstream("free", error))?;
-        self.tell_lost(arena, Action::SegmentFree, span, ledger.given_back_at);
+        self.report_lost(arena, Action::SegmentFree, span, ledger.given_back_at);
         self.free[class as usize].remove(span, registration);
         self.blocks.remove_segment(span.block);
         let oversize = span.size_bytes >= self.policy.max_split_bytes;
@@ -204,7 +204,7 @@ impl ArenaState {
 
     /// Returns the pages that contain a taken block of an expandable segment: the address of the first, the size of each, and
     /// their identifiers.
-    pub(crate) fn pages_behind(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
+    pub(crate) fn pages_after(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
         let span = self.blocks.span(block);
         let table = &self.pages[&self.blocks.segment_of(block).id];
         let from = (span.address - table.address) / table.page_bytes;
@@ -260,7 +260,7 @@ impl ArenaState {
             span = self.mapped(part, &supply[pages..]);
             supply.truncate(pages);
             let part = Span { block: span.block, ..part };
-            self.tell_gained(arena, Action::SegmentMap, part, request.stack);
+            self.report_gained(arena, Action::SegmentMap, part, request.stack);
             ranges += 1;
         }
         self.free[class].remove(span, 0);
@@ -437,7 +437,7 @@ impl ArenaState {
                         continue;
                     }
                     let block = self.carve(whole, part);
-                    self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
+                    self.report_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
                     pages.extend(self.unmapped(block));
                     ledger.bytes_moved(class, request.class, bytes);
                 }
@@ -468,12 +468,12 @@ impl ArenaState {
         pages: &mut Vec<PageId>,
     ) {
         let block = self.carve(whole, part);
-        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
+        self.report_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
         let segment = self.blocks.segment_of(block).id;
         let moved = self.pages.get_mut(&segment).expect("a segment that is_expandable has pages").take(part);
         pages.extend(&moved);
         self.blocks.take(block, 0);
-        arena.common.rolls.stale.insert(arena.number);
+        arena.common.pending_lists.stale.insert(arena.number);
         self.stale_mappings.insert(block, StaleMapping { pages: moved, is_alias });
         if !is_alias {
             self.note_waiting(arena);
@@ -520,7 +520,7 @@ impl ArenaState {
             .map_err(|error| AllocationError::upstream("unmap", error))?;
         let class = self.blocks.tag(whole.block).class;
         let block = self.carve(whole, part);
-        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, ledger.given_back_at);
+        self.report_lost(arena, Action::SegmentUnmap, Span { block, ..part }, ledger.given_back_at);
         let pages = self.unmapped(block);
         let page_bytes = part.size_bytes / pages.len() as u64;
         ledger.bytes_spared(arena.key.owner, part.size_bytes);

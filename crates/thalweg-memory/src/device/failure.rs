@@ -41,7 +41,7 @@ impl DeviceAllocator {
                     arena.key.stream,
                 )
             };
-            watch.tell(&mut central.ring, &event);
+            watch.report(&mut central.ring, &event);
         }
         Kind::OutOfMemory(Box::new(figures)).into()
     }
@@ -59,7 +59,7 @@ impl DeviceAllocator {
 
     /// Notifies the observers of a failed request, and writes a snapshot if one is requested. No lock is held.
     #[cold]
-    pub(crate) fn tell_of_failure(&self, mut error: AllocationError) -> AllocationError {
+    pub(crate) fn report_failure(&self, mut error: AllocationError) -> AllocationError {
         let Some(figures) = error.figures_mut() else { return error };
         let device = figures.device;
         let total_bytes = device.map_or(0, |device| device.total_bytes);
@@ -70,7 +70,7 @@ impl DeviceAllocator {
             free_bytes: device.map_or(0, |device| device.free_bytes),
         };
         let watch = &self.common().watch;
-        reentry::tell_of_failure(|| {
+        reentry::report_failure(|| {
             if figures.rejected {
                 return watch.rejections.notify(&event);
             }

@@ -171,7 +171,7 @@ impl ArenaState {
     #[cold]
     pub(crate) fn notify_watches(&mut self, block: BlockId) {
         for watch in self.watched.remove(&block).into_iter().flatten() {
-            watch.tell(self.blocks.span(block).address);
+            watch.report(self.blocks.span(block).address);
         }
     }
 }

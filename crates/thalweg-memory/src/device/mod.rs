@@ -5,7 +5,7 @@
 //! | hub | spokes |
 //! |---|---|
 //! | `DeviceAllocator` (`allocator`) | `scopes`, `slow_path`, `release`, `failure`, `direct`, `exact`, `restore`, `recording`, `graph_pools`, `sharing` |
-//! | `Arena` with its `ArenaState` (`arena`), and the state that all arenas share (`common`, `roll`, `references`), which refer to each other | `expandable`, `exact`, `direct`, `restore`, `recording`, `graph_pools`, and [`graph_pools`](crate::graph_pools) |
+//! | `Arena` with its `ArenaState` (`arena`), and the state that all arenas share (`common`, `pending_list`, `references`), which refer to each other | `expandable`, `exact`, `direct`, `restore`, `recording`, `graph_pools`, and [`graph_pools`](crate::graph_pools) |
 //!
 //! Otherwise, no module uses a module that uses it.
 
@@ -27,6 +27,7 @@ pub(crate) mod inbox;
 pub(crate) mod ledger;
 pub(crate) mod pages;
 pub(crate) mod pending;
+pub(crate) mod pending_list;
 pub(crate) mod pools;
 pub(crate) mod reach;
 mod recording;
@@ -34,7 +35,6 @@ pub(crate) mod reentry;
 pub(crate) mod references;
 pub(crate) mod release;
 pub mod restore;
-pub(crate) mod roll;
 pub(crate) mod scopes;
 mod sharing;
 pub(crate) mod slots;

@@ -376,9 +376,9 @@ impl<T: Copy + Eq> PendingFrees<T> {
     /// Adds an event to its queue, after those that were recorded before it.
     fn enqueue(&mut self, stream: StreamId, recorded: Recorded, ticket: u64) {
         let queue = self.queues.entry(stream).or_default();
-        let behind =
+        let after =
             queue.iter().rev().take_while(|other| other.recorded.sequence > recorded.sequence).count();
-        queue.insert(queue.len() - behind, Queued { recorded, ticket });
+        queue.insert(queue.len() - after, Queued { recorded, ticket });
     }
 
     /// Returns a copy of the streams that have queues, so that the queues may change during the iteration.

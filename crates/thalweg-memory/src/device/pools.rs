@@ -103,7 +103,7 @@ impl Pools {
     }
 
     /// Removes a reference from a pool whose memory may still be touched by work of these streams.
-    pub(crate) fn release_behind(&mut self, id: PoolId, streams: &[StreamId]) -> Result<(), Kind> {
+    pub(crate) fn release_after(&mut self, id: PoolId, streams: &[StreamId]) -> Result<(), Kind> {
         self.referenced(id)?.arenas.values().for_each(|arena| arena.add_users(streams));
         self.release(id)
     }

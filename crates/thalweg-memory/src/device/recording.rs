@@ -30,7 +30,7 @@ impl ArenaState {
     /// Records that a caller gets a block.
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell_allocated(&mut self, arena: &Arena, span: Span, request: &Request) {
+    pub(crate) fn report_allocated(&mut self, arena: &Arena, span: Span, request: &Request) {
         let Request { requested_bytes, stack, exact_address, .. } = *request;
         match stack {
             Some(stack) => self.log.allocations.insert(span.block, stack),
@@ -41,14 +41,14 @@ impl ArenaState {
             stack,
             ..Event::new(Action::Alloc, span.address, requested_bytes, arena.key.stream)
         };
-        self.tell_event(arena, event);
+        self.report_event(arena, event);
     }
 
     /// Records that a caller freed a block, or that it has become free, or both at the same moment. `stack` is the stack of the
     /// free, if there is one.
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell_freed(
+    pub(crate) fn report_freed(
         &mut self,
         arena: &Arena,
         actions: &[Action],
@@ -64,11 +64,17 @@ impl ArenaState {
         };
         let event =
             Event { stack: stack.or(allocated_at), ..Event::new(action, address, bytes, arena.key.stream) };
-        self.tell_each(arena, event, actions);
+        self.report_each(arena, event, actions);
     }
 
     /// Records that memory was taken from the upstream, or moved here.
-    pub(crate) fn tell_gained(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
+    pub(crate) fn report_gained(
+        &mut self,
+        arena: &Arena,
+        action: Action,
+        span: Span,
+        stack: Option<StackId>,
+    ) {
         if !arena.common.watch.is_on() {
             return;
         }
@@ -78,12 +84,12 @@ impl ArenaState {
             Some(stack) => self.log.segments.insert(segment, stack),
             None => self.log.segments.remove(&segment),
         };
-        self.tell(arena, action, span.address, span.size_bytes, stack);
+        self.report(arena, action, span.address, span.size_bytes, stack);
     }
 
     /// Records that memory is about to be returned to the upstream, or moved away. The block still exists. `stack` is the stack
     /// of the code that returns or moves the memory.
-    pub(crate) fn tell_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
+    pub(crate) fn report_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
         if !arena.common.watch.is_on() {
             return;
         }
@@ -92,21 +98,21 @@ impl ArenaState {
             Action::SegmentFree => self.log.segments.remove(&segment),
             _ => self.log.segments.get(&segment).copied(),
         };
-        self.tell(arena, action, span.address, span.size_bytes, stack.or(taken_at));
+        self.report(arena, action, span.address, span.size_bytes, stack.or(taken_at));
     }
 
-    fn tell(&mut self, arena: &Arena, action: Action, address: u64, bytes: u64, stack: Option<StackId>) {
+    fn report(&mut self, arena: &Arena, action: Action, address: u64, bytes: u64, stack: Option<StackId>) {
         let event = Event { stack, ..Event::new(action, address, bytes, arena.key.stream) };
-        self.tell_event(arena, event);
+        self.report_event(arena, event);
     }
 
-    fn tell_event(&mut self, arena: &Arena, event: Event) {
-        self.tell_each(arena, event, &[event.action]);
+    fn report_event(&mut self, arena: &Arena, event: Event) {
+        self.report_each(arena, event, &[event.action]);
     }
 
-    fn tell_each(&mut self, arena: &Arena, event: Event, actions: &[Action]) {
+    fn report_each(&mut self, arena: &Arena, event: Event, actions: &[Action]) {
         let event = Event { pool_id: arena.key.pool_id(), ..event };
-        arena.common.watch.tell_each(&mut self.log.ring, &event, actions);
+        arena.common.watch.report_each(&mut self.log.ring, &event, actions);
     }
 
     /// Attaches a text to a block that is taken.
@@ -117,7 +123,7 @@ impl ArenaState {
             metadata: TextId::of(text),
             ..Event::new(Action::Annotate, span.address, bytes.unwrap_or(0), arena.key.stream)
         };
-        self.tell_event(arena, event);
+        self.report_event(arena, event);
     }
 
     /// Returns the block that contains `address` and that a caller holds.
@@ -168,8 +174,8 @@ impl Stacks {
         let mut known: FxHashMap<StackId, Frames> = FxHashMap::default();
         let mut frames = |stack| known.entry(stack).or_insert_with(|| history.frames(stack)).clone();
         for segment in segments {
-            let behind = self.segments.partition_point(|(from, ..)| *from <= segment.address);
-            if let Some((_, end, stack)) = behind.checked_sub(1).map(|index| self.segments[index])
+            let after = self.segments.partition_point(|(from, ..)| *from <= segment.address);
+            if let Some((_, end, stack)) = after.checked_sub(1).map(|index| self.segments[index])
                 && segment.address < end
             {
                 segment.frames = frames(stack);
@@ -248,7 +254,7 @@ impl DeviceAllocator {
         add(&mut merge, &central.ring);
         if watch.is_on() {
             let event = Event::new(Action::Snapshot, 0, active_bytes, StreamId::from_raw(0));
-            watch.tell(&mut central.ring, &event);
+            watch.report(&mut central.ring, &event);
         }
         drop(central);
         segments.sort_by_key(|segment| segment.address);

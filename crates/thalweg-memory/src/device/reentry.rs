@@ -38,16 +38,16 @@ pub(crate) fn check() -> Result<(), Kind> {
     if CALLS.get() > 0 { Err(Kind::Reentered) } else { Ok(()) }
 }
 
-/// Runs `tell`, which notifies observers of a failed request. Requests that fail inside are not reported: that would never end.
-pub(crate) fn tell_of_failure(tell: impl FnOnce()) {
-    struct Told;
-    impl Drop for Told {
+/// Runs `report`, which notifies observers of a failed request. Requests that fail inside are not reported: that would never end.
+pub(crate) fn report_failure(report: impl FnOnce()) {
+    struct Reported;
+    impl Drop for Reported {
         fn drop(&mut self) {
             TELLS_OF_FAILURE.set(false);
         }
     }
     if !TELLS_OF_FAILURE.replace(true) {
-        let _told = Told;
-        tell();
+        let _told = Reported;
+        report();
     }
 }

@@ -14,14 +14,14 @@
 
 use std::sync::Arc;
 
-use thalweg_lock::Pile;
+use thalweg_lock::DeferredReferences;
 
 use super::arena::Arena;
 
 /// The references that blocks left in the arena, and whether more may be left. See the [module's essay](self).
 #[derive(Default)]
 pub(crate) struct LeftReferences {
-    left: Pile<Arena>,
+    left: DeferredReferences<Arena>,
     is_closed: bool,
 }
 
@@ -34,7 +34,7 @@ impl LeftReferences {
 
     /// Returns the pile on which a freed block leaves its reference, unless [`is_closed`](Self::is_closed).
     #[inline]
-    pub(crate) fn left(&mut self) -> &mut Pile<Arena> {
+    pub(crate) fn left(&mut self) -> &mut DeferredReferences<Arena> {
         &mut self.left
     }
 
@@ -45,7 +45,7 @@ impl LeftReferences {
     }
 
     /// Stops accepting references. Returns those that were left, to be dropped after the arena is unlocked.
-    pub(crate) fn close(&mut self) -> Pile<Arena> {
+    pub(crate) fn close(&mut self) -> DeferredReferences<Arena> {
         self.is_closed = true;
         self.left.take()
     }

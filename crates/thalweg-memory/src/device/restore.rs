@@ -132,7 +132,7 @@ impl DeviceAllocator {
     }
 
     /// Returns the number of free bytes right after a block.
-    pub fn restore_free_behind(&self, block: &Block) -> u64 {
+    pub fn restore_free_after(&self, block: &Block) -> u64 {
         let (arena, Some(block)) = block.place() else { return 0 };
         let state = arena.lock();
         let is_free = |block: &BlockId| matches!(state.blocks.usage(*block), BlockUse::Free { .. });

@@ -37,8 +37,8 @@ use super::arena::{Arena, ArenaState};
 use super::blocks::{BlockId, Span};
 use super::central::Central;
 use super::expandable::{Eligibility, PageDemand, found};
+use super::pending_list::MOST_ASKED;
 use super::reentry::Outside;
-use super::roll::MOST_ASKED;
 use super::spare::SparePage;
 use crate::error::AllocationError;
 use crate::ids::{ArenaKey, Owner, SizeClass, StreamId};
@@ -624,7 +624,7 @@ impl<'a> SlowPath<'a> {
         let mut state = self.arena.lock();
         let ledger = &mut self.central.as_mut().expect("it was just taken").ledger;
         let span = state.add_plain(self.arena, ledger, self.request.class, address, bytes);
-        state.tell_gained(self.arena, Action::SegmentAlloc, span, self.request.stack);
+        state.report_gained(self.arena, Action::SegmentAlloc, span, self.request.stack);
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 

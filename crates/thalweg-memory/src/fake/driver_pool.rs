@@ -17,7 +17,7 @@ struct Freed {
     bytes: u64,
     stream: StreamId,
     /// The positions on streams that must have been passed.
-    behind: Vec<(StreamId, u64)>,
+    after: Vec<(StreamId, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ impl Inner {
     /// Moves the memory of completed frees to the idle memory.
     fn settle(&mut self) {
         let freed = std::mem::take(&mut self.driver_pool.freed);
-        let (done, waiting) = freed.into_iter().partition(|freed| self.has_passed_all(&freed.behind));
+        let (done, waiting) = freed.into_iter().partition(|freed| self.has_passed_all(&freed.after));
         self.driver_pool.freed = waiting;
         let done: Vec<Freed> = done;
         self.driver_pool.idle.extend(done.into_iter().map(|freed| (freed.address, freed.bytes)));
@@ -120,9 +120,9 @@ impl StreamOrdered for FakeUpstream {
                 let own = (stream, place.recorded);
                 let pool = &mut inner.driver_pool;
                 let (bytes, _) = pool.live.remove(&address).expect("what is freed is out, and freed once");
-                let mut behind = pool.waits.get(&stream).cloned().unwrap_or_default();
-                behind.push(own);
-                pool.freed.push(Freed { address, bytes, stream, behind });
+                let mut after = pool.waits.get(&stream).cloned().unwrap_or_default();
+                after.push(own);
+                pool.freed.push(Freed { address, bytes, stream, after });
                 Ok(())
             },
         )

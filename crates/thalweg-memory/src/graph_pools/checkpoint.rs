@@ -275,7 +275,7 @@ impl ArenaState {
                 self.free(arena, heir, Uses::new(), None);
             } else {
                 if arena.common.watch.is_on() {
-                    self.tell_freed(arena, &[Action::FreeCompleted], heir, None);
+                    self.report_freed(arena, &[Action::FreeCompleted], heir, None);
                 }
                 let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
                 self.gauges.passed(class, size_bytes, requested_bytes);

@@ -47,7 +47,7 @@ impl LivenessWatch {
         self.died.lock().clone()
     }
 
-    pub(crate) fn tell(&self, address: u64) {
+    pub(crate) fn report(&self, address: u64) {
         self.died.lock().push(address);
         self.disturbed.store(true, Ordering::Release);
     }

@@ -105,7 +105,7 @@ impl Block {
                 (segment.address, segment.size_bytes, Vec::new())
             }
             SharingKind::Pages => {
-                let (address, page_bytes, pages) = state.pages_behind(block);
+                let (address, page_bytes, pages) = state.pages_after(block);
                 (address, pages.len() as u64 * page_bytes, pages)
             }
         };

@@ -113,7 +113,7 @@ impl Drop for HostBlock {
         let owner = std::mem::replace(&mut self.owner, PinnedOwner::Shared);
         let core = &self.allocator.core;
         let stack = core.common.history.stack_of_free();
-        core.take_back(Freed { block, owner, uses, captured_by, failed: false, stack, told: false });
+        core.take_back(Freed { block, owner, uses, captured_by, failed: false, stack, reported: false });
     }
 }
 

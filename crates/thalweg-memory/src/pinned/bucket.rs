@@ -73,7 +73,7 @@ pub(crate) struct Freed {
     /// The stack of the free, if stacks are recorded.
     pub(crate) stack: Option<StackId>,
     /// Whether the free has been recorded in the history.
-    pub(crate) told: bool,
+    pub(crate) reported: bool,
 }
 
 /// The state that all buckets read.
@@ -180,7 +180,7 @@ impl Shelf {
         self.active_requests.increase(1);
         self.active_bytes.increase(block.size_bytes);
         if common.history.is_on() {
-            self.log.tell_allocated(&common.history, block, asked.stack);
+            self.log.report_allocated(&common.history, block, asked.stack);
         }
         block
     }
@@ -195,9 +195,9 @@ impl Shelf {
 
     pub(crate) fn receive(&mut self, mut arrival: Arrival, common: &Common) {
         let (Arrival::Kept(freed) | Arrival::Returned(freed)) = &mut arrival;
-        if !std::mem::replace(&mut freed.told, true) && common.history.is_on() {
+        if !std::mem::replace(&mut freed.reported, true) && common.history.is_on() {
             let pool_id = freed.owner.pool_id();
-            self.log.tell_freed(&common.history, Action::FreeRequested, freed.block, pool_id, freed.stack);
+            self.log.report_freed(&common.history, Action::FreeRequested, freed.block, pool_id, freed.stack);
         }
         match arrival {
             Arrival::Kept(freed) => self.kept.push(freed),
@@ -261,7 +261,7 @@ impl Shelf {
             WaitOutcome::Passed => {
                 if common.history.is_on() {
                     let pool_id = self.log.pool_id;
-                    self.log.tell_freed(&common.history, Action::FreeCompleted, block, pool_id, stack);
+                    self.log.report_freed(&common.history, Action::FreeCompleted, block, pool_id, stack);
                 }
                 self.put(block, &common.rounding);
             }

@@ -31,15 +31,15 @@ impl Log {
     /// Records that a caller gets a block.
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell_allocated(&mut self, history: &History, block: PinnedBlock, stack: Option<StackId>) {
+    pub(crate) fn report_allocated(&mut self, history: &History, block: PinnedBlock, stack: Option<StackId>) {
         self.held.insert(block.address, Holding { requested_bytes: block.requested_bytes, stack });
-        self.tell(history, Event { stack, ..event(Action::Alloc, block, self.pool_id) });
+        self.report(history, Event { stack, ..event(Action::Alloc, block, self.pool_id) });
     }
 
     /// Records that a caller freed a block, or that the block has become free. `stack` is the stack of the free, if there is one.
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell_freed(
+    pub(crate) fn report_freed(
         &mut self,
         history: &History,
         action: Action,
@@ -52,16 +52,16 @@ impl Log {
             _ => self.held.get(&block.address).copied(),
         };
         let stack = stack.or_else(|| holding?.stack);
-        self.tell(history, Event { stack, ..event(action, block, pool_id) });
+        self.report(history, Event { stack, ..event(action, block, pool_id) });
     }
 
     pub(crate) fn annotate(&mut self, history: &History, block: PinnedBlock, text: &str) {
         let stack = self.held.get(&block.address).and_then(|holding| holding.stack);
         let metadata = TextId::of(text);
-        self.tell(history, Event { stack, metadata, ..event(Action::Annotate, block, self.pool_id) });
+        self.report(history, Event { stack, metadata, ..event(Action::Annotate, block, self.pool_id) });
     }
 
-    fn tell(&mut self, history: &History, event: Event) {
+    fn report(&mut self, history: &History, event: Event) {
         self.ring.push(history, &event);
     }
 }

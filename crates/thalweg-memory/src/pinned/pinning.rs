@@ -98,7 +98,7 @@ impl Pinning {
         let accounts = &mut *self.lock();
         let piece = Piece { size_bytes, stack: asked.stack, lost: false };
         accounts.pieces.insert(block.address, piece);
-        accounts.tell(history, Action::SegmentAlloc, block.address, &piece);
+        accounts.report(history, Action::SegmentAlloc, block.address, &piece);
         let statistics = &mut accounts.statistics;
         statistics.host_alloc_time.add(start.elapsed());
         statistics.num_host_alloc += 1;
@@ -139,7 +139,7 @@ impl Pinning {
         let Source::Upstream(method) = block.source else {
             unreachable!("the reserve goes back as a whole");
         };
-        let leaving = Leaving::tell(self, block.address, history);
+        let leaving = Leaving::report(self, block.address, history);
         let start = Instant::now();
         upstream
             .free_host(block.address, block.size_bytes, method)
@@ -175,7 +175,7 @@ impl Pinning {
 }
 
 impl Accounts {
-    fn tell(&mut self, history: &History, action: Action, address: u64, piece: &Piece) {
+    fn report(&mut self, history: &History, action: Action, address: u64, piece: &Piece) {
         let event = Event::new(action, address, piece.size_bytes, StreamId::from_raw(0));
         self.ring.push(history, &Event { stack: piece.stack, ..event });
     }
@@ -201,10 +201,10 @@ struct Leaving<'a> {
 }
 
 impl<'a> Leaving<'a> {
-    fn tell(pinning: &'a Pinning, address: u64, history: &'a History) -> Self {
+    fn report(pinning: &'a Pinning, address: u64, history: &'a History) -> Self {
         let accounts = &mut *pinning.lock();
         let piece = accounts.pieces.remove(&address).expect("what goes back was pinned");
-        accounts.tell(history, Action::SegmentFree, address, &piece);
+        accounts.report(history, Action::SegmentFree, address, &piece);
         Self { pinning, history, address, piece }
     }
 
@@ -217,6 +217,6 @@ impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         let accounts = &mut *self.pinning.lock();
         accounts.pieces.insert(self.address, self.piece);
-        accounts.tell(self.history, Action::SegmentAlloc, self.address, &self.piece);
+        accounts.report(self.history, Action::SegmentAlloc, self.address, &self.piece);
     }
 }

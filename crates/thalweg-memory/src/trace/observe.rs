@@ -162,24 +162,24 @@ mod tests {
     #[test]
     fn observers_are_told_in_order_and_may_change_the_list() {
         let observers = Arc::new(OutOfMemoryObservers::new());
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let tell = |name: &'static str| {
-            let (told, again) = (Arc::clone(&told), Arc::clone(&observers));
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let report = |name: &'static str| {
+            let (reported, again) = (Arc::clone(&reported), Arc::clone(&observers));
             move |event: &OutOfMemoryEvent| {
-                told.lock().push((name, event.size_bytes));
+                reported.lock().push((name, event.size_bytes));
                 let _ = again.is_empty() || again.remove(ObserverId(1));
             }
         };
         assert!(observers.is_empty());
-        let first = observers.add(tell("first"));
-        let second = observers.add(tell("second"));
+        let first = observers.add(report("first"));
+        let second = observers.add(report("second"));
         let event = |size_bytes| OutOfMemoryEvent { device: 0, size_bytes, allowed_bytes: 10, free_bytes: 5 };
         observers.notify(&event(1));
         observers.notify(&event(2));
         assert!(!observers.remove(first), "the observers removed it");
         assert!(observers.remove(second) && observers.is_empty());
         observers.notify(&event(3));
-        assert_eq!(*told.lock(), [("first", 1), ("second", 1), ("second", 2)]);
+        assert_eq!(*reported.lock(), [("first", 1), ("second", 1), ("second", 2)]);
     }
 
     #[test]

@@ -82,13 +82,13 @@ impl Watch {
     }
 
     /// Reports an event to the observers and the history. `ring` belongs to the holder of the lock.
-    pub(crate) fn tell(&self, ring: &mut Ring, event: &Event) {
-        self.tell_each(ring, event, &[event.action]);
+    pub(crate) fn report(&self, ring: &mut Ring, event: &Event) {
+        self.report_each(ring, event, &[event.action]);
     }
 
     /// Reports an event that happens once with each of `actions`, at the same moment, to the observers and the history. `ring`
     /// belongs to the holder of the lock.
-    pub(crate) fn tell_each(&self, ring: &mut Ring, event: &Event, actions: &[Action]) {
+    pub(crate) fn report_each(&self, ring: &mut Ring, event: &Event, actions: &[Action]) {
         if !self.events.is_empty() {
             let _outside = Outside::enter();
             for &action in actions {

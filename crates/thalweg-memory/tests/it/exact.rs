@@ -52,7 +52,7 @@ fn layout(allocator: &DeviceAllocator) -> Vec<(u64, bool)> {
 fn memory_returns_at_its_old_address() {
     for (upstream, allocator) in allocators() {
         let first = allocate(&allocator, 4096);
-        let behind = allocate(&allocator, 512);
+        let after = allocate(&allocator, 512);
         let address = first.address();
         drop(first);
         let calls = (upstream.calls().allocate, upstream.calls().create_page);
@@ -65,7 +65,7 @@ fn memory_returns_at_its_old_address() {
         let statistics = allocator.statistics();
         assert_eq!(statistics.allocation.all.current, 3);
         assert_eq!(statistics.requested_bytes.all.current, 3000 + 512 + 512);
-        drop((again, small, behind));
+        drop((again, small, after));
         assert_eq!(layout(&allocator).len(), 1, "all is merged");
         assert_eq!(allocator.statistics().inactive_split_bytes.all.current, 0);
     }

@@ -72,11 +72,11 @@ fn a_block_is_alloc_free_requested_and_free_completed() {
     allocator.process_events();
     allocator.empty_cache().expect("nothing fails");
     let entries = trace(&allocator);
-    let told: Vec<_> =
+    let reported: Vec<_> =
         entries.iter().map(|entry| (entry.action, entry.address, entry.size_bytes, entry.stream)).collect();
     let one = stream(1);
     assert_eq!(
-        told,
+        reported,
         [
             (SegmentAlloc, address, 2 * MIB, one),
             (Alloc, address, 1000, one),
@@ -207,10 +207,10 @@ fn events_carry_stacks_as_the_context_says() {
         drop(allocator.allocate(1000, stream(1)).expect("there is room"));
         allocator.empty_cache().expect("nothing fails");
         let entries = trace(&allocator);
-        let told: Vec<_> =
+        let reported: Vec<_> =
             entries.iter().map(|entry| (entry.action, line(entry.frames.as_deref()))).collect();
         let actions = [SegmentAlloc, Alloc, FreeRequested, FreeCompleted, SegmentFree];
-        assert_eq!(told, actions.into_iter().zip(expected).collect::<Vec<_>>(), "{context:?}");
+        assert_eq!(reported, actions.into_iter().zip(expected).collect::<Vec<_>>(), "{context:?}");
     }
 }
 
@@ -338,8 +338,8 @@ fn events_of_a_pool_outlive_it() {
 fn observers_are_told_of_events_that_are_not_recorded() {
     let (_upstream, allocator) = allocator(pytorch());
     allocator.record_memory_history(HistorySettings::default());
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let list = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&reported);
     let observer = allocator.add_event_observer(move |event| {
         list.lock().push(event.action);
     });
@@ -347,7 +347,7 @@ fn observers_are_told_of_events_that_are_not_recorded() {
     assert!(allocator.remove_event_observer(observer));
     drop(allocator.allocate(1000, stream(1)).expect("there is room"));
     use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc};
-    assert_eq!(*told.lock(), [SegmentAlloc, Alloc, FreeRequested, FreeCompleted]);
+    assert_eq!(*reported.lock(), [SegmentAlloc, Alloc, FreeRequested, FreeCompleted]);
     assert_eq!(actions(&allocator), []);
 }
 

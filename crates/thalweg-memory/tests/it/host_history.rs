@@ -71,9 +71,10 @@ fn host_memory_snapshot() {
     allocator.empty_cache().expect("nothing fails");
     assert_eq!(blocks(&allocator), []);
     let entries = trace(&allocator);
-    let told: Vec<_> = entries.iter().map(|entry| (entry.action, entry.address, entry.size_bytes)).collect();
+    let reported: Vec<_> =
+        entries.iter().map(|entry| (entry.action, entry.address, entry.size_bytes)).collect();
     assert_eq!(
-        told,
+        reported,
         [
             (SegmentAlloc, address, 64 * KIB),
             (Alloc, address, 40 * KIB),
@@ -226,10 +227,10 @@ fn the_memory_of_a_pool_has_its_name() {
     assert_eq!(shown(&all), [((0, 0), BlockState::Inactive)]);
     assert_eq!(shown(&of_pool), []);
     allocator.empty_cache().expect("nothing fails");
-    let told: Vec<_> = trace(&allocator).iter().map(|entry| (entry.action, entry.pool_id)).collect();
+    let reported: Vec<_> = trace(&allocator).iter().map(|entry| (entry.action, entry.pool_id)).collect();
     let (of_pool, shared) = (Some(id), Some((0, 0)));
     assert_eq!(
-        told,
+        reported,
         [
             (SegmentAlloc, shared),
             (Alloc, of_pool),

@@ -426,8 +426,8 @@ fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
         .allocator
         .record_memory_history(HistorySettings { enabled: Enabled::All, ..HistorySettings::default() });
     world.hold(51, 1);
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (list, allocator) = (Arc::clone(&told), Arc::downgrade(&world.allocator));
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let (list, allocator) = (Arc::clone(&reported), Arc::downgrade(&world.allocator));
     let observer = world.allocator.add_out_of_memory_observer(move |event: &OutOfMemoryEvent| {
         list.lock().push(*event);
         // An observer may use the allocator.
@@ -438,7 +438,7 @@ fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
     assert!(world.allocate(51, 1).expect_err("there is room for one").is_out_of_memory());
     let event =
         OutOfMemoryEvent { device: 3, size_bytes: 52 * MIB, allowed_bytes: 100 * MIB, free_bytes: 48 * MIB };
-    assert_eq!(*told.lock(), [event]);
+    assert_eq!(*reported.lock(), [event]);
     let trace = world.allocator.memory_snapshot().device_traces.pop().expect("there is a device");
     let oom = trace.iter().find(|entry| entry.action == Action::Oom).expect("it is recorded");
     assert_eq!((oom.address, oom.size_bytes, oom.stream), (48 * MIB, 51 * MIB, stream(1)));

@@ -39,12 +39,12 @@ fn an_observer_that_asks_is_refused_and_may_drop() {
         let upstream = Arc::new(FakeUpstream::with_virtual_memory(200 * MIB));
         let allocator = DeviceAllocator::new(upstream, settings);
         let pool = allocator.create_pool();
-        let (told, held): (_, Mutex<Vec<Block>>) = (Arc::new(AtomicUsize::new(0)), Mutex::default());
+        let (reported, held): (_, Mutex<Vec<Block>>) = (Arc::new(AtomicUsize::new(0)), Mutex::default());
         let held = Arc::new(held);
         let elsewhere = allocator.allocate(5000, stream(2)).expect("there is room");
         elsewhere.record_stream(stream(3));
         held.lock().push(elsewhere);
-        let (inside, count, blocks) = (Arc::downgrade(&allocator), Arc::clone(&told), Arc::clone(&held));
+        let (inside, count, blocks) = (Arc::downgrade(&allocator), Arc::clone(&reported), Arc::clone(&held));
         let observer = allocator.add_event_observer(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             let allocator: Arc<DeviceAllocator> = Weak::upgrade(&inside).expect("it is being used");
@@ -65,7 +65,7 @@ fn an_observer_that_asks_is_refused_and_may_drop() {
         });
         drop(block);
         allocator.empty_cache().expect("no capture is under way");
-        assert!(told.load(Ordering::Relaxed) >= 4);
+        assert!(reported.load(Ordering::Relaxed) >= 4);
         assert!(allocator.remove_event_observer(observer));
         assert!(allocator.allocate(1000, stream(1)).is_ok());
         assert_eq!(allocator.statistics().allocation.all.current, 0, "what it dropped is free");
@@ -133,8 +133,8 @@ fn callbacks_for_want_of_memory_and_sources_are_refused_what_would_wait() {
 #[test]
 fn an_observer_of_failures_may_fail_itself() {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(100 * MIB)), Settings::default());
-    let (inside, told) = (Arc::downgrade(&allocator), Arc::new(AtomicUsize::new(0)));
-    let count = Arc::clone(&told);
+    let (inside, reported) = (Arc::downgrade(&allocator), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&reported);
     allocator.add_out_of_memory_observer(move |_| {
         count.fetch_add(1, Ordering::Relaxed);
         let allocator = inside.upgrade().expect("it is being used");
@@ -143,6 +143,6 @@ fn an_observer_of_failures_may_fail_itself() {
     });
     for round in 1..=2 {
         assert!(allocator.allocate(200 * MIB, stream(1)).expect_err("there is less").is_out_of_memory());
-        assert_eq!(told.load(Ordering::Relaxed), round);
+        assert_eq!(reported.load(Ordering::Relaxed), round);
     }
 }

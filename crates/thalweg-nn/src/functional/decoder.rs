@@ -5,10 +5,10 @@ use std::panic::Location;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
-use thalweg_tensor::decoder::{
+use thalweg_tensor::fused::NormLinear;
+use thalweg_tensor::fused::decoder::{
     DecoderInput, DecoderLayer, DecoderOptions, DecoderState, fused_decoder_layers, fused_next_token,
 };
-use thalweg_tensor::norm_linear::NormLinear;
 
 use super::{cached_attention, embedding, linear_add, norm_linear};
 
@@ -102,7 +102,7 @@ fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f6
             layer.products[0][1]
         )));
     }
-    let behind = |norm: [_; 2], [weight, bias]: [_; 2], gelu| NormLinear {
+    let after = |norm: [_; 2], [weight, bias]: [_; 2], gelu| NormLinear {
         norm,
         eps,
         weight,
@@ -110,10 +110,10 @@ fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f6
         gelu,
         addend: None,
     };
-    let packed = norm_linear(input, &behind(layer.norms[0], layer.products[0], false))?;
+    let packed = norm_linear(input, &after(layer.norms[0], layer.products[0], false))?;
     let mixed = attended(&packed, layer.caches, position)?;
     let [[out, out_bias], [contract, contract_bias]] = [layer.products[1], layer.products[3]];
     let x = linear_add(&mixed, out, Some(out_bias), input)?;
-    let hidden = norm_linear(&x, &behind(layer.norms[1], layer.products[2], true))?;
+    let hidden = norm_linear(&x, &after(layer.norms[1], layer.products[2], true))?;
     linear_add(&hidden, contract, Some(contract_bias), &x)
 }

@@ -122,13 +122,13 @@ impl RopeScaling {
 
     /// Checks the parameters.
     fn check(self) -> Result<()> {
-        let is_well = match self {
+        let is_valid = match self {
             Self::Linear { factor } => factor > 0.0,
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
                 factor > 0.0 && low_freq_factor < high_freq_factor && original_max_position_embeddings > 0
             }
         };
-        if is_well {
+        if is_valid {
             return Ok(());
         }
         let rule = "the factor is above 0, low_freq_factor below high_freq_factor, and the original length at least 1";

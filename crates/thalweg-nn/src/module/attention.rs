@@ -201,7 +201,10 @@ impl MultiheadAttention {
     ) -> Result<Tensor> {
         in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
             let (heads, is_batched) = self.split(query, key, value)?;
-            let mask = self.mask(&heads, masks, is_batched)?;
+            let mask = match self.seen(&heads, masks, is_batched)? {
+                Some(seen) => Some(seen),
+                None => self.mask(&heads, masks, is_batched)?,
+            };
             let dropout = match &self.options.dropout {
                 Some((p, generator)) if self.training && *p > 0.0 => Some((*p, &**generator)),
                 _ => None,
@@ -222,42 +225,81 @@ impl MultiheadAttention {
                  many dimensions"
             )));
         }
-        let weights = match &self.in_proj_weight {
-            Some(packed) => packed.chunk(3, 0)?,
-            None => [&self.q_proj_weight, &self.k_proj_weight, &self.v_proj_weight]
-                .into_iter()
-                .flatten()
-                .cloned()
-                .collect(),
-        };
-        let biases = self.in_proj_bias.as_ref().map(|bias| bias.chunk(3, 0)).transpose()?;
         let added = [None, self.bias_k.as_ref(), self.bias_v.as_ref()];
+        let tokens = self.tokens_dimension(rank == 3);
         let mut parts = Vec::new();
-        for (place, tensor) in [query, key, value].into_iter().enumerate() {
-            let tensor = match (rank, self.options.batch_first) {
-                (2, _) => tensor.unsqueeze(1)?,
-                (_, true) => tensor.transpose(0, 1)?,
-                _ => tensor.clone(),
-            };
-            let bias = biases.as_ref().map(|list| &list[place]);
-            let mut part = functional::linear(&tensor, &weights[place], bias)?;
-            let batch = part.shape()[1];
-            let one = [1, batch, self.features];
+        for (place, mut part) in self.projected([query, key, value])?.into_iter().enumerate() {
+            let mut one = [part.shape()[0], part.shape()[1], self.features];
+            one[tokens] = 1;
             if let Some(added) = added[place] {
-                part = Tensor::cat(&[part, added.expand(&one)?], 0)?;
+                part = Tensor::cat(&[part, added.expand(&one)?], tokens as i64)?;
             }
             if place > 0 && self.options.add_zero_attn {
                 let zeros = Tensor::zeros(&one, part.dtype(), part.device())?;
-                part = Tensor::cat(&[part, zeros], 0)?;
+                part = Tensor::cat(&[part, zeros], tokens as i64)?;
             }
-            let shape = [part.shape()[0], batch, self.heads, self.features / self.heads];
-            parts.push(part.reshape(&shape)?.permute(&[1, 2, 0, 3])?);
+            let shape = [part.shape()[0], part.shape()[1], self.heads, self.features / self.heads];
+            let order = if tokens == 0 { [1, 2, 0, 3] } else { [0, 2, 1, 3] };
+            parts.push(part.reshape(&shape)?.permute(&order)?);
         }
         let parts: [Tensor; 3] = parts.try_into().expect("there are three");
         if parts[1].shape() != parts[2].shape() || parts[0].shape()[0] != parts[1].shape()[0] {
             return Err(Error::invalid("keys and values must be as many, and in as many batches as queries"));
         }
         Ok((parts, rank == 3))
+    }
+
+    /// Returns which of the first two dimensions are the tokens.
+    fn tokens_dimension(&self, is_batched: bool) -> usize {
+        usize::from(is_batched && self.options.batch_first)
+    }
+
+    /// Returns the projected queries, keys and values, with a batch. Those of equal tensors are one product.
+    fn projected(&self, tensors: [&Tensor; 3]) -> Result<Vec<Tensor>> {
+        let batched =
+            |tensor: &Tensor| if tensor.rank() == 2 { tensor.unsqueeze(1) } else { Ok(tensor.clone()) };
+        let [query, key, value] = tensors;
+        let counts: &[usize] = match &self.in_proj_weight {
+            Some(_) if query.is_same(key) && key.is_same(value) => &[3],
+            Some(_) if key.is_same(value) => &[1, 2],
+            _ => &[1, 1, 1],
+        };
+        let (mut parts, mut first) = (Vec::new(), 0);
+        for (place, &count) in counts.iter().enumerate() {
+            let rows = |packed: &Tensor| match count {
+                3 => Ok(packed.clone()),
+                _ => packed.narrow(0, first * self.features, count * self.features),
+            };
+            let apart = [&self.q_proj_weight, &self.k_proj_weight, &self.v_proj_weight][place];
+            let weight = match (&self.in_proj_weight, apart) {
+                (Some(packed), _) => rows(packed)?,
+                (None, Some(weight)) => weight.clone(),
+                (None, None) => return Err(Error::invalid("MultiheadAttention: a projection has no weight")),
+            };
+            let bias = self.in_proj_bias.as_ref().map(rows).transpose()?;
+            let result = functional::linear(&batched(tensors[place])?, &weight, bias.as_ref())?;
+            parts.extend(if count == 1 { vec![result] } else { result.chunk(count as i64, -1)? });
+            first += count;
+        }
+        Ok(parts)
+    }
+
+    /// Returns the keys that are seen, broadcast to (batch, heads, queries, keys), which attention reads as they are, if they are
+    /// given by the padding alone; otherwise `None`.
+    fn seen(
+        &self,
+        heads: &[Tensor; 3],
+        masks: AttentionMasks<'_>,
+        is_batched: bool,
+    ) -> Result<Option<Tensor>> {
+        let (batch, keys) = (heads[0].shape()[0], heads[1].shape()[2]);
+        let shape = [batch, keys];
+        let padding = masks.key_padding_mask.filter(|mask| {
+            masks.attn_mask.is_none()
+                && mask.dtype() == DType::Bool
+                && mask.shape() == &shape[usize::from(!is_batched)..]
+        });
+        padding.map(|mask| mask.logical_not()?.reshape(&[batch, 1, 1, keys])).transpose()
     }
 
     /// Returns the numbers that are added to the scores, broadcast to (batch, heads, queries, keys).
@@ -310,13 +352,13 @@ impl MultiheadAttention {
     /// Returns the output projection of the heads' results.
     fn join(&self, heads: &Tensor, is_batched: bool) -> Result<Tensor> {
         let (batch, queries) = (heads.shape()[0], heads.shape()[2]);
-        let joined = heads.permute(&[2, 0, 1, 3])?.reshape(&[queries, batch, self.features])?;
+        let (order, shape) = match self.tokens_dimension(is_batched) {
+            0 => ([2, 0, 1, 3], [queries, batch, self.features]),
+            _ => ([0, 2, 1, 3], [batch, queries, self.features]),
+        };
+        let joined = heads.permute(&order)?.reshape(&shape)?;
         let _entered = enter(Location::caller());
         let output = self.out_proj.forward(&joined)?;
-        match (is_batched, self.options.batch_first) {
-            (false, _) => output.squeeze(1),
-            (_, true) => output.transpose(0, 1),
-            _ => Ok(output),
-        }
+        if is_batched { Ok(output) } else { output.squeeze(1) }
     }
 }

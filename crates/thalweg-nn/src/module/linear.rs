@@ -5,10 +5,9 @@ use std::panic::Location;
 use thalweg_runtime::{Activation, Device, Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, outermost};
-use thalweg_tensor::norm_linear::{NormLinear, has_few_rows};
 use thalweg_tensor::random::Generator;
 
-use super::{Forward, LayerNorm, Module, uniform, weight_and_bias};
+use super::{Forward, Module, uniform, weight_and_bias};
 use crate::functional;
 
 /// A linear layer, `input · weightᵀ + bias`.
@@ -48,37 +47,6 @@ impl Linear {
         let _entered = enter(Location::caller());
         let (weight, bias) = weight_and_bias(&[outputs, inputs], None, generator, device)?;
         Ok(Self { weight, bias })
-    }
-
-    /// Returns the result of [`Forward::forward`] plus an addend of its shape.
-    ///
-    /// # Errors
-    /// Those of [`functional::linear_add`].
-    #[track_caller]
-    pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
-        functional::linear_add(input, &self.weight, self.bias.as_ref(), addend)
-    }
-
-    /// Returns the layer's result for the layer norm of the input: see [`functional::norm_linear`].
-    ///
-    /// # Errors
-    /// Those of [`functional::norm_linear`]; [`Error::is_invalid_argument`] for a norm without weight and bias.
-    #[track_caller]
-    pub fn forward_norm(&self, norm: &LayerNorm, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
-        functional::norm_linear(input, &self.behind(norm, false)?)
-    }
-
-    /// Returns the layer with a layer norm before it and optionally GELU after it.
-    #[track_caller]
-    pub(crate) fn behind<'t>(&'t self, norm: &'t LayerNorm, gelu: bool) -> Result<NormLinear<'t>> {
-        let (Some(scale), Some(shift)) = (&norm.weight, &norm.bias) else {
-            return Err(Error::invalid("LayerNorm: a linear layer behind it takes a weight and a bias")
-                .at(outermost(Location::caller())));
-        };
-        let (weight, bias) = (&self.weight, self.bias.as_ref());
-        Ok(NormLinear { norm: [scale, shift], eps: norm.eps, weight, bias, gelu, addend: None })
     }
 }
 
@@ -120,21 +88,6 @@ impl Mlp {
     #[must_use]
     pub fn with_activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
-    }
-
-    /// Returns the input plus the result for its layer norm: the second half of a transformer's block. Few rows without a
-    /// gradient, as in a step of a decoder, take two kernels: see [`functional::norm_linear`].
-    ///
-    /// # Errors
-    /// Those of [`functional::norm_linear`]; [`Error::is_invalid_argument`] for a norm without weight and bias.
-    #[track_caller]
-    pub fn forward_norm_add(&self, norm: &LayerNorm, input: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
-        if !has_few_rows(input) || self.activation != Activation::Gelu {
-            return input.add(&self.forward(&norm.forward(input)?)?);
-        }
-        let hidden = functional::norm_linear(input, &self.expand.behind(norm, true)?)?;
-        self.contract.forward_add(&hidden, input)
     }
 }
 

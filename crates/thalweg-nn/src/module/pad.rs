@@ -61,19 +61,19 @@ fn circular(x: &Tensor, padding: &[i64]) -> Result<Tensor> {
     }
     padding.chunks_exact(2).enumerate().try_fold(x.clone(), |x, (back, widths)| {
         let dim = (x.rank() - 1 - back) as i64;
-        let (extent, [front, behind]) = (x.size(dim)? as i64, [widths[0], widths[1]]);
-        if front > extent || behind > extent || extent + front + behind < 0 {
+        let (extent, [front, after]) = (x.size(dim)? as i64, [widths[0], widths[1]]);
+        if front > extent || after > extent || extent + front + after < 0 {
             return Err(Error::invalid(
                 "Padding value causes wrapping around more than once, or a negative result.",
             ));
         }
-        let kept = x.slice(dim, Some((-front).max(0)), Some(extent + behind.min(0)), 1)?;
+        let kept = x.slice(dim, Some((-front).max(0)), Some(extent + after.min(0)), 1)?;
         let mut parts = vec![kept];
         if front > 0 {
             parts.insert(0, x.slice(dim, Some(extent - front), None, 1)?);
         }
-        if behind > 0 {
-            parts.push(x.slice(dim, Some(0), Some(behind), 1)?);
+        if after > 0 {
+            parts.push(x.slice(dim, Some(0), Some(after), 1)?);
         }
         Tensor::cat(&parts, dim)
     })

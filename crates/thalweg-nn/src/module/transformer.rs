@@ -59,13 +59,6 @@ impl SelfAttention {
         Ok(Self { projection, output, heads, is_causal })
     }
 
-    /// Returns the result of [`Forward::forward`] plus an addend of the input's shape.
-    #[track_caller]
-    pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
-        let _entered = enter(Location::caller());
-        self.output.forward_add(&self.heads_result(input)?, addend)
-    }
-
     /// Returns the heads' results joined, before the output layer.
     #[track_caller]
     fn heads_result(&self, input: &Tensor) -> Result<Tensor> {
@@ -125,10 +118,12 @@ impl Forward for TransformerBlock {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
         let [normalized, x] = self.attention_norm.forward_fork(input)?;
-        let x = self.attention.forward_add(&normalized, &x)?;
+        let mixed = self.attention.heads_result(&normalized)?;
+        let Linear { weight, bias } = &self.attention.output;
+        let x = functional::linear_add(&mixed, weight, bias.as_ref(), &x)?;
         let [normalized, x] = self.mlp_norm.forward_fork(&x)?;
         let hidden = self.expand.forward(&normalized)?.gelu()?;
-        self.contract.forward_add(&hidden, &x)
+        functional::linear_add(&hidden, &self.contract.weight, self.contract.bias.as_ref(), &x)
     }
 }
 

@@ -171,7 +171,7 @@ impl Schedule for CyclicLr {
         let (cycle, place) = (epoch / (up + down), epoch % (up + down));
         let part = match place.checked_sub(up) {
             None => place as f64 / up as f64,
-            Some(behind) => 1.0 - behind as f64 / down as f64,
+            Some(after) => 1.0 - after as f64 / down as f64,
         };
         let factor = match self.mode {
             CyclicMode::Triangular => 1.0,

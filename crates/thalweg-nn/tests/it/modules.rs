@@ -636,7 +636,7 @@ struct Score {
 fn page(scores: &BTreeMap<String, Score>) -> String {
     let (all, agree) = (scores.len(), scores.values().filter(|s| s.agreeing == s.samples).count());
     let mut text = format!(
-        "# Modules, held against PyTorch's samples\n\n\
+        "# Modules, compared with PyTorch's samples\n\n\
          ModuleInfo is PyTorch's own database of modules: options, inputs, and how they are called. The test `modules` of `thalweg-nn` \n\
          builds each module with a sample's options, loads the state that PyTorch's had by its names, and compares results, the gradients of \n\
          inputs and parameters, and buffers, in f64, to one part in a million. `THALWEG_MODULES_WRITE=1 cargo test -p thalweg-nn --test it \n\

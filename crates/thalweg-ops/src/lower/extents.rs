@@ -161,7 +161,7 @@ impl Extents {
         let places = outputs.iter().zip(&body.outputs);
         placements.extend(places.map(|(operand, output)| self.output(operand.layout, output.place)));
         let (rows, inner) = self.rows_and_inner();
-        Ok(LoopLaunch { id, name, body, compute, rows, inner, placements, scalars })
+        Ok(LoopLaunch { id, name, body, compute, rows, inner, placements, scalars, lanes: None })
     }
 }
 

@@ -9,7 +9,7 @@ use thalweg_ir::{Body, DType, Dimension, Kernel, Node, Shape};
 use super::extents::widen;
 use super::{LowerError, Result, Steps};
 use crate::definition::DTypes;
-use crate::plan::{Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan};
+use crate::plan::{Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan_in_lanes};
 use crate::stages::{Stages, stages};
 
 /// The bits of a launch's scalars, in the forms in which the body reads them.
@@ -34,6 +34,8 @@ pub struct LoopLaunch {
     pub placements: SmallVec<[Placement; 8]>,
     /// The bits of the scalars.
     pub scalars: LaunchNumbers,
+    /// The lanes of a row that sums of a composition keep, if the planner would choose others.
+    pub lanes: Option<u16>,
 }
 
 impl LoopLaunch {
@@ -93,6 +95,7 @@ impl LoopLaunch {
         let mut key = SmallVec::new();
         key.push(self.id);
         key.push(alignment_bytes << 32 | (self.rows.len() as u64) << 16 | self.inner.len() as u64);
+        key.extend(self.lanes.map(|lanes| 1 << 63 | u64::from(lanes)));
         // Eight dtypes per word; their number follows from the body.
         let mut packed = 0;
         for (index, dtype) in self.dtypes().into_iter().enumerate() {
@@ -128,7 +131,8 @@ impl LoopLaunch {
         has_clusters: bool,
     ) -> Result<LaunchPlan> {
         self.check_rank()?;
-        Ok(plan(&self.body, &self.iteration(alignment_bytes, shared_memory_bytes, has_clusters)))
+        let iteration = self.iteration(alignment_bytes, shared_memory_bytes, has_clusters);
+        Ok(plan_in_lanes(&self.body, &iteration, self.lanes))
     }
 
     /// Returns the kernel of a plan.

@@ -200,7 +200,7 @@ impl Staged<'_> {
             true => Some(self.starts()?),
             false => None,
         };
-        let apart = self.divided.apart;
+        let cut_dimension = self.divided.cut_dimension;
         let extents = &self.divided.iteration.inner;
         let all: Dimensions = joined(&[&self.divided.parts(), &widen(&self.launch.rows)]);
         let result_strides = contiguous(&all);
@@ -210,17 +210,17 @@ impl Staged<'_> {
             let (input, placement) = match *source {
                 Source::Input(number) | Source::First(number) => {
                     let (rows, inner) = self.strides(number);
-                    let part = inner[apart] * self.divided.cut;
+                    let part = inner[cut_dimension] * self.divided.cut;
                     let inside = match source {
-                        Source::First(_) => zeros(extents.len() - apart),
-                        _ => inner[apart..].into(),
+                        Source::First(_) => zeros(extents.len() - cut_dimension),
+                        _ => inner[cut_dimension..].into(),
                     };
-                    let rows = joined(&[&inner[..apart], &[part], rows]);
+                    let rows = joined(&[&inner[..cut_dimension], &[part], rows]);
                     ((Place::Input(number), first * part), Placement::Strided { rows, inner: inside })
                 }
                 Source::Reduced(number) => {
-                    let rows = joined(&[&zeros(apart + 1), &self.row_strides]);
-                    let inner = zeros(extents.len() - apart);
+                    let rows = joined(&[&zeros(cut_dimension + 1), &self.row_strides]);
+                    let inner = zeros(extents.len() - cut_dimension);
                     ((self.reduced(number), 0), Placement::Strided { rows, inner })
                 }
                 Source::Start => {
@@ -235,11 +235,11 @@ impl Staged<'_> {
         }
         let mut outputs = SmallVec::new();
         for &result in &self.parts {
-            outputs.push((Place::Temporary(result), first * result_strides[apart]));
+            outputs.push((Place::Temporary(result), first * result_strides[cut_dimension]));
             placements.push(Placement::Strided { rows: result_strides.clone(), inner: Dimensions::new() });
         }
-        let rows = joined(&[&extents[..apart], &[count], &all[all.len() - row_rank..]]);
-        let inner = joined(&[&[cut], &extents[apart + 1..]]);
+        let rows = joined(&[&extents[..cut_dimension], &[count], &all[all.len() - row_rank..]]);
+        let inner = joined(&[&[cut], &extents[cut_dimension + 1..]]);
         let mut numbers = LaunchNumbers::new();
         if stage.body.scalars.len() > self.launch.body.scalars.len() {
             numbers.push((self.divided.points(cut) as f64).to_bits());
@@ -326,6 +326,7 @@ impl Staged<'_> {
             inner,
             placements,
             scalars,
+            lanes: None,
         };
         self.steps.list.push(Step { launch, takes_numbers: true, inputs, outputs });
     }

@@ -23,11 +23,11 @@ impl LaunchPlan {
 fn form(body: &Body, class: &Class, geometry: &Geometry) -> String {
     let Class { lanes, vector, held, rows_abreast, cascade, .. } = class;
     let threads = class.threads_of_a_row();
-    if class.turned > 0 {
+    if class.transposed > 0 {
         return format!(
             "tiles of {vector} elements per thread, since inputs {} are walked along dimension {} and outputs along the last",
-            bits(class.turned_inputs),
-            class.turned - 1
+            bits(class.transposed_inputs),
+            class.transposed - 1
         );
     }
     if let Some(Streamed { cluster, groups, stages, columns }) = class.streamed {

@@ -49,7 +49,7 @@ pub struct Divided {
     /// The iteration, whose inner dimensions are merged where they can be.
     pub iteration: Iteration,
     /// The number of leading inner dimensions that are divided completely; the next one is cut.
-    pub apart: usize,
+    pub cut_dimension: usize,
     /// The number of indices of the cut dimension in a part; the last part may have fewer.
     pub cut: u64,
 }
@@ -75,10 +75,10 @@ pub fn divided(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<Di
         operands: operands.collect(),
         ..*iteration
     };
-    let behind = |dimension: usize| iteration.inner[dimension + 1..].iter().product::<u64>();
-    let apart = (0..iteration.inner.len()).find(|&dimension| behind(dimension) < part)?;
-    let cut = (part / behind(apart)).clamp(1, iteration.inner[apart]);
-    Some(Divided { iteration, apart, cut })
+    let after = |dimension: usize| iteration.inner[dimension + 1..].iter().product::<u64>();
+    let cut_dimension = (0..iteration.inner.len()).find(|&dimension| after(dimension) < part)?;
+    let cut = (part / after(cut_dimension)).clamp(1, iteration.inner[cut_dimension]);
+    Some(Divided { iteration, cut_dimension, cut })
 }
 
 /// Returns the number of points of a part, if rows are few and long. Adjacent rows, such as columns, share blocks, so more of
@@ -116,17 +116,21 @@ impl Divided {
     /// cut.
     pub fn parts(&self) -> Dimensions {
         let inner = &self.iteration.inner;
-        inner[..self.apart].iter().copied().chain([inner[self.apart].div_ceil(self.cut)]).collect()
+        inner[..self.cut_dimension]
+            .iter()
+            .copied()
+            .chain([inner[self.cut_dimension].div_ceil(self.cut)])
+            .collect()
     }
 
     /// Returns the number of full parts of the cut dimension, and the number of indices of the last, shorter one.
     pub fn wholes_and_rest(&self) -> (u64, u64) {
-        let extent = self.iteration.inner[self.apart];
+        let extent = self.iteration.inner[self.cut_dimension];
         (extent / self.cut, extent % self.cut)
     }
 
     /// Returns the number of points of a part with `cut` indices of the cut dimension.
     pub fn points(&self, cut: u64) -> u64 {
-        self.iteration.inner[self.apart + 1..].iter().product::<u64>() * cut
+        self.iteration.inner[self.cut_dimension + 1..].iter().product::<u64>() * cut
     }
 }

@@ -107,7 +107,12 @@ fn widest<'a>(
 }
 
 /// Returns the class of tiles, if inputs are contiguous in another dimension than the outputs, which are contiguous in the last.
-pub(super) fn turned(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
+pub(super) fn transposed_class(
+    body: &Body,
+    geometry: &Geometry,
+    class: Class,
+    alignment_bytes: u64,
+) -> Option<Class> {
     let extents = &geometry.row_shape;
     let last = extents.len().checked_sub(1)?;
     if !is_plain(body) || class.inner_rank != 0 || body.inputs.len() > 32 {
@@ -117,22 +122,22 @@ pub(super) fn turned(body: &Body, geometry: &Geometry, class: Class, alignment_b
     if operands(body, geometry).skip(count).any(|(_, strides)| strides[last] != 1) {
         return None;
     }
-    let is_turned = |strides: &[u64], dimension: usize| strides[dimension] == 1 && strides[last] > 1;
-    let turned = (0..last).rev().find(|&dimension| {
+    let is_transposed = |strides: &[u64], dimension: usize| strides[dimension] == 1 && strides[last] > 1;
+    let transposed = (0..last).rev().find(|&dimension| {
         extents[dimension].min(extents[last]) >= LEAST_TILED
-            && operands(body, geometry).take(count).any(|(_, strides)| is_turned(strides, dimension))
+            && operands(body, geometry).take(count).any(|(_, strides)| is_transposed(strides, dimension))
     })?;
     let inputs: Vec<(usize, (DType, &[u64]))> = operands(body, geometry)
         .take(count)
         .enumerate()
-        .filter(|(_, (_, strides))| is_turned(strides, turned))
+        .filter(|(_, (_, strides))| is_transposed(strides, transposed))
         .collect();
     let shared: u64 = inputs.iter().map(|(_, (dtype, _))| TILE_ELEMENTS * dtype.size_bytes() as u64).sum();
-    let walks = inputs.iter().map(|(_, operand)| (*operand, turned));
+    let walks = inputs.iter().map(|(_, operand)| (*operand, transposed));
     let walks = walks.chain(operands(body, geometry).skip(count).map(|operand| (operand, last)));
     (shared <= SHARED_BYTES).then(|| Class {
-        turned: turned as u8 + 1,
-        turned_inputs: inputs.iter().fold(0, |bits, (number, _)| bits | 1 << number),
+        transposed: transposed as u8 + 1,
+        transposed_inputs: inputs.iter().fold(0, |bits, (number, _)| bits | 1 << number),
         vector: widest(extents, walks, TILE_VECTOR_BYTES, alignment_bytes),
         ..class
     })

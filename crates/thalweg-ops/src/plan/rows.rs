@@ -85,6 +85,33 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &I
     }
 }
 
+/// Returns the class in which this many lanes hold rows of this geometry, if they can: in registers, with no more points for a thread
+/// than [`held`] allows.
+pub(super) fn held_by(
+    lanes: u16,
+    body: &Body,
+    geometry: &Geometry,
+    class: Class,
+    iteration: &Iteration,
+) -> Option<Class> {
+    let points = geometry.points();
+    if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
+        return None;
+    }
+    let class = Class { repeated: repeated(body, geometry)?, ..class };
+    let vector = vector(body, geometry, &class, iteration.alignment_bytes);
+    let threads = u64::from(lanes / u16::from(vector));
+    let held = points.div_ceil(u64::from(lanes));
+    let class = Class { vector, lanes, held: u8::try_from(held).ok()?, ..class };
+    let points_of_a_thread = held * u64::from(vector);
+    let has_values = threads <= u64::from(MOST_THREADS_WITH_VALUES);
+    let bytes = Held::of(body, &class, has_values)?.bytes_of_a_point(body, vector) as u64;
+    let room: usize = if has_values { MOST_BYTES_OF_A_THREAD } else { BYTES_OF_A_THREAD };
+    let is_whole = threads.is_power_of_two() && threads * u64::from(vector) == u64::from(lanes);
+    let fits = points_of_a_thread <= POINTS_OF_A_THREAD && points_of_a_thread * bytes <= room as u64;
+    (is_whole && fits && (2..=BLOCK).contains(&threads)).then_some(class)
+}
+
 /// Returns how many threads keep elements and values of a row; `None` if a block of that many threads does not have registers for
 /// both.
 fn threads_with_values(body: &Body, class: &Class, points: u64) -> Option<u64> {

@@ -80,8 +80,8 @@ pub static CHANNEL_NORM_COMBINE: LoopOp = affine(
         let [means, squares] = [0, 1].map(|input| loaded(b, signature, input));
         let [parts, count] = [0; 2].map(|_| number(b, signature));
         let mean = b.reduce(ReduceOp::Sum, means) / parts;
-        let apart = means - mean;
-        let squares = b.reduce(ReduceOp::Sum, squares + apart * apart * count);
+        let deviation = means - mean;
+        let squares = b.reduce(ReduceOp::Sum, squares + deviation * deviation * count);
         write_statistics(b, signature, mean, squares / (parts * count));
     },
 );

@@ -6,7 +6,6 @@
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
-use super::shifted_exponentials;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
 /// Returns the entry of a loss of a floating-point tensor and classes.
@@ -129,6 +128,7 @@ pub static CROSS_ENTROPY_BACKWARD: LoopOp = LoopOp {
 /// classes.
 pub static CROSS_ENTROPY_SMOOTHED: LoopOp = LoopOp {
     rule: DTypeRule::WideClasses,
+    outputs: &[OutputPlace::Row, OutputPlace::Row],
     ..loss(
         "cross_entropy_smoothed",
         "The cross entropy against targets of which a part, label_smoothing, is spread evenly over all classes.",
@@ -139,12 +139,37 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = LoopOp {
             let classes = Classes::new(b);
             classes.check(b);
             let smoothing = b.scalar(DType::F64).to(compute);
-            let (shifted, sum) = shifted_exponentials(b, x);
-            let log_sum = sum.log();
+            let greatest = b.reduce(ReduceOp::Max, x);
+            let shifted = x - greatest;
+            let log_sum = b.reduce(ReduceOp::Sum, shifted.exp()).log();
             let loss = log_sum - classes.pick(b, shifted);
             let spread = log_sum - b.reduce(ReduceOp::Sum, shifted) / classes.count.to(compute);
             let smoothed = ((1.0 - smoothing) * loss + smoothing * spread) * classes.validity(loss);
             b.output(classes.counted(smoothed), signature.outputs[0], OutputPlace::Row);
+            b.output(greatest + log_sum, compute, OutputPlace::Row);
+        },
+    )
+};
+
+/// The gradient of [`CROSS_ENTROPY_SMOOTHED`] with respect to x, as [`CROSS_ENTROPY_BACKWARD`]: (softmax(x) − the target) · g.
+pub static CROSS_ENTROPY_SMOOTHED_BACKWARD: LoopOp = LoopOp {
+    input_count: 4,
+    outputs: &[OutputPlace::Point],
+    ..loss(
+        "cross_entropy_smoothed_backward",
+        "The gradient of cross_entropy_smoothed with respect to x.",
+        &["classes", "ignore_index", "label_smoothing"],
+        |b, signature| {
+            let compute = signature.compute;
+            let x = b.input(signature.inputs[0]).to(compute);
+            let classes = Classes::new(b);
+            let smoothing = b.scalar(DType::F64).to(compute);
+            let [log_sum, gradient] = [2, 3].map(|input| b.input(signature.inputs[input]).to(compute));
+            let gradient = classes.counted(gradient) * classes.validity(gradient);
+            let spread = smoothing / classes.count.to(compute);
+            let part = (x - log_sum).exp() - spread;
+            let difference = classes.is_class(b).select(part - (1.0 - smoothing), part);
+            b.output(difference * gradient, signature.outputs[0], OutputPlace::Point);
         },
     )
 };

@@ -28,7 +28,7 @@ from ._alias import install_as_torch
 from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
 from . import safetensors, serialization, signal, utils
 # Modules that libraries use from PyTorch besides operators, modules and devices.
-from . import __config__, __future__, _C, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version
+from . import __config__, __future__, _C, _compiling, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version
 from ._condition_checks import *  # noqa: F401,F403
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
@@ -43,6 +43,7 @@ from .func import vmap
 from .futures import Future
 from .jit import ScriptFunction, ScriptModule
 from .serialization import load, save
+from .testing import FileCheck
 
 # Names that are also builtins are not exported by `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
@@ -72,6 +73,7 @@ special = _module("special", "Special functions (`torch.special`).")
 
 pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
+compile = _compiling.compile
 
 _torch_functions.register([nn.Parameter, nn.Buffer, Size])
 _omitted.install()
@@ -82,12 +84,7 @@ def __getattr__(name):
     if name == "default_generator":
         # Created on first access, because it opens the device.
         return globals().setdefault(name, _core._default_generator("cpu"))
+    if name in ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"):
+        from . import _sparse
+        return getattr(_sparse, name)
     return _rest(name)
-
-
-def compile(model=None, **options):
-    """Returns the model unchanged, with a warning: programs run eagerly, or are captured into graphs (`cuda.graph`)."""
-    if model is None:
-        return compile
-    _warnings.warn("thalweg.compile compiles nothing: the model runs eagerly", stacklevel=2)
-    return model

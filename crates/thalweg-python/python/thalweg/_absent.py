@@ -54,6 +54,22 @@ class _Stream:
     synchronize = record_event = wait_event = wait_stream
 
 
+class _Event:
+    """An event of the host, which has happened."""
+
+    def __init__(self, enable_timing=False):
+        pass
+
+    def record(self, stream=None):
+        """Does nothing."""
+
+    wait = synchronize = record
+
+    def query(self):
+        """Returns True."""
+        return True
+
+
 def _cpu():
     made = types.ModuleType(f"{__package__}.cpu", "The host as a device (`torch.cpu`): the simulated GPU.")
     stream = _Stream()
@@ -63,7 +79,7 @@ def _cpu():
         _core._cuda.synchronize(device)
 
     made.__dict__.update(
-        is_available=lambda: True, device_count=lambda: 1, current_device=lambda: "cpu", set_device=lambda device: None,
+        Event=_Event, StreamContext=contextlib.nullcontext, get_capabilities=dict, is_available=lambda: True, device_count=lambda: 1, current_device=lambda: "cpu", set_device=lambda device: None,
         synchronize=synchronize, is_initialized=lambda: True, Stream=_Stream, current_stream=lambda device=None: stream,
         stream=lambda stream: contextlib.nullcontext(), _is_avx2_supported=lambda: False, _is_avx512_supported=lambda: False,
         _is_vnni_supported=lambda: False, _is_amx_tile_supported=lambda: False)

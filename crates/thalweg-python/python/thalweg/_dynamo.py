@@ -1,19 +1,21 @@
-"""Dynamo's decorators (`torch._dynamo`): programs run eagerly, so each returns its function unchanged."""
+"""Dynamo's decorators (`torch._dynamo`): nothing is traced, so most return their function unchanged."""
 
 import types as _types
 
 from ._left_out import rest as _rest
 from .compiler import (  # noqa: F401
     allow_in_graph, assume_constant_result, disable, disallow_in_graph, is_compiling, list_backends, reset, substitute_in_graph)
+from ._compiling import compile as _compile
+from .nn.compiled import OptimizedModule  # noqa: F401
 
 
 def graph_break(msg=""):
     """Does nothing: there is no graph to break."""
 
 
-def optimize(backend="eager", **options):
-    """Returns a decorator that returns its function unchanged."""
-    return lambda function: function
+def optimize(backend="inductor", *, nopython=False, dynamic=None, disable=False, **options):
+    """Returns a decorator that compiles its function."""
+    return _compile(backend=backend, fullgraph=nopython, dynamic=dynamic, disable=disable)
 
 
 def mark_dynamic(t, index=None, **options):

@@ -11,11 +11,9 @@ import importlib.machinery
 import sys
 import types
 
-from . import _placements
-
 _EAGER = "programs run eagerly, or are captured into graphs (`cuda.graph`)"
-_RANKS = "groups of several ranks are in the Rust crate (`thalweg::distributed`)"
-_SPARSE = "there are no sparse tensors"
+_RANKS = "it is in the Rust crate only (`thalweg::distributed`)"
+_SPARSE = "sparse tensors have places by coordinates or rows, and the functions that networks on graphs call"
 _QUANTIZED = "there are no quantized tensors"
 _NOT_YET = "the operator is not in the table"
 _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
@@ -26,12 +24,12 @@ MODULES = {
         "export", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
-        "distributed.algorithms", "distributed.checkpoint", "distributed.device_mesh", "distributed.elastic", "distributed.fsdp",
-        "distributed.launch", "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", "distributed.run",
-        "distributed.tensor", "distributed._tensor", "distributed._composable", "distributed._functional_collectives",
+        "distributed.algorithms", "distributed.elastic", 
+        "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", 
+        "distributed._composable", "distributed._functional_collectives",
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
-        "distributed.logging_handlers", "distributed.distributed_c10d", "distributed.launcher", "cuda.nccl"), _RANKS),
+        "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),
     "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
@@ -47,12 +45,12 @@ MODULES = {
     "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
     "nn.utils._expanded_weights": "transforms of functions are left out",
     "nn.utils._per_sample_grad": "transforms of functions are left out",
-    "numa": "threads are those of the device", "autograd.forward_ad": "there is no forward-mode differentiation",
+    "numa": "threads are those of the device",
 }
 
 # Names that are left out of modules that exist.
 NAMES = {
-    "optim": {"SparseAdam": _SPARSE},
+    "optim": {"SparseAdam": "gradients are dense"},
     "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
     "autograd.profiler": dict.fromkeys(
         ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
@@ -63,8 +61,7 @@ NAMES = {
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
     "": {
-        **dict.fromkeys(("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
-                         "sparse_compressed_tensor"), _SPARSE),
+        **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
         **dict.fromkeys(("QInt32Storage", "QInt8Storage", "QUInt2x4Storage", "QUInt4x2Storage", "QUInt8Storage"), _QUANTIZED),
         **dict.fromkeys(("cond", "while_loop"), _EAGER),
@@ -75,12 +72,9 @@ NAMES = {
             "batch_norm_gather_stats_with_counts", "batch_norm_stats", "batch_norm_update_stats", "embedding_renorm_",
             "from_file", "hash_tensor", "histogramdd", "lobpcg", "native_norm",
             "slice_inverse", "values_copy", "view_as_complex_copy", "view_as_real_copy", "_scaled_mm", "_scaled_mm_v2", "_segment_reduce"), _NOT_YET),
-        **dict.fromkeys(("smm", "saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
+        **dict.fromkeys(("saddmm", "sspaddmm", "resize_as_sparse_"), _SPARSE),
     },
-    "distributed": dict.fromkeys((
-        "new_group", "send", "recv", "isend", "irecv", "batch_isend_irecv", "P2POp", "scatter", "gather", "all_to_all",
-        "all_to_all_single", "reduce_scatter", "monitored_barrier", "init_device_mesh", "DeviceMesh", "TCPStore", "FileStore", "HashStore",
-        "PrefixStore", "Store", "ProcessGroup", "ProcessGroupNCCL", "ProcessGroupGloo"), _RANKS),
+    "distributed": dict.fromkeys(("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC"), _RANKS),
 }
 
 
@@ -134,10 +128,15 @@ def placeholder(full, reason):
     return _made[full]
 
 
+# Existing modules without a `__getattr__` of their own, of which a few names are left out.
+_WITHOUT_ATTRIBUTES = (
+    "autograd.gradcheck", "compiler", "func", "nn.attention", "nn.parallel", "nn.utils", "random", "serialization", "utils._pytree",
+    "utils.checkpoint", "utils.dlpack", "utils.hooks", "linalg", "fft")
+
 # Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "_ops", "fx", "hub", "library", "ops"}
+    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops"}
 
 
 def attributes(module, names=None):
@@ -151,6 +150,11 @@ def attributes(module, names=None):
             return importlib.import_module(f"{module}.{name}")
         if name in names:
             return placeholder(f"{module}.{name}", names[name])
+        if not name.startswith("_"):
+            from ._left_out_names import reason_of as reason_of_name
+            reason = reason_of_name(own, name)
+            if reason is not None:
+                return placeholder(f"{module}.{name}", reason)
         raise AttributeError(f"module '{module}' has no attribute '{name}'")
     return __getattr__
 
@@ -222,7 +226,6 @@ class _Setting(contextlib.ContextDecorator):
 
 # Names that programs read, call or set in these modules at import time.
 _GIVEN = {
-    **dict.fromkeys(("distributed.tensor", "distributed.tensor.placement_types", "distributed._tensor"), _placements.names()),
     "_tensor_str": {"PRINT_OPTS": None},
     "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
@@ -271,3 +274,6 @@ def install():
         if parent is not None and not hasattr(parent, "__path__"):
             # Submodules are imported only from packages.
             parent.__path__ = []
+    for name in _WITHOUT_ATTRIBUTES:
+        module = sys.modules[f"{__package__}.{name}"]
+        module.__getattr__ = attributes(module.__name__)

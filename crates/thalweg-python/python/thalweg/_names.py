@@ -3,12 +3,15 @@
 import sys
 
 from . import _core
+from ._torch_functions import DisableTorchFunction, DisableTorchFunctionSubclass
 from .compiler import disable as _disable_dynamo
 
 __all__ = [
     "chalf", "compiled_with_cxx11_abi", "get_device_module", "is_vulkan_available", "is_warn_always_enabled", "jagged", "layout",
     "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert",
-    "_disable_dynamo",
+    "_disable_dynamo", "clear_autocast_cache", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_lapack", "has_mkl", "has_openmp", "has_spectral",
+    "is_autocast_cpu_enabled", "set_autocast_cache_enabled", "sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sqrt", "sym_sum",
+    "to_dlpack", "DisableTorchFunction", "DisableTorchFunctionSubclass",
 ]
 
 
@@ -75,6 +78,57 @@ def _assert(condition, message):
         return take(_assert, _core._overriding((condition,), {}), (condition, message), {})
     if not condition:
         raise AssertionError(message)
+
+
+def sym_not(a):
+    """Returns whether a value is false."""
+    return not a
+
+
+def sym_ite(b, t, f):
+    """Returns one of two values."""
+    return t if b else f
+
+
+def sym_sqrt(a):
+    """Returns the root of a number."""
+    return a ** 0.5
+
+
+# Extents of shapes are numbers.
+sym_int, sym_float, sym_max, sym_min, sym_sum = int, float, max, min, sum
+has_lapack, has_spectral, has_openmp, has_mkl = True, True, False, False
+
+
+def get_autocast_gpu_dtype():
+    """Returns the dtype of regions of autocast on a GPU."""
+    from .amp import get_autocast_dtype
+    return get_autocast_dtype("cuda")
+
+
+def get_autocast_cpu_dtype():
+    """Returns the dtype of regions of autocast on the CPU."""
+    from .amp import get_autocast_dtype
+    return get_autocast_dtype("cpu")
+
+
+def is_autocast_cpu_enabled():
+    """Returns whether this thread is in a region of autocast on the CPU."""
+    from . import is_autocast_enabled
+    return is_autocast_enabled("cpu")
+
+
+def clear_autocast_cache():
+    """Does nothing: conversions are kept by the tensors that they are of."""
+
+
+def set_autocast_cache_enabled(enabled):
+    """Does nothing: conversions are kept by the tensors that they are of."""
+
+
+def to_dlpack(tensor):
+    """Returns a tensor for exchange with other libraries."""
+    return tensor.__dlpack__()
 
 
 def is_vulkan_available():

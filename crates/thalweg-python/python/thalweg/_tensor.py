@@ -4,6 +4,7 @@ import builtins
 import copy
 
 from . import _core, _storages
+from ._torch_functions import _disabled_torch_function_impl
 
 Tensor = _core.Tensor
 
@@ -107,6 +108,18 @@ def _array_namespace(self, /, *, api_version=None):
     return namespace(api_version)
 
 
+_plain_repr = Tensor.__repr__
+
+
+def _repr(self):
+    """Returns the tensor as text. That of a subclass begins with the name of the class."""
+    text, kind = _plain_repr(self), type(self)
+    if kind is Tensor or kind.__torch_function__ is _disabled_torch_function_impl:
+        return text
+    name = kind.__name__
+    return name + text.removeprefix("tensor").replace("\n" + " " * 7, "\n" + " " * (len(name) + 1))
+
+
 def _dir(self):
     """Returns the names of attributes, without those that the tensor does not have on its device."""
     missing = () if self._is_on_gpu else ("__cuda_array_interface__",)
@@ -127,6 +140,7 @@ for _name, _dtype in _CONVERSIONS.items():
 Tensor.numpy = _numpy
 Tensor.__array__ = _array
 Tensor.__dir__ = _dir
+Tensor.__repr__ = _repr
 Tensor.__array_namespace__ = _array_namespace
 Tensor.__array_priority__ = 1000
 Tensor.__deepcopy__ = _deepcopy

@@ -1,24 +1,30 @@
 """Methods and attributes of PyTorch tensors that libraries use.
 They concern kinds of tensors that do not exist here, older spellings, and subclasses."""
 
+import types
+
 from . import _core
 from ._results import Size
 from ._storage import tensor_over
 
 Tensor = _core.Tensor
 
-_SPARSE = "there are no sparse tensors"
+_SPARSE = "it is left out for sparse tensors"
 _QUANTIZED = "there are no quantized tensors"
+_NOT_YET = "the operator is not in the table"
 _NAMED = "dimensions have no names"
 _LEFT_OUT = {
     **dict.fromkeys((
-        "ccol_indices", "coalesce", "col_indices", "crow_indices", "indices", "is_coalesced", "resize_as_sparse_", "row_indices", "smm",
-        "sparse_mask", "sparse_resize_", "sparse_resize_and_clear_", "sspaddmm", "to_sparse", "to_sparse_bsc", "to_sparse_bsr", "to_sparse_coo",
-        "to_sparse_csc", "to_sparse_csr", "values", "_indices", "_values", "_nnz"), _SPARSE),
+        "ccol_indices", "resize_as_sparse_", "row_indices",
+        "sparse_mask", "sparse_resize_", "sparse_resize_and_clear_", "sspaddmm", "to_sparse_bsc", "to_sparse_bsr",
+        "to_sparse_csc"), _SPARSE),
     **dict.fromkeys((
         "dequantize", "int_repr", "q_per_channel_axis", "q_per_channel_scales", "q_per_channel_zero_points", "q_scale", "q_zero_point", "qscheme"),
         _QUANTIZED),
     **dict.fromkeys(("align_as", "align_to", "refine_names", "rename", "rename_"), _NAMED),
+    **dict.fromkeys(("eig", "lstsq", "solve", "symeig", "reinforce"), "PyTorch has removed it as well, and refuses calls"),
+    **dict.fromkeys(("chalf",), "complex numbers of 16 bits are a name alone"), **dict.fromkeys(("hash_tensor", "slice_inverse"), _NOT_YET),
+    **dict.fromkeys(("resize", "resize_as"), "say `resize_` and `resize_as_`, or `reshape`"),
     **dict.fromkeys(("to_mkldnn", "ipu", "xpu", "mtia", "to_padded_tensor"), "there is no backend of it"),
 }
 
@@ -109,9 +115,32 @@ def _module_load(self, other, assign=False):
     return other.detach() if assign else self.copy_(other).detach()
 
 
+def _to_sparse(self, *args, layout=None, blocksize=None, dense_dim=None):
+    """Returns the tensor as a sparse one."""
+    from ._sparse import to_sparse
+    return to_sparse(self, *args, layout=layout)
+
+
+def _to_sparse_csr(self, dense_dim=None):
+    """Returns the matrix as a sparse one by its rows."""
+    from ._names import sparse_csr
+    return _to_sparse(self, layout=sparse_csr)
+
+
+def _of_sparse(name):
+    def method(self):
+        from ._sparse import part
+        return part(self, name)
+    method.__name__, method.__qualname__, method.__doc__ = name, f"Tensor.{name}", "Returns a part of a sparse tensor. Raises for others."
+    return method
+
+
 def add():
     """Adds the names to `Tensor`, except for those that it already has."""
     made = {name: _left_out(name, reason) for name, reason in _LEFT_OUT.items()}
+    made |= {name: _of_sparse(name) for name in (
+        "coalesce", "indices", "values", "_indices", "_values", "_nnz", "is_coalesced", "crow_indices", "col_indices")}
+    made |= {"to_sparse": _to_sparse, "to_sparse_coo": _to_sparse, "to_sparse_csr": _to_sparse_csr, "smm": lambda self, mat: self @ mat}
     made |= dict.fromkeys((
         "is_ipu", "is_maia", "is_mkldnn", "is_mps", "is_mtia", "is_nested", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"), False)
     made |= {
@@ -119,9 +148,12 @@ def add():
         "__reversed__": _reversed, "__div__": Tensor.__truediv__, "__rdiv__": _rdiv, "__idiv__": _idiv, "__array_wrap__": _array_wrap,
         "dim_order": _dim_order, "module_load": _module_load, "fill_diagonal_": _fill_diagonal_, "is_shared": lambda self: False, "has_names": lambda self: False, "dense_dim": Tensor.dim,
         "sparse_dim": lambda self: 0, "to_dense": lambda self, *args, **kwargs: self, "name": None, "volatile": False,
+        "grad_dtype": property(lambda self: self.dtype),
         "names": property(lambda self: (None,) * self.dim()), "_is_zerotensor": lambda self: False,
         "_is_all_true": lambda self: self.all(), "_is_any_true": lambda self: self.any(),
     }
     for name, value in made.items():
         if name not in vars(Tensor):
             setattr(Tensor, name, value)
+            if isinstance(value, types.FunctionType) and value.__name__.startswith(("<", "_")):
+                value.__name__ = name

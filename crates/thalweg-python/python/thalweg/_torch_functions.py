@@ -1,7 +1,7 @@
 """Functions that arguments or modes take over (`__torch_function__`, `__torch_dispatch__` of subclasses).
 
 The extension finds calls of its functions that are taken over (`src/overrides.rs`). Functions that are written in Python, and the
-attributes of `Tensor` that are no operators, are looked after here:
+attributes of `Tensor` that are not operators, are looked after here:
 
 - Functions of Python are made overridable when a program first needs it (`activate`): their code is replaced by a call that looks
   at the arguments first. So they cost nothing more until then, and keep their identity.
@@ -70,10 +70,10 @@ def _function(name, is_method):
     if is_method:
         return _originals.get(name) or getattr(Tensor, name)
     import sys
-    own = getattr(sys.modules[__package__], name, None)
-    if callable(own):
-        return own
-    return getattr(_core, name, None) or _core._in_place[name]
+    own = getattr(_core, name, None) or _core._in_place[name]
+    public = getattr(sys.modules[__package__], name, None)
+    # A function of Python by this name calls the operator.
+    return own if isinstance(public, types.FunctionType) or not callable(public) else public
 
 
 def _called(name, is_method, found, args, kwargs):
@@ -91,6 +91,30 @@ def _ordered(values):
     return ordered
 
 
+class _Again:
+    """A function that a mode receives with arguments that override it: calling it asks the arguments."""
+
+    def __init__(self, function):
+        self._function = function
+        for name in ("__name__", "__qualname__", "__doc__", "__module__", "__self__", "__wrapped__"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
+
+    def __call__(self, *args, **kwargs):
+        if _core._is_overridden(args, kwargs):
+            return take(self._function, _core._overriding(args, kwargs), args, kwargs)
+        return self._function(*args, **kwargs)
+
+    def __eq__(self, other):
+        return self._function == other
+
+    def __hash__(self):
+        return hash(self._function)
+
+    def __repr__(self):
+        return repr(self._function)
+
+
 def take(function, found, args, kwargs):
     """Returns the result of a call that modes or values take over."""
     found = _ordered(found)
@@ -100,7 +124,7 @@ def take(function, found, args, kwargs):
         mode = stack.pop()
         former = _core._set_function_modes(len(stack))
         try:
-            result = mode.__torch_function__(function, kinds, args, kwargs)
+            result = mode.__torch_function__(_Again(function) if found else function, kinds, args, kwargs)
         finally:
             stack.append(mode)
             _core._set_function_modes(former)
@@ -172,7 +196,7 @@ def _init_subclass(cls, **options):
         _install(cls)
 
 
-# ---- Attributes of tensors that are no operators -------------------------------------------------------------------
+# ---- Attributes of tensors that are not operators -------------------------------------------------------------------
 
 # The operator by which PyTorch names what a symbol of Python calls.
 _BY_SYMBOL = {
@@ -194,19 +218,16 @@ def _original(name):
     return _originals.get(name) or vars(Tensor).get(name) or getattr(Tensor, name)
 
 
-def _is_operator(name):
-    return hasattr(_core, name) or name in _core._in_place
-
-
 def _overridable_attributes():
-    """Yields the names and values of the attributes of `Tensor` that are no operators of the table and that overrides see."""
+    """Yields the names and values of the attributes of `Tensor` that are not operators of the table and that overrides see."""
+    operators = set(_core._operator_methods)
     for name, value in list(vars(Tensor).items()):
         is_hidden = name.startswith("_") and not name.startswith("__") and name not in _SHOWN
         if name in _UNTOUCHED or is_hidden or isinstance(value, (staticmethod, classmethod)):
             continue
         if isinstance(value, (types.GetSetDescriptorType, property)):
             yield name, value, _property(name, value)
-        elif isinstance(value, types.MethodDescriptorType) and _is_operator(name):
+        elif isinstance(value, types.MethodDescriptorType) and name in operators:
             continue
         elif isinstance(value, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
             yield name, value, _method(name, value)
@@ -218,8 +239,6 @@ def _method(name, original):
         if not _core._is_overridden(args, kwargs):
             return original(*args, **kwargs)
         function = original if name not in _BY_SYMBOL else _original(_BY_SYMBOL[name])
-        if name.startswith("__r") and name in _BY_SYMBOL and len(args) == 2:
-            args = (args[1], args[0]) if not isinstance(args[1], Tensor) and name != "__radd__" else args
         return take(function, _core._overriding(args, kwargs), args, kwargs)
     method.__name__, method.__qualname__, method.__doc__ = name, f"Tensor.{name}", getattr(original, "__doc__", None)
     method.__wrapped__ = original

@@ -48,6 +48,10 @@ class _Settings(types.ModuleType):
     def __getattr__(self, name):
         if name in self._left_out:
             raise AttributeError(f"{self.__name__}.{name} is left out: {self._left_out[name]}")
+        from ._left_out_names import reason_of
+        reason = reason_of(self.__name__.partition(".")[2], name)
+        if reason is not None:
+            raise AttributeError(f"{self.__name__}.{name} is left out: {reason}")
         raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
 
 

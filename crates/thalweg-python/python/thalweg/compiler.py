@@ -1,6 +1,10 @@
-"""Decorators for compilers (`torch.compiler`): programs run eagerly, so each returns its function unchanged."""
+"""Settings and marks of compiled functions (`torch.compiler`). A compiled function runs as it is written, so most marks change
+nothing."""
 
 import contextlib
+
+from . import _compiling, _core
+from ._compiling import compile  # noqa: F401
 
 
 def _kept(fn=None, *args, **kwargs):
@@ -8,7 +12,15 @@ def _kept(fn=None, *args, **kwargs):
     return fn if fn is not None else lambda function: function
 
 
-disable = allow_in_graph = assume_constant_result = disallow_in_graph = _kept
+allow_in_graph = assume_constant_result = disallow_in_graph = _kept
+
+
+def disable(fn=None, recursive=True, *, reason=None):
+    """Returns a function that runs uncompiled in compiled functions, too. Without `recursive`, the function is returned unchanged:
+    what it calls may be compiled."""
+    if fn is None:
+        return lambda function: disable(function, recursive)
+    return _compiling.excluded(fn) if recursive and hasattr(fn, "__code__") else fn
 
 
 def nested_compile_region(fn=None, **options):
@@ -21,30 +33,31 @@ def substitute_in_graph(original_fn, **options):
     return lambda function: function
 
 
-def compile(model=None, **options):
-    """Returns the model unchanged, with a warning."""
-    from . import compile as own
-    return own(model, **options)
-
-
 def is_compiling():
+    """Returns whether a compiled function runs."""
+    return _core._is_compiling()
+
+
+def is_exporting():
     """Returns False."""
     return False
 
 
-is_dynamo_compiling = is_exporting = is_compiling
+is_dynamo_compiling = is_compiling
 
 
 def reset():
-    """Does nothing: nothing is compiled."""
+    """Forgets the programs of compiled functions. Kernels stay compiled."""
+    _core._forget_programs()
 
 
-cudagraph_mark_step_begin = reset
+def cudagraph_mark_step_begin():
+    """Does nothing: the results of compiled functions stay valid."""
 
 
 def list_backends(exclude_tags=()):
-    """Returns an empty list."""
-    return []
+    """Returns the names that `torch.compile` takes as a backend: all but "eager" are the same one."""
+    return list(_compiling.BACKENDS)
 
 
 def wrap_numpy(fn):
@@ -53,16 +66,18 @@ def wrap_numpy(fn):
 
 
 class set_stance(contextlib.ContextDecorator):
-    """A region, or a setting, for the behaviour of compiled functions. It changes nothing."""
+    """A region, or a setting, for the behaviour of compiled functions: under "force_eager" they run uncompiled."""
 
     def __init__(self, stance="default", **options):
         self.stance = stance
+        self._former = _compiling.set_stance(stance)
 
     def __enter__(self):
+        _compiling.set_stance(self.stance)
         return self
 
     def __exit__(self, *_):
-        pass
+        _compiling.set_stance(self._former)
 
 
 def keep_tensor_guards_unsafe(guard_entries, keep_parameters=False):

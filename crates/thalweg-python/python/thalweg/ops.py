@@ -14,6 +14,7 @@ class OpOverload:
 
     def __init__(self, packet, name):
         self._packet, self._full = packet, name
+        self._key = name if packet._namespace in ("aten", "prims") else f"{packet._namespace}::{name}"
         base, _, overload = name.partition(".")
         self._overloadname = overload or "default"
         self.__name__ = f"{base}.{self._overloadname}"
@@ -39,7 +40,7 @@ class OpOverload:
 
     @property
     def _schema(self):
-        return _Schema(self._packet._namespace, self._full)
+        return _Schema(self._packet._namespace, self._full, self._key)
 
     @property
     def is_view(self):
@@ -54,7 +55,7 @@ class OpOverload:
     def __call__(self, *args, **kwargs):
         if _core._is_overridden(args, kwargs):
             return take(self, _core._overriding(args, kwargs), args, kwargs)
-        return _core._call_overload(self._full, args, kwargs)
+        return _core._call_overload(self._key, args, kwargs)
 
     def __repr__(self):
         return f"<OpOverload(op='{self._packet._qualified_op_name.replace('::', '.')}', overload='{self._overloadname}')>"
@@ -79,10 +80,10 @@ def _named(namespace, name, overload):
 class _Schema:
     """The schema of an operator."""
 
-    def __init__(self, namespace, name):
+    def __init__(self, namespace, name, key):
         self.name = f"{namespace}::{name.partition('.')[0]}"
         self.overload_name = name.partition(".")[2]
-        self._text, _, self._names = _core._overload_schema(name)
+        self._text, _, self._names = _core._overload_schema(key)
         self.is_mutable = name.partition(".")[0].endswith("_")
 
     def __str__(self):
@@ -189,8 +190,20 @@ class _OpNamespace(types.ModuleType):
 
 def overload(name):
     """Returns an operator of the table by its name with overload."""
-    base, _, own = name.partition(".")
-    return getattr(getattr(ops.aten, base), own or "default")
+    if "::" not in name:
+        base, _, own = name.partition(".")
+        return getattr(getattr(ops.aten, base), own or "default")
+    # A part of other operators, which this package alone has.
+    namespace, _, rest = name.partition("::")
+    base, _, own = rest.partition(".")
+    space = getattr(ops, namespace)
+    packet = vars(space).get(base)
+    if packet is None:
+        packet = OpOverloadPacket(namespace, base, [rest])
+        setattr(space, base, packet)
+    elif rest not in packet._overloads:
+        packet._overloads.append(rest)
+    return getattr(packet, own or "default")
 
 
 class _Ops(types.ModuleType):

@@ -6,6 +6,8 @@ import secrets
 from . import _core
 
 _seed = 67280421310721
+# In a worker that was forked, the generators of devices from before the fork are out of reach.
+_is_forked = False
 
 
 def _drawing(device=None):
@@ -23,7 +25,10 @@ def manual_seed(seed):
     if not -2**63 <= seed < 2**64:
         raise ValueError("Overflow when unpacking long long: a seed has 64 bits")
     _seed = seed % 2**64
-    _core._manual_seed((_seed + 2**63) % 2**64 - 2**63)
+    if _is_forked:
+        _core._default_generator("cpu").manual_seed(_seed)
+    else:
+        _core._manual_seed((_seed + 2**63) % 2**64 - 2**63)
 
 
 def seed():

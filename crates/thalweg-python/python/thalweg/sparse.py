@@ -1,9 +1,34 @@
-"""The functions of `torch.sparse` that accept dense tensors; there are no sparse tensors."""
+"""Functions of sparse tensors (`torch.sparse`)."""
 
 from . import _core
 from ._left_out import rest
 
-mm, addmm = _core.mm, _core.addmm
+mm = _core.mm
+
+
+def addmm(mat, mat1, mat2, *, beta=1.0, alpha=1.0):
+    """Returns a matrix plus the product of a sparse and a dense one."""
+    return mat * beta + mm(mat1, mat2) * alpha
+
+
+def sum(input, dim=None, dtype=None):
+    """Returns the sum of all elements, or along sparse dimensions."""
+    return input.sum() if dim is None else input.sum(dim)
+
+
+def _along(name):
+    def call(input, dim, *, dtype=None):
+        from ._sparse import _made
+        whole = input.to_dense()
+        own = input.coalesce()
+        filled = _core.full_like(whole, float("-inf")).index_put(list(own.indices().unbind(0)), own.values())
+        return _made(own.indices(), getattr(filled, name)(dim)[tuple(own.indices().unbind(0))], input.shape, True)
+    call.__name__ = name
+    call.__doc__ = f"Returns {name.replace('_', ' of ')} along a dimension of a sparse matrix, over the elements that it has."
+    return call
+
+
+softmax, log_softmax = _along("softmax"), _along("log_softmax")
 
 
 class check_sparse_tensor_invariants:

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use thalweg_driver::{CaptureMode, Code, StreamHandle};
+use thalweg_driver::{CaptureMode, Code, Label, StreamHandle};
 use thalweg_lock::Mutex;
 use thalweg_memory::{Backend, StreamFilter, StreamId};
 
@@ -18,6 +18,7 @@ use super::members::OverwritePolicy;
 use super::report::GraphMemory;
 use super::steps::Steps;
 use super::{GraphPool, REGION};
+use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
@@ -75,6 +76,7 @@ pub struct Capture {
 
 impl Capture {
     pub(super) fn begin(device: &Device, options: CaptureOptions) -> Result<Self> {
+        queue_deferred(Label::here("capture"))?;
         check(device, &options)?;
         Self::open(device, options).map_err(|error| error.context(REGION))
     }
@@ -168,6 +170,7 @@ impl Capture {
     }
 
     fn close(mut self) -> Result<CapturedGraph> {
+        queue_deferred(Label::here("end of a capture"))?;
         let device = self.stream.device().clone();
         let driver = device.driver();
         let captures = device.captures();
@@ -230,6 +233,10 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         let device = self.stream.device();
+        if self.open {
+            // Work that was deferred in the region is not to be queued after it.
+            let _ = queue_deferred(Label::here("end of a capture"));
+        }
         if self.open
             && let Ok(graph) = device.driver().stream_end_capture(self.stream.handle())
         {

@@ -145,11 +145,11 @@ impl Captures {
     /// Returns the driver's information on the capture of a stream, if the stream captures.
     #[inline]
     pub(crate) fn info(&self, stream: &Stream) -> Option<CaptureInfo> {
-        if self.are_under_way() { Self::ask(stream) } else { None }
+        if self.are_under_way() { Self::query(stream) } else { None }
     }
 
     #[cold]
-    fn ask(stream: &Stream) -> Option<CaptureInfo> {
+    fn query(stream: &Stream) -> Option<CaptureInfo> {
         let info = stream.device().driver().stream_capture_info(stream.handle()).ok()?;
         (info.status == CaptureStatus::Active).then_some(info)
     }

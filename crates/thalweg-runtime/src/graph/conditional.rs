@@ -18,6 +18,7 @@
 use thalweg_driver::{Access, CaptureMode, ConditionFormat, Conditional, DevicePointer, GraphHandle, Label};
 
 use super::steps::Command;
+use crate::deferred::queue_deferred;
 use crate::{Device, Error, Result, Stream};
 
 /// The location of the value that decides on a conditional node: memory that is read when the graph runs.
@@ -191,6 +192,7 @@ impl<'a> Body<'a> {
     /// capture must not break the body's, for the reason that [`check_in_body`](super::captures::Captures::check_in_body)
     /// documents.
     fn begin(device: &'a Device, outer: &Stream, stream: &'a Stream, body: GraphHandle) -> Result<Self> {
+        queue_deferred(Label::here("conditional"))?;
         let driver = device.driver();
         let mode = CaptureMode::Relaxed;
         device.check(driver.stream_begin_capture_to_graph(stream.handle(), body, mode))?;
@@ -201,6 +203,7 @@ impl<'a> Body<'a> {
     }
 
     fn end(mut self) -> Result<()> {
+        queue_deferred(Label::here("end of a conditional"))?;
         let unjoined = self.device.captures().unjoined(self.stream, self.id);
         self.device.captures().look(self.stream);
         self.is_open = false;

@@ -225,8 +225,8 @@ impl<P> Footprint<P> {
 
 /// Returns the block that contains an address, from blocks in ascending order.
 fn find(live: &[LiveBlock], address: u64) -> Option<LiveBlock> {
-    let behind = live.partition_point(|block| block.address <= address);
-    let block = live[..behind].last()?;
+    let after = live.partition_point(|block| block.address <= address);
+    let block = live[..after].last()?;
     (address - block.address < block.size_bytes).then_some(*block)
 }
 

@@ -109,11 +109,11 @@ impl Hazard {
 pub(super) struct Members {
     pub(super) policy: OverwritePolicy,
     pub(super) next: AtomicU64,
-    pub(super) books: Mutex<Books>,
+    pub(super) accounts: Mutex<Accounts>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Books {
+pub(super) struct Accounts {
     pub(super) members: Vec<Arc<Member>>,
     /// The hazards, by the number of the graph that overwrites.
     pub(super) hazards: FxHashMap<u64, Vec<Hazard>>,
@@ -121,16 +121,16 @@ pub(super) struct Books {
 
 impl Members {
     pub(super) fn new(policy: OverwritePolicy) -> Self {
-        Self { policy, next: AtomicU64::new(0), books: Mutex::default() }
+        Self { policy, next: AtomicU64::new(0), accounts: Mutex::default() }
     }
 
-    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock()
+    pub(super) fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock()
     }
 
     /// Returns the outputs of the pool's graphs that a graph reads, as inputs of kind `kind`.
     pub(super) fn reads(&self, contract: &Contract, kind: InputKind) -> Vec<Reads> {
-        self.books().read_by(contract, kind)
+        self.accounts().read_by(contract, kind)
     }
 
     /// Adds a graph that was captured into the pool and reads these outputs of other pools.
@@ -142,9 +142,9 @@ impl Members {
         left: Ranges,
         memory: GraphMemory,
     ) -> Arc<Member> {
-        let mut books = self.books();
-        books.prune();
-        reads.append(&mut books.read_by(contract, InputKind::Pool));
+        let mut accounts = self.accounts();
+        accounts.prune();
+        reads.append(&mut accounts.read_by(contract, InputKind::Pool));
         let lost = || AtomicBool::new(false);
         let outputs =
             contract.outputs().iter().map(|output| Left { output: output.clone(), lost: lost() }).collect();
@@ -161,25 +161,25 @@ impl Members {
             gone: AtomicBool::new(false),
         });
         if self.policy != OverwritePolicy::Unchecked {
-            let others = books.members.clone();
+            let others = accounts.members.clone();
             others.iter().for_each(|other| {
-                books.note_hazards(other, &member);
-                books.note_hazards(&member, other);
+                accounts.note_hazards(other, &member);
+                accounts.note_hazards(&member, other);
             });
         }
-        books.members.push(Arc::clone(&member));
+        accounts.members.push(Arc::clone(&member));
         member
     }
 
     /// Returns the memory use of the graphs of the pool, oldest first.
     pub(super) fn memory(&self) -> Vec<GraphMemory> {
-        let books = self.books();
-        let there = books.members.iter().filter(|member| !member.gone.load(Ordering::Acquire));
+        let accounts = self.accounts();
+        let there = accounts.members.iter().filter(|member| !member.gone.load(Ordering::Acquire));
         there.map(|member| member.memory.clone()).collect()
     }
 }
 
-impl Books {
+impl Accounts {
     /// Removes the graphs that are dropped and whose outputs are all gone.
     fn prune(&mut self) {
         self.members.retain(|member| member.is_needed());

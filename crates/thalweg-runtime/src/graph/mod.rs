@@ -88,6 +88,7 @@ pub use update::{Update, UpdateCounts};
 pub(crate) use captures::Captures;
 pub(crate) use steps::Command;
 
+use crate::deferred::queue_deferred;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 use captured::{Content, Template};
@@ -189,6 +190,7 @@ impl Graph {
 
     fn launch(&self, stream: &Stream, label: Label) -> Result<()> {
         let Executable { device, handle, .. } = &self.exec;
+        queue_deferred(label)?;
         same_device("graph replay: the stream", device, stream.device())?;
         if device.captures().are_under_way() && stream.is_capturing()? {
             return Err(Error::capture(format!(

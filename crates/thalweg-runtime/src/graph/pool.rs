@@ -143,7 +143,7 @@ impl GraphPool {
 impl Drop for PoolOwner {
     fn drop(&mut self) {
         let streams = self.replayed_on.get_mut();
-        let released = self.device.allocator().release_pool_behind(self.id, streams);
+        let released = self.device.allocator().release_pool_after(self.id, streams);
         debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
         let host = self.device.host_allocator();
         let released = host.release_pool(self.id);

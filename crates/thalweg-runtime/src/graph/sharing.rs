@@ -31,9 +31,9 @@ use crate::{Buffer, Error, Result, Stream};
 
 /// The outputs that were copied aside before a replay, each with the address that it is copied back to.
 #[derive(Default)]
-pub(super) struct Kept(SmallVec<[(Buffer, DevicePointer); 1]>);
+pub(super) struct SavedOutputs(SmallVec<[(Buffer, DevicePointer); 1]>);
 
-impl Kept {
+impl SavedOutputs {
     fn holds(&self, hazard: &Hazard) -> bool {
         self.0.iter().any(|(_, start)| start.address() == hazard.start)
     }
@@ -46,7 +46,12 @@ impl Members {
     /// If an output that the graph reads is lost; if the replay would overwrite an output that is needed, and the policy refuses
     /// that; or if there is not enough memory to keep it.
     #[inline]
-    pub(super) fn before_replay(&self, member: &Member, stream: &Stream, label: Label) -> Result<Kept> {
+    pub(super) fn before_replay(
+        &self,
+        member: &Member,
+        stream: &Stream,
+        label: Label,
+    ) -> Result<SavedOutputs> {
         for reads in &member.reads {
             if reads.producer.any_lost.load(Ordering::Acquire) {
                 reads.check()?;
@@ -55,19 +60,19 @@ impl Members {
         if member.overwrites.load(Ordering::Acquire) {
             return self.protect(member, stream, label);
         }
-        Ok(Kept::default())
+        Ok(SavedOutputs::default())
     }
 
     /// Copies the outputs in danger aside, or refuses the replay.
     #[cold]
-    fn protect(&self, member: &Member, stream: &Stream, label: Label) -> Result<Kept> {
-        let books = self.books();
-        let imminent = books.hazards.get(&member.number).into_iter().flatten();
+    fn protect(&self, member: &Member, stream: &Stream, label: Label) -> Result<SavedOutputs> {
+        let accounts = self.accounts();
+        let imminent = accounts.hazards.get(&member.number).into_iter().flatten();
         let imminent: Vec<&Hazard> = imminent.filter(|hazard| hazard.is_imminent()).collect();
         if self.policy == OverwritePolicy::Refuse && !imminent.is_empty() {
             return Err(refusal(&imminent));
         }
-        let mut kept = Kept::default();
+        let mut kept = SavedOutputs::default();
         for hazard in imminent {
             let (start, bytes) = (DevicePointer::new(hazard.start), hazard.end - hazard.start);
             let aside = Buffer::labelled(stream, bytes, label)?;
@@ -82,7 +87,7 @@ impl Members {
     pub(super) fn after_replay(
         &self,
         member: &Member,
-        kept: Kept,
+        kept: SavedOutputs,
         stream: &Stream,
         label: Label,
     ) -> Result<()> {
@@ -100,9 +105,9 @@ impl Members {
     }
 
     #[cold]
-    fn note_losses(&self, member: &Member, kept: &Kept) {
-        let books = self.books();
-        for hazard in books.hazards.get(&member.number).into_iter().flatten() {
+    fn note_losses(&self, member: &Member, kept: &SavedOutputs) {
+        let accounts = self.accounts();
+        for hazard in accounts.hazards.get(&member.number).into_iter().flatten() {
             if !kept.holds(hazard) {
                 hazard.left().lost.store(true, Ordering::Release);
                 hazard.victim.any_lost.store(true, Ordering::Release);

@@ -80,9 +80,9 @@ impl Graph {
         let device = &self.exec.device;
         same_device("graph update: the captured graph", device, &captured.content.device)?;
         let differences = self.content.steps.differences(&captured.content.steps);
-        let update = match self.told(captured, differences.as_deref()) {
+        let update = match self.update_kernels(captured, differences.as_deref()) {
             Some(update) => update,
-            None => self.told_whole(captured, differences.is_some())?,
+            None => self.updated_whole(captured, differences.is_some())?,
         };
         self.content = Arc::clone(&captured.content);
         self.updates.count(update);
@@ -114,7 +114,7 @@ impl Graph {
     }
 
     /// Updates the changed kernel nodes one by one. Returns `None` if other nodes changed or an update failed.
-    fn told(&self, captured: &CapturedGraph, differences: Option<&[usize]>) -> Option<Update> {
+    fn update_kernels(&self, captured: &CapturedGraph, differences: Option<&[usize]>) -> Option<Update> {
         let differences = differences?;
         if differences.is_empty() {
             return Some(Update::Unchanged);
@@ -128,11 +128,17 @@ impl Graph {
         if differences.len() * FEW > new.len() || !differences.iter().all(are_kernels) {
             return None;
         }
-        let told = differences.iter().try_for_each(|place| self.tell(nodes[*place], new, *place));
-        told.is_ok().then_some(Update::Kernels(differences.len()))
+        let reported =
+            differences.iter().try_for_each(|place| self.update_kernel(nodes[*place], new, *place));
+        reported.is_ok().then_some(Update::Kernels(differences.len()))
     }
 
-    fn tell(&self, node: GraphNodeHandle, steps: &Steps, place: usize) -> thalweg_driver::Result<()> {
+    fn update_kernel(
+        &self,
+        node: GraphNodeHandle,
+        steps: &Steps,
+        place: usize,
+    ) -> thalweg_driver::Result<()> {
         let step = steps.step(place);
         let Work::Kernel(kernel) = &step.work else { return Ok(()) };
         let driver = self.exec.device.driver();
@@ -141,10 +147,10 @@ impl Graph {
 
     /// Updates the executable from the whole graph, or makes a new one. `alike`: the nodes have the same handles in the same
     /// order.
-    fn told_whole(&mut self, captured: &CapturedGraph, alike: bool) -> Result<Update> {
+    fn updated_whole(&mut self, captured: &CapturedGraph, alike: bool) -> Result<Update> {
         let driver = self.exec.device.driver();
-        let told = driver.graph_exec_update(self.exec.handle, captured.content.template.handle);
-        if let Ok(GraphExecUpdate::Updated) = told {
+        let reported = driver.graph_exec_update(self.exec.handle, captured.content.template.handle);
+        if let Ok(GraphExecUpdate::Updated) = reported {
             if !alike {
                 self.exec.nodes = None;
             }
@@ -156,7 +162,7 @@ impl Graph {
             error.context("graph update")
         });
         self.exec = made?.exec;
-        let reason = match told {
+        let reason = match reported {
             Ok(GraphExecUpdate::Refused(refusal)) => Some(refusal.reason),
             Ok(GraphExecUpdate::Updated) | Err(_) => None,
         };

@@ -11,6 +11,7 @@ use thalweg_profiler::{MemoryChange, record_memory};
 
 use super::external::External;
 use super::graph_output::GraphOutput;
+use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::{Device, Result, Stream};
 
@@ -97,6 +98,8 @@ impl Buffer {
     /// blocks. See [`thalweg_memory::Block::record_use`].
     #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
+        // The event is recorded now. A failure is reported by the thread's next command.
+        let _ = queue_deferred(Label::here("record_use"));
         match &self.memory {
             Memory::Owned(block) => block.record_use(stream.id()),
             Memory::GraphOutput(output) => output.record(stream, UseKind::SoFar),

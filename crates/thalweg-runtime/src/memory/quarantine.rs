@@ -47,14 +47,14 @@ impl Quarantine {
         }
         let Some(kept) = block.hold_back() else { return };
         // Dropped after the lock is released, because the allocator calls out.
-        let mut outlived = Vec::new();
+        let mut expired = Vec::new();
         let mut held = self.held.lock();
         held.bytes += bytes;
         held.blocks.push_back(kept);
         while held.bytes > self.most_bytes || held.blocks.len() > MOST_BLOCKS {
             let Some(oldest) = held.blocks.pop_front() else { break };
             held.bytes -= oldest.size_bytes();
-            outlived.push(oldest);
+            expired.push(oldest);
         }
         drop(held);
     }

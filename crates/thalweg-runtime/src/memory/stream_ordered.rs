@@ -29,9 +29,9 @@ impl StreamOrdered for DriverUpstream {
     }
 
     fn free_async(&self, address: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        let behind = self.stream_behind(handle(stream));
+        let after = self.stream_after(handle(stream));
         let freed =
-            behind.and_then(|stream| self.driver.memory_free_async(DevicePointer::new(address), stream));
+            after.and_then(|stream| self.driver.memory_free_async(DevicePointer::new(address), stream));
         freed.map_err(upstream_error)
     }
 

@@ -116,7 +116,7 @@ impl DriverUpstream {
     }
 
     /// Returns a stream that is ordered after all work of `stream`: the stream itself, if it still exists.
-    pub(super) fn stream_behind(&self, stream: StreamHandle) -> thalweg_driver::Result<StreamHandle> {
+    pub(super) fn stream_after(&self, stream: StreamHandle) -> thalweg_driver::Result<StreamHandle> {
         let Err(error) = self.driver.stream_device(stream) else { return Ok(stream) };
         let last = self.forgotten.last_work(stream);
         if let Some(LastWork::Unknown) = last {
@@ -179,7 +179,7 @@ impl DriverUpstream {
 
 impl Events for DriverUpstream {
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
-        let stream = self.stream_behind(handle(stream)).map_err(upstream_error)?;
+        let stream = self.stream_after(handle(stream)).map_err(upstream_error)?;
         let device = self.driver.stream_device(stream).map_err(upstream_error)?;
         let event = self.take_event(device).map_err(upstream_error)?;
         let place = stream;

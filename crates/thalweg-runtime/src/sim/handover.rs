@@ -39,7 +39,7 @@ impl Gpu {
     /// that the setter had seen complete or ran after. A clone is the same flag.
     pub fn flag(&self) -> Flag {
         Flag {
-            told: Arc::default(),
+            reported: Arc::default(),
             machine: Arc::clone(&self.machine),
             sanitizer: Arc::clone(&self.sanitizer),
         }
@@ -206,7 +206,7 @@ impl<T> Drop for MutexGuard<'_, T> {
 #[derive(Clone, Debug)]
 pub struct Flag {
     /// The clock of the thread that set the flag.
-    told: Arc<thalweg_lock::Mutex<Option<HostClock>>>,
+    reported: Arc<thalweg_lock::Mutex<Option<HostClock>>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
 }
@@ -215,7 +215,7 @@ impl Flag {
     /// Sets the flag. A host function may do so, too.
     pub fn set(&self) {
         let clock = self.sanitizer.host_release();
-        *self.told.lock() = Some(clock);
+        *self.reported.lock() = Some(clock);
     }
 
     /// Returns whether the flag is set. Other threads and commands may run meanwhile.
@@ -239,10 +239,10 @@ impl Flag {
 
     fn look(&self) -> crate::Result<bool> {
         self.machine.pass()?;
-        let told = self.told.lock().clone();
-        if let Some(clock) = &told {
+        let reported = self.reported.lock().clone();
+        if let Some(clock) = &reported {
             self.sanitizer.host_acquire(clock);
         }
-        Ok(told.is_some())
+        Ok(reported.is_some())
     }
 }

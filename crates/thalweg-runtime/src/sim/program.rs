@@ -46,7 +46,7 @@ impl CheckedProgram {
         let machine = SimDriver::controlled(config, plan.schedule())?;
         machine.inject(&plan.faults);
         if let Some(report) = &self.report {
-            let _ = std::fs::write(beside(report, OPENED_SUFFIX), "");
+            let _ = std::fs::write(sibling_path(report, OPENED_SUFFIX), "");
         }
         machine.set_order_only(self.order_only);
         if let Some(limit) = self.time_limit {
@@ -56,7 +56,7 @@ impl CheckedProgram {
             })?;
         }
         if let (true, Some(report)) = (self.order_only, &self.report) {
-            let companion = beside(report, OBSERVED_SUFFIX);
+            let companion = sibling_path(report, OBSERVED_SUFFIX);
             // Without this file the other seeds are skipped, so the failure to write it may lose findings, but reports nothing
             // wrong.
             machine.on_observation(move || drop(std::fs::write(companion, "")))?;
@@ -79,7 +79,7 @@ impl CheckedProgram {
 }
 
 /// Returns the path of a file next to the report, with this suffix.
-fn beside(report: &std::path::Path, suffix: &str) -> std::path::PathBuf {
+fn sibling_path(report: &std::path::Path, suffix: &str) -> std::path::PathBuf {
     let mut path = report.to_owned().into_os_string();
     path.push(suffix);
     path.into()

@@ -48,7 +48,7 @@ use std::sync::atomic::Ordering;
 use state::state;
 
 pub(crate) use signature::Solution;
-pub(crate) use state::{refused, solution_of};
+pub(crate) use state::{forget_refused, solution_of};
 pub(crate) use trial::Operands;
 
 use crate::{Device, Result};

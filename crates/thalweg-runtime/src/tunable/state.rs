@@ -73,7 +73,7 @@ pub(crate) fn solution_of(
 }
 
 /// Removes a result that the library refuses to run.
-pub(crate) fn refused(
+pub(crate) fn forget_refused(
     device: &Device,
     product: &Matmul,
     precision: Precision,
@@ -86,7 +86,7 @@ pub(crate) fn refused(
     if let Some(signature) = shape.signature() {
         let kind = state.validators(device);
         state.inner().results.remove(&kind, &signature);
-        state.say(1, &format!("{signature}: the result is left out: {why}"));
+        state.log(1, &format!("{signature}: the result is left out: {why}"));
     }
     state.decide(question, Solution::Default);
 }
@@ -230,7 +230,7 @@ impl State {
         let settings = self.effective();
         let rotating = settings.rotating_bytes(device.properties().l2_cache_bytes);
         let Some(mut trial) = Trial::new(stream, shape, precision, operands, rotating, label)? else {
-            self.say(1, &format!("{signature}: not tuned, for lack of memory for a copy of the operands"));
+            self.log(1, &format!("{signature}: not tuned, for lack of memory for a copy of the operands"));
             return Ok(None);
         };
         let reference = match settings.numerical_check {
@@ -241,7 +241,7 @@ impl State {
         let mut default = 0.0;
         for solution in trial.candidates(settings.requested_algorithms, self.pytorch_version().is_none())? {
             let timed = trial.measure(solution, best.map(|(_, time)| time), &settings)?;
-            self.say(3, &format!("{signature}: {solution}: {timed:?}"));
+            self.log(3, &format!("{signature}: {solution}: {timed:?}"));
             let Timed::Median(time) = timed else { continue };
             if solution == Solution::Default {
                 default = f64::from(time);
@@ -252,14 +252,14 @@ impl State {
             if let Some((expected, tolerances)) = &reference
                 && !all_close(&trial.result(solution)?, expected, *tolerances)
             {
-                self.say(2, &format!("{signature}: {solution} is left out: its result is too far off"));
+                self.log(2, &format!("{signature}: {solution} is left out: its result is too far off"));
                 continue;
             }
             best = Some((solution, time));
         }
         let (solution, time) = best.unwrap_or((Solution::Default, 0.0));
         let entry = Entry { solution, milliseconds: f64::from(time) };
-        self.say(2, &format!("{signature}: {solution}, {time:.4} ms, the default {default:.4} ms"));
+        self.log(2, &format!("{signature}: {solution}, {time:.4} ms, the default {default:.4} ms"));
         self.keep(device, signature, entry);
         Ok(Some((entry, default)))
     }
@@ -272,7 +272,7 @@ impl State {
         let written = inner.results.append(&path, &kind, signature, &entry);
         drop(inner);
         if let Err(error) = written {
-            self.say(0, &format!("{}: a result was not written: {error}", path.display()));
+            self.log(0, &format!("{}: a result was not written: {error}", path.display()));
         }
     }
 
@@ -295,7 +295,7 @@ impl State {
             .and_then(|mut file| file.write_all(format!("{signature}\n").as_bytes()));
         drop(inner);
         if let Err(error) = written {
-            self.say(0, &format!("{}: a product was not recorded: {error}", path.display()));
+            self.log(0, &format!("{}: a product was not recorded: {error}", path.display()));
         }
     }
 
@@ -308,7 +308,7 @@ impl State {
         if path.exists()
             && let Err(error) = self.read_file(device, Some(&path))
         {
-            self.say(0, &error.to_string());
+            self.log(0, &error.to_string());
         }
     }
 
@@ -321,7 +321,7 @@ impl State {
         self.change(|state| {
             state.inner().read.insert(device.number());
         });
-        self.say(
+        self.log(
             1,
             &format!(
                 "{}: {} results; {} of another device or library, and {} lines that cannot be read, are left out",
@@ -382,7 +382,7 @@ impl State {
     }
 
     /// Reports a message, if the verbosity is at least `level`.
-    fn say(&self, level: u32, text: &str) {
+    fn log(&self, level: u32, text: &str) {
         if self.variables.verbose < level {
             return;
         }

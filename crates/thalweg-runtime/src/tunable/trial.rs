@@ -104,7 +104,7 @@ impl<'s> Trial<'s> {
             let source = match (operands, number) {
                 (Some(operands), _) => *operands,
                 (None, 0) => {
-                    trial.invent(&target, bytes)?;
+                    trial.fill_randomly(&target, bytes)?;
                     continue;
                 }
                 (None, _) => trial.sets[0].operands(),
@@ -144,7 +144,7 @@ impl<'s> Trial<'s> {
     }
 
     /// Fills operands with random numbers between -1 and 1.
-    fn invent(&self, target: &Operands, bytes: [u64; 4]) -> Result<()> {
+    fn fill_randomly(&self, target: &Operands, bytes: [u64; 4]) -> Result<()> {
         let dtype = self.shape.product.dtype;
         let pattern = numbers(dtype, 1 << 16);
         let places = target.at.into_iter().chain(target.bias).zip(bytes);

@@ -37,14 +37,14 @@ fn a_contract_names_inputs_mutated_inputs_and_outputs() {
         Ok(output)
     });
     let contract = captured.contract();
-    let told: Vec<_> = contract
+    let reported: Vec<_> = contract
         .inputs()
         .iter()
         .map(|input| (input.address, input.size_bytes, input.is_read, input.is_written, input.kind))
         .collect();
     let address = |buffer: &Buffer| buffer.pointer().address();
     assert_eq!(
-        told,
+        reported,
         [
             (address(&read_only), 400, true, false, InputKind::Buffer),
             (address(&mutated), 200, true, true, InputKind::Buffer),

@@ -261,10 +261,10 @@ const SHARED: &str = "THALWEG_TEST_SHARED_BUFFERS";
 /// The other process of the test below; without the variable it does nothing.
 #[test]
 fn child_process_that_opens() {
-    let Ok(told) = std::env::var(SHARED) else { return };
+    let Ok(reported) = std::env::var(SHARED) else { return };
     let device = device();
     let stream = Stream::new(&device).unwrap();
-    for buffer in told.split_terminator(';') {
+    for buffer in reported.split_terminator(';') {
         let [offset, size, digits] = buffer.split(' ').collect::<Vec<_>>()[..] else { panic!("{buffer}") };
         let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
         let handle = SharedHandle {
@@ -303,16 +303,16 @@ fn another_process_opens_the_memory_of_a_gpu() {
     plain_device.synchronize().unwrap();
     let growing = buffer_of(&stream, &[1.0; 1000]);
     stream.synchronize().unwrap();
-    let mut told = String::new();
+    let mut reported = String::new();
     for buffer in [&plain, &growing] {
         let SharedHandle { bytes, offset_bytes, size_bytes } = buffer.share().unwrap();
-        write!(told, "{offset_bytes} {size_bytes} ").unwrap();
-        bytes.iter().for_each(|byte| write!(told, "{byte:02x}").unwrap());
-        told.push(';');
+        write!(reported, "{offset_bytes} {size_bytes} ").unwrap();
+        bytes.iter().for_each(|byte| write!(reported, "{byte:02x}").unwrap());
+        reported.push(';');
     }
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["sharing::child_process_that_opens", "--exact", "--nocapture"])
-        .env(SHARED, told)
+        .env(SHARED, reported)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);

@@ -1,4 +1,4 @@
-//! The command that runs for all parts of a meeting.
+//! The command that runs for all parts of an exchange.
 
 use thalweg_driver::{Access, CollectiveOperation, ElementFormat};
 
@@ -7,7 +7,7 @@ use crate::executor::plug::Devices;
 use crate::executor::task::JointWork;
 use crate::memory::{HostAddress, Memory, Resolved, Toucher};
 
-/// All parts of a meeting, as the work of one task. Each part has two accesses, for reading and for writing.
+/// All parts of an exchange, as the work of one task. Each part has two accesses, for reading and for writing.
 pub(super) struct Joint {
     pub(super) operation: CollectiveOperation,
     pub(super) format: ElementFormat,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Collectives, Meeting};
+use super::{Collectives, Exchange};
 use crate::faults::Fault;
 
 /// The speed of data between two devices.
@@ -74,14 +74,14 @@ impl Collectives {
         self.links.struck
     }
 
-    /// Returns when the data of the next meeting arrives.
+    /// Returns when the data of the next exchange arrives.
     pub(crate) fn next_opening(&self) -> Option<Instant> {
-        self.attended.iter().filter_map(|id| self.meetings[id].opens).min()
+        self.attended.iter().filter_map(|id| self.exchanges[id].opens).min()
     }
 
-    /// Returns the pairs of ranks between which a meeting's data is sent.
-    fn ways(&self, meeting: &Meeting) -> Vec<[u32; 2]> {
-        let ranks: Vec<u32> = (0..meeting.seats.len()).map(|seat| meeting.rank(seat)).collect();
+    /// Returns the pairs of ranks between which an exchange's data is sent.
+    fn ways(&self, exchange: &Exchange) -> Vec<[u32; 2]> {
+        let ranks: Vec<u32> = (0..exchange.parts.len()).map(|position| exchange.rank(position)).collect();
         match ranks[..] {
             [_] => Vec::new(),
             [one, other] => vec![[one, other]],
@@ -89,34 +89,34 @@ impl Collectives {
         }
     }
 
-    fn devices_of(&self, meeting: &Meeting, ranks: [u32; 2]) -> Option<[u32; 2]> {
-        let all = &self.communicators[&meeting.communicator].ranks;
+    fn devices_of(&self, exchange: &Exchange, ranks: [u32; 2]) -> Option<[u32; 2]> {
+        let all = &self.communicators[&exchange.communicator].ranks;
         let [one, other] = ranks.map(|rank| all[rank as usize].device);
         Some(pair([one?, other?]))
     }
 
-    /// Records that all parts of a meeting have arrived: from now on its data is in transit.
+    /// Records that all parts of an exchange have arrived: from now on its data is in transit.
     pub(super) fn depart(&mut self, id: u64, is_timed: bool) {
-        let meeting = &self.meetings[&id];
-        if meeting.has_departed {
+        let exchange = &self.exchanges[&id];
+        if exchange.has_departed {
             return;
         }
         if self.links.links.is_empty() && self.links.planned.is_empty() {
             self.links.met += 1;
-            self.meetings.get_mut(&id).expect("it was looked at above").has_departed = true;
+            self.exchanges.get_mut(&id).expect("it was looked at above").has_departed = true;
             return;
         }
-        let ways = self.ways(meeting);
+        let ways = self.ways(exchange);
         let number = self.links.met;
         let stalls = self.links.planned.iter().filter(|(collective, _)| *collective == number);
         let stalled: Vec<[u32; 2]> = stalls
             .filter_map(|(_, link)| ways.get((*link as usize).checked_rem(ways.len())?))
-            .filter_map(|ranks| self.devices_of(meeting, *ranks))
+            .filter_map(|ranks| self.devices_of(exchange, *ranks))
             .collect();
-        let bytes = meeting.seats.iter().flatten().flat_map(|seated| &seated.task.accesses);
+        let bytes = exchange.parts.iter().flatten().flat_map(|part| &part.task.accesses);
         let bytes = bytes.map(|access| access.bytes).max().unwrap_or(0);
         let times = ways.iter().filter_map(|ranks| {
-            match self.links.links.get(&self.devices_of(meeting, *ranks)?)? {
+            match self.links.links.get(&self.devices_of(exchange, *ranks)?)? {
                 Link::Timed { latency, bytes_per_second } => {
                     Some(*latency + Duration::from_secs_f64(bytes as f64 / (*bytes_per_second).max(1) as f64))
                 }
@@ -129,33 +129,33 @@ impl Collectives {
         links.planned.retain(|(collective, _)| *collective != number);
         links.struck += stalled.len() as u64;
         links.links.extend(stalled.into_iter().map(|devices| (devices, Link::Stalled)));
-        let meeting = self.meetings.get_mut(&id).expect("it was looked at above");
-        meeting.has_departed = true;
-        meeting.opens = time.map(|time| Instant::now() + time);
+        let exchange = self.exchanges.get_mut(&id).expect("it was looked at above");
+        exchange.has_departed = true;
+        exchange.opens = time.map(|time| Instant::now() + time);
     }
 
     /// Returns the reason why a meeting does not run yet although all its parts have arrived.
-    pub(super) fn hold(&self, meeting: &Meeting) -> Option<Hold> {
-        if self.links.links.is_empty() && meeting.opens.is_none() {
+    pub(super) fn hold(&self, exchange: &Exchange) -> Option<Hold> {
+        if self.links.links.is_empty() && exchange.opens.is_none() {
             return None;
         }
         let is_stalled = |ranks: &[u32; 2]| {
-            let devices = self.devices_of(meeting, *ranks);
+            let devices = self.devices_of(exchange, *ranks);
             devices.and_then(|devices| self.links.links.get(&devices)) == Some(&Link::Stalled)
         };
-        if let Some(ranks) = self.ways(meeting).into_iter().find(is_stalled) {
+        if let Some(ranks) = self.ways(exchange).into_iter().find(is_stalled) {
             return Some(Hold::Stalled(ranks));
         }
-        meeting.opens.filter(|opens| *opens > Instant::now()).map(|_| Hold::OnItsWay)
+        exchange.opens.filter(|opens| *opens > Instant::now()).map(|_| Hold::OnItsWay)
     }
 
-    /// Describes a stalled link that delays a meeting, in words.
-    pub(super) fn stall(&self, meeting: &Meeting) -> Option<String> {
-        let is_complete = meeting.missing().next().is_none();
-        let Some(Hold::Stalled([one, other])) = self.hold(meeting).filter(|_| is_complete) else {
+    /// Describes a stalled link that delays an exchange, in words.
+    pub(super) fn stall(&self, exchange: &Exchange) -> Option<String> {
+        let is_complete = exchange.missing().next().is_none();
+        let Some(Hold::Stalled([one, other])) = self.hold(exchange).filter(|_| is_complete) else {
             return None;
         };
-        let [first, second] = self.devices_of(meeting, [one, other])?;
+        let [first, second] = self.devices_of(exchange, [one, other])?;
         Some(format!(
             "the link between rank {one} and rank {other} (devices {first} and {second}) has stalled"
         ))

@@ -1,7 +1,7 @@
-//! Collectives: parts, the meetings in which they run, and the end of those that cannot run.
+//! Collectives: parts, the exchanges in which they run, and the end of those that cannot run.
 //!
 //! A rank's part is a command of its stream. It *arrives* when its stream reaches it. Then it is neither complete nor
-//! ready, and its stream waits. When all parts of a *meeting* have arrived, one command runs in the place of the first,
+//! ready, and its stream waits. When all parts of a *exchange* have arrived, one command runs in the place of the first,
 //! over all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as one on a GPU may be,
 //! which exposes programs that rely on a broadcast's root, or on a sender, not waiting.
 //!
@@ -13,11 +13,11 @@
 //! registered with a rank.
 //!
 //! With [`state`](crate::state), `splits` and `registered` this module is a circle: the state contains the collectives, and
-//! those two are methods of the state. `links` and `waits` are spokes: they add methods to [`Collectives`] and [`Meeting`],
+//! those two are methods of the state. `links` and `waits` are spokes: they add methods to [`Collectives`] and [`Exchange`],
 //! which are defined here.
 //!
 //! # Failures
-//! - Parts of a meeting differ: found when the second of them arrives.
+//! - Parts of an exchange differ: found when the second of them arrives.
 //! - Parts wait for each other: an arrived part waits for all that have not arrived, and a part that has not arrived waits
 //!   for the work before it in its stream, and for earlier parts of its rank. If these waits form a circle, nothing that
 //!   the program does later can help. The simulator searches for circles when nothing runs.
@@ -27,8 +27,8 @@
 //! the others keep waiting, because it may still come: [`Gate::describe`] reports this on request.
 //!
 //! # Invariants
-//! - A part is in exactly one meeting, at one seat, from its submission to its completion.
-//! - A meeting is attended exactly while a part of it has arrived and it does not run.
+//! - A part is in exactly one exchange, at one position, from its submission to its completion.
+//! - An exchange is attended exactly while a part of it has arrived and it does not run.
 //! - Parts own no values of the program: they may be dropped in the critical section.
 
 pub(crate) mod calls;
@@ -94,7 +94,7 @@ struct Rank {
     is_aborted: bool,
 }
 
-/// The key that the parts of a meeting share.
+/// The key that the parts of an exchange share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     /// The collective with this number, of every rank.
@@ -103,10 +103,10 @@ enum Key {
     Pair { from: u32, to: u32, number: u64 },
 }
 
-struct Meeting {
+struct Exchange {
     communicator: u64,
     key: Key,
-    seats: SmallVec<[Option<Seated>; 4]>,
+    parts: SmallVec<[Option<RankPart>; 4]>,
     is_running: bool,
     /// Whether all parts have arrived.
     has_departed: bool,
@@ -115,13 +115,13 @@ struct Meeting {
 }
 
 #[derive(Clone)]
-struct Seated {
+struct RankPart {
     command: CommandId,
     task: Arc<Task>,
     has_arrived: bool,
 }
 
-/// All communicators, and the meetings that are not over.
+/// All communicators, and the exchanges that are not over.
 #[derive(Default)]
 pub(crate) struct Collectives {
     communicators: BTreeMap<u64, Communicator>,
@@ -130,7 +130,7 @@ pub(crate) struct Collectives {
     ids_made: u64,
     splits: Splits,
     windows: Windows,
-    meetings: BTreeMap<u64, Meeting>,
+    exchanges: BTreeMap<u64, Exchange>,
     by_key: FxHashMap<(u64, Key), u64>,
     /// The meeting that a command takes part in and the command's seat there, by the command's slot.
     by_slot: FxHashMap<u32, (u64, usize)>,
@@ -186,7 +186,7 @@ impl Rank {
 impl Communicator {
     /// Returns the key of the meeting for the rank's next part, by the part's kind, and the part's seat there.
     fn next(&mut self, part: &Part) -> (Key, usize) {
-        let (pair, seat) = match part.operation {
+        let (pair, position) = match part.operation {
             CollectiveOperation::Send { peer } => ((part.rank, peer), 0),
             CollectiveOperation::Receive { peer } => ((peer, part.rank), 1),
             _ => {
@@ -195,9 +195,9 @@ impl Communicator {
                 return (Key::All(*calls), part.rank as usize);
             }
         };
-        let number = &mut self.pairs.entry(pair).or_default()[seat];
+        let number = &mut self.pairs.entry(pair).or_default()[position];
         *number += 1;
-        (Key::Pair { from: pair.0, to: pair.1, number: *number }, seat)
+        (Key::Pair { from: pair.0, to: pair.1, number: *number }, position)
     }
 
     fn devices(&self) -> Devices {
@@ -205,23 +205,23 @@ impl Communicator {
     }
 }
 
-impl Meeting {
-    /// Returns the rank of a seat.
-    fn rank(&self, seat: usize) -> u32 {
+impl Exchange {
+    /// Returns the rank of a position.
+    fn rank(&self, position: usize) -> u32 {
         match self.key {
-            Key::All(_) => seat as u32,
-            Key::Pair { from, to, .. } => [from, to][seat],
+            Key::All(_) => position as u32,
+            Key::Pair { from, to, .. } => [from, to][position],
         }
     }
 
-    fn arrived(&self) -> impl Iterator<Item = (usize, &Seated)> {
-        let seats = self.seats.iter().enumerate();
-        seats.filter_map(|(seat, seated)| Some((seat, seated.as_ref().filter(|seated| seated.has_arrived)?)))
+    fn arrived(&self) -> impl Iterator<Item = (usize, &RankPart)> {
+        let parts = self.parts.iter().enumerate();
+        parts.filter_map(|(position, part)| Some((position, part.as_ref().filter(|part| part.has_arrived)?)))
     }
 
     fn missing(&self) -> impl Iterator<Item = usize> {
-        let is_there = |seated: &Option<Seated>| seated.as_ref().is_some_and(|seated| seated.has_arrived);
-        self.seats.iter().enumerate().filter(move |(_, seated)| !is_there(seated)).map(|(seat, _)| seat)
+        let is_there = |part: &Option<RankPart>| part.as_ref().is_some_and(|part| part.has_arrived);
+        self.parts.iter().enumerate().filter(move |(_, part)| !is_there(part)).map(|(position, _)| position)
     }
 }
 
@@ -277,13 +277,14 @@ impl Collectives {
 
     /// Describes the rank that a part was waiting for when this rank aborted the communicator: a rank that has not made the call,
     /// if there is one.
-    fn abortion(&self, meeting: &Meeting, seat: usize, first: &Seated, aborted: u32) -> String {
-        let ranks = &self.communicators[&meeting.communicator].ranks;
-        let own = meeting.rank(seat);
+    fn abortion(&self, exchange: &Exchange, position: usize, first: &RankPart, aborted: u32) -> String {
+        let ranks = &self.communicators[&exchange.communicator].ranks;
+        let own = exchange.rank(position);
         let waits = format!("rank {own} waits in {}", first.task.label);
         let by = if aborted == own { "it".to_owned() } else { format!("rank {aborted}") };
-        let mut absent = meeting.missing().map(|seat| meeting.rank(seat)).filter(|&rank| rank != own);
-        match (self.stall(meeting), absent.next()) {
+        let mut absent =
+            exchange.missing().map(|position| exchange.rank(position)).filter(|&rank| rank != own);
+        match (self.stall(exchange), absent.next()) {
             (Some(stall), _) => format!("{waits}: {stall}, and {by} has aborted the communicator"),
             (None, Some(first)) if first == aborted || absent.any(|rank| rank == aborted) => {
                 let last = ranks[aborted as usize].last_words();
@@ -301,81 +302,84 @@ impl Collectives {
         }
     }
 
-    /// Returns why a meeting cannot run, as far as is known yet.
-    fn objection(&self, meeting: &Meeting, lost: &[Option<Refusal>]) -> Option<Refusal> {
-        let communicator = &self.communicators[&meeting.communicator];
-        let is_alive = |seated: &Seated| lost[seated.task.device as usize].is_none();
-        let (seat, first) = meeting.arrived().find(|(_, seated)| is_alive(seated))?;
+    /// Returns why an exchange cannot run, as far as is known yet.
+    fn objection(&self, exchange: &Exchange, lost: &[Option<Refusal>]) -> Option<Refusal> {
+        let communicator = &self.communicators[&exchange.communicator];
+        let is_alive = |part: &RankPart| lost[part.task.device as usize].is_none();
+        let (position, first) = exchange.arrived().find(|(_, part)| is_alive(part))?;
         let part = part_of(&first.task);
-        for other in 0..meeting.seats.len() {
-            let rank = &communicator.ranks[meeting.rank(other) as usize];
-            let peer = meeting.rank(other);
+        for other in 0..exchange.parts.len() {
+            let rank = &communicator.ranks[exchange.rank(other) as usize];
+            let peer = exchange.rank(other);
             let loss = rank.device.and_then(|device| Some((device, lost[device as usize].as_ref()?)));
-            let why = match (loss, &meeting.seats[other]) {
+            let why = match (loss, &exchange.parts[other]) {
                 _ if rank.is_aborted => {
-                    let detail = self.abortion(meeting, seat, first, peer);
+                    let detail = self.abortion(exchange, position, first, peer);
                     return Some(Refusal::new(Code::LaunchTimeout, detail));
                 }
                 (Some((device, cause)), _) => format!("whose device {device} is lost: {}", cause.detail),
                 (None, None) if rank.is_gone => format!("which has been given up{}", rank.last_words()),
                 _ => continue,
             };
-            let detail =
-                format!("rank {} waits in {} for rank {peer}, {why}", meeting.rank(seat), first.task.label);
+            let detail = format!(
+                "rank {} waits in {} for rank {peer}, {why}",
+                exchange.rank(position),
+                first.task.label
+            );
             return Some(Refusal::new(Code::LaunchTimeout, detail));
         }
-        let (other, second) = meeting.arrived().find(|(_, other)| !part.agrees(part_of(&other.task)))?;
-        let call = |seat: usize, seated: &Seated| {
-            let rank = meeting.rank(seat);
-            format!("rank {rank} calls {} ({})", seated.task.label, part_of(&seated.task).names_of_call())
+        let (other, second) = exchange.arrived().find(|(_, other)| !part.agrees(part_of(&other.task)))?;
+        let call = |position: usize, part: &RankPart| {
+            let rank = exchange.rank(position);
+            format!("rank {rank} calls {} ({})", part.task.label, part_of(&part.task).names_of_call())
         };
         let detail = format!(
             "calls of a collective differ: {}, {}. All ranks of a communicator make the same calls in the same order",
-            call(seat, first),
+            call(position, first),
             call(other, second)
         );
         Some(Refusal::new(Code::LaunchFailed, detail))
     }
 
-    /// Gives up a meeting that cannot run, and removes its arrived parts.
+    /// Gives up an exchange that cannot run, and removes its arrived parts.
     fn fail(&mut self, id: u64, refusal: Refusal) -> Failure {
         self.attended.retain(|&other| other != id);
-        let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
-        // Before the meeting is removed: if it is the last one and all ranks are gone, the communicator is removed with it.
-        let devices = self.communicators[&meeting.communicator].devices();
+        let exchange = self.exchanges.get_mut(&id).expect("an attended exchange");
+        // Before the exchange is removed: if it is the last one and all ranks are gone, the communicator is removed with it.
+        let devices = self.communicators[&exchange.communicator].devices();
         let mut released = SmallVec::new();
-        for seat in &mut meeting.seats {
-            if let Some(seated) = seat.take_if(|seated| seated.has_arrived) {
-                self.by_slot.remove(&seated.command.slot());
-                released.push(seated.command.slot());
+        for place in &mut exchange.parts {
+            if let Some(part) = place.take_if(|part| part.has_arrived) {
+                self.by_slot.remove(&part.command.slot());
+                released.push(part.command.slot());
             }
         }
-        if meeting.seats.iter().all(Option::is_none) {
+        if exchange.parts.iter().all(Option::is_none) {
             self.forget(id);
         }
         Failure { devices, refusal, released }
     }
 
     fn forget(&mut self, id: u64) {
-        if let Some(meeting) = self.meetings.remove(&id) {
-            self.by_key.remove(&(meeting.communicator, meeting.key));
-            self.forget_communicator(meeting.communicator);
+        if let Some(exchange) = self.exchanges.remove(&id) {
+            self.by_key.remove(&(exchange.communicator, exchange.key));
+            self.forget_communicator(exchange.communicator);
         }
     }
 
-    /// Removes a communicator without ranks and meetings.
+    /// Removes a communicator without ranks and exchanges.
     fn forget_communicator(&mut self, communicator: u64) {
         let is_over = self.communicators[&communicator].ranks.iter().all(|rank| rank.is_gone)
-            && !self.meetings.values().any(|meeting| meeting.communicator == communicator);
+            && !self.exchanges.values().any(|exchange| exchange.communicator == communicator);
         if is_over {
             self.communicators.remove(&communicator);
         }
     }
 
     fn meet(&mut self, id: u64) -> Verdict {
-        let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
-        meeting.is_running = true;
-        let tasks = || meeting.seats.iter().flatten().map(|seated| &seated.task);
+        let exchange = self.exchanges.get_mut(&id).expect("an attended exchange");
+        exchange.is_running = true;
+        let tasks = || exchange.parts.iter().flatten().map(|part| &part.task);
         let first = tasks().next().expect("all ranks have arrived");
         let part = part_of(first);
         let devices = tasks().map(|task| task.device).collect();
@@ -385,7 +389,7 @@ impl Collectives {
             accesses: tasks().flat_map(|task| task.accesses.iter().copied()).collect(),
             work: Work::Joint(Box::new(Joint { operation: part.operation, format: part.format, devices })),
         };
-        let slots = meeting.seats.iter().flatten().map(|seated| seated.command.slot()).collect();
+        let slots = exchange.parts.iter().flatten().map(|part| part.command.slot()).collect();
         Verdict::Runs { slots, task: Arc::new(task) }
     }
 }
@@ -395,7 +399,7 @@ impl Gate for Collectives {
         let part = part_of(task);
         let found = self.communicators.get_mut(&part.communicator);
         let communicator = found.expect("looked at when it was submitted, under the same lock");
-        let (key, seat) = communicator.next(part);
+        let (key, position) = communicator.next(part);
         let count = if part.operation.is_between_two() { 2 } else { communicator.ranks.len() };
         let rank = &mut communicator.ranks[part.rank as usize];
         let group = (part.group, self.submissions);
@@ -411,24 +415,24 @@ impl Gate for Collectives {
             *made += 1;
             *made
         });
-        let meeting = self.meetings.entry(id).or_insert_with(|| Meeting {
+        let exchange = self.exchanges.entry(id).or_insert_with(|| Exchange {
             communicator: part.communicator,
             key,
-            seats: std::iter::repeat_with(|| None).take(count).collect(),
+            parts: std::iter::repeat_with(|| None).take(count).collect(),
             is_running: false,
             has_departed: false,
             opens: None,
         });
-        meeting.seats[seat] = Some(Seated { command, task: Arc::clone(task), has_arrived: false });
-        self.by_slot.insert(command.slot(), (id, seat));
+        exchange.parts[position] = Some(RankPart { command, task: Arc::clone(task), has_arrived: false });
+        self.by_slot.insert(command.slot(), (id, position));
         self.has_changed = true;
         before
     }
 
     fn arrived(&mut self, slot: u32) {
-        let (id, seat) = self.by_slot[&slot];
-        let meeting = self.meetings.get_mut(&id).expect("a seated part is in a meeting");
-        meeting.seats[seat].as_mut().expect("the part has this seat").has_arrived = true;
+        let (id, position) = self.by_slot[&slot];
+        let exchange = self.exchanges.get_mut(&id).expect("a part is in an exchange");
+        exchange.parts[position].as_mut().expect("the part has this position").has_arrived = true;
         if !self.attended.contains(&id) {
             self.attended.push(id);
         }
@@ -438,20 +442,20 @@ impl Gate for Collectives {
     fn verdict(&mut self, lost: &[Option<Refusal>]) -> Option<Verdict> {
         for position in 0..self.attended.len() {
             let id = self.attended[position];
-            let meeting = &self.meetings[&id];
-            let is_lost = |seated: &Seated| lost[seated.task.device as usize].clone();
-            let losses = meeting.arrived().map(|(_, seated)| is_lost(seated));
+            let exchange = &self.exchanges[&id];
+            let is_lost = |part: &RankPart| lost[part.task.device as usize].clone();
+            let losses = exchange.arrived().map(|(_, part)| is_lost(part));
             if let Some(loss) = losses.reduce(|one, other| one.and(other)).flatten() {
                 // No thread waits here that could continue: ranks that arrive later get the error then.
                 let failure = Failure { devices: Devices::new(), ..self.fail(id, loss) };
                 return Some(Verdict::Fails(failure));
             }
-            if let Some(refusal) = self.objection(meeting, lost) {
+            if let Some(refusal) = self.objection(exchange, lost) {
                 return Some(Verdict::Fails(self.fail(id, refusal)));
             }
-            if meeting.missing().next().is_none() {
+            if exchange.missing().next().is_none() {
                 self.depart(id, !self.is_untimed);
-                if self.hold(&self.meetings[&id]).is_some() {
+                if self.hold(&self.exchanges[&id]).is_some() {
                     continue;
                 }
                 self.attended.swap_remove(position);
@@ -463,11 +467,11 @@ impl Gate for Collectives {
 
     fn end(&mut self, slot: u32) -> Option<(Devices, SmallVec<[u32; 8]>)> {
         let &(id, _) = self.by_slot.get(&slot)?;
-        let meeting = &self.meetings[&id];
-        debug_assert!(meeting.is_running, "a part does not run by itself");
-        let devices = self.communicators[&meeting.communicator].devices();
+        let exchange = &self.exchanges[&id];
+        debug_assert!(exchange.is_running, "a part does not run by itself");
+        let devices = self.communicators[&exchange.communicator].devices();
         let slots: SmallVec<[u32; 8]> =
-            meeting.seats.iter().flatten().map(|seated| seated.command.slot()).collect();
+            exchange.parts.iter().flatten().map(|part| part.command.slot()).collect();
         for slot in &slots {
             self.by_slot.remove(slot);
         }
@@ -477,8 +481,8 @@ impl Gate for Collectives {
 
     fn partners(&self, slot: u32) -> SmallVec<[CommandId; 8]> {
         let Some(&(id, _)) = self.by_slot.get(&slot) else { return SmallVec::new() };
-        let seated = self.meetings[&id].seats.iter().flatten();
-        seated.map(|seated| seated.command).filter(|command| command.slot() != slot).collect()
+        let parts = self.exchanges[&id].parts.iter().flatten();
+        parts.map(|part| part.command).filter(|command| command.slot() != slot).collect()
     }
 
     fn may_wait_in_circle(&mut self) -> bool {

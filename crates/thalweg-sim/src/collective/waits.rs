@@ -6,21 +6,21 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use thalweg_driver::Code;
 
-use super::{Collectives, Meeting};
+use super::{Collectives, Exchange};
 use crate::executor::plug::{Failure, Web};
 use crate::refusal::Refusal;
 
-/// A part that has arrived: its meeting and its seat.
+/// A part that has arrived: its exchange and its position.
 #[derive(Clone, Copy)]
 struct Waiter {
-    meeting: u64,
-    seat: usize,
+    exchange: u64,
+    position: usize,
 }
 
-/// A seat that a waiter waits for, and the waiter that delays it, if there is one.
+/// A position that a waiter waits for, and the waiter that delays it, if there is one.
 #[derive(Clone, Copy)]
 struct Wait {
-    seat: usize,
+    position: usize,
     blocker: Option<usize>,
 }
 
@@ -29,17 +29,18 @@ impl Collectives {
     pub(super) fn give_up_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
         let (waiters, waits) = self.waits(web);
         let circle = circle(&waits)?;
-        let meeting = |step: usize| &self.meetings[&waiters[circle[step].0].meeting];
-        let is_one = (1..circle.len()).all(|step| meeting(step).communicator == meeting(0).communicator);
+        let exchange = |step: usize| &self.exchanges[&waiters[circle[step].0].exchange];
+        let is_one = (1..circle.len()).all(|step| exchange(step).communicator == exchange(0).communicator);
         let first = waiters[circle[0].0];
-        let mut detail = format!("deadlock of collectives: {}", self.name(meeting(0), first.seat, !is_one));
-        for (step, &(waiter, seat)) in circle.iter().enumerate() {
-            let (here, next) = (meeting(step), (step + 1) % circle.len());
-            let (there, blocker) = (meeting(next), waiters[circle[next].0]);
-            let call = &here.seats[waiters[waiter].seat].as_ref().expect("it has arrived").task;
-            let _ = write!(detail, " waits in {} for rank {}", call.label, here.rank(seat));
-            let other = self.name(there, blocker.seat, !is_one);
-            let is_its_own = self.device(here, seat) == self.device(there, blocker.seat);
+        let mut detail =
+            format!("deadlock of collectives: {}", self.name(exchange(0), first.position, !is_one));
+        for (step, &(waiter, position)) in circle.iter().enumerate() {
+            let (here, next) = (exchange(step), (step + 1) % circle.len());
+            let (there, blocker) = (exchange(next), waiters[circle[next].0]);
+            let call = &here.parts[waiters[waiter].position].as_ref().expect("it has arrived").task;
+            let _ = write!(detail, " waits in {} for rank {}", call.label, here.rank(position));
+            let other = self.name(there, blocker.position, !is_one);
+            let is_its_own = self.device(here, position) == self.device(there, blocker.position);
             match (is_its_own, next) {
                 (true, 0) => {}
                 (true, _) if is_one => detail += ", which",
@@ -50,8 +51,8 @@ impl Collectives {
         }
         detail += ". All ranks make the calls of all communicators in the same order, or those that may be in any in one group";
         let refusal = Refusal::new(Code::LaunchTimeout, detail);
-        let mut failure = self.fail(waiters[circle[0].0].meeting, refusal);
-        let others: Vec<u64> = circle[1..].iter().map(|&(waiter, _)| waiters[waiter].meeting).collect();
+        let mut failure = self.fail(waiters[circle[0].0].exchange, refusal);
+        let others: Vec<u64> = circle[1..].iter().map(|&(waiter, _)| waiters[waiter].exchange).collect();
         for id in others {
             if self.attended.contains(&id) {
                 let more = self.fail(id, failure.refusal.clone());
@@ -67,22 +68,22 @@ impl Collectives {
         let (waiters, waits) = self.waits(web);
         let mut text = String::new();
         for (waiter, waits) in waiters.iter().zip(&waits) {
-            let meeting = &self.meetings[&waiter.meeting];
-            let Some(seated) = &meeting.seats[waiter.seat] else { continue };
-            let is_first = meeting.arrived().next().is_some_and(|(seat, _)| seat == waiter.seat);
-            if let Some(stall) = self.stall(meeting).filter(|_| is_first) {
-                let _ = write!(text, "All ranks wait in {}: {stall}. ", seated.task.label);
+            let exchange = &self.exchanges[&waiter.exchange];
+            let Some(part) = &exchange.parts[waiter.position] else { continue };
+            let is_first = exchange.arrived().next().is_some_and(|(position, _)| position == waiter.position);
+            if let Some(stall) = self.stall(exchange).filter(|_| is_first) {
+                let _ = write!(text, "All ranks wait in {}: {stall}. ", part.task.label);
                 continue;
             }
             let Some(wait) = waits.first().filter(|_| is_first) else { continue };
             let names = self.communicators.len() > 1;
             let (name, awaited) =
-                (self.name(meeting, waiter.seat, names), self.name(meeting, wait.seat, names));
-            let _ = write!(text, "{name} waits in {} for {awaited}", seated.task.label);
-            match (wait.blocker, &meeting.seats[wait.seat]) {
+                (self.name(exchange, waiter.position, names), self.name(exchange, wait.position, names));
+            let _ = write!(text, "{name} waits in {} for {awaited}", part.task.label);
+            match (wait.blocker, &exchange.parts[wait.position]) {
                 (Some(blocker), _) => {
                     let blocker = waiters[blocker];
-                    if let Some(other) = &self.meetings[&blocker.meeting].seats[blocker.seat] {
+                    if let Some(other) = &self.exchanges[&blocker.exchange].parts[blocker.position] {
                         let _ = write!(text, ", which waits in {}", other.task.label);
                     }
                 }
@@ -90,8 +91,8 @@ impl Collectives {
                     let _ = write!(text, ", whose {} comes after work that has not run", there.task.label);
                 }
                 (None, None) => {
-                    let rank =
-                        &self.communicators[&meeting.communicator].ranks[meeting.rank(wait.seat) as usize];
+                    let rank = &self.communicators[&exchange.communicator].ranks
+                        [exchange.rank(wait.position) as usize];
                     text += ", which has not made this call";
                     if let Some(last) = rank.last {
                         let _ = write!(text, " (its latest is {last})");
@@ -103,18 +104,18 @@ impl Collectives {
         text
     }
 
-    fn name(&self, meeting: &Meeting, seat: usize, with_communicator: bool) -> String {
-        let rank = meeting.rank(seat);
+    fn name(&self, exchange: &Exchange, position: usize, with_communicator: bool) -> String {
+        let rank = exchange.rank(position);
         if with_communicator {
-            format!("rank {rank} of communicator {}", meeting.communicator)
+            format!("rank {rank} of communicator {}", exchange.communicator)
         } else {
             format!("rank {rank}")
         }
     }
 
-    /// Returns the device of a seat; `None` if its rank has not joined.
-    fn device(&self, meeting: &Meeting, seat: usize) -> Option<u32> {
-        self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize].device
+    /// Returns the device of a position; `None` if its rank has not joined.
+    fn device(&self, exchange: &Exchange, position: usize) -> Option<u32> {
+        self.communicators[&exchange.communicator].ranks[exchange.rank(position) as usize].device
     }
 
     /// Returns all parts that have arrived, and the waits of each.
@@ -122,43 +123,44 @@ impl Collectives {
         let waiters: Vec<Waiter> = self
             .attended
             .iter()
-            .flat_map(|&meeting| {
-                self.meetings[&meeting].arrived().map(move |(seat, _)| Waiter { meeting, seat })
+            .flat_map(|&exchange| {
+                self.exchanges[&exchange].arrived().map(move |(position, _)| Waiter { exchange, position })
             })
             .collect();
         let held_up: Vec<FxHashSet<u32>> = waiters
             .iter()
             .map(|waiter| {
-                let seated = self.meetings[&waiter.meeting].seats[waiter.seat].as_ref();
-                reached(seated.expect("it has arrived").command.slot(), web)
+                let part = self.exchanges[&waiter.exchange].parts[waiter.position].as_ref();
+                reached(part.expect("it has arrived").command.slot(), web)
             })
             .collect();
         let waits = |waiter: &Waiter| {
-            let meeting = &self.meetings[&waiter.meeting];
-            let wait = |seat: usize| {
-                let before = self.before(meeting, seat, web);
+            let exchange = &self.exchanges[&waiter.exchange];
+            let wait = |position: usize| {
+                let before = self.before(exchange, position, web);
                 let holds = |slots: &FxHashSet<u32>| before.iter().any(|slot| slots.contains(slot));
                 // Among the blockers, those of the same device are preferred.
                 let is_of_another_device = |number: &usize| {
                     let blocker = waiters[*number];
-                    self.device(&self.meetings[&blocker.meeting], blocker.seat) != self.device(meeting, seat)
+                    self.device(&self.exchanges[&blocker.exchange], blocker.position)
+                        != self.device(exchange, position)
                 };
                 let blockers = (0..waiters.len()).filter(|&number| holds(&held_up[number]));
-                Wait { seat, blocker: blockers.min_by_key(is_of_another_device) }
+                Wait { position, blocker: blockers.min_by_key(is_of_another_device) }
             };
-            meeting.missing().map(wait).collect()
+            exchange.missing().map(wait).collect()
         };
         let all = waiters.iter().map(waits).collect();
         (waiters, all)
     }
 
-    /// Returns the commands, by slot, that must be reached before a seat's part arrives: the part itself, or the last parts
+    /// Returns the commands, by slot, that must be reached before a position's part arrives: the part itself, or the last parts
     /// of a rank that has not made the call yet.
-    fn before(&self, meeting: &Meeting, seat: usize, web: &Web<'_>) -> SmallVec<[u32; 4]> {
-        if let Some(seated) = &meeting.seats[seat] {
-            return SmallVec::from_slice(&[seated.command.slot()]);
+    fn before(&self, exchange: &Exchange, position: usize, web: &Web<'_>) -> SmallVec<[u32; 4]> {
+        if let Some(part) = &exchange.parts[position] {
+            return SmallVec::from_slice(&[part.command.slot()]);
         }
-        let rank = &self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize];
+        let rank = &self.communicators[&exchange.communicator].ranks[exchange.rank(position) as usize];
         rank.members.iter().filter(|&&member| !(web.is_done)(member)).map(|member| member.slot()).collect()
     }
 }
@@ -196,7 +198,7 @@ fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
             if let Some(begin) = way.iter().position(|&(other, _)| other == blocker) {
                 let steps = way[begin..].iter();
                 return Some(
-                    steps.map(|&(waiter, followed)| (waiter, waits[waiter][followed - 1].seat)).collect(),
+                    steps.map(|&(waiter, followed)| (waiter, waits[waiter][followed - 1].position)).collect(),
                 );
             }
             next = Some(blocker).filter(|&blocker| !is_known[blocker]);

@@ -170,7 +170,7 @@ impl MachineState {
             };
             let _ = write!(text, "Host thread {number} `{}` {reason}. ", host.name);
         }
-        for label in control.apart.iter().filter_map(|apart| apart.label) {
+        for label in control.detached.iter().filter_map(|detached| detached.label) {
             let _ = write!(text, "The host function `{label}` is blocked outside of the driver. ");
         }
         text += &collectives;

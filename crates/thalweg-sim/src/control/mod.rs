@@ -10,7 +10,7 @@
 //! forever. So parked threads watch: a thread with the turn that the operating system reports as asleep loses it, and when
 //! it wakes up it runs until its next call and parks there. Before each decision the machine waits until every other thread
 //! is parked, asleep or gone, so that the choices depend on the program only. Host functions may block in the same way, and
-//! have threads of their own (`apart`). A thread that neither calls nor sleeps is found by the
+//! have threads of their own (`detached`). A thread that neither calls nor sleeps is found by the
 //! [`watch`](crate::control::watch).
 //!
 //! A thread that was not introduced is unknown until it calls. So after the first call of such a thread, a decision waits a
@@ -34,7 +34,7 @@
 //! between, waits until something is done. If nothing is left that could be done, for a while, that is a livelock.
 //!
 //! # Invariants
-//! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `apart`.)
+//! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `detached`.)
 //! - A thread that has the turn can continue, or decides: the turn is *granted* to a thread only when its wait is over.
 //! - Once the run has ended no command begins.
 //! - A wait may be refused while its command is queued, and the command may run later: no command relies on its caller's
@@ -46,8 +46,8 @@ pub(crate) mod sighting;
 pub(crate) mod spawn;
 pub(crate) mod watch;
 
-mod apart;
 mod choice;
+mod detached;
 mod entry;
 mod turn;
 
@@ -139,7 +139,7 @@ pub(super) struct Control {
     pub(super) trace: Trace,
     pub(super) hosts: Vec<Host>,
     /// The work on threads that are not host threads.
-    pub(super) apart: Vec<Apart>,
+    pub(super) detached: Vec<DetachedThread>,
     pub(super) turn: Option<u32>,
     /// The number of events that other threads may be waiting for: commands that ended, calls that queued something,
     /// threads that ended.
@@ -192,7 +192,7 @@ pub(crate) struct Stall {
 }
 
 /// A thread that runs apart.
-pub(crate) struct Apart {
+pub(crate) struct DetachedThread {
     number: u64,
     /// The host function; `None` for a deputy.
     pub(crate) label: Option<Label>,
@@ -200,7 +200,7 @@ pub(crate) struct Apart {
     sighted: Option<Sighted>,
 }
 
-impl Apart {
+impl DetachedThread {
     /// Returns the thread, if it has begun.
     pub(crate) fn sighted(&self) -> Option<&Sighted> {
         self.sighted.as_ref()
@@ -304,7 +304,7 @@ impl Control {
             schedule,
             trace: Trace::default(),
             hosts: vec![first],
-            apart: Vec::new(),
+            detached: Vec::new(),
             turn: Some(0),
             progress: 0,
             polls: Polls { progress: 0, since: Instant::now(), count: 0 },
@@ -397,8 +397,8 @@ impl Control {
 
     /// Ends the run because no thread makes progress any more, with this reason.
     fn set_stuck(&mut self, text: String) {
-        if let Some(told) = self.on_stuck.take() {
-            told(&text);
+        if let Some(reported) = self.on_stuck.take() {
+            reported(&text);
         }
         self.stuck.get_or_insert(text);
     }
@@ -413,8 +413,8 @@ impl Control {
     /// Records that the program may have seen something that the schedule decides.
     pub(super) fn observe(&mut self) {
         self.trace.observations += 1;
-        if let Some(told) = self.on_observation.take() {
-            told();
+        if let Some(reported) = self.on_observation.take() {
+            reported();
         }
     }
 
@@ -471,7 +471,7 @@ impl Control {
     fn newcomers(&self) -> Vec<Activity> {
         let hosts = self.hosts.iter().map(|host| &host.sighted);
         let known: SmallVec<[&Sighted; 8]> =
-            hosts.chain(self.apart.iter().filter_map(Apart::sighted)).collect();
+            hosts.chain(self.detached.iter().filter_map(DetachedThread::sighted)).collect();
         made_since(self.began, |number| known.iter().any(|thread| thread.is_number(number)))
     }
 
@@ -533,7 +533,7 @@ impl Control {
             Phase::Finished => true,
             _ => false,
         };
-        self.apart.is_empty() && self.hosts.iter().all(is_quiet)
+        self.detached.is_empty() && self.hosts.iter().all(is_quiet)
     }
 }
 

@@ -51,19 +51,19 @@ impl<T> SimThread<T> {
 
 /// A host thread's seat in the run of a controlled machine. The thread is over when this is dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct HostThreadSlot {
     machine: Arc<Machine>,
     host: u32,
 }
 
-impl Seat {
+impl HostThreadSlot {
     /// Seats the calling thread, and waits for its first turn.
     pub fn take(&self) -> Result<()> {
         self.machine.begin_host(self.host).map_err(|refusal| refusal.of("SimDriver::spawn"))
     }
 }
 
-impl Drop for Seat {
+impl Drop for HostThreadSlot {
     fn drop(&mut self) {
         self.machine.finish_host(self.host);
     }
@@ -86,26 +86,26 @@ impl SimDriver {
         if !self.is_controlled() {
             return Ok(SimThread(Kind::Plain(builder.spawn(body).map_err(refused)?)));
         }
-        let seat = self.seat(name)?;
-        let (machine, host) = (Arc::clone(&seat.machine), seat.host);
+        let own = self.host_thread_slot(name)?;
+        let (machine, host) = (Arc::clone(&own.machine), own.host);
         let outcome = Arc::new(Mutex::new(None));
         let slot = Arc::clone(&outcome);
         let run = move || {
-            if seat.take().is_ok() {
+            if own.take().is_ok() {
                 let ended = catch_unwind(AssertUnwindSafe(body));
                 *slot.lock() = Some(ended);
             }
-            // The result is stored before the seat is free, and the body's values are dropped.
-            drop(seat);
+            // The result is stored before the slot is free, and the body's values are dropped.
+            drop(own);
         };
         builder.spawn(run).map_err(refused)?;
         Ok(SimThread(Kind::Controlled { machine, host, outcome }))
     }
 
-    /// Returns a seat in the run of a controlled machine.
-    pub fn seat(&self, name: &str) -> Result<Seat> {
+    /// Returns a host thread's slot in the run of a controlled machine.
+    pub fn host_thread_slot(&self, name: &str) -> Result<HostThreadSlot> {
         let introduced = self.machine.introduce_host(name);
         let host = introduced.map_err(|refusal| refusal.of("SimDriver::spawn"))?;
-        Ok(Seat { machine: Arc::clone(&self.machine), host })
+        Ok(HostThreadSlot { machine: Arc::clone(&self.machine), host })
     }
 }

@@ -146,7 +146,7 @@ impl<'a> Locked<'a> {
         let mut looks = 0;
         loop {
             let control = self.control();
-            let is_work_outside = !control.apart.is_empty() || control.hosts.iter().any(Host::is_running);
+            let is_work_outside = !control.detached.is_empty() || control.hosts.iter().any(Host::is_running);
             let may_change = is_work_outside || !control.trace.is_controlled || control.has_newcomer();
             looks = if may_change { 0 } else { looks + 1 };
             if looks == DEADLOCK_LOOKS || begin.elapsed() > PATIENCE {

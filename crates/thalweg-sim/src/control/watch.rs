@@ -78,7 +78,7 @@ impl Machine {
         if locked.workers.shutdown {
             return;
         }
-        if let Some(text) = locked.outlived() {
+        if let Some(text) = locked.end_overdue_run() {
             let is_stuck = locked.control().limit.take().map(|limit| limit.is_stuck);
             drop(locked);
             is_stuck.into_iter().for_each(|is_stuck| is_stuck(&text));
@@ -92,7 +92,7 @@ impl Machine {
 
 impl Locked<'_> {
     /// Ends a run whose time is over. Returns its text if it was ended before and still continues.
-    fn outlived(&mut self) -> Option<String> {
+    fn end_overdue_run(&mut self) -> Option<String> {
         let limit = self.control().limit.as_ref()?;
         let (time, late) = (limit.time, Instant::now().saturating_duration_since(limit.ends));
         if late.is_zero() {
@@ -131,7 +131,7 @@ impl Locked<'_> {
         }
         control.host(turn).is_spinning = is_spinning;
         let has_others = control.hosts.iter().any(Host::is_parked);
-        let is_served = has_others || !control.apart.is_empty();
+        let is_served = has_others || !control.detached.is_empty();
         let state = &mut **self;
         (!is_served && !state.executor.offers(&state.memory).is_empty()).then_some(turn)
     }

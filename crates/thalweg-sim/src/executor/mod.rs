@@ -367,8 +367,8 @@ impl<G: Gate> Executor<G> {
 
     fn complete_mark(&mut self, index: u32) {
         match self.slots[index as usize].body.take() {
-            Some(Body::Mark(Some(told))) => {
-                told.reached(match &self.details {
+            Some(Body::Mark(Some(reported))) => {
+                reported.reached(match &self.details {
                     Some(details) => details.ended * TICK_NANOSECONDS,
                     None => self.started.elapsed().as_nanos() as u64,
                 });

@@ -8,7 +8,7 @@ use thalweg_sim::{Fault, SimDriver, Trace};
 
 use super::sim_support::{self, code};
 use thalweg_conformance::ranks::{
-    BYTES, FORMATS, RANKS, World, controlled, encode_all, expected, fast, given, operations, values,
+    BYTES, FORMATS, RANKS, World, controlled, encode_all, expected, fast, operations, sent_elements, values,
 };
 use thalweg_driver::{
     CaptureMode, Code, Collective, CollectiveOperation, Copy, DevicePointer, Driver, ElementFormat, Endpoint,
@@ -53,7 +53,7 @@ fn values_are_those_of_the_model() {
             let count = 5;
             let size = format.bytes().unwrap();
             let inputs: Vec<Vec<f64>> =
-                (0..RANKS).map(|rank| values(rank, given(operation, count), salt as u64)).collect();
+                (0..RANKS).map(|rank| values(rank, sent_elements(operation, count), salt as u64)).collect();
             for (rank, input) in inputs.iter().enumerate() {
                 world.write(rank, world.send[rank], &encode_all(format, input));
                 world.write(rank, world.receive[rank], &[0xee; 256]);
@@ -75,7 +75,7 @@ fn a_rank_may_get_its_result_where_it_gave() {
     let world = fast();
     let count = 8;
     for operation in operations(2) {
-        let parts = given(operation, count);
+        let parts = sent_elements(operation, count);
         let inputs: Vec<Vec<f64>> = (0..RANKS).map(|rank| values(rank, parts, 3)).collect();
         let mut group = world.all(operation, F32, count);
         let mut places = Vec::new();

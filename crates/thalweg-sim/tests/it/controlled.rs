@@ -94,8 +94,8 @@ fn threads(driver: &Arc<SimDriver>) -> Vec<u64> {
                         let is_done = own.event_query(event).unwrap();
                         seen.lock().push(worker * 100 + step * 10 + u64::from(is_done));
                     }
-                    let told = Arc::clone(&seen);
-                    let tell = move || told.lock().push(worker);
+                    let reported = Arc::clone(&seen);
+                    let tell = move || reported.lock().push(worker);
                     own.host_function_async(stream, Arc::new(tell), Label::here("tell")).unwrap();
                     own.stream_synchronize(stream).unwrap();
                 })

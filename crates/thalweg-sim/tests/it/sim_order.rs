@@ -181,13 +181,13 @@ fn readers_of_the_same_bytes_run_at_once() {
     let driver = sim(1);
     let data = number(&driver, 0);
     let streams = [0; 2].map(|_| driver.stream_create(0, 0).unwrap());
-    let meeting = Arc::new(std::sync::Barrier::new(2));
+    let exchange = Arc::new(std::sync::Barrier::new(2));
     for stream in streams {
-        let meeting = Arc::clone(&meeting);
+        let exchange = Arc::clone(&exchange);
         // Each waits for the other: if they excluded each other, this would hang.
         launch(&driver, stream, &[Access::read(data, 8)], move |launch| {
             launch.read::<u64>(data, 1)?;
-            meeting.wait();
+            exchange.wait();
             Ok(())
         })
         .unwrap();

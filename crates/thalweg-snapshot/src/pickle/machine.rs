@@ -544,15 +544,15 @@ mod tests {
             let items = builder.items(root).expect("a list").to_vec();
             let frames: Vec<u32> =
                 items.into_iter().map(|item| builder.frame_of(item).expect("a frame")).collect();
-            let told =
+            let reported =
                 (0..builder.recording.frames.len()).map(|frame| builder.recording.frames.get(frame as u32));
-            (frames, told.collect::<Vec<_>>(), builder.objects())
+            (frames, reported.collect::<Vec<_>>(), builder.objects())
         };
-        let (frames, told, objects) = run(&mut &file[..]);
+        let (frames, reported, objects) = run(&mut &file[..]);
         assert_eq!(frames, [0, 1, 0, 2, 3, 3, 1, 2]);
-        assert_eq!(told.iter().map(|(_, line)| *line).collect::<Vec<_>>(), [7, 256, 0, 7]);
+        assert_eq!(reported.iter().map(|(_, line)| *line).collect::<Vec<_>>(), [7, 256, 0, 7]);
         let (in_parts, same_told, more_objects) = run(&mut Drops(&file));
-        assert_eq!((in_parts, same_told), (frames, told));
+        assert_eq!((in_parts, same_told), (frames, reported));
         assert_eq!(
             (objects, more_objects),
             (3, 7),

@@ -27,6 +27,7 @@ use thalweg_runtime::graph::Upkeep;
 use thalweg_runtime::{Result, Stream};
 
 use crate::autograd::no_grad;
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// The 16-bit cast of a parameter that lasts from one region of [`autocast`](super::autocast) to the next. See the module's
@@ -90,7 +91,7 @@ impl KeptCast {
             return Ok(None);
         }
         // A node that has saved the cast, or a region that holds it, has another tensor over its memory.
-        let is_ours = Arc::strong_count(state.cast.storage()) == 1;
+        let is_ours = Storage::holders(state.cast.storage()) == 1;
         if stream.is_capturing()? {
             let is_taken = is_ours && self.is_now(&state) && self.keep_up(&state.cast, &stream);
             return Ok(is_taken.then_some(state.cast));

@@ -27,7 +27,9 @@ use super::{
     Backward, BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, is_grad_enabled, leaf,
     no_grad, pass, record, running,
 };
+use crate::deferred::Region;
 use crate::moves::is_one_driver;
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
@@ -93,7 +95,7 @@ pub(super) fn accumulate(
 }
 
 /// A node that has run for some of its edges: the gradients that had arrived, and the remaining edges.
-pub(super) struct Kept {
+pub(super) struct RetainedNode {
     pub(super) node: Arc<Node>,
     gradients: Gradients,
     pub(super) asked: Asked,
@@ -119,11 +121,11 @@ pub(super) fn first_half(
 /// Runs the second half of a pass.
 pub(super) fn second_half(rest: BackwardWeights) -> Result<()> {
     let BackwardWeights { kept, root } = rest;
-    let roots = kept.iter().flat_map(Kept::others).chain(root.as_ref().map(|(edge, _)| edge));
+    let roots = kept.iter().flat_map(RetainedNode::others).chain(root.as_ref().map(|(edge, _)| edge));
     let nodes = reachable(roots.map(|edge| &edge.node));
     let mut missing: FxHashMap<u64, usize> = FxHashMap::default();
     let inner = nodes.iter().flat_map(|node| node.edges.iter().flatten());
-    for edge in inner.chain(kept.iter().flat_map(Kept::others)) {
+    for edge in inner.chain(kept.iter().flat_map(RetainedNode::others)) {
         *missing.entry(edge.node.sequence).or_insert(0) += 1;
     }
     let device = kept.first().map(|kept| kept.node().stream.device());
@@ -161,9 +163,9 @@ struct Pass {
     /// The nodes that the pass starts from.
     roots: Vec<Arc<Node>>,
     /// For the first half of a pass, the nodes that it leaves to the second.
-    kept: Option<Vec<Kept>>,
+    kept: Option<Vec<RetainedNode>>,
     /// For the second half, the nodes that the first half has begun.
-    begun: FxHashMap<u64, Kept>,
+    begun: FxHashMap<u64, RetainedNode>,
 }
 
 /// The edges whose gradients a walk returns, instead of writing those of the leaves.
@@ -213,7 +215,7 @@ impl Pass {
     }
 
     /// Runs the pass as [`run`](Self::run) does, and also returns the nodes that a second half starts from.
-    fn run_and_keep(mut self) -> Result<(Vec<Option<Tensor>>, Vec<Kept>)> {
+    fn run_and_keep(mut self) -> Result<(Vec<Option<Tensor>>, Vec<RetainedNode>)> {
         let roots = std::mem::take(&mut self.roots);
         let runs = (self.wanted.as_ref()).map_or(Runs::From(roots), |wanted| {
             Runs::Towards(wanted.on_the_way.clone(), wanted.nodes.clone())
@@ -235,7 +237,18 @@ impl Pass {
     }
 
     fn walk(&mut self, left: &mut Left) -> Result<()> {
+        let mut compiled = None;
+        let outcome = self.walk_with(left, &mut compiled);
+        let ended = compiled.map_or(Ok(()), Region::end);
+        outcome.and(ended)
+    }
+
+    /// Runs ready nodes. From the first node on that a compiled function recorded, their loops are compiled.
+    fn walk_with(&mut self, left: &mut Left, compiled: &mut Option<Region>) -> Result<()> {
         while let Some(Ready(node)) = self.ready.pop() {
+            if node.is_compiled && compiled.is_none() {
+                *compiled = Some(Region::enter());
+            }
             if let Some(kept) = self.begun.remove(&node.sequence) {
                 left.note(&node, self);
                 self.finish(kept).map_err(|error| anomaly::explain(&node, error))?;
@@ -283,8 +296,8 @@ impl Pass {
     }
 
     /// Runs a node of the second half for the edges that the first half has left.
-    fn finish(&mut self, kept: Kept) -> Result<()> {
-        let Kept { node, gradients, asked } = kept;
+    fn finish(&mut self, kept: RetainedNode) -> Result<()> {
+        let RetainedNode { node, gradients, asked } = kept;
         let current = node.stream.make_current();
         let results = self.compute(&node, &gradients, true, Some(asked.clone()))?;
         drop(current);
@@ -353,7 +366,7 @@ impl Pass {
             asked = Some(leads);
             if others.contains(&true) {
                 is_last = false;
-                kept.push(Kept { node: node.clone(), gradients: gradients.clone(), asked: others });
+                kept.push(RetainedNode { node: node.clone(), gradients: gradients.clone(), asked: others });
             }
         }
         self.compute(node, &gradients, is_last, asked)
@@ -397,7 +410,7 @@ impl Pass {
     /// gradient only the cast of a leaf reads. Both are empty if a hook or the pass itself must see the gradients that the node
     /// computes.
     fn request(&self, node: &Node, is_last: bool, asked: Option<Asked>) -> Request {
-        if is_grad_enabled() || node.has_hooks_behind() || anomaly::is_anomaly_enabled() {
+        if is_grad_enabled() || node.has_hooks_after() || anomaly::is_anomaly_enabled() {
             return Request { is_last, asked, ..Request::default() };
         }
         let is_target = |edge: &Edge| {
@@ -431,7 +444,7 @@ impl Pass {
             let sum = match arrived(edge) {
                 Some((arrived, stream)) => {
                     let is_ours =
-                        Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+                        Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
                     let is_here = *stream == node.stream && edge.node.stream == node.stream;
                     (is_ours && is_here).then(|| arrived.clone())
                 }
@@ -452,7 +465,7 @@ impl Pass {
 #[derive(Default)]
 struct Left {
     streams: SmallVec<[Stream; 4]>,
-    kept: SmallVec<[Arc<leaf::Kept>; 4]>,
+    kept: SmallVec<[Arc<leaf::KeptGradient>; 4]>,
 }
 
 impl Left {

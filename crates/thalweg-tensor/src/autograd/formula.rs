@@ -163,9 +163,9 @@ impl GradientCall<'_> {
     /// Returns a tensor of the call that the formula names, as memory for its own gradient: if this pass frees it and nothing
     /// else holds its memory, so that a kernel may overwrite the elements that it reads. Call this before [`saved`](Self::saved)
     /// for the same tensor.
-    pub fn room(&self, tensor: usize) -> Option<Tensor> {
+    pub fn reusable_memory(&self, tensor: usize) -> Option<Tensor> {
         let mut saved = self.node.saved.iter().filter(|_| self.request.is_last());
-        saved.find(|(at, _)| *at == tensor)?.1.room()
+        saved.find(|(at, _)| *at == tensor)?.1.reusable_memory()
     }
 
     /// Returns a result that the formula names.

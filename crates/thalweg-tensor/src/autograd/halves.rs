@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use thalweg_runtime::{Error, Label, Result, within};
 
-use super::engine::{self, Kept};
+use super::engine::{self, RetainedNode};
 use super::{BackwardOptions, Edge, Node};
 use crate::caller::at_line;
 use crate::tensor::Tensor;
@@ -18,7 +18,7 @@ use crate::tensor::Tensor;
 /// The second half of a backward pass, which [`backward_input`] returns: it computes the gradients of the leaves.
 #[must_use = "leaves get their gradients in `run`"]
 pub struct BackwardWeights {
-    pub(super) kept: Vec<Kept>,
+    pub(super) kept: Vec<RetainedNode>,
     /// The output and its gradient, if the output does not depend on the input.
     pub(super) root: Option<(Edge, Tensor)>,
 }
@@ -68,7 +68,7 @@ pub fn backward_input(
     })
 }
 
-impl Kept {
+impl RetainedNode {
     /// Returns the edges that the second half follows.
     pub(super) fn others(&self) -> impl Iterator<Item = &Edge> {
         self.node

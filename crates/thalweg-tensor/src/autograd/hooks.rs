@@ -8,7 +8,7 @@ use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
 use super::hook_list::HookList;
-use super::leaf::{Kept, TensorHook};
+use super::leaf::{KeptGradient, TensorHook};
 use super::node::NodeHooks;
 use super::{Gradients, HookHandle, Node};
 use crate::caller::in_call;
@@ -106,12 +106,12 @@ impl Node {
     }
 
     /// Returns whether hooks see the gradients that this node computes.
-    pub(super) fn has_hooks_behind(&self) -> bool {
+    pub(super) fn has_hooks_after(&self) -> bool {
         self.hooks.get().is_some_and(|hooks| !hooks.after.hooks().is_empty())
     }
 
     /// Makes passes keep the gradient of an output.
-    pub(super) fn retain(&self, output: usize, kept: &Arc<Kept>) {
+    pub(super) fn retain(&self, output: usize, kept: &Arc<KeptGradient>) {
         let mut retained = self.hooks.get_or_init(Box::default).retained();
         if !retained.iter().any(|(_, other)| Arc::ptr_eq(other, kept)) {
             retained.push((output, kept.clone()));
@@ -119,7 +119,7 @@ impl Node {
     }
 
     /// Makes passes no longer keep a gradient there, and returns whether they did.
-    pub(super) fn stop_retaining(&self, kept: &Arc<Kept>) -> bool {
+    pub(super) fn stop_retaining(&self, kept: &Arc<KeptGradient>) -> bool {
         let Some(hooks) = self.hooks.get() else { return false };
         let mut retained = hooks.retained();
         let place = retained.iter().position(|(_, other)| Arc::ptr_eq(other, kept));
@@ -127,7 +127,7 @@ impl Node {
     }
 
     /// Returns the outputs whose gradients are kept, and where.
-    pub(super) fn retaining(&self) -> Vec<(usize, Arc<Kept>)> {
+    pub(super) fn retaining(&self) -> Vec<(usize, Arc<KeptGradient>)> {
         self.hooks.get().map_or_else(Vec::new, |hooks| hooks.retained().clone())
     }
 
@@ -350,7 +350,7 @@ impl Tensor {
         Err(Error::invalid("cannot register a hook on a tensor that doesn't require gradient"))
     }
 
-    fn kept(&self) -> &Arc<Kept> {
+    fn kept(&self) -> &Arc<KeptGradient> {
         self.0.autograd.kept()
     }
 }

@@ -10,6 +10,7 @@ use thalweg_runtime::Result;
 use super::hook_list::HookList;
 use super::is_grad_enabled;
 use super::node::{Backward, Gradients};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// A hook that sees a gradient and may replace it. `None` is the zero gradient of a result for which none has arrived, while one
@@ -18,7 +19,7 @@ pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> +
 
 /// The gradient that a tensor keeps, with the hooks of a leaf.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct KeptGradient {
     gradient: Mutex<Option<Tensor>>,
     hooks: OnceLock<Box<LeafHooks>>,
 }
@@ -32,7 +33,7 @@ pub(crate) struct LeafHooks {
     pub accumulated: Arc<HookList<dyn Fn() -> Result<()> + Send + Sync>>,
 }
 
-impl Kept {
+impl KeptGradient {
     /// Returns the gradient.
     pub(crate) fn get(&self) -> Option<Tensor> {
         self.gradient.lock().clone()
@@ -105,7 +106,7 @@ fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
 /// dimensions (row-major, if the leaf has gaps), so that an optimizer traverses both in the same order. Returns `arrived` itself
 /// if this is already so and only this pass holds it, else a copy.
 fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
-    let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+    let is_ours = Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
     let Some(order) = leaf.dense_order() else {
         let stays = is_ours && arrived.is_contiguous();
         return if stays { Ok(arrived.clone()) } else { arrived.copied(Location::caller()) };
@@ -118,12 +119,12 @@ fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
 
 /// The backward function of a leaf's node: it adds arriving gradients to the leaf's gradient.
 pub(crate) struct Accumulate {
-    kept: Arc<Kept>,
+    kept: Arc<KeptGradient>,
     layout: Layout,
 }
 
 impl Accumulate {
-    pub(crate) fn new(kept: Arc<Kept>, layout: &Layout) -> Self {
+    pub(crate) fn new(kept: Arc<KeptGradient>, layout: &Layout) -> Self {
         Self { kept, layout: layout.clone() }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use thalweg_lock::{Mutex, MutexGuard};
 
-use super::leaf::Kept;
+use super::leaf::KeptGradient;
 use super::node::{Edge, Node};
 use crate::tensor::Tensor;
 
@@ -28,7 +28,7 @@ pub(crate) struct AutogradMeta {
     pub(super) writes: AtomicU64,
     view_of: Option<ViewOf>,
     /// The gradient and hooks. Few tensors have them, so they are made on first use.
-    kept: OnceLock<Arc<Kept>>,
+    kept: OnceLock<Arc<KeptGradient>>,
     pub(super) accumulator: OnceLock<Mutex<Weak<Node>>>,
 }
 
@@ -83,7 +83,7 @@ impl AutogradMeta {
     }
 
     /// Returns the storage of the gradient.
-    pub(crate) fn kept(&self) -> &Arc<Kept> {
+    pub(crate) fn kept(&self) -> &Arc<KeptGradient> {
         self.kept.get_or_init(Arc::default)
     }
 

@@ -13,10 +13,11 @@ use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{Result, Stream};
 
 use super::hook_list::HookList;
-use super::leaf::{Kept, TensorHook};
+use super::leaf::{KeptGradient, TensorHook};
 use super::origin::{Origin, origin};
 use super::request::Request;
 use super::saved::SavedPlace;
+use crate::deferred;
 use crate::scoped::{Scoped, put, scoped};
 use crate::tensor::Tensor;
 
@@ -101,13 +102,13 @@ pub(super) struct NodeHooks {
     /// The hooks of the tensors that are the node's results.
     pub(super) tensors: Arc<HookList<TensorHook>>,
     /// The outputs whose gradients are kept, and where.
-    retained: Mutex<Vec<(usize, Arc<Kept>)>>,
+    retained: Mutex<Vec<(usize, Arc<KeptGradient>)>>,
     pub(super) before: Arc<HookList<PreHook>>,
     pub(super) after: Arc<HookList<PostHook>>,
 }
 
 impl NodeHooks {
-    pub(super) fn retained(&self) -> MutexGuard<'_, Vec<(usize, Arc<Kept>)>> {
+    pub(super) fn retained(&self) -> MutexGuard<'_, Vec<(usize, Arc<KeptGradient>)>> {
         self.retained.lock()
     }
 }
@@ -124,7 +125,9 @@ pub struct Node {
     /// The stream of the forward pass, where the backward function runs too.
     pub(crate) stream: Stream,
     /// The gradient that a leaf keeps, in a leaf's node.
-    pub(crate) kept: Option<Arc<Kept>>,
+    pub(crate) kept: Option<Arc<KeptGradient>>,
+    /// Whether a compiled function recorded the node: its backward function is compiled, too.
+    pub(super) is_compiled: bool,
     /// The call that recorded the node, if that was in anomaly mode.
     pub(super) origin: Option<Arc<Origin>>,
     /// The hooks, which few nodes have.
@@ -144,7 +147,11 @@ impl Node {
     }
 
     /// Returns the node of a leaf.
-    pub(crate) fn accumulator(function: Box<dyn Backward>, kept: &Arc<Kept>, stream: Stream) -> Arc<Self> {
+    pub(crate) fn accumulator(
+        function: Box<dyn Backward>,
+        kept: &Arc<KeptGradient>,
+        stream: Stream,
+    ) -> Arc<Self> {
         Arc::new(Self::with_kept(function, SmallVec::new(), 1, stream, Some(kept.clone())))
     }
 
@@ -153,13 +160,14 @@ impl Node {
         edges: SmallVec<[Option<Edge>; 4]>,
         outputs: usize,
         stream: Stream,
-        kept: Option<Arc<Kept>>,
+        kept: Option<Arc<KeptGradient>>,
     ) -> Self {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
         let origin = origin(function.name(), || running_node()?.origin.clone());
         let (hooks, attachment) = (OnceLock::new(), OnceLock::new());
-        Self { function, edges, outputs, sequence, stream, kept, origin, hooks, attachment }
+        let is_compiled = deferred::is_on();
+        Self { function, edges, outputs, sequence, stream, kept, is_compiled, origin, hooks, attachment }
     }
 }
 

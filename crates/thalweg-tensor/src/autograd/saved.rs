@@ -11,6 +11,7 @@ use thalweg_runtime::{Error, Result};
 use super::node::{Edge, Node, running_node};
 use super::{is_grad_enabled, no_grad};
 use crate::scoped::{Scoped, put, scoped};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// A function that returns a packed tensor.
@@ -102,7 +103,7 @@ impl Saved {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor was written or freed; and those of hooks.
     pub fn get(&self) -> Result<Tensor> {
-        self.got(is_grad_enabled())
+        self.unpacked(is_grad_enabled())
     }
 
     /// Refuses a tensor that a pass has freed.
@@ -119,10 +120,10 @@ impl Saved {
     /// # Errors
     /// Those of [`get`](Self::get).
     pub fn get_recorded(&self) -> Result<Tensor> {
-        self.got(true)
+        self.unpacked(true)
     }
 
-    fn got(&self, is_recorded: bool) -> Result<Tensor> {
+    fn unpacked(&self, is_recorded: bool) -> Result<Tensor> {
         let state = self.state.lock().clone();
         let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
@@ -149,13 +150,13 @@ impl Saved {
     /// Returns the tensor as memory for a gradient of its shape and dtype, by which the last pass may overwrite it. This requires
     /// that it is kept unpacked and was not written since, is contiguous in row-major order, nothing else holds its memory, and
     /// no other stream has used that. Call this before [`get`](Self::get).
-    pub(crate) fn room(&self) -> Option<Tensor> {
+    pub(crate) fn reusable_memory(&self) -> Option<Tensor> {
         let state = self.state.lock();
         let State::Tensor(tensor, version) = state.as_ref()? else { return None };
         let storage = tensor.storage();
-        let is_ours = Arc::strong_count(&tensor.0) == 1 && Arc::strong_count(storage) == 1;
+        let is_ours = Arc::strong_count(&tensor.0) == 1 && Storage::holders(storage) == 1;
         let stream = tensor.device().current_stream();
-        let fits = is_ours && tensor.is_contiguous() && storage.buffer().is_used_only_on(&stream);
+        let fits = is_ours && tensor.is_contiguous() && storage.is_used_only_on(&stream);
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 

@@ -160,7 +160,7 @@ pub(crate) enum OutRule {
     /// Any dtype: truth values are written as its numbers.
     AnyDType,
     /// Memory that no input shares.
-    Apart,
+    Unshared,
     /// A truth value.
     Boolean,
     /// A truth value, or a byte.

@@ -3,8 +3,9 @@
 //! Operators that return views have an in-place form if PyTorch has one (`squeeze_`): it changes the layout of the tensor itself
 //! to that of the view.
 //!
-//! If nothing is recorded, the kernels write into the tensor itself where they can ([`destination`](crate::destination)).
-//! Otherwise the result is computed and copied, which autograd records like any write in place.
+//! The kernels write into the tensor itself where they can ([`destination`](crate::destination)). If autograd records the call, only
+//! an operator that is one loop can: the tensor then becomes the result of the operator's node. Otherwise the result is computed and
+//! copied, which autograd records like any write in place.
 
 use smallvec::SmallVec;
 use thalweg_ops::schema::{Alias, Kind, Schema, Type};
@@ -102,8 +103,51 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
         arguments[0] = Argument::Tensor(before);
     }
     let result = || Ok(functional.call(&arguments, None, call.label)?.swap_remove(0));
-    write(target, offer_to(functional, target, call.tensors), result)?;
+    match recorded_offer(functional, target, call.tensors).filter(|_| before.is_none()) {
+        Some(offer) => write_recorded(target, offer, result)?,
+        None => write(target, offer_to(functional, target, call.tensors), result)?,
+    }
     Ok(single(target.clone()))
+}
+
+/// Returns an offer of the tensor's memory to an operator that autograd records; `None` if the operator is not one loop, or if a
+/// gradient could read an element of another operand, or of a view, that the write changes.
+fn recorded_offer(functional: &Operator, target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
+    let is_recorded = is_grad_enabled() && operands.iter().any(|operand| operand.requires_grad());
+    let is_of_loop = matches!(functional.body(), Body::Loop(_) | Body::Lowered(_));
+    let may_be_written = || {
+        let is_leaf = target.is_leaf() && target.requires_grad();
+        !is_leaf
+            && target.0.autograd.view_of().is_none()
+            && !target.storage().is_given_back()
+            && !target.layout().may_overlap()
+            && target.check_inference_write().is_ok()
+    };
+    let are_others_apart = || {
+        let mut others = operands.iter().skip(1);
+        others.all(|other| !other.shares_storage_with(target) && other.device() == target.device())
+    };
+    let is_offered = is_recorded
+        && is_of_loop
+        && !is_by_parts(functional, operands)
+        && may_be_written()
+        && are_others_apart();
+    is_offered.then(|| Offer::recorded(target))
+}
+
+/// Writes the result of a recorded operator into a tensor, which becomes the result of the operator's node if the operator wrote
+/// there itself.
+fn write_recorded(target: &Tensor, offer: Offer, result: impl FnOnce() -> Result<Tensor>) -> Result<()> {
+    let (result, taken) = offered(vec![offer], result);
+    let result = result?;
+    if taken.contains(&true) && are_same(&result, target) {
+        if let Some(edge) = result.gradient_edge() {
+            target.set_history(edge);
+        }
+        return Ok(());
+    }
+    check_result(&result, target)?;
+    target.copy_(&result)
 }
 
 /// Writes one value into all elements of a tensor, several of which may share memory. `filled` has the tensor's shape and the

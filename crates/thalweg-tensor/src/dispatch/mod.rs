@@ -58,7 +58,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
-use crate::destination::{First, apart};
+use crate::destination::{First, without_offers};
 use crate::loops::{LoopArguments, Resolved};
 use crate::tensor::{Tensor, Tensors, check_memory};
 
@@ -184,7 +184,7 @@ impl Slot {
             drop(registered);
             match newest {
                 // A program's kernel may keep tensors that it allocates.
-                Some(Some(kernel)) => return Found::Answer(apart(|| kernel(call))),
+                Some(Some(kernel)) => return Found::Answer(without_offers(|| kernel(call))),
                 Some(None) => return Found::Fallthrough,
                 None => {}
             }

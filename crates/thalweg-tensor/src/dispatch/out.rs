@@ -15,8 +15,9 @@ use super::in_place::{check_cast, check_result, offer_to};
 use super::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
-use crate::destination::{Offers, are_disjoint, are_same, offered, untangled};
+use crate::destination::{Offers, are_disjoint, are_same, offered, separate_overlapping};
 use crate::dtype_name::{named, unaliased_cpp_type};
+use crate::storage::Storage;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 
@@ -127,7 +128,7 @@ impl OutRule {
                 format!("{name}: Expected out tensor to have scalar type Long but got scalar type {given}")
             }),
             Self::AnyDType => None,
-            Self::Apart => {
+            Self::Unshared => {
                 let shares = |out: &Tensor| inputs.iter().any(|input| !are_disjoint(input, out));
                 out.iter().any(shares).then(|| SHARED.to_owned())
             }
@@ -239,7 +240,7 @@ fn call_out(
                 check_result(result, target)?;
             }
         }
-        untangled(&mut results, out, location)?;
+        separate_overlapping(&mut results, out, location)?;
         results.iter().zip(out).try_for_each(|(result, target)| {
             if are_same(result, target) {
                 target.bump_version();
@@ -331,7 +332,7 @@ fn check_overlap(inputs: &[&Tensor], target: &Tensor) -> Result<()> {
 /// Transfers the memory of a result to a given tensor without elements, if nothing else holds it. Returns whether it did.
 fn is_taken_over(result: &Tensor, target: &Tensor) -> bool {
     let is_plain = target.elements() == 0 && result.elements() > 0 && target.layout().offset() == 0;
-    let is_ours = Arc::strong_count(&result.0) == 1 && Arc::strong_count(result.storage()) == 1;
+    let is_ours = Arc::strong_count(&result.0) == 1 && Storage::holders(result.storage()) == 1;
     let fits = result.dtype() == target.dtype() && result.is_dense() && result.layout().offset() == 0;
     let may_write = !target.requires_grad() && target.check_inference_write().is_ok();
     if !(is_plain && is_ours && fits && may_write && target.storage().adopt(result.storage())) {

@@ -96,7 +96,7 @@ fn parts_of(rows: usize, points: usize) -> usize {
 }
 
 /// Returns an input outside the graph, copied if it cannot be viewed in the shape of [`Sizes`], and the layout of that view.
-fn laid(x: &Tensor, sizes: &Sizes) -> Result<(Tensor, Layout)> {
+fn dense_layout(x: &Tensor, sizes: &Sizes) -> Result<(Tensor, Layout)> {
     let x = x.detach();
     if let Some(layout) = x.layout().reshape(&sizes.shape())? {
         return Ok((x, layout));
@@ -283,7 +283,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
             bias.shape()
         )));
     }
-    let (x, layout) = laid(x, &sizes)?;
+    let (x, layout) = dense_layout(x, &sizes)?;
     let kernels = Kernels { sizes: &sizes, compute: x.dtype().compute(), label: call.label, like: &x };
     let [mean, inverse, variance] = kernels.statistics(&x, &layout, call.float(4))?;
     let view = x.with_layout(layout.clone());
@@ -342,8 +342,8 @@ impl Asked<'_> {
     /// Returns the gradients, by kernels.
     pub(crate) fn gradients(&self) -> Result<Gradients> {
         let sizes = Sizes::new(self.x.shape(), self.groups)?;
-        let (x, layout) = laid(self.x, &sizes)?;
-        let (gradient, lies) = laid(self.gradient, &sizes)?;
+        let (x, layout) = dense_layout(self.x, &sizes)?;
+        let (gradient, lies) = dense_layout(self.gradient, &sizes)?;
         let [mean, inverse] = self.statistics;
         let compute = x.dtype().compute();
         let kernels = Kernels { sizes: &sizes, compute, label: self.label, like: &x };

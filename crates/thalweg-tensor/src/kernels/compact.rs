@@ -97,13 +97,13 @@ impl Selection {
     /// previous one in memory, as in PyTorch.
     pub(crate) fn coordinates(&self, extents: &[usize]) -> Result<Tensor> {
         let device = self.flags.flags.device();
-        let turned = Tensor::empty_on(
+        let transposed = Tensor::empty_on(
             &[extents.len(), self.count],
             DType::I64,
             &device.current_stream(),
             self.flags.label,
         )?;
-        let result = turned.transpose(0, 1)?;
+        let result = transposed.transpose(0, 1)?;
         if self.count > 0 {
             self.flags.write_coordinates(extents, 0, &result)?;
         }

@@ -7,17 +7,21 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
 use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
 use thalweg_kernels::gather::GatherRows;
-use thalweg_kernels::scatter::group::{GroupIndices, Phase};
+use thalweg_kernels::scatter::atomic::ScatterAtomic;
+use thalweg_kernels::scatter::last::LastIndices;
 use thalweg_kernels::scatter::rows::ScatterRows;
+use thalweg_kernels::scatter::segments::Segments;
 use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
+use thalweg_kernels::sort::SortIndices;
 use thalweg_kernels::{NativeKernel, Placed};
 use thalweg_ops::Placement;
 use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY};
-use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
+use thalweg_runtime::{DevicePointer, Error, Label, OutOfRangeReport, RangeOf, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::destination::for_kernel_over;
+use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, built_in, call};
 use crate::loops::{launch_placed, widen};
 use crate::tensor::{Tensor, Tensors};
@@ -48,7 +52,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let result = Tensor::result_on(&shape, weight.dtype(), &call.device.current_stream(), call.label)?;
     let placements =
         [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
-    let _telling = Telling::of(call.label.operator, RangeOf::Dimension(0));
+    let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(0));
     let sizes = [1, embeddings, indices.elements(), features];
     if copy_rows(&weight, (&indices, 1), &result, sizes, call.label)? {
         return Ok(SmallVec::from_elem(result, 1));
@@ -267,6 +271,10 @@ enum Target<'a> {
     Zeros([usize; 3]),
 }
 
+/// The number of columns from which on rows at a list of indices are sorted by index before they are added. The sort costs little
+/// compared with reading such rows, and sums repeat their bits.
+const FEWEST_COLUMNS: u64 = 16;
+
 /// Elements that are combined into the positions given by indices. All are (outer, count, inner).
 struct Scatter<'a> {
     index: &'a Tensor,
@@ -300,10 +308,25 @@ impl Scatter<'_> {
         };
         let sizes = [shape[0], shape[1], count, shape[2]].map(|size| size as u64);
         let source = self.source.to_dtype(wide)?;
-        let list = stride_of_rows(self.index).filter(|_| count.max(shape[1]) as u64 <= GroupIndices::MOST);
-        let result = if let Some(stride) = list {
+        let is_sum = self.combine == Combine::Sum;
+        let may_be_atomic = is_sum && (wide == DType::I64 || !are_deterministic_algorithms_enabled());
+        let list = stride_of_rows(self.index).filter(|_| count.max(shape[1]) as u64 <= SortIndices::MOST);
+        let result = if let Some(stride) = list.filter(|_| sizes[3] >= FEWEST_COLUMNS || !may_be_atomic) {
             let result = self.begun(target, wide)?;
-            self.rows(sizes, stride, &source, &result)?;
+            match self.combine {
+                Combine::Replace => self.replaced_rows(sizes, stride, &source, &result)?,
+                _ => self.rows(sizes, stride, &source, &result)?,
+            }
+            result
+        } else if may_be_atomic {
+            let result = self.begun(target, wide.compute())?;
+            let kernel = ScatterAtomic {
+                sizes,
+                index_strides: strides(self.index),
+                source_strides: strides(&source),
+                dtype: wide,
+            };
+            self.launch(&Placed { kernel, at: [self.index, &source, &result].map(Tensor::pointer) })?;
             result
         } else if ScatterTile::takes(sizes, wide) {
             self.tiles(sizes, &source, target, wide)?
@@ -337,30 +360,34 @@ impl Scatter<'_> {
         }
     }
 
-    /// Combines rows at one list of indices.
-    fn rows(&self, sizes: [u64; 4], stride: u64, source: &Tensor, result: &Tensor) -> Result<()> {
-        let [_, extent, count, _] = sizes;
-        let (device, combine) = (source.device(), self.combine);
-        let counters = Tensor::zeros(&[GroupIndices::counters(extent) as usize], DType::I32, device)?;
-        let (phases, words): (&[Phase], u64) = match combine {
-            Combine::Replace => (&[Phase::Last], 0),
-            _ => (GroupIndices::phases(count), GroupIndices::words_of_groups(count, extent)),
-        };
-        let groups = Tensor::empty_on(&[words as usize], DType::I32, &device.current_stream(), self.label)?;
-        let index = self.index.pointer();
-        let (counters, groups) = (counters.pointer(), groups.pointer());
-        for &phase in phases {
-            let kernel = GroupIndices { count, rows: extent, stride, phase };
-            self.launch(&Placed { kernel, at: [index, counters, groups] })?;
-        }
+    /// Replaces rows at one list of indices.
+    fn replaced_rows(&self, sizes: [u64; 4], stride: u64, source: &Tensor, result: &Tensor) -> Result<()> {
+        let [_, rows, count, _] = sizes;
+        let last = Tensor::zeros(&[rows as usize], DType::I32, source.device())?;
+        let kernel = LastIndices { count, rows, stride };
+        self.launch(&Placed { kernel, at: [self.index, &last].map(Tensor::pointer) })?;
         let kernel = ScatterRows {
             sizes,
             index_stride: stride,
             source_strides: strides(source),
             dtype: source.dtype(),
-            combine,
         };
-        self.launch(&Placed { kernel, at: [index, counters, groups, source.pointer(), result.pointer()] })
+        self.launch(&Placed { kernel, at: [self.index, &last, source, result].map(Tensor::pointer) })
+    }
+
+    /// Combines rows at one list of indices.
+    fn rows(&self, sizes: [u64; 4], stride: u64, source: &Tensor, result: &Tensor) -> Result<()> {
+        let kernel = Segments {
+            sizes,
+            source_strides: strides(source),
+            source_rows: sizes[2],
+            skipped: u64::MAX,
+            combine: self.combine,
+            from_zeros: false,
+            is_later: false,
+            dtype: source.dtype(),
+        };
+        combine_rows(kernel, (self.index, stride), source, result, self.label)
     }
 
     /// Returns the target with elements combined in shared memory.
@@ -389,6 +416,88 @@ impl Scatter<'_> {
     }
 }
 
+/// Combines rows with those of a result at a list of indices with this stride.
+fn combine_rows(
+    kernel: Segments,
+    (index, stride): (&Tensor, u64),
+    source: &Tensor,
+    result: &Tensor,
+    label: Label,
+) -> Result<()> {
+    let stream = source.device().current_stream();
+    let [_, limit, count, _] = kernel.sizes;
+    let empty = |elements: u64, dtype| Tensor::empty_on(&[elements as usize], dtype, &stream, label);
+    let sort = SortIndices { count, stride, limit };
+    let (keys, order) = (empty(count, DType::I32)?, empty(count, DType::I32)?);
+    let scratch = empty(sort.scratch_words(), DType::I64)?;
+    let at = [index, &keys, &order, &scratch].map(Tensor::pointer);
+    for kernel in sort.steps() {
+        stream.launch_native(&Placed { kernel, at }, label)?;
+    }
+    combine_sorted(kernel, [&keys, &order, source, result], label)
+}
+
+/// Combines rows with those of a result: sorted keys (32 bits), the row of the source of each key (32 bits), the source, and the
+/// result.
+fn combine_sorted(
+    mut kernel: Segments,
+    [keys, order, source, result]: [&Tensor; 4],
+    label: Label,
+) -> Result<()> {
+    let stream = source.device().current_stream();
+    let empty = |elements: u64, dtype| Tensor::empty_on(&[elements as usize], dtype, &stream, label);
+    let [outer, _, _, inner] = kernel.sizes;
+    let (mut keys, mut source, mut order) = (keys.clone(), source.clone(), Some(order.clone()));
+    loop {
+        let next = kernel.next();
+        let rows = next.map_or(0, |next| next.sizes[2]);
+        let (next_keys, next_rows) =
+            (empty(rows, DType::I32)?, empty(outer * rows * inner, kernel.dtype.compute())?);
+        let address = |tensor: &Tensor| if rows > 0 { tensor.pointer() } else { DevicePointer::new(0) };
+        let order_at = order.take().map_or(DevicePointer::new(0), |order| order.pointer());
+        let at = [
+            keys.pointer(),
+            order_at,
+            source.pointer(),
+            result.pointer(),
+            address(&next_keys),
+            address(&next_rows),
+        ];
+        stream.launch_native(&Placed { kernel, at }, label)?;
+        let Some(next) = next else { return Ok(()) };
+        (kernel, keys, source) = (next, next_keys, next_rows);
+    }
+}
+
+/// Returns the sums of the rows of a table in bags: each of the indices has a bag, and bags are in order.
+pub(crate) fn sums_of_bags(call: &Call<'_>) -> Result<Tensors> {
+    let (weight, indices, bag) = (call.tensor(0).contiguous()?, call.tensor(1), call.tensor(2));
+    let ([rows, width], indices) = sizes(&weight, indices)?;
+    let bags = usize::try_from(call.int(3)).map_err(|_| Error::invalid("a number is not negative"))?;
+    let sums = Tensor::zeros(&[bags, width], weight.dtype(), weight.device())?;
+    let [count, source_rows, columns] = [indices.elements(), rows, width].map(|size| size as u64);
+    if count == 0 || columns == 0 {
+        return Ok(SmallVec::from_elem(sums, 1));
+    }
+    let order = indices.clamp(0, (rows as i64 - 1).max(0))?.to_dtype(DType::I32)?;
+    let keys = bag.to_dtype(DType::I32)?.contiguous()?;
+    let kernel = Segments {
+        sizes: [1, bags as u64, count, columns],
+        source_strides: [source_rows * columns, columns, 1],
+        source_rows,
+        skipped: u64::MAX,
+        combine: Combine::Sum,
+        from_zeros: true,
+        is_later: false,
+        dtype: weight.dtype(),
+    };
+    combine_sorted(kernel, [&keys, &order, &weight, &sums], call.label)?;
+    Ok(SmallVec::from_elem(sums, 1))
+}
+
+/// The most places that read a table whose gradient one launch computes, which compares all indices with each other.
+const FEW_INDICES: usize = 4096;
+
 /// Returns the gradient of a table of embeddings, from the gradient of the rows that were read at indices of any shape.
 pub(crate) fn embedding_gradient(
     gradient: &Tensor,
@@ -400,15 +509,25 @@ pub(crate) fn embedding_gradient(
     let gradient = gradient.contiguous()?;
     let sum = Tensor::zeros(&[embeddings, features], gradient.dtype(), gradient.device())?;
     let (_, indices) = sizes(&sum, indices)?;
-    let sizes = Sizes {
-        indices: indices.elements() as u64,
-        embeddings: embeddings as u64,
-        features: features as u64,
-        padding,
+    let [count, rows, columns] = [indices.elements(), embeddings, features].map(|size| size as u64);
+    if indices.elements() <= FEW_INDICES || count.max(rows) > SortIndices::MOST || features == 0 {
+        let sizes =
+            Sizes { indices: count, embeddings: rows, features: columns, padding, dtype: sum.dtype() };
+        let at = [&gradient, &indices, &sum].map(Tensor::pointer);
+        gradient.device().current_stream().launch_native(&Placed { kernel: sizes, at }, label)?;
+        return Ok(sum);
+    }
+    let kernel = Segments {
+        sizes: [1, rows, count, columns],
+        source_strides: [count * columns, columns, 1],
+        source_rows: count,
+        skipped: u64::try_from(padding).unwrap_or(u64::MAX),
+        combine: Combine::Sum,
+        from_zeros: true,
+        is_later: false,
         dtype: sum.dtype(),
     };
-    let at = [&gradient, &indices, &sum].map(Tensor::pointer);
-    gradient.device().current_stream().launch_native(&Placed { kernel: sizes, at }, label)?;
+    combine_rows(kernel, (&indices, 1), &gradient, &sum, label)?;
     Ok(sum)
 }
 
@@ -452,7 +571,7 @@ pub(crate) fn index_copy(
         Placement::Strided { rows: [0, 1, 0].into_iter().collect(), inner: Dimensions::new() },
         Placement::Gathered(span),
     ];
-    let _telling = Telling::of(label.operator, RangeOf::Dimension(dimension));
+    let _report = OutOfRangeReport::of(label.operator, RangeOf::Dimension(dimension));
     launch_placed(
         &INDEX_COPY,
         (&rows, &[]),

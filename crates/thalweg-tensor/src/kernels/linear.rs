@@ -71,7 +71,7 @@ impl<'a> Operands<'a> {
 }
 
 /// Returns the transpose of a matrix, outside the graph.
-pub(super) fn turned(matrix: &Tensor) -> Result<Tensor> {
+pub(super) fn transposed(matrix: &Tensor) -> Result<Tensor> {
     Ok(matrix.with_layout(matrix.layout().transpose(0, 1)?))
 }
 
@@ -124,7 +124,7 @@ impl Added {
 /// Returns the layer.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let Operands { input, weight, bias, addend } = Operands::new(call)?;
-    let (product, [a, b]) = product(input, &turned(weight)?)?;
+    let (product, [a, b]) = product(input, &transposed(weight)?)?;
     layer(&product, [&a, &b], (bias, addend), call)
 }
 
@@ -144,10 +144,10 @@ pub(super) fn layer(
         let added = Added::new(bias, addend)?;
         let (at, (bias, addend)) = (added.at([a, b, &result]), added.described());
         if fits {
-            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::alone(*product) };
+            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::unfused(*product) };
             stream.launch_native(&Placed { kernel, at }, call.label)?;
         } else {
-            let kernel = FewRows { bias, addend, ..FewRows::alone(*product) };
+            let kernel = FewRows { bias, addend, ..FewRows::unfused(*product) };
             stream.launch_native(&Placed { kernel, at }, call.label)?;
         }
         return Ok(SmallVec::from_elem(result, 1));
@@ -200,7 +200,7 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
             part.dtype()
         )));
     }
-    let (product, [a, b]) = product(input, &turned(weight)?)?;
+    let (product, [a, b]) = product(input, &transposed(weight)?)?;
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
     let result = Tensor::result_on(&shape, input.dtype(), &stream, call.label)?;
@@ -255,7 +255,7 @@ impl LinearBackward {
             return Ok([None, bias]);
         }
         let input = self.input.get()?;
-        let (product, [a, b]) = product(&turned(gradient)?, &input)?;
+        let (product, [a, b]) = product(&transposed(gradient)?, &input)?;
         // The kernel that computes both does not record.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
             let bias = wants_bias.then(|| summed_rows((request, 2), gradient, self.label)).transpose()?;
@@ -274,7 +274,7 @@ impl LinearBackward {
             row_sums: address(&bias),
             ..PerOperand::default()
         };
-        let fused = FusedMatmul { row_sums: true, ..FusedMatmul::alone(product) };
+        let fused = FusedMatmul { row_sums: true, ..FusedMatmul::unfused(product) };
         stream.launch_native(&Placed { kernel: fused, at }, self.label)?;
         Ok([Some(weight), Some(bias)])
     }

@@ -10,7 +10,7 @@ use thalweg_runtime::{
     Activation, ActivationPass, Error, Label, MatmulActivation, MatmulEpilogue, Result, Stream,
 };
 
-use super::linear::turned;
+use super::linear::transposed;
 use super::matmul::{product, summed_product, summed_rows};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
@@ -93,7 +93,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     };
     let kept = Tensor::empty_on(&[rows, columns], dtype, &stream, call.label)?;
     let activation = (function, ActivationPass::Forward, &kept);
-    let hidden = multiplied([&input, &turned(&first)?], bias.as_ref(), activation, &stream, call.label)?;
+    let hidden = multiplied([&input, &transposed(&first)?], bias.as_ref(), activation, &stream, call.label)?;
     let arguments = [(&hidden).into(), (&second).into(), last_bias.as_ref().into()];
     let result = built_in!("thalweg::linear")?.call(&arguments, None, call.label)?.swap_remove(0);
     Ok([result, kept, hidden].into_iter().collect())

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Scalar, Shape};
 use thalweg_ops::Placement;
 use thalweg_ops::structured::{INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
-use thalweg_runtime::{Error, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
 use super::indexing::strided;
 use crate::autograd::formula::{Formula, GradientCall};
@@ -14,7 +14,7 @@ use crate::loops::launch_placed;
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns the extents around a dimension.
-fn around(shape: &[usize], dimension: usize) -> [usize; 3] {
+fn extents_around(shape: &[usize], dimension: usize) -> [usize; 3] {
     let (outer, rest) = shape.split_at(dimension);
     [outer.iter().product(), rest[0], rest[1..].iter().product()]
 }
@@ -35,7 +35,7 @@ fn checked(call: &Call<'_>) -> Result<[usize; 3]> {
         Some(weight) if weight.shape() != [classes] || weight.dtype() != x.dtype() => {
             Err(Error::invalid(format!("the weights are {} [{classes}], not {weight:?}", x.dtype())))
         }
-        _ => Ok(around(x.shape(), dimension)),
+        _ => Ok(extents_around(x.shape(), dimension)),
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     placements.extend([(); 2].map(|()| strided(&[inner, 1], &[])));
     let operator = if weight.is_some() { &NLL_LOSS_WEIGHTED } else { &NLL_LOSS };
     let inputs: SmallVec<[&Tensor; 3]> = [&x, &target].into_iter().chain(&weight).collect();
-    let _telling = Telling::of(call.label.operator, RangeOf::Classes);
+    let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Classes);
     let scalars = [classes as u64, call.int(3) as u64, inner as u64];
     launch_placed(operator, (&[outer, inner], &[]), (&inputs, &results), placements, &scalars, call.label)?;
     Ok(results)
@@ -74,7 +74,7 @@ fn at_classes(call: &GradientCall<'_>) -> Result<Tensor> {
 
 fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
     let (value, target) = (at_classes(call)?.contiguous()?, call.saved(1)?.contiguous()?);
-    let [outer, classes, inner] = around(call.shape(0), call.int(4) as usize);
+    let [outer, classes, inner] = extents_around(call.shape(0), call.int(4) as usize);
     let result = Tensor::zeros(call.shape(0), call.dtype_of(0), call.device())?;
     let row =
         Placement::Strided { rows: [inner as u64, 0, 1].into_iter().collect(), inner: Dimensions::new() };
@@ -93,7 +93,7 @@ fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
 /// Returns the gradient, computed by operators that record their own.
 fn by_operators(call: &GradientCall<'_>) -> Result<Tensor> {
     let target = call.saved(1)?;
-    let [outer, classes, inner] = around(call.shape(0), call.int(4) as usize);
+    let [outer, classes, inner] = extents_around(call.shape(0), call.int(4) as usize);
     let number = |value: i64| Tensor::full(&[], Scalar::I64(value), target.dtype(), call.device());
     // An ignored row adds 0 to the first class.
     let index = target.eq(&number(call.int(3))?)?.select_where(&number(0)?, &target)?;

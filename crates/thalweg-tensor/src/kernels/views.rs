@@ -11,7 +11,6 @@ use thalweg_runtime::Result;
 use super::indexing::call_scatter;
 use crate::autograd::{Backward, Gradients, is_grad_enabled, record};
 use crate::caller::label_at;
-use crate::dispatch::{Argument, built_in, call};
 use crate::loops::{LoopArguments, run_into};
 use crate::tensor::Tensor;
 
@@ -36,12 +35,16 @@ pub(crate) enum ViewBackward {
     Parts,
     /// The last dimension as the parts of complex numbers.
     Numbers,
-    /// The windows of a dimension, their elements as a last dimension.
+    /// Windows of a dimension.
     Windows {
         /// The base's shape.
         shape: Shape,
-        /// The dimension, the elements of a window, and the distance between windows.
-        of: [usize; 3],
+        /// The dimension.
+        dimension: usize,
+        /// The number of elements of a window.
+        size: usize,
+        /// The number of elements from one window to the next.
+        step: usize,
     },
     /// Any strides over the memory.
     Strided {
@@ -81,39 +84,32 @@ impl Backward for ViewBackward {
             }
             Self::Parts => gradient.contiguous()?.view_as_complex()?,
             Self::Numbers => gradient.view_as_real()?,
-            Self::Windows { shape, of } => windows_gradient(gradient, shape, *of)?,
+            Self::Windows { shape, dimension, size, step } => {
+                windows_gradient(gradient, shape, *dimension, [*size, *step])?
+            }
             Self::Strided { base, view } => strided_gradient(gradient, base, view)?,
         };
         Ok(Gradients::from_elem(Some(result), 1))
     }
 }
 
-/// Sums the gradient of a dimension's windows at the points that they contain.
-fn windows_gradient(gradient: &Tensor, shape: &[usize], [dim, size, step]: [usize; 3]) -> Result<Tensor> {
-    // Complex numbers are pairs of floats, which are a last dimension.
-    let is_complex = gradient.dtype().is_complex();
-    let (gradient, parts) = match is_complex {
-        true => (gradient.contiguous()?.view_as_real()?, 2),
-        false => (gradient.clone(), 1),
-    };
-    let count = gradient.shape()[dim];
-    let outer: usize = shape[..dim].iter().product();
-    let inner: usize = shape[dim + 1..].iter().product();
-    // The elements of a window come before the windows and the dimensions after them.
-    let columns = gradient.reshape(&[outer, count, inner, size, parts])?.permute(&[0, 3, 1, 2, 4])?;
-    let columns = columns.reshape(&[outer, size, count * inner * parts])?;
-    let lists = [[shape[dim], inner * parts], [size, 1], [1, 1], [0, 0], [step, 1], [count, inner * parts]]
-        .map(|list| list.map(|number| number as i64));
-    let arguments: Vec<Argument<'_>> =
-        [(&columns).into()].into_iter().chain(lists.iter().map(|list| Argument::Ints(list))).collect();
-    let sums = call(built_in!("thalweg::fold")?, &arguments, None, Location::caller())?;
-    match is_complex {
-        true => {
-            let pairs: Shape = shape.iter().copied().chain([2]).collect();
-            sums.reshape(&pairs)?.view_as_complex()
-        }
-        false => sums.reshape(shape),
+/// Sums the gradients of windows of a dimension at the elements of the base. Parts of windows that are as long as the step do not
+/// overlap, so each such part is one addition.
+pub(crate) fn windows_gradient(
+    gradient: &Tensor,
+    shape: &[usize],
+    dimension: usize,
+    [size, step]: [usize; 2],
+) -> Result<Tensor> {
+    let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
+    let count = gradient.shape()[dimension];
+    for start in (0..size).step_by(step) {
+        let width = step.min(size - start);
+        let part = whole.narrow(dimension as i64, start, (count - 1) * step + width)?;
+        let windows = part.unfold(dimension as i64, width as i64, step as i64)?;
+        windows.add_(&gradient.narrow(-1, start, width)?)?;
     }
+    Ok(whole)
 }
 
 /// Sums the gradient of a view with any strides in its base's memory, since elements may occur several times.

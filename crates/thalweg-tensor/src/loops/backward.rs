@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_execute::refused;
+use thalweg_execute::to_runtime_error;
 use thalweg_ir::{Body, Layout, Node as Expression, OutputPlace, Shape};
 use thalweg_ops::lower::{Extents, LaunchNumbers, Split};
 use thalweg_ops::schema::Schema;
@@ -276,7 +276,7 @@ impl LoopBackward {
             let operands = (&*operands(inputs.iter().copied()), &*operands(&outputs));
             extents.launch((id, name.into(), body), compute, operands, self.numbers.clone())
         };
-        launch(&lowered.map_err(refused)?, &inputs, &outputs, self.label)?;
+        launch(&lowered.map_err(to_runtime_error)?, &inputs, &outputs, self.label)?;
         self.record(&pass.derived, &inputs, &mut outputs, stream)?;
         match of_rows {
             None => Ok(outputs),

@@ -98,12 +98,12 @@ impl LoopCall<'_> {
 
 /// Returns integers as extents or dimensions, which are at least 0.
 fn unsigned(list: &[i64]) -> Result<Shape> {
-    let refused = |_| {
+    let to_runtime_error = |_| {
         Error::invalid(format!(
             "{list:?} must be at least 0; what is below has more elements than can be addressed"
         ))
     };
-    list.iter().map(|&number| usize::try_from(number).map_err(refused)).collect()
+    list.iter().map(|&number| usize::try_from(number).map_err(to_runtime_error)).collect()
 }
 
 /// Refuses integers that the entry does not accept.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_execute::Temporaries;
 use thalweg_ir::DType;
-use thalweg_ops::lower::{LoopLaunch, Operand};
+use thalweg_ops::lower::{LaunchNumbers, LoopLaunch, Operand};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Buffer, DevicePointer, Error, Label, Result, Stream};
 
+use crate::deferred::{self, Deferral};
 use crate::tensor::Tensor;
 
 /// The operands of a call.
@@ -22,13 +23,13 @@ pub(crate) fn operands<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Ope
 
 /// Memory for the steps of a launch, from the caching allocator. It is freed when dropped: reuse on the stream is ordered after
 /// the steps.
-pub(super) struct Rooms<'a> {
+pub(super) struct StepTemporaries<'a> {
     pub(super) stream: &'a Stream,
     pub(super) label: Label,
     pub(super) buffers: SmallVec<[Buffer; 4]>,
 }
 
-impl Temporaries for Rooms<'_> {
+impl Temporaries for StepTemporaries<'_> {
     fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
         let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
             Error::invalid("the parts of a reduction have more elements than can be addressed")
@@ -40,6 +41,34 @@ impl Temporaries for Rooms<'_> {
     }
 }
 
+/// Defers a launch on the current stream, if the thread defers loops and may defer this one. Returns whether it did.
+pub(super) fn put_off(
+    launch: &LoopLaunch,
+    numbers: &[u64],
+    inputs: &[&Tensor],
+    outputs: &[Tensor],
+    label: Label,
+) -> Result<bool> {
+    if !deferred::is_on() || launch.body.report.is_some() {
+        return Ok(false);
+    }
+    let operand = |tensor: &Tensor| {
+        let offset = tensor.layout().offset() * tensor.dtype().size_bytes();
+        (Arc::clone(tensor.storage()), offset as u64)
+    };
+    let read = inputs.iter().map(|tensor| operand(tensor)).collect();
+    let written = outputs.iter().map(operand).collect();
+    let numbers = LaunchNumbers::from_slice(numbers);
+    deferred::put_off(Deferral {
+        launch,
+        numbers,
+        read,
+        written,
+        stream: outputs[0].device().current_stream(),
+        label,
+    })
+}
+
 /// Launches on the current stream.
 pub(crate) fn launch(
     launch: &LoopLaunch,
@@ -47,11 +76,14 @@ pub(crate) fn launch(
     outputs: &[Tensor],
     label: Label,
 ) -> Result<()> {
+    if put_off(launch, &launch.scalars, inputs, outputs, label)? {
+        return Ok(());
+    }
     let stream = outputs[0].device().current_stream();
     let read: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
     let written: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
-    let mut rooms = Rooms { stream: &stream, label, buffers: SmallVec::new() };
-    thalweg_execute::run(launch, &stream, (&read, &written), &mut rooms, label)
+    let mut temporaries = StepTemporaries { stream: &stream, label, buffers: SmallVec::new() };
+    thalweg_execute::run(launch, &stream, (&read, &written), &mut temporaries, label)
 }
 
 /// Launches an operator whose operands have individual placements over rows and inner dimensions.
@@ -82,6 +114,7 @@ pub(crate) fn launch_placed(
         inner: inner.into(),
         placements,
         scalars: scalars.into(),
+        lanes: None,
     };
     launch(&lowered, inputs, outputs, label)
 }

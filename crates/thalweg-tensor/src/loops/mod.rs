@@ -7,13 +7,13 @@ mod launch;
 mod resolved;
 
 use smallvec::SmallVec;
-use thalweg_execute::{alignment_of, prepared, refused, run_steps};
+use thalweg_execute::{alignment_of, prepared, run_steps, to_runtime_error};
 use thalweg_ops::lower::LoopLaunch;
 pub(crate) use thalweg_ops::lower::widen;
 use thalweg_ops::{DTypeRule, LoopOp};
-use thalweg_runtime::{Label, RangeOf, Result, Telling};
+use thalweg_runtime::{Label, OutOfRangeReport, RangeOf, Result};
 
-use self::launch::Rooms;
+use self::launch::{StepTemporaries, put_off};
 use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use self::backward::{LoopBackward, autograd, node};
@@ -34,22 +34,26 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     };
     let (stream, lowered) = (call.device.current_stream(), &resolved.lowered);
     let (outputs, are_as_planned) = resolved.results(call, &stream)?;
-    let _telling = telling(call);
+    let _report = out_of_range_report(call);
     if !are_as_planned {
         let into = {
             let (read, written) = (operands(call.tensors.iter().copied()), operands(&outputs));
-            lowered.launch_into(&read, &written, &call.arguments).map_err(refused)?
+            lowered.launch_into(&read, &written, &call.arguments).map_err(to_runtime_error)?
         };
         launch(&into, &call.tensors, &outputs, call.label)?;
+        return Ok(outputs);
+    }
+    let numbers = lowered.numbers(&call.arguments);
+    if put_off(lowered.launch(), &numbers, &call.tensors, &outputs, call.label)? {
         return Ok(outputs);
     }
     let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
-    let numbers = lowered.numbers(&call.arguments);
     if let Some(steps) = lowered.steps() {
-        let mut rooms = Rooms { stream: &stream, label: call.label, buffers: SmallVec::new() };
-        run_steps(steps, &numbers, &stream, (&inputs, &results), &mut rooms, call.label)?;
+        let mut temporaries =
+            StepTemporaries { stream: &stream, label: call.label, buffers: SmallVec::new() };
+        run_steps(steps, &numbers, &stream, (&inputs, &results), &mut temporaries, call.label)?;
         return Ok(outputs);
     }
     let results_alignment = alignment_of(results.iter().copied());
@@ -66,9 +70,9 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
 }
 
 /// Makes the kernel report classes that are out of range, if the operator reads classes.
-fn telling(call: &LoopCall<'_>) -> Option<Telling> {
+fn out_of_range_report(call: &LoopCall<'_>) -> Option<OutOfRangeReport> {
     let has_classes = matches!(call.operator.rule, DTypeRule::Classes | DTypeRule::WideClasses);
-    has_classes.then(|| Telling::of(call.label.operator, RangeOf::Classes))
+    has_classes.then(|| OutOfRangeReport::of(call.label.operator, RangeOf::Classes))
 }
 
 /// Runs an operator into given tensors, which may also be inputs if the layouts agree and each thread reads a point before it
@@ -82,7 +86,7 @@ pub(crate) fn run_into(
 ) -> Result<()> {
     tensors.iter().copied().chain(outputs).try_for_each(check_memory)?;
     let (read, written) = (operands(tensors.iter().copied()), operands(outputs));
-    let into = LoopLaunch::into_outputs(operator, &read, &written, arguments).map_err(refused)?;
+    let into = LoopLaunch::into_outputs(operator, &read, &written, arguments).map_err(to_runtime_error)?;
     launch(&into, tensors, outputs, label)?;
     outputs.iter().for_each(Tensor::bump_version);
     Ok(())

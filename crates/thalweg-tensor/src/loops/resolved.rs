@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::cast_slice;
 use rustc_hash::FxHashMap;
-use thalweg_execute::{alignment_of, prepared, refused};
+use thalweg_execute::{alignment_of, prepared, to_runtime_error};
 use thalweg_ops::lower::{LoopArguments, LoweredLoop, signature_of};
 use thalweg_ops::{LoopOp, Signature, Space, default_dtype};
 use thalweg_runtime::{PreparedLaunch, Result, Stream};
@@ -44,7 +44,7 @@ struct Known {
 impl Resolved {
     /// Resolves a call, or finds it resolved.
     pub(crate) fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
-        let alignment_bytes = alignment_of(call.tensors.iter().map(|tensor| tensor.pointer()));
+        let alignment_bytes = alignment_of(call.tensors.iter().map(|tensor| tensor.aligned_like()));
         // A thread whose thread-local variables are already destroyed caches nothing.
         let found = KNOWN.try_with(|known| {
             let Known { key, calls } = &mut *known.borrow_mut();
@@ -107,7 +107,8 @@ impl Resolved {
 
     fn new(call: &LoopCall<'_>, alignment_bytes: u64) -> Result<Self> {
         let operands = operands(call.tensors.iter().copied());
-        let lowered = LoweredLoop::new(call.operator, &operands, &call.arguments).map_err(refused)?;
+        let lowered =
+            LoweredLoop::new(call.operator, &operands, &call.arguments).map_err(to_runtime_error)?;
         Ok(Self { lowered, launch: OnceLock::new(), alignment_bytes })
     }
 
@@ -147,5 +148,5 @@ pub(crate) fn signature(
     tensors: &[&Tensor],
     arguments: &LoopArguments,
 ) -> Result<Signature> {
-    signature_of(operator, &operands(tensors.iter().copied()), arguments).map_err(refused)
+    signature_of(operator, &operands(tensors.iter().copied()), arguments).map_err(to_runtime_error)
 }

@@ -9,7 +9,7 @@ use std::panic::Location;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result};
 
 use super::Body::{Composite, Differentiable, Kernel};
 use super::index::{checked, gathered, long, number_like};
@@ -29,6 +29,10 @@ operators! {
     "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
         fn index(indices: optional_tensors) = Composite(|call| {
             let x = call.tensor(0);
+            if let Some(mask) = mask_of(call, x).transpose()?.filter(|mask| mask.shape() == x.shape()) {
+                let arguments = [x.into(), (&mask).into()];
+                return super::call(built_in!("thalweg::compact")?, &arguments, None, call.label.location).map(single);
+            }
             match Indexed::new(call, x)? {
                 None => x.copied(call.label.location).map(single),
                 Some(indexed) => indexed.read(x).map(single),
@@ -96,7 +100,7 @@ operators! {
         fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single)), first: Consumed;
     /// Returns the elements where a mask is true, as a vector. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
-        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
+        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Unshared];
     /// Returns the elements whose flags, of the same shape, are set, as a vector. Blocks.
     "thalweg::compact(Tensor self, Tensor mask) -> Tensor" = Differentiable(compact, &COMPACT), complex: Taken;
     /// Returns a tensor with the elements of a source, in order, where flags of its shape are set. Blocks.
@@ -107,7 +111,7 @@ operators! {
             let (x, index) = (call.tensor(0), flat_index(call, "take")?);
             let rows = x.reshape(&[1, x.elements(), 1])?;
             gathered(&rows, &index)?.reshape(call.tensor(1).shape()).map(single)
-        }), out: [Apart];
+        }), out: [Unshared];
     /// Returns the tensor with the elements of a source written at indices into all elements, or added to the elements there.
     "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
         fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {
@@ -211,7 +215,7 @@ impl Indexed {
                     x.shape()
                 )));
             }
-            let _telling = Telling::of(call.label.operator, RangeOf::Dimension(dim));
+            let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(dim));
             places = place(&places, index, extent, stride)?;
             stride = stride.saturating_mul(extent);
         }

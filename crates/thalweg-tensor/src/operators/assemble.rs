@@ -113,8 +113,8 @@ fn block_diag(call: &Call<'_>) -> Result<Tensor> {
     let mut before = 0;
     let rows: Tensors = (blocks.iter())
         .map(|block| {
-            let behind = columns - before - block.shape()[1];
-            let padding = [before as i64, behind as i64];
+            let after = columns - before - block.shape()[1];
+            let padding = [before as i64, after as i64];
             before += block.shape()[1];
             pad(block, &padding, Scalar::I64(0))
         })

@@ -113,8 +113,8 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
     let mut result = if parts.len() > 1 { Tensor::cat(&parts, dim)? } else { x.clone() };
     // After as many steps as there are elements nothing is left.
     for _ in 0..n.min(result.size(dim)? as i64) {
-        let [before, behind] = neighbours(&result, dim)?;
-        result = if x.dtype() == DType::Bool { behind.logical_xor(&before)? } else { behind.sub(&before)? };
+        let [before, after] = neighbours(&result, dim)?;
+        result = if x.dtype() == DType::Bool { after.logical_xor(&before)? } else { after.sub(&before)? };
     }
     Ok(result)
 }
@@ -183,8 +183,8 @@ fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensor
             let distances = match spacing {
                 Spacing::Even(distance) => return even_slopes(x, dim, *distance, edge_order == 2),
                 Spacing::At(places) if places.shape() == [extent] => {
-                    let [before, behind] = neighbours(places, 0)?;
-                    behind.sub(&before)?
+                    let [before, after] = neighbours(places, 0)?;
+                    after.sub(&before)?
                 }
                 Spacing::At(places) => {
                     return Err(Error::invalid(format!(
@@ -261,9 +261,9 @@ fn slopes(x: &Tensor, dim: usize, distances: &Tensor, is_second_order: bool) -> 
     };
     parts.push(if is_second_order { end(0, 1)? } else { part(&gaps, 0, 1)? });
     if extent > 2 {
-        let (before, behind) = (part(&gaps, 0, extent - 2)?, part(&gaps, 1, extent - 2)?);
+        let (before, after) = (part(&gaps, 0, extent - 2)?, part(&gaps, 1, extent - 2)?);
         let (h_before, h_behind) = (part(&h, 0, extent - 2)?, part(&h, 1, extent - 2)?);
-        parts.push(weighted(&before, &h_behind, &behind, &h_before)?);
+        parts.push(weighted(&before, &h_behind, &after, &h_before)?);
     }
     parts.push(if is_second_order { end(extent - 2, extent - 3)? } else { part(&gaps, extent - 2, 1)? });
     Tensor::cat(&parts, at)?.to_dtype(dtype)
@@ -277,8 +277,8 @@ fn integral(areas: &Tensor, dim: i64) -> Result<Tensors> {
 fn even_areas(call: &Call<'_>, distance: f64, dim: usize, name: &str) -> Result<Tensor> {
     let (y, dim) = (call.tensor(0), call.int(dim));
     check_integrable(y, name)?;
-    let [before, behind] = neighbours(y, wrap(dim, y.rank())? as i64)?;
-    before.add(&behind)?.mul_scalar(distance / 2.0)
+    let [before, after] = neighbours(y, wrap(dim, y.rank())? as i64)?;
+    before.add(&after)?.mul_scalar(distance / 2.0)
 }
 
 fn check_integrable(y: &Tensor, name: &str) -> Result<()> {
@@ -321,6 +321,6 @@ fn areas(call: &Call<'_>, name: &str) -> Result<Tensor> {
     };
     let along = (dim + x.rank() - y.rank()) as i64;
     let [left, right] = neighbours(&x, along)?;
-    let [before, behind] = neighbours(y, dim as i64)?;
-    right.sub(&left)?.mul(&before.add(&behind)?)?.div_scalar(2.0)
+    let [before, after] = neighbours(y, dim as i64)?;
+    right.sub(&left)?.mul(&before.add(&after)?)?.div_scalar(2.0)
 }

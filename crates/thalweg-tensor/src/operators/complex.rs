@@ -348,8 +348,8 @@ pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     };
     let left = a.view_as_real()?.reshape(&doubled(a, 1, 2))?;
     let [re, im] = parts(b)?;
-    let turned = Tensor::stack(&[im.neg()?, re], -1)?;
-    let right = Tensor::stack(&[b.view_as_real()?, turned], -3)?.reshape(&doubled(b, 2, 2))?;
+    let transposed = Tensor::stack(&[im.neg()?, re], -1)?;
+    let right = Tensor::stack(&[b.view_as_real()?, transposed], -3)?.reshape(&doubled(b, 2, 2))?;
     let result = left.matmul(&right)?;
     let columns = b.shape()[b.rank() - 1];
     let shape: Shape = result.shape()[..result.rank() - 1].iter().copied().chain([columns, 2]).collect();

@@ -5,7 +5,7 @@ use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::complex::{of_parts, parts};
-use super::decompose::turned;
+use super::decompose::transposed;
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -45,7 +45,7 @@ impl Stack {
     }
 
     /// Returns a result in the batch's shape and the argument's dtype, or the dtype of its parts; integers keep their dtype.
-    pub(super) fn give(&self, result: &Tensor) -> Result<Tensor> {
+    pub(super) fn to_result(&self, result: &Tensor) -> Result<Tensor> {
         let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
         let result = result.reshape(&shape)?;
         match result.dtype() {
@@ -62,6 +62,11 @@ impl Stack {
         let [diagonal, _] = parts(&lower.diagonal(0, -2, -1)?)?;
         let diagonal = diagonal.to_dtype(DType::C128)?.diag_embed(0, -2, -1)?;
         Ok(Self { matrices: below.add(&adjoint(&below)?)?.add(&diagonal)?, ..self })
+    }
+
+    /// Returns the matrices in the batch's shape and the argument's dtype.
+    pub(super) fn whole(&self) -> Result<Tensor> {
+        self.to_result(&self.matrices)
     }
 
     /// Returns real matrices with a block of 2 by 2 for each number.
@@ -83,7 +88,7 @@ fn of_blocks(x: &Tensor) -> Result<Tensor> {
 
 /// Returns the conjugate transposes.
 pub(super) fn adjoint(x: &Tensor) -> Result<Tensor> {
-    turned(&x.conj()?)
+    transposed(&x.conj()?)
 }
 
 /// Returns a complex identity matrix.
@@ -170,9 +175,9 @@ pub(super) fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
     let width = if mode == "complete" { rows } else { rows.min(columns) };
     let q = match mode {
         "r" => Tensor::empty(&[0], x.dtype(), x.device())?,
-        _ => a.give(&product(&found.vectors, &found.tau, width)?)?,
+        _ => a.to_result(&product(&found.vectors, &found.tau, width)?)?,
     };
-    Ok(Tensors::from_iter([q, a.give(&found.upper.narrow(1, 0, width)?)?]))
+    Ok(Tensors::from_iter([q, a.to_result(&found.upper.narrow(1, 0, width)?)?]))
 }
 
 pub(super) fn geqrf(call: &Call<'_>) -> Result<Tensors> {
@@ -180,7 +185,7 @@ pub(super) fn geqrf(call: &Call<'_>) -> Result<Tensors> {
     let ([count, rows, columns], found) = (a.sizes(), Reflections::of(&a.matrices)?);
     let rest = Tensor::zeros(&[count, rows, columns - rows.min(columns)], DType::C128, call.device)?;
     let packed = found.upper.add(&Tensor::cat(&[found.vectors, rest], 2)?.tril(-1)?)?;
-    Ok(Tensors::from_iter([a.give(&packed)?, a.give(&found.tau)?]))
+    Ok(Tensors::from_iter([a.to_result(&packed)?, a.to_result(&found.tau)?]))
 }
 
 pub(super) fn householder_product(call: &Call<'_>) -> Result<Tensor> {
@@ -202,7 +207,7 @@ pub(super) fn householder_product(call: &Call<'_>) -> Result<Tensor> {
     }
     let ones = identity(&a.matrices, rows)?.narrow(1, 0, steps)?;
     let vectors = a.matrices.narrow(2, 0, steps)?.tril(-1)?.add(&ones)?;
-    a.give(&product(&vectors, &tau.to_dtype(DType::C128)?.reshape(&[count, steps])?, columns)?)
+    a.to_result(&product(&vectors, &tau.to_dtype(DType::C128)?.reshape(&[count, steps])?, columns)?)
 }
 
 pub(super) fn det(x: &Tensor) -> Result<Tensor> {
@@ -211,7 +216,7 @@ pub(super) fn det(x: &Tensor) -> Result<Tensor> {
     let diagonal = found.upper.diagonal(0, -2, -1)?;
     let all =
         (0..a.sizes()[1]).try_fold(found.determinants, |all, place| all.mul(&diagonal.select(1, place)?))?;
-    a.give(&all)
+    a.to_result(&all)
 }
 
 pub(super) fn sign_and_log(x: &Tensor) -> Result<Tensors> {
@@ -222,7 +227,7 @@ pub(super) fn sign_and_log(x: &Tensor) -> Result<Tensors> {
     let sign =
         (0..a.sizes()[1]).try_fold(found.determinants, |all, place| all.mul(&signs.select(1, place)?))?;
     let log = diagonal.abs()?.log()?.sum(&[-1], false)?;
-    Ok(Tensors::from_iter([a.give(&sign)?, a.give(&log)?]))
+    Ok(Tensors::from_iter([a.to_result(&sign)?, a.to_result(&log)?]))
 }
 
 pub(super) fn logdet(x: &Tensor) -> Result<Tensor> {
@@ -240,7 +245,7 @@ pub(super) fn cholesky(x: &Tensor, name: &str, upper: bool) -> Result<Tensors> {
     let info = info.add_scalar(1)?.floor_divide_scalar(2)?;
     let factor = of_blocks(&factor)?;
     let factor = if upper { adjoint(&factor)? } else { factor };
-    Ok(Tensors::from_iter([whole.give(&factor)?, whole.give(&info)?]))
+    Ok(Tensors::from_iter([whole.to_result(&factor)?, whole.to_result(&info)?]))
 }
 
 /// Returns the eigenvalues of Hermitian matrices, of which one triangle is read, in ascending order: those of their blocks, where
@@ -249,7 +254,7 @@ pub(super) fn eigenvalues(x: &Tensor, upper: bool) -> Result<Tensor> {
     let whole = Stack::square("linalg.eigvalsh", x)?.hermitian(upper)?;
     let [count, rows, _] = whole.sizes();
     let values = whole.blocks()?.linalg_eigvalsh()?;
-    whole.give(&values.reshape(&[count, rows, 2])?.select(2, 0)?)
+    whole.to_result(&values.reshape(&[count, rows, 2])?.select(2, 0)?)
 }
 
 /// Returns singular values, in descending order: those of the blocks, where each occurs twice.
@@ -257,5 +262,5 @@ pub(super) fn singular_values(x: &Tensor) -> Result<Tensor> {
     let a = Stack::new("linalg.svdvals", x)?;
     let [count, rows, columns] = a.sizes();
     let values = a.blocks()?.linalg_svdvals()?;
-    a.give(&values.reshape(&[count, rows.min(columns), 2])?.select(2, 0)?)
+    a.to_result(&values.reshape(&[count, rows.min(columns), 2])?.select(2, 0)?)
 }

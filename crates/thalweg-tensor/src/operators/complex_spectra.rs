@@ -9,7 +9,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::complex::parts;
 use super::complex_matrices::{Stack, adjoint, identity, qr};
-use super::decompose::turned;
+use super::decompose::transposed;
 use super::single;
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -43,7 +43,7 @@ fn spectrum(matrices: &Tensor) -> Result<[Tensor; 2]> {
 pub(super) fn eigen(x: &Tensor, upper: bool) -> Result<Tensors> {
     let whole = Stack::square("linalg.eigh", x)?.hermitian(upper)?;
     let [values, vectors] = spectrum(&whole.matrices)?;
-    Ok(Tensors::from_iter([whole.give(&values)?, whole.give(&vectors)?]))
+    Ok(Tensors::from_iter([whole.to_result(&values)?, whole.to_result(&vectors)?]))
 }
 
 /// Returns left singular vectors, singular values in descending order, and right singular vectors, as columns, of matrices with at
@@ -68,29 +68,40 @@ fn tall(a: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     Ok([left, values, right])
 }
 
+/// Returns left singular vectors, singular values and right singular vectors of matrices (batch, rows, columns), as columns.
+pub(super) fn spectrum_of(matrices: &Tensor) -> Result<[Tensor; 3]> {
+    whole(matrices, false)
+}
+
+fn whole(matrices: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
+    if matrices.shape()[1] >= matrices.shape()[2] {
+        return tall(matrices, is_full);
+    }
+    let [right, values, left] = tall(&adjoint(matrices)?, is_full)?;
+    Ok([left, values, right])
+}
+
 /// Returns left singular vectors as columns, singular values, and right singular vectors as columns.
 pub(super) fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     let a = Stack::new(name, x)?;
-    let [_, rows, columns] = a.sizes();
-    let [left, values, right] = if rows < columns {
-        let [right, values, left] = tall(&adjoint(&a.matrices)?, is_full)?;
-        [left, values, right]
-    } else {
-        tall(&a.matrices, is_full)?
-    };
-    Ok([a.give(&left)?, a.give(&values)?, a.give(&right)?])
+    let [left, values, right] = whole(&a.matrices, is_full)?;
+    Ok([a.to_result(&left)?, a.to_result(&values)?, a.to_result(&right)?])
 }
 
 /// Returns (U, S, Vᴴ) of `linalg_svd`.
 pub(super) fn svd(call: &Call<'_>) -> Result<Tensors> {
     let [left, values, right] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
-    Ok(Tensors::from_iter([left, values, turned(&right.conj()?)?]))
+    Ok(Tensors::from_iter([left, values, transposed(&right.conj()?)?]))
 }
 
 /// Returns the solutions of complex equations with triangular matrices: those of the whole matrices without their other triangle.
 pub(super) fn triangular(call: &Call<'_>) -> Result<Tensors> {
-    let (a, b) = (call.tensor(0), call.tensor(1));
-    let (upper, left, unit) = (call.bool(2), call.bool(3), call.bool(4));
+    let kind = [2, 3, 4].map(|place| call.bool(place));
+    triangle(call.tensor(0), call.tensor(1), kind).map(single)
+}
+
+/// Returns the solutions X of A X = B, or, if not `left`, X A = B, with triangular matrices A, whose diagonal may be ones.
+pub(super) fn triangle(a: &Tensor, b: &Tensor, [upper, left, unit]: [bool; 3]) -> Result<Tensor> {
     if a.rank() < 2 || b.rank() < 2 || a.dtype() != b.dtype() {
         return Err(Error::invalid(format!(
             "linalg.solve_triangular: A and B are matrices of one dtype, but they are {a:?} and {b:?}"
@@ -103,5 +114,5 @@ pub(super) fn triangular(call: &Call<'_>) -> Result<Tensors> {
         whole = whole.add(&identity(a, n)?.to_dtype(a.dtype())?)?;
     }
     let arguments = [(&whole).into(), b.into(), left.into()];
-    super::call(built_in!("linalg_solve")?, &arguments, None, std::panic::Location::caller()).map(single)
+    super::call(built_in!("linalg_solve")?, &arguments, None, std::panic::Location::caller())
 }

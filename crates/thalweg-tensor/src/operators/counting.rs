@@ -1,11 +1,12 @@
 //! Positions of values in sorted rows, counts of values, and distinct values.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ir::{DType, HostElement, Scalar, Shape};
 use thalweg_kernels::Placed;
 use thalweg_kernels::histogram::Histogram as CountBins;
 use thalweg_kernels::search::Search;
 use thalweg_ops::default_dtype;
+use thalweg_runtime::graph::audit::ObstacleKind;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Kernel};
@@ -13,6 +14,7 @@ use super::index::long;
 use super::view::wrap;
 use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::no_grad;
+use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::dtype_name::unaliased_cpp_type as cpp_type;
 use crate::kernels::compact::{Flags, Selection};
@@ -243,9 +245,8 @@ fn bincount(call: &Call<'_>) -> Result<Tensor> {
     };
     let mut bins = least as usize;
     if x.elements() > 0 {
-        let [smallest, greatest] = least_and_greatest(&x, DType::I64)?.to_vec::<i64>()?[..] else {
-            return Err(refused());
-        };
+        let [smallest, greatest] =
+            both::<i64>(&x.min()?.to_dtype(DType::I64)?, &x.max()?.to_dtype(DType::I64)?)?;
         if smallest < 0 {
             return Err(refused());
         }
@@ -260,11 +261,12 @@ fn bincount(call: &Call<'_>) -> Result<Tensor> {
     Tensor::zeros(&[bins], source.dtype(), x.device())?.index_add(0, &index, &source)
 }
 
-/// Returns the least and the greatest element as two numbers of a dtype, for the host to read both at once.
-fn least_and_greatest(x: &Tensor, dtype: DType) -> Result<Tensor> {
-    let bounds = [x.min()?, x.max()?].map(|bound| bound.reshape(&[1]));
-    let [least, greatest] = bounds;
-    Tensor::cat(&[least?, greatest?], 0)?.to_dtype(dtype)
+/// Returns two elements, which the host reads at once.
+fn both<T: HostElement>(first: &Tensor, second: &Tensor) -> Result<[T; 2]> {
+    let both = Tensor::cat(&[first.reshape(&[1])?, second.reshape(&[1])?], 0)?;
+    let label = label_at("item", std::panic::Location::caller());
+    let numbers: Vec<T> = both.read(label, Some(ObstacleKind::DataDependentShape))?;
+    Ok([numbers[0], numbers[1]])
 }
 
 /// Returns how many elements are in each bin: integers below the number of bins, or floats in bins of equal widths.
@@ -289,8 +291,8 @@ fn bin_count(bins: i64) -> Result<usize> {
 fn bounds(x: &Tensor, given: [f64; 2], margin: f64, name: &str) -> Result<[f64; 2]> {
     let [mut low, mut high] = given;
     if low == high && x.elements() > 0 {
-        let found = least_and_greatest(&x.detach(), DType::F64)?.to_vec::<f64>()?;
-        [low, high] = [found[0], found[1]];
+        let x = x.detach();
+        [low, high] = both(&x.min()?.to_dtype(DType::F64)?, &x.max()?.to_dtype(DType::F64)?)?;
     }
     if !low.is_finite() || !high.is_finite() {
         let range = format!("[{low}, {high}]").to_lowercase();
@@ -436,10 +438,11 @@ fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
     let total = match total {
         Some(total) => total,
         None => {
-            if repeats.min()?.item::<i64>()? < 0 {
+            let [least, last] = both::<i64>(&repeats.min()?, &ends.narrow(0, extent - 1, 1)?)?;
+            if least < 0 {
                 return Err(Error::invalid("repeats can not be negative"));
             }
-            ends.select(0, extent - 1)?.item::<i64>()?
+            last
         }
     };
     let Ok(total) = usize::try_from(total) else {
@@ -487,8 +490,8 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
         return Ok(Tensors::from_iter([values.reshape(&[1])?, inverse, counts]));
     }
     let dim = wrap(dim, x.rank())?;
-    let turned = x.movedim(&[dim as i64], &[0])?;
-    let (shape, count): (Shape, usize) = (turned.shape().into(), turned.shape()[0]);
+    let transposed = x.movedim(&[dim as i64], &[0])?;
+    let (shape, count): (Shape, usize) = (transposed.shape().into(), transposed.shape()[0]);
     let width: usize = shape[1..].iter().product();
     if width == 0 {
         return Err(Error::invalid(match count {
@@ -496,7 +499,7 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
             _ => "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
         }));
     }
-    let mut rows = turned.reshape(&[count, width])?;
+    let mut rows = transposed.reshape(&[count, width])?;
     let mut order = None;
     if sorts {
         // Sorts by the last column first: later sorts keep the order of equal elements.

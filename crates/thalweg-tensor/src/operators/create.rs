@@ -509,19 +509,19 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
     let (mut source, mut target) = (x.layout().clone(), Shape::new());
     for dim in 0..x.rank() {
         let at = (x.rank() - 1 - dim) * 2;
-        let [before, behind] = if dim < kept { [0, 0] } else { [padding[at], padding[at + 1]] };
+        let [before, after] = if dim < kept { [0, 0] } else { [padding[at], padding[at + 1]] };
         let extent = x.shape()[dim] as i64;
         let Some(whole) =
-            extent.checked_add(before).and_then(|sum| sum.checked_add(behind)).filter(|&sum| sum >= 0)
+            extent.checked_add(before).and_then(|sum| sum.checked_add(after)).filter(|&sum| sum >= 0)
         else {
             return Err(Error::invalid(format!(
-                "The input size {extent}, plus negative padding {before} and {behind}, resulted in a negative output size, which is \
+                "The input size {extent}, plus negative padding {before} and {after}, resulted in a negative output size, which is \
                  invalid. Check dimension {dim} of your input."
             )));
         };
         shape[dim] = whole as usize;
         let first = before.min(0).unsigned_abs().min(extent as u64) as usize;
-        let last = (behind.min(0).unsigned_abs() as usize).min(extent as usize - first);
+        let last = (after.min(0).unsigned_abs() as usize).min(extent as usize - first);
         source = source.narrow(dim, first, extent as usize - first - last)?;
         target.push((before.max(0) as usize).min(whole as usize));
     }
@@ -567,23 +567,23 @@ fn bordered(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor
     }
     let mut result = x.clone();
     for (at, pair) in padding.chunks_exact(2).enumerate() {
-        let (dim, before, behind) = (x.rank() - 1 - at, pair[0], pair[1]);
+        let (dim, before, after) = (x.rank() - 1 - at, pair[0], pair[1]);
         let extent = x.shape()[dim] as i64;
-        if reflects && (before >= extent || behind >= extent) {
+        if reflects && (before >= extent || after >= extent) {
             return Err(Error::invalid(format!(
                 "Argument #4: Padding size should be less than the corresponding input dimension, but got: padding ({before}, \
-                 {behind}) at dimension {dim} of input {:?}",
+                 {after}) at dimension {dim} of input {:?}",
                 x.shape()
             )));
         }
-        let whole = extent.checked_add(before).and_then(|sum| sum.checked_add(behind));
+        let whole = extent.checked_add(before).and_then(|sum| sum.checked_add(after));
         let Some(whole) = whole.filter(|&whole| whole >= 1) else {
             return Err(Error::invalid(format!(
-                "input ({:?}) is too small: with padding ({before}, {behind}) nothing of dimension {dim} is left",
+                "input ({:?}) is too small: with padding ({before}, {after}) nothing of dimension {dim} is left",
                 x.shape()
             )));
         };
-        if (before, behind) == (0, 0) {
+        if (before, after) == (0, 0) {
             continue;
         }
         let places = Tensor::arange(whole as usize, -before, 1i64, DType::I64, x.device())?;

@@ -72,12 +72,12 @@ pub(super) fn square(x: &Tensor) -> Result<[usize; 2]> {
 }
 
 /// Returns the transposes.
-pub(super) fn turned(x: &Tensor) -> Result<Tensor> {
+pub(super) fn transposed(x: &Tensor) -> Result<Tensor> {
     x.transpose(-2, -1)
 }
 
 /// Returns a row-major copy of the elements that a kernel may overwrite.
-pub(super) fn room(x: &Tensor, label: Label) -> Result<Tensor> {
+pub(super) fn row_major_copy(x: &Tensor, label: Label) -> Result<Tensor> {
     x.detach().copied(label.location)
 }
 
@@ -104,7 +104,7 @@ pub(super) fn launch(
 fn cholesky(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     let [batch, n] = square(x)?;
-    let (factor, info) = (room(x, call.label)?, Tensor::zeros(&[batch], DType::I32, x.device())?);
+    let (factor, info) = (row_major_copy(x, call.label)?, Tensor::zeros(&[batch], DType::I32, x.device())?);
     if let Some(lower) = decompose_library::cholesky(&factor, &info, [batch, n], call.label)? {
         return Ok(Tensors::from_iter([lower, info]));
     }
@@ -128,10 +128,10 @@ static CHOLESKY: Formula = Formula {
     backward: |call| {
         call.one(0, || {
             let factor = call.result(0)?;
-            let product = turned(&factor)?.matmul(&call.gradient()?)?.tril(0)?;
-            let symmetric = product.add(&turned(&product.tril(-1)?)?)?.mul_scalar(0.5)?;
+            let product = transposed(&factor)?.matmul(&call.gradient()?)?.tril(0)?;
+            let symmetric = product.add(&transposed(&product.tril(-1)?)?)?.mul_scalar(0.5)?;
             let left = solve_triangular(&factor, &symmetric, [false, true, false])?;
-            turned(&solve_triangular(&factor, &turned(&left)?, [false, true, false])?)
+            transposed(&solve_triangular(&factor, &transposed(&left)?, [false, true, false])?)
         })
     },
 };
@@ -145,7 +145,7 @@ fn triangular(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     let flags = (2..5).map(|place| u64::from(call.bool(place)) << (place - 2)).sum();
-    let result = room(b, call.label)?;
+    let result = row_major_copy(b, call.label)?;
     let kind = [2, 3, 4].map(|place| call.bool(place));
     if decompose_library::triangular(&a, &result, [batch, n, columns], kind, call.label)? {
         return Ok(single(result));
@@ -166,8 +166,8 @@ static TRIANGULAR: Formula = Formula {
             }
             let solution = call.result(0)?;
             let product = match transpose {
-                true => solution.matmul(&turned(&back)?)?,
-                false => back.matmul(&turned(&solution)?)?,
+                true => solution.matmul(&transposed(&back)?)?,
+                false => back.matmul(&transposed(&solution)?)?,
             };
             let inside = i64::from(unit);
             if upper { product.triu(inside)? } else { product.tril(-inside)? }.neg().map(Some)
@@ -187,8 +187,8 @@ static CHOLESKY_SOLVE: Formula = Formula {
             if input == 0 {
                 return Ok(Some(back.clone()));
             }
-            let product = back.matmul(&turned(&call.result(0)?)?)?;
-            let both = product.add(&turned(&product)?)?;
+            let product = back.matmul(&transposed(&call.result(0)?)?)?;
+            let both = product.add(&transposed(&product)?)?;
             if upper { factor.matmul(&both)? } else { both.matmul(&factor)? }.neg().map(Some)
         })
     },
@@ -208,7 +208,7 @@ fn lu(call: &Call<'_>) -> Result<Tensors> {
     {
         return Ok(Tensors::from_iter(results));
     }
-    let factors = room(x, call.label)?;
+    let factors = row_major_copy(x, call.label)?;
     let pivots = empty(x, &[batch, rows.min(columns)], DType::I32, call.label)?;
     let info = Tensor::zeros(&[batch], DType::I32, x.device())?;
     let flags = u64::from(call.bool(1));
@@ -229,12 +229,16 @@ fn permutation(call: &Call<'_>) -> Result<Tensor> {
     Ok(order)
 }
 
+/// Returns the rows (batch, rows) in their order after swaps.
+pub(super) fn order_of(pivots: &Tensor, rows: usize) -> Result<Tensor> {
+    let arguments = [pivots.into(), (rows as i64).into()];
+    super::call(built_in!("thalweg::permutation")?, &arguments, None, std::panic::Location::caller())
+}
+
 /// Returns the rows of matrices in their order after swaps, or, if `is_backward`, in their order before.
 pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<Tensor> {
     let [batch, rows, columns] = sizes(x)?;
-    let arguments = [pivots.into(), (rows as i64).into()];
-    let order =
-        super::call(built_in!("thalweg::permutation")?, &arguments, None, std::panic::Location::caller())?;
+    let order = order_of(pivots, rows)?;
     let order = if is_backward { order.argsort(-1, false)? } else { order };
     if x.elements() == 0 {
         return Ok(x.clone());
@@ -244,9 +248,12 @@ pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<
 
 /// Returns the factors L (rows, least) and U (least, columns) from a tensor that holds both.
 pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
-    let [_, rows, columns] = sizes(factors)?;
+    let &[_, rows, columns] = factors.shape() else {
+        return Err(Error::invalid("factors are (batch, rows, columns)"));
+    };
     let least = rows.min(columns);
-    let ones = Tensor::ones(&[least], factors.dtype(), factors.device())?.diag_embed(0, 0, 1)?;
+    let ones = Tensor::ones(&[least], DType::F64, factors.device())?.diag_embed(0, 0, 1)?;
+    let ones = ones.to_dtype(factors.dtype())?;
     let lower = factors.narrow(2, 0, least)?.tril(-1)?;
     let square = lower.narrow(1, 0, least)?.add(&ones)?;
     let lower = match rows > least {
@@ -268,25 +275,26 @@ fn lu_backward(call: &GradientCall<'_>) -> Result<Tensor> {
     let square = factors.narrow(1, 0, least)?.narrow(2, 0, least)?;
     let of_square = gradient.narrow(1, 0, least)?.narrow(2, 0, least)?;
     let [lower, upper] = unpacked(&square)?;
-    let mut of_lower = turned(&lower)?.matmul(&of_square.tril(-1)?)?;
-    let mut of_upper = of_square.triu(0)?.matmul(&turned(&upper)?)?;
+    let mut of_lower = transposed(&lower)?.matmul(&of_square.tril(-1)?)?;
+    let mut of_upper = of_square.triu(0)?.matmul(&transposed(&upper)?)?;
     let mut beside = None;
     if columns > least {
         let (part, slope) =
             (factors.narrow(2, least, columns - least)?, gradient.narrow(2, least, columns - least)?);
-        of_lower = of_lower.sub(&slope.matmul(&turned(&part)?)?)?;
+        of_lower = of_lower.sub(&slope.matmul(&transposed(&part)?)?)?;
         beside = Some((2, solve_triangular(&square, &slope, [false, true, true])?));
     }
     if rows > least {
         let (part, slope) =
             (factors.narrow(1, least, rows - least)?, gradient.narrow(1, least, rows - least)?);
-        of_upper = of_upper.sub(&turned(&part)?.matmul(&slope)?)?;
+        of_upper = of_upper.sub(&transposed(&part)?.matmul(&slope)?)?;
         // slope · U⁻ᵀ.
-        beside = Some((1, turned(&solve_triangular(&square, &turned(&slope)?, [true, false, false])?)?));
+        beside =
+            Some((1, transposed(&solve_triangular(&square, &transposed(&slope)?, [true, false, false])?)?));
     }
     let both = of_lower.tril(-1)?.add(&of_upper.triu(0)?)?;
     let left = solve_triangular(&square, &both, [false, true, true])?;
-    let mut result = turned(&solve_triangular(&square, &turned(&left)?, [true, false, false])?)?;
+    let mut result = transposed(&solve_triangular(&square, &transposed(&left)?, [true, false, false])?)?;
     if let Some((dim, part)) = beside {
         result = Tensor::cat(&[result, part], dim)?;
     }
@@ -299,7 +307,7 @@ fn geqrf(x: &Tensor, label: Label) -> Result<[Tensor; 2]> {
     if let Some(results) = decompose_library::qr(x, [batch, rows, columns], label)? {
         return Ok(results);
     }
-    let packed = room(x, label)?;
+    let packed = row_major_copy(x, label)?;
     let factors = empty(x, &[batch, rows.min(columns)], DType::F64, label)?;
     launch(Method::Qr, [batch, rows, columns], [0, 0], &[&packed, &factors], label)?;
     Ok([packed, factors])
@@ -347,7 +355,7 @@ static QR: Formula = Formula {
             }
             // The part to the right of the square one is Q · R there.
             let slope = of_r.narrow(2, rows, columns - rows)?;
-            let of_q = of_q.add(&x.narrow(2, rows, columns - rows)?.matmul(&turned(&slope)?)?)?;
+            let of_q = of_q.add(&x.narrow(2, rows, columns - rows)?.matmul(&transposed(&slope)?)?)?;
             let square = qr_backward(&q, &r.narrow(2, 0, rows)?, &of_q, &of_r.narrow(2, 0, rows)?)?;
             Tensor::cat(&[square, q.matmul(&slope)?], 2)
         })
@@ -356,24 +364,24 @@ static QR: Formula = Formula {
 
 /// Returns the gradient of Q R with a square R.
 fn qr_backward(q: &Tensor, r: &Tensor, of_q: &Tensor, of_r: &Tensor) -> Result<Tensor> {
-    let product = of_r.matmul(&turned(r)?)?.sub(&turned(q)?.matmul(of_q)?)?.triu(0)?;
-    let symmetric = product.add(&turned(&product.triu(1)?)?)?;
+    let product = of_r.matmul(&transposed(r)?)?.sub(&transposed(q)?.matmul(of_q)?)?.triu(0)?;
+    let symmetric = product.add(&transposed(&product.triu(1)?)?)?;
     let sum = of_q.add(&q.matmul(&symmetric)?)?;
-    turned(&solve_triangular(r, &turned(&sum)?, [true, false, false])?)
+    transposed(&solve_triangular(r, &transposed(&sum)?, [true, false, false])?)
 }
 
 /// Returns symmetric matrices from one triangle.
 pub(super) fn symmetric(x: &Tensor, upper: bool) -> Result<Tensor> {
     match upper {
-        true => x.triu(0)?.add(&turned(&x.triu(1)?)?),
-        false => x.tril(0)?.add(&turned(&x.tril(-1)?)?),
+        true => x.triu(0)?.add(&transposed(&x.triu(1)?)?),
+        false => x.tril(0)?.add(&transposed(&x.tril(-1)?)?),
     }
 }
 
 fn eigen(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0).detach();
     let [batch, n] = square(&x)?;
-    let matrices = room(&symmetric(&x, call.bool(1))?, call.label)?;
+    let matrices = row_major_copy(&symmetric(&x, call.bool(1))?, call.label)?;
     if let Some(results) = decompose_library::eigen(&matrices, [batch, n], call.label)? {
         return Ok(Tensors::from_iter(results));
     }
@@ -398,12 +406,12 @@ static EIGEN: Formula = Formula {
             let (values, vectors) = (call.result(0)?, call.result(1)?);
             let mut inner = call.gradient_of(0)?.diag_embed(0, -2, -1)?;
             if call.has_gradient(1) {
-                let product = turned(&vectors)?.matmul(&call.gradient_of(1)?)?;
+                let product = transposed(&vectors)?.matmul(&call.gradient_of(1)?)?;
                 // Vectors stay orthogonal: only the skew part matters.
-                let off = product.sub(&turned(&product)?)?.mul_scalar(0.5)?;
+                let off = product.sub(&transposed(&product)?)?.mul_scalar(0.5)?;
                 inner = inner.add(&off.div(&differences(&values)?)?)?;
             }
-            vectors.matmul(&inner)?.matmul(&turned(&vectors)?)
+            vectors.matmul(&inner)?.matmul(&transposed(&vectors)?)
         })
     },
 };
@@ -414,7 +422,7 @@ fn singular(call: &Call<'_>) -> Result<Tensors> {
     if let Some(results) = decompose_library::singular(x, [batch, rows, columns], call.label)? {
         return Ok(Tensors::from_iter(results));
     }
-    let left = room(x, call.label)?;
+    let left = row_major_copy(x, call.label)?;
     let right = empty(x, &[batch, columns, columns], DType::F64, call.label)?;
     let values = empty(x, &[batch, columns], DType::F64, call.label)?;
     launch(Method::Singular, [batch, rows, columns], [0, 0], &[&left, &right, &values], call.label)?;
@@ -432,8 +440,8 @@ static SINGULAR: Formula = Formula {
             if call.has_gradient(0) || call.has_gradient(2) {
                 let (of_u, of_v) = (call.gradient_of(0)?, call.gradient_of(2)?);
                 let skew = |a: &Tensor, of_a: &Tensor| -> Result<Tensor> {
-                    let product = turned(a)?.matmul(of_a)?;
-                    product.sub(&turned(&product)?)
+                    let product = transposed(a)?.matmul(of_a)?;
+                    product.sub(&transposed(&product)?)
                 };
                 let squares = differences(&s.mul(&s)?)?;
                 let left = skew(&u, &of_u)?.div(&squares)?.mul(&s.unsqueeze(1)?)?;
@@ -442,11 +450,12 @@ static SINGULAR: Formula = Formula {
                 let [_, rows, columns] = sizes(&u)?;
                 if rows > columns {
                     // The part of the gradient outside the span of U.
-                    let rest = of_u.sub(&u.matmul(&turned(&u)?.matmul(&of_u)?)?)?.div(&s.unsqueeze(1)?)?;
-                    outer = Some(rest.matmul(&turned(&v)?)?);
+                    let rest =
+                        of_u.sub(&u.matmul(&transposed(&u)?.matmul(&of_u)?)?)?.div(&s.unsqueeze(1)?)?;
+                    outer = Some(rest.matmul(&transposed(&v)?)?);
                 }
             }
-            let result = u.matmul(&inner)?.matmul(&turned(&v)?)?;
+            let result = u.matmul(&inner)?.matmul(&transposed(&v)?)?;
             outer.map_or(Ok(result.clone()), |outer| result.add(&outer))
         })
     },
@@ -488,7 +497,7 @@ static DET: Formula = Formula {
                 .prod_dim(-1, false)?
                 .mul(&sign.unsqueeze(-1)?)?
                 .mul(&call.gradient()?.unsqueeze(-1)?)?;
-            u.mul(&factors.unsqueeze(1)?)?.matmul(&turned(&v)?)
+            u.mul(&factors.unsqueeze(1)?)?.matmul(&transposed(&v)?)
         })
     },
 };
@@ -497,14 +506,14 @@ fn pseudoinverse(x: &Tensor, cutoff: &Tensor) -> Result<Tensor> {
     let x = x.detach();
     let [_, rows, columns] = sizes(&x)?;
     if rows < columns {
-        return turned(&pseudoinverse(&turned(&x)?, cutoff)?);
+        return transposed(&pseudoinverse(&transposed(&x)?, cutoff)?);
     }
     let location = std::panic::Location::caller();
     let results = call_all(built_in!("thalweg::svd")?, &[Argument::Tensor(&x)], None, location)?;
     let values = &results[1];
     let zero = Tensor::zeros(&[], DType::F64, x.device())?;
     let inverse = values.gt(&cutoff.unsqueeze(-1)?)?.select_where(&values.reciprocal()?, &zero)?;
-    results[2].mul(&inverse.unsqueeze(1)?)?.matmul(&turned(&results[0])?)
+    results[2].mul(&inverse.unsqueeze(1)?)?.matmul(&transposed(&results[0])?)
 }
 
 static PINV: Formula = Formula {
@@ -512,19 +521,19 @@ static PINV: Formula = Formula {
     outputs: &[0],
     backward: |call| -> Result<Gradients> {
         call.one(0, || {
-            let (x, inverse, gradient) = (call.saved(0)?, call.result(0)?, turned(&call.gradient()?)?);
-            let turned_inverse = turned(&inverse)?;
+            let (x, inverse, gradient) = (call.saved(0)?, call.result(0)?, transposed(&call.gradient()?)?);
+            let turned_inverse = transposed(&inverse)?;
             let [_, rows, columns] = sizes(&x)?;
             if rows <= columns {
                 let k = gradient.matmul(&inverse)?;
                 let product = k.matmul(&turned_inverse)?;
-                let sum = product.sub(&turned(&inverse.matmul(&k)?)?)?;
+                let sum = product.sub(&transposed(&inverse.matmul(&k)?)?)?;
                 let sum = sum.sub(&x.matmul(&inverse)?.matmul(&product)?)?;
                 return sum.add(&turned_inverse.matmul(&inverse)?.matmul(&gradient.sub(&k.matmul(&x)?)?)?);
             }
             let k = inverse.matmul(&gradient)?;
             let product = turned_inverse.matmul(&k)?;
-            let sum = product.sub(&turned(&k.matmul(&inverse)?)?)?;
+            let sum = product.sub(&transposed(&k.matmul(&inverse)?)?)?;
             let sum = sum.sub(&product.matmul(&inverse)?.matmul(&x)?)?;
             sum.add(&gradient.sub(&x.matmul(&k)?)?.matmul(&inverse)?.matmul(&turned_inverse)?)
         })

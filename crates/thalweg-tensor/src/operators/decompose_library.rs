@@ -8,7 +8,7 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result};
 
-use super::decompose::{empty, turned};
+use super::decompose::{empty, transposed};
 use crate::tensor::Tensor;
 
 /// Matrices of a batch that a library takes one after another.
@@ -68,7 +68,7 @@ fn queue(
 
 /// Returns a copy whose columns are contiguous: the rows of the transposes.
 fn by_columns(x: &Tensor) -> Result<Tensor> {
-    turned(&x.detach())?.copied(Location::caller())
+    transposed(&x.detach())?.copied(Location::caller())
 }
 
 /// Computes lower factors in place, with zeros above them.
@@ -106,7 +106,7 @@ pub(super) fn lu(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[
     let pivots = empty(x, &[batch, rows.min(columns)], DType::I32, label)?;
     let info = Tensor::zeros(&[batch], DType::I32, x.device())?;
     let is_done = queue(DenseMethod::Lu, sizes, &[&factors, &pivots, &info], true, label)?;
-    if is_done { Ok(Some([turned(&factors)?, pivots, info])) } else { Ok(None) }
+    if is_done { Ok(Some([transposed(&factors)?, pivots, info])) } else { Ok(None) }
 }
 
 /// Returns the packed form of QR, by columns, and the factors of its reflectors.
@@ -119,7 +119,7 @@ pub(super) fn qr(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[
     let packed = by_columns(x)?;
     let factors = empty(x, &[batch, least], DType::F64, label)?;
     let is_done = queue(DenseMethod::Qr, sizes, &[&packed, &factors], false, label)?;
-    if is_done { Ok(Some([turned(&packed)?, factors])) } else { Ok(None) }
+    if is_done { Ok(Some([transposed(&packed)?, factors])) } else { Ok(None) }
 }
 
 /// Returns the first `width` columns of the product of reflectors, whose vectors are below the diagonal of `vectors` (batch, rows,
@@ -133,7 +133,7 @@ pub(super) fn reflectors(
     if !is_worth(batch, count) || count > width {
         return Ok(None);
     }
-    let mut columns = turned(&vectors.detach())?;
+    let mut columns = transposed(&vectors.detach())?;
     if width > count {
         let rest = Tensor::zeros(&[batch, width - count, rows], DType::F64, vectors.device())?;
         columns = Tensor::cat(&[columns, rest], 1)?;
@@ -141,7 +141,7 @@ pub(super) fn reflectors(
     let columns = columns.copied(Location::caller())?;
     let method = DenseMethod::Reflectors { width: width as u64 };
     let is_done = queue(method, [batch, rows, count], &[&columns, factors], false, label)?;
-    if is_done { turned(&columns).map(Some) } else { Ok(None) }
+    if is_done { transposed(&columns).map(Some) } else { Ok(None) }
 }
 
 /// Returns the eigenvalues and eigenvectors of symmetric matrices, which are overwritten.
@@ -149,7 +149,7 @@ pub(super) fn eigen(a: &Tensor, [batch, n]: [usize; 2], label: Label) -> Result<
     let values = empty(a, &[batch, n], DType::F64, label)?;
     let info = Tensor::zeros(&[batch], DType::I32, a.device())?;
     let is_done = queue(DenseMethod::Eigen, [batch, n, n], &[a, &values, &info], false, label)?;
-    if is_done { Ok(Some([values, turned(a)?])) } else { Ok(None) }
+    if is_done { Ok(Some([values, transposed(a)?])) } else { Ok(None) }
 }
 
 /// Returns left singular vectors, singular values and right singular vectors of tall matrices.
@@ -168,5 +168,5 @@ pub(super) fn singular(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Op
     if !is_done || info.ne_scalar(0)?.any()?.to_vec::<bool>()?[0] {
         return Ok(None);
     }
-    Ok(Some([turned(&left)?, values, turned(&right)?]))
+    Ok(Some([transposed(&left)?, values, transposed(&right)?]))
 }

@@ -3,11 +3,12 @@
 use thalweg_ir::{Scalar, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::Composite;
+use super::Body::{Composite, Differentiable};
 use super::{operators, single};
+use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
-use crate::destination::apart;
-use crate::dispatch::{Arguments, Call, Ints, over};
+use crate::destination::without_offers;
+use crate::dispatch::{Arguments, Call, Ints, built_in, over};
 use crate::tensor::Tensor;
 
 operators! {
@@ -26,6 +27,11 @@ operators! {
     "cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor"
         fn cdist(x2: tensor, p: float, compute_mode: optional_int)
         = Composite(|call| cdist(call).map(single)), autocast: Full;
+    /// Returns the Euclidean distances between each row of one matrix and each row of another, by one matrix product.
+    "thalweg::euclidean_distances(Tensor x1, Tensor x2) -> Tensor" = Differentiable(|call| {
+        let (x, y) = (call.tensor(0).detach(), call.tensor(1).detach());
+        no_grad(|| x.euclidean_dist(&y)).map(single)
+    }, &EUCLIDEAN);
     /// Returns the p-norms of the differences between each row of one matrix and each row of another.
     "_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"
         = Composite(|call| cdist(call).map(single));
@@ -101,8 +107,47 @@ fn cdist(call: &Call<'_>) -> Result<Tensor> {
         let nothing = x.sum(&[], false)?.add(&y.sum(&[], false)?)?.mul_scalar(0.0)?;
         return zeros.add(&nothing);
     }
-    x.unsqueeze(-2)?.sub(&y.unsqueeze(-3)?)?.vector_norm(p, &[-1], false)
+    // As in PyTorch: by a product of matrices for many rows, unless the mode forbids it.
+    let by_product = match call.optional_int(3) {
+        Some(1) => true,
+        Some(2) => false,
+        _ => rows > MANY_ROWS || columns > MANY_ROWS,
+    };
+    if p != 2.0 || !by_product {
+        return x.unsqueeze(-2)?.sub(&y.unsqueeze(-3)?)?.vector_norm(p, &[-1], false);
+    }
+    let batch: Shape = broadcast_shapes(&x.shape()[..x.rank() - 2], &y.shape()[..y.rank() - 2])?;
+    let whole = |x: &Tensor| {
+        let mut shape = batch.clone();
+        shape.extend_from_slice(&x.shape()[x.rank() - 2..]);
+        x.expand(&shape)
+    };
+    let (x, y) = (whole(x)?, whole(y)?);
+    let arguments = [(&x).into(), (&y).into()];
+    super::call(built_in!("thalweg::euclidean_distances")?, &arguments, None, call.label.location)
 }
+
+/// The number of rows of either matrix above which distances are computed by a product of matrices.
+const MANY_ROWS: usize = 25;
+
+/// The gradient of Euclidean distances: a row's is in the direction of its difference from each other row, and 0 where they are
+/// equal. Differences are not stored: sums over them are products of matrices.
+static EUCLIDEAN: Formula = Formula {
+    inputs: &[0, 1],
+    outputs: &[0],
+    backward: |call| {
+        let (gradient, x, y, distances) = (call.gradient()?, call.saved(0)?, call.saved(1)?, call.result(0)?);
+        let zero = Tensor::zeros(&[], distances.dtype(), call.device())?;
+        let by_distance = distances.eq_scalar(0)?.select_where(&zero, &gradient.div(&distances)?)?;
+        let of_side = |weights: &Tensor, own: &Tensor, other: &Tensor| {
+            weights.sum(&[-1], true)?.mul(own)?.sub(&weights.matmul(other)?)
+        };
+        call.each(|tensor| match tensor {
+            0 => of_side(&by_distance, &x, &y).map(Some),
+            _ => of_side(&by_distance.transpose(-2, -1)?, &y, &x).map(Some),
+        })
+    },
+};
 
 fn pdist(call: &Call<'_>) -> Result<Tensor> {
     let (x, p) = (call.tensor(0), call.float(1));
@@ -166,7 +211,7 @@ fn renorm(call: &Call<'_>) -> Result<Tensor> {
     let others: Ints = (0..x.rank()).filter(|&dim| dim != kept).map(|dim| dim as i64).collect();
     let wide = x.to_dtype(x.dtype().compute())?;
     // The product alone may replace what it reads.
-    let factor = apart(|| {
+    let factor = without_offers(|| {
         let norm = wide.vector_norm(Scalar::F64(p), &others, true)?;
         let limit = Tensor::full(&[], most, norm.dtype(), x.device())?;
         let one = Tensor::full(&[], 1.0, norm.dtype(), x.device())?;

@@ -5,7 +5,7 @@ use thalweg_kernels::decompose::Method;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::decompose::{differences, empty, launch, room, turned};
+use super::decompose::{differences, empty, launch, row_major_copy, transposed};
 use super::{call_all, operators};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, built_in};
@@ -31,7 +31,7 @@ operators! {
         if n != columns || x.dtype() != DType::C128 {
             return Err(Error::invalid(format!("matrices are square and of complex128, not {x:?}")));
         }
-        let matrices = room(x, call.label)?;
+        let matrices = row_major_copy(x, call.label)?;
         let vectors = empty(x, &[batch, n, n], DType::C128, call.label)?;
         let values = empty(x, &[batch, n], DType::C128, call.label)?;
         launch(Method::General, [batch, n, n], [0, 0], &[&matrices, &vectors, &values], call.label)?;
@@ -78,8 +78,8 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let shape: Shape = batch.iter().copied().chain([rows]).collect();
     let values = values.reshape(&shape)?.to_dtype(narrow)?;
     // Stored by columns, as in LAPACK.
-    let vectors = turned(&results[1])?.reshape(x.shape())?.to_dtype(narrow)?.contiguous()?;
-    Ok(Tensors::from_iter([values, turned(&vectors)?]))
+    let vectors = transposed(&results[1])?.reshape(x.shape())?.to_dtype(narrow)?.contiguous()?;
+    Ok(Tensors::from_iter([values, transposed(&vectors)?]))
 }
 
 /// The gradient of A V = V Λ with columns of length 1 (C. Boeddeker and others, *On the computation of complex-valued gradients with
@@ -90,7 +90,7 @@ static EIGEN: Formula = Formula {
     backward: |call| {
         call.one(0, || {
             let (values, vectors) = (call.result(0)?, call.result(1)?);
-            let adjoint = turned(&vectors.conj()?)?;
+            let adjoint = transposed(&vectors.conj()?)?;
             let mut inner = call.gradient_of(0)?.diag_embed(0, -2, -1)?;
             if call.has_gradient(1) {
                 let product = adjoint.matmul(&call.gradient_of(1)?)?;

@@ -31,9 +31,9 @@ fn labels(text: &str, hidden: usize) -> Result<Vec<Label>> {
     let mut list = Vec::new();
     let mut rest = text;
     while let Some(letter) = rest.chars().next() {
-        if let Some(behind) = rest.strip_prefix("...") {
+        if let Some(after) = rest.strip_prefix("...") {
             list.extend((0..hidden).rev().map(Label::Hidden));
-            rest = behind;
+            rest = after;
         } else if letter.is_ascii_alphabetic() {
             list.push(Label::Letter(letter));
             rest = &rest[1..];

@@ -562,8 +562,8 @@ impl Transform<'_> {
         let columns = x.reshape(&[count, first, second])?.transpose(1, 2)?.contiguous()?;
         let inner = self.direct(&columns.reshape(&[count * second, first])?)?;
         let twiddles = self.roots([second, first], size, self.sign)?;
-        let turned = inner.reshape(&[count, second, first])?.mul(&twiddles)?;
-        let rows = turned.transpose(1, 2)?.contiguous()?.reshape(&[count * first, second])?;
+        let transposed = inner.reshape(&[count, second, first])?.mul(&twiddles)?;
+        let rows = transposed.transpose(1, 2)?.contiguous()?.reshape(&[count * first, second])?;
         let outer = self.lines(&rows)?.reshape(&[count, first, second])?;
         outer.transpose(1, 2)?.contiguous()?.reshape(&[count, size])
     }

@@ -5,7 +5,7 @@ use thalweg_kernels::decompose::Method;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Kernel};
-use super::decompose::{empty, launch, room};
+use super::decompose::{empty, launch, row_major_copy};
 use super::operators;
 use super::solve::{Stack, check, of_batch};
 use super::{call as call_operator, single};
@@ -31,7 +31,7 @@ operators! {
     "thalweg::ldl(Tensor self) -> (Tensor LD, Tensor pivots, Tensor info)" = Kernel(|call| {
         let x = call.tensor(0);
         let [batch, n] = super::decompose::square(x)?;
-        let (factors, info) = (room(x, call.label)?, Tensor::zeros(&[batch], DType::I32, x.device())?);
+        let (factors, info) = (row_major_copy(x, call.label)?, Tensor::zeros(&[batch], DType::I32, x.device())?);
         let pivots = empty(x, &[batch, n], DType::I32, call.label)?;
         launch(Method::Indefinite, [batch, n, n], [0, 0], &[&factors, &pivots, &info], call.label)?;
         Ok(Tensors::from_iter([factors, pivots, info]))
@@ -43,7 +43,7 @@ operators! {
         if super::decompose::square(&a)? != [batch, n] || *pivots.shape() != [batch, n] || pivots.dtype() != DType::I32 {
             return Err(Error::invalid(format!("the factors {a:?} and rows {pivots:?} do not fit the right sides {b:?}")));
         }
-        let result = room(b, call.label)?;
+        let result = row_major_copy(b, call.label)?;
         launch(Method::IndefiniteSolve, [batch, n, columns], [0, 0], &[&a, &pivots, &result], call.label)?;
         Ok(single(result))
     });
@@ -60,7 +60,7 @@ fn factors(call: &Call<'_>, name: &str, checks: bool) -> Result<Tensors> {
             )
         })?;
     }
-    results.iter().map(|result| a.give(result)).collect()
+    results.iter().map(|result| a.to_result(result)).collect()
 }
 
 fn solve(call: &Call<'_>) -> Result<Tensor> {
@@ -86,5 +86,5 @@ fn solve(call: &Call<'_>) -> Result<Tensor> {
     let arguments = [(&a.matrices).into(), (&pivots).into(), (&b.matrices).into()];
     let solution =
         no_grad(|| call_operator(built_in!("thalweg::ldl_solve")?, &arguments, None, call.label.location))?;
-    batch.give(&solution)
+    batch.to_result(&solution)
 }

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::{Error, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
 use super::Body::{Composite, Differentiable, Kernel, Pair};
 use super::create::pad;
@@ -47,12 +47,12 @@ operators! {
         }, &ANEW);
     /// Returns the elements at indices of a dimension, which have the result's shape.
     "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
-        fn gather(dim: int, index: tensor) = Composite(gather), out: [DTypeOfFirst, Apart];
+        fn gather(dim: int, index: tensor) = Composite(gather), out: [DTypeOfFirst, Unshared];
     /// Returns the slices at a list of indices of a dimension.
     "index_select(Tensor self, int dim, Tensor index) -> Tensor"
         fn index_select(dim: int, index: tensor) = Composite(|call| {
             index_select(call.tensor(0), call.int(1), call.tensor(2)).map(single)
-        }), out: [Apart];
+        }), out: [Unshared];
     /// Returns the tensor with the elements of a source written at indices of a dimension.
     "scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter(dim: int, index: tensor, src: tensor) = Composite(|call| {
@@ -328,14 +328,14 @@ pub(super) fn checked(
     (lowest, extent): (i64, usize),
     (operator, indexed): (&'static str, RangeOf),
 ) -> Result<Tensor> {
-    let _telling = Telling::of(operator, indexed);
+    let _report = OutOfRangeReport::of(operator, indexed);
     let numbers = [lowest, extent as i64].map(|number| Argument::Scalar(Scalar::I64(number)));
     let arguments = [index.into(), numbers[0], numbers[1]];
     super::call(built_in!("thalweg::checked_index")?, &arguments, None, std::panic::Location::caller())
 }
 
 /// Returns a tensor as (outer, a dimension, inner).
-pub(super) fn around(x: &Tensor, dim: usize) -> Result<Tensor> {
+pub(super) fn outer_inner(x: &Tensor, dim: usize) -> Result<Tensor> {
     let (outer, rest) = x.shape().split_at(dim);
     x.reshape(&[outer.iter().product(), rest[0], rest[1..].iter().product()])
 }
@@ -377,14 +377,14 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
         }
         source = source.narrow(other as i64, 0, wide.shape()[other])?;
     }
-    let _telling = Telling::of("gather", RangeOf::Dimension(dim));
+    let _report = OutOfRangeReport::of("gather", RangeOf::Dimension(dim));
     // A copy of the whole source costs more than places in its memory for a few indices.
     let layout = source.layout();
     let is_copied = layout.may_overlap() && wide.elements() < source.elements();
     if is_copied && !is_recorded(&[x]) {
         return gathered_in_place(&source, dim, &wide)?.reshape(index.shape()).map(single);
     }
-    gathered(&around(&source, dim)?, &around(&wide, dim)?)?.reshape(index.shape()).map(single)
+    gathered(&outer_inner(&source, dim)?, &outer_inner(&wide, dim)?)?.reshape(index.shape()).map(single)
 }
 
 pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tensor> {
@@ -402,9 +402,9 @@ pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tenso
     }
     let mut shape: Shape = source.shape().into();
     shape[dim] = count;
-    let rows = around(&source, dim)?;
+    let rows = outer_inner(&source, dim)?;
     let index = index.reshape(&[1, count, 1])?.expand(&[rows.shape()[0], count, rows.shape()[2]])?;
-    let _telling = Telling::of("index_select", RangeOf::Dimension(dim));
+    let _report = OutOfRangeReport::of("index_select", RangeOf::Dimension(dim));
     let result = gathered(&rows, &index)?;
     result.reshape(if x.rank() == 0 { &[] } else { shape.as_slice() })
 }
@@ -413,7 +413,7 @@ pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tenso
 struct Along<'a> {
     operator: &'static str,
     /// The operator's own name, under which the device reports indices out of range.
-    told: &'static str,
+    reported: &'static str,
     x: &'a Tensor,
     dim: i64,
     index: &'a Tensor,
@@ -421,13 +421,13 @@ struct Along<'a> {
 
 impl<'a> Along<'a> {
     fn of(call: &'a Call<'a>, operator: &'static str) -> Self {
-        let told = name_of(call);
-        Self { operator, told, x: call.tensor(0), dim: call.int(1), index: call.tensor(2) }
+        let reported = name_of(call);
+        Self { operator, reported, x: call.tensor(0), dim: call.int(1), index: call.tensor(2) }
     }
 
     /// Checks dtypes and shapes, and brings indices and source into the form of the target.
     fn prepare(&self, source: &Tensor) -> Result<Write> {
-        let Self { operator, told, x, .. } = *self;
+        let Self { operator, reported, x, .. } = *self;
         let dim = wrap(self.dim, x.rank())?;
         let index = long(self.index, operator)?;
         if source.dtype() != x.dtype() {
@@ -449,7 +449,7 @@ impl<'a> Along<'a> {
         }
         let (target, index, mut source) = (at_least_1d(x)?, at_least_1d(&index)?, at_least_1d(source)?);
         // The kernels that write skip an index that is out of range, which is reported here.
-        let _telling = Telling::of(told, RangeOf::Dimension(dim));
+        let _report = OutOfRangeReport::of(reported, RangeOf::Dimension(dim));
         let arguments = [(&index).into(), (target.shape()[dim] as i64).into()];
         super::call(built_in!("thalweg::index_check")?, &arguments, None, std::panic::Location::caller())?;
         let mut padding: SmallVec<[i64; 12]> = SmallVec::new();
@@ -470,7 +470,7 @@ impl<'a> Along<'a> {
         // If the target has more elements than there are indices, the padding is an index out of range, which writes nothing.
         let index = pad(&index, &padding, Scalar::I64(-1))?;
         let source = pad(&source, &padding, Scalar::I64(0))?;
-        let parts = Some([around(&index, dim)?, around(&source, dim)?]);
+        let parts = Some([outer_inner(&index, dim)?, outer_inner(&source, dim)?]);
         Ok(Write { x: x.clone(), dim, source, parts })
     }
 
@@ -510,7 +510,7 @@ impl Write {
 
     fn combined(&self, combine: Combine) -> Result<Tensor> {
         let Some([index, source]) = &self.parts else { return self.unchanged() };
-        let target = around(&at_least_1d(&self.x)?, self.dim)?;
+        let target = outer_inner(&at_least_1d(&self.x)?, self.dim)?;
         scatter(&target, index, source, combine)?.reshape(self.x.shape())
     }
 
@@ -528,7 +528,7 @@ impl Write {
             }
         };
         let Some([index, source]) = &self.parts else { return self.combined(combine) };
-        let mut target = around(&at_least_1d(&self.x)?, self.dim)?;
+        let mut target = outer_inner(&at_least_1d(&self.x)?, self.dim)?;
         if !include_self && matches!(combine, Combine::Max | Combine::Min) {
             let arguments = [(&target).into(), index.into(), source.into(), combine.name().into()];
             let location = std::panic::Location::caller();
@@ -630,7 +630,7 @@ impl Places {
 
     fn write(&self, source: &Tensor) -> Result<Write> {
         let Self { x, dim, index } = self;
-        let rows = around(&at_least_1d(source)?, *dim)?;
+        let rows = outer_inner(&at_least_1d(source)?, *dim)?;
         if rows.elements() == 0 {
             return Ok(Write { x: x.clone(), dim: *dim, source: source.clone(), parts: None });
         }

@@ -18,7 +18,7 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Concatenates tensors along a dimension; they agree in all others, or are empty with one dimension.
-    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Apart], complex: Taken;
+    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Unshared], complex: Taken;
     /// Stacks tensors of one shape along a new dimension.
     "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack);
     /// Splits a dimension of each tensor into `num_chunks` chunks, the last padded with zeros, and joins the chunks of all

@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::solve::{Stack, are_vectors, values};
-use super::{operators, single};
+use super::{complex_factors, operators, single};
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -55,6 +55,9 @@ impl Driver {
 fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     let name = "torch.linalg.lstsq";
     let (x, b) = (call.tensor(0), call.tensor(1));
+    if x.dtype().is_complex() {
+        return of_complex(call, name);
+    }
     let a = Stack::new(name, x)?;
     if b.rank() == 0 || !(0..=1).contains(&(x.rank() as i64 - b.rank() as i64)) || b.dtype() != x.dtype() {
         return Err(Error::invalid(format!(
@@ -100,15 +103,50 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     let residuals = match is_full && rows > width {
         true => {
             let off = a.matrices.matmul(&solution)?.sub(&right.matrices)?;
-            a.give(&off.square()?.sum(&[-2], false)?)?
+            a.to_result(&off.square()?.sum(&[-2], false)?)?
         }
         // An empty tensor is a part of the same result, and has its gradient.
         false => solution.flatten_from(0)?.narrow(0, 0, 0)?.to_dtype(x.dtype())?,
     };
-    let solution = a.give(&solution)?;
+    let solution = a.to_result(&solution)?;
     let nothing = |dtype: DType| Tensor::empty(&[0], dtype, call.device);
-    let ranks = if driver == Driver::Gels { nothing(DType::I64)? } else { a.give(&rank)? };
-    let singular = if driver == Driver::Gelsd { a.give(&singular)? } else { nothing(x.dtype())? };
+    let ranks = if driver == Driver::Gels { nothing(DType::I64)? } else { a.to_result(&rank)? };
+    let singular = if driver == Driver::Gelsd { a.to_result(&singular)? } else { nothing(x.dtype())? };
+    let solution = if is_vector { solution.squeeze(-1)? } else { solution };
+    Ok(Tensors::from_iter([solution, residuals, ranks, singular]))
+}
+
+/// Solves complex equations, by pseudoinverses.
+fn of_complex(call: &Call<'_>, name: &str) -> Result<Tensors> {
+    let (x, b) = (call.tensor(0), call.tensor(1));
+    let driver = Driver::of(call.optional_str(3).unwrap_or("gels"), name)?;
+    let is_vector = are_vectors(x, b);
+    let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
+    let fits = x.rank() >= 2 && columns.rank() == x.rank() && columns.dtype() == x.dtype();
+    if !fits || x.elements() == 0 || columns.shape()[..x.rank() - 1] != x.shape()[..x.rank() - 1] {
+        return Err(Error::invalid(format!(
+            "{name}: input and other must have the same rows, batch and dtype, but got {x:?} and {b:?}"
+        )));
+    }
+    let [rows, width] = [x.rank() - 2, x.rank() - 1].map(|dim| x.shape()[dim]);
+    let epsilon = if x.dtype() == DType::C128 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+    let share = match driver {
+        Driver::Gels => f64::EPSILON,
+        _ => call.optional_float(2).unwrap_or(epsilon * rows.max(width) as f64),
+    };
+    let singular = values(name, &x.detach())?;
+    let cutoff = singular.select(-1, 0)?.mul_scalar(share)?;
+    let rank = singular.gt(&cutoff.unsqueeze(-1)?)?.to_dtype(DType::I64)?.sum(&[-1], false)?;
+    let solution = complex_factors::pseudoinverse(name, x, &cutoff)?.matmul(&columns)?;
+    let nothing = |dtype: DType| Tensor::empty(&[0], dtype, call.device);
+    let residuals = match driver {
+        Driver::Gels | Driver::Gelsd if rows > width => {
+            x.matmul(&solution)?.sub(&columns)?.abs()?.square()?.sum(&[-2], false)?
+        }
+        _ => nothing(x.dtype().real())?,
+    };
+    let ranks = if driver == Driver::Gels { nothing(DType::I64)? } else { rank };
+    let singular = if driver == Driver::Gelsd { singular } else { nothing(x.dtype().real())? };
     let solution = if is_vector { solution.squeeze(-1)? } else { solution };
     Ok(Tensors::from_iter([solution, residuals, ranks, singular]))
 }

@@ -398,8 +398,8 @@ fn batched(matrices: &Tensor, batch: &[usize]) -> Result<Tensor> {
 fn linear(call: &Call<'_>) -> Result<Tensors> {
     let (input, weight, bias) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     let &[outputs, inputs] = weight.shape() else {
-        let turned = if weight.rank() < 2 { weight.clone() } else { weight.transpose(0, 1)? };
-        let result = matmul(input, &turned)?;
+        let transposed = if weight.rank() < 2 { weight.clone() } else { weight.transpose(0, 1)? };
+        let result = matmul(input, &transposed)?;
         return bias.map_or(Ok(result.clone()), |bias| result.add(bias)).map(single);
     };
     if input.rank() == 0 {

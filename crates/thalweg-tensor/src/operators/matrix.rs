@@ -356,12 +356,12 @@ fn cross(x: &Tensor, y: &Tensor, dim: i64) -> Result<Tensor> {
     let shape = broadcast_shapes(x.shape(), y.shape())?;
     let [x, y] = [x.expand(&shape)?, y.expand(&shape)?];
     // The elements shifted by one and by two.
-    let turned = |tensor: &Tensor, by: usize| {
+    let transposed = |tensor: &Tensor, by: usize| {
         let parts: SmallVec<[Tensor; 3]> =
             (0..3).map(|place| tensor.narrow(at as i64, (place + by) % 3, 1)).collect::<Result<_>>()?;
         Tensor::cat(&parts, at as i64)
     };
-    turned(&x, 1)?.mul(&turned(&y, 2)?)?.sub(&turned(&x, 2)?.mul(&turned(&y, 1)?)?)
+    transposed(&x, 1)?.mul(&transposed(&y, 2)?)?.sub(&transposed(&x, 2)?.mul(&transposed(&y, 1)?)?)
 }
 
 /// Returns matrices to the power of an integer, by squaring; for a negative exponent those of the inverses.

@@ -4,11 +4,11 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::decompose::{symmetric, turned};
+use super::decompose::{symmetric, transposed};
 use super::matrix::matrix_power;
 use super::solve::{Stack, values};
 use super::view::wrap;
-use super::{operators, single};
+use super::{complex_factors, complex_matrices, operators, single};
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::Tensor;
 
@@ -268,7 +268,7 @@ impl Bounds {
             [0] => zero.expand(batch)?,
             _ => values.amax(&[-1], false)?,
         };
-        let epsilon = if x.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+        let epsilon = if x.dtype().real() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
         let longest = x.shape()[x.rank() - 2..].iter().copied().max().unwrap_or(0) as f64;
         let share = Tensor::full(&[], epsilon * longest, DType::F64, x.device())?;
         let wide = |bound: &Tensor| bound.detach().to_dtype(DType::F64);
@@ -288,18 +288,43 @@ impl Bounds {
     }
 }
 
+/// Returns numbers in 64 bits.
+fn widened(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(if x.dtype().is_complex() { DType::C128 } else { DType::F64 })
+}
+
 fn rank(x: &Tensor, bounds: &Bounds, hermitian: bool) -> Result<Tensor> {
-    Stack::new("linalg.matrix_rank", x)?;
-    let x = &if hermitian { symmetric(&x.detach(), false)? } else { x.detach() };
-    let list = values("linalg.matrix_rank", &x.to_dtype(DType::F64)?)?;
+    let name = "linalg.matrix_rank";
+    let x = &match (hermitian, x.dtype().is_complex()) {
+        (true, true) => complex_matrices::Stack::square(name, x)?.hermitian(false)?.whole()?,
+        (false, true) => x.detach(),
+        (is_symmetric, false) => {
+            Stack::new(name, x)?;
+            if is_symmetric { symmetric(&x.detach(), false)? } else { x.detach() }
+        }
+    };
+    let list = values(name, &widened(x)?)?;
     let bound = bounds.of(&list, x)?;
     list.gt(&bound.unsqueeze(-1)?)?.sum(&[-1], false)
 }
 
 fn pseudoinverse(x: &Tensor, bounds: &Bounds, hermitian: bool) -> Result<Tensor> {
+    if x.dtype().is_complex() {
+        let name = "linalg.pinv";
+        if x.rank() > 1 && x.elements() == 0 {
+            return transposed(x)?.contiguous();
+        }
+        let read = match hermitian {
+            true => complex_matrices::Stack::square(name, x)?.hermitian(false)?.whole()?,
+            false => x.clone(),
+        };
+        let list = values(name, &widened(&read.detach())?)?;
+        let bound = bounds.of(&list, x)?.expand(&list.shape()[..list.rank() - 1])?;
+        return complex_factors::pseudoinverse(name, &read, &bound);
+    }
     let a = Stack::new("linalg.pinv", x)?;
     if x.elements() == 0 {
-        return turned(x)?.contiguous();
+        return transposed(x)?.contiguous();
     }
     let read = if hermitian { symmetric(&x.detach(), false)? } else { x.detach() };
     let list = values("linalg.pinv", &read.to_dtype(DType::F64)?)?;

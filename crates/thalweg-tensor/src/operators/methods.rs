@@ -5,7 +5,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ir::{DType, Scalar, Shape, inverse_order};
 use thalweg_ops::structured;
 use thalweg_runtime::{Device, Error, Result};
 
@@ -99,6 +99,14 @@ impl Tensor {
             check_conversion(self.dtype(), dtype)?;
             call(built_in!("thalweg::copy")?, &[self.into(), dtype.into()], None, Location::caller())
         })
+    }
+
+    /// Returns the elements in another dtype, in the order of dimensions that the tensor has in memory, if it has no gaps.
+    pub(crate) fn to_dtype_in_order(&self, dtype: DType) -> Result<Self> {
+        match self.layout().dense_order().filter(|_| !self.is_contiguous()) {
+            None => self.to_dtype(dtype),
+            Some(order) => self.permute(&order)?.to_dtype(dtype)?.permute(&inverse_order(&order)),
+        }
     }
 
     /// Returns the elements row-major without gaps; the tensor itself if they already are.

@@ -12,7 +12,7 @@
 //! The method takes the parameters that the entry lists, which are the first ones of the schema after `self`; the others have
 //! their defaults. If the first is not a tensor, the method is an associated function: `of fn einsum(equation: str, tensors:
 //! tensors)`. The body may be followed, in this order, by the names of forms for which PyTorch follows no rule: `in_place:
-//! "pow_.Scalar"`, `out_form: "max.unary_out"`; the conditions on the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]);
+//! "pow_.Scalar"`, `out_form: "max.unary_out"`; the conditions on the tensors of the `out=` form: `out: [Unshared]` ([`OutRule`]);
 //! how it treats the first tensor of its in-place form: `first: Consumed` ([`First`](crate::destination::First)); whether the
 //! operator draws although its schema has no generator: `generator: true`; the dtype to which autocast casts the tensors:
 //! `autocast: Full`, and `autocast: Parts` for an operator that PyTorch always composes from others
@@ -27,6 +27,7 @@ mod attention;
 mod calculus;
 mod compare;
 mod complex;
+mod complex_factors;
 mod complex_functions;
 mod complex_matrices;
 mod complex_spectra;

@@ -1,14 +1,16 @@
 //! Normalization over features, groups, batches and instances. Statistics are kept in f32 for 16-bit floats.
 
+use smallvec::smallvec;
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_ops::table;
+use thalweg_runtime::{Error, Label, Result};
 
 use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::kernels::normalized::{normalized_shape, sizes};
-use crate::loops::{LoopArguments, Points};
+use crate::loops::{LoopArguments, Points, run_into};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -296,19 +298,28 @@ fn batch_norm(
     let mut results = channel_norm(call, parameters, 0, epsilon)?;
     let variance = results.remove(3);
     let count = x.elements().checked_div(channels).unwrap_or(0) as f64;
-    move_towards(running, [&results[1], &variance], momentum, count)?;
+    move_towards(running, [&results[1], &variance], (momentum, count), call.label)?;
     Ok(results)
 }
 
 /// Moves running statistics towards those of a batch, in place; the running variance moves towards the unbiased one.
-fn move_towards(running: [Option<&Tensor>; 2], batch: [&Tensor; 2], momentum: f64, count: f64) -> Result<()> {
+fn move_towards(
+    running: [Option<&Tensor>; 2],
+    batch: [&Tensor; 2],
+    (momentum, count): (f64, f64),
+    label: Label,
+) -> Result<()> {
     let unbiased = [1.0, count / (count - 1.0)];
     no_grad(|| {
         for ((running, batch), factor) in running.into_iter().zip(batch).zip(unbiased) {
             let Some(running) = running else { continue };
-            let batch = batch.detach().mul_scalar(momentum * factor)?;
-            let kept = running.detach().to_dtype(batch.dtype())?.mul_scalar(1.0 - momentum)?;
-            running.detach().copy_(&kept.add(&batch)?)?;
+            let (running, batch) = (running.detach(), batch.detach());
+            // A tensor of its own if the dtypes differ; otherwise the statistics themselves.
+            let kept = running.to_dtype(batch.dtype())?;
+            kept.mul_scalar_(1.0 - momentum)?;
+            let scalars = smallvec![Scalar::F64(momentum * factor)];
+            let arguments = LoopArguments { scalars, ..LoopArguments::default() };
+            run_into(&table::add_scaled, &[&kept, &batch], &arguments, &[running], label)?;
         }
         Ok(())
     })
@@ -338,7 +349,7 @@ fn instance_norm(call: &Call<'_>) -> Result<Tensors> {
     let over_batch = |tensor: &Tensor| tensor.detach().mean(&[0], false);
     if running.iter().any(Option::is_some) {
         let batch = [&over_batch(&results[1])?, &over_batch(&results[3])?];
-        move_towards(running, batch, momentum, planes as f64)?;
+        move_towards(running, batch, (momentum, planes as f64), call.label)?;
     }
     first(results)
 }

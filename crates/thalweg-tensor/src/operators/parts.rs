@@ -2,7 +2,7 @@
 
 use thalweg_kernels::random::Distribution;
 use thalweg_ops::Autocast;
-use thalweg_ops::structured::CROSS_ENTROPY;
+use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 
 use super::Body::{Differentiable, Kernel, Pair};
 use super::OpDef;
@@ -35,6 +35,13 @@ pub(super) static OPERATORS: &[OpDef] = &[
         Differentiable(
             |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
             &cross_entropy::GRADIENT,
+        ),
+    ),
+    OpDef::part(
+        "thalweg::cross_entropy_smoothed(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, Scalar label_smoothing, int[] dim) -> (Tensor, Tensor)",
+        Differentiable(
+            |call| run(&LoopCall::of(&CROSS_ENTROPY_SMOOTHED, call)?, call.resolved),
+            &cross_entropy::SMOOTHED_GRADIENT,
         ),
     ),
     OpDef {

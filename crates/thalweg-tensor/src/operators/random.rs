@@ -411,9 +411,14 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
         return Err(Error::invalid("invalid multinomial distribution (with no categories)"));
     }
     let weights = x.to_dtype(x.dtype().compute())?;
-    let is_wrong = weights.lt_scalar(0)?.logical_or(&weights.isfinite()?.logical_not()?)?.any()?;
-    let is_empty = weights.sum(&[-1], false)?.le_scalar(0)?.any()?;
-    if is_wrong.logical_or(&is_empty)?.to_dtype(DType::U8)?.item::<u8>()? != 0 {
+    if weights.elements() == 0 {
+        return Tensor::empty(&[0, count], DType::I64, x.device());
+    }
+    // NaN is the least and the greatest element if there is one, and no comparison with it is true.
+    let [least, greatest] = [weights.amin(&[], false)?, weights.amax(&[], false)?];
+    let is_right = least.ge_scalar(0)?.logical_and(&greatest.lt_scalar(f64::INFINITY)?)?;
+    let is_empty = weights.amax(&[-1], false)?.le_scalar(0)?.any()?;
+    if is_right.logical_and(&is_empty.logical_not()?)?.to_dtype(DType::U8)?.item::<u8>()? == 0 {
         return Err(Error::invalid(
             "probability tensor contains either `inf`, `nan` or element < 0, or a row of an invalid multinomial distribution (sum of \
              probabilities <= 0)",
@@ -423,8 +428,11 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
     // drawn in the same way from the rest.
     if !replacement || count == 1 {
         let scores = weights.div(&waiting_times(call, weights.shape())?.to_dtype(weights.dtype())?)?;
-        let [_, places] = scores.sort(-1, true)?;
-        return places.narrow(-1, 0, count)?.contiguous();
+        if count == 1 {
+            return scores.argmax(-1)?.unsqueeze(-1);
+        }
+        let [_, places] = scores.topk(count as i64, -1, true, true)?;
+        return Ok(places);
     }
     // A number below the sum of the weights belongs to one element: that of the first partial sum above the number.
     let sums = weights.to_dtype(DType::F64)?.cumsum(-1)?;

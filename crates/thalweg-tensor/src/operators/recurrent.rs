@@ -84,10 +84,10 @@ fn step<const STATES: usize>(
     let stream = call.device.current_stream();
     let empty = |shape: &[usize]| Tensor::empty_on(shape, dtype, &stream, call.label);
     let states: Operands = (0..STATES).map(|_| empty(state.shape())).collect::<Result<_>>()?;
-    let behind = empty(&of_gates)?;
-    let outputs: Operands = states.iter().cloned().chain(gates(&behind, count)?).collect();
+    let after = empty(&of_gates)?;
+    let outputs: Operands = states.iter().cloned().chain(gates(&after, count)?).collect();
     launch(operator, &inputs, &outputs, call.label)?;
-    Ok((std::array::from_fn(|state| states[state].clone()), behind))
+    Ok((std::array::from_fn(|state| states[state].clone()), after))
 }
 
 /// Returns the gradients in the dtypes of the tensors of the call.
@@ -103,11 +103,11 @@ static LSTM: Formula = Formula {
         if is_grad_enabled() || call.has_gradient(2) {
             return lstm_by_operators(call);
         }
-        let (cell, next, behind) = (call.saved(2)?, call.result(1)?, call.result(2)?);
+        let (cell, next, after) = (call.saved(2)?, call.result(1)?, call.result(2)?);
         let mut inputs = Operands::from_iter([call.gradient_of(0)?, call.gradient_of(1)?]);
-        inputs.extend(gates(&behind, 4)?);
+        inputs.extend(gates(&after, 4)?);
         inputs.extend([cell.detach(), next.detach()]);
-        let (of_gates, of_cell) = (behind.empty_like()?, next.empty_like()?);
+        let (of_gates, of_cell) = (after.empty_like()?, next.empty_like()?);
         let mut outputs = gates(&of_gates, 4)?;
         outputs.push(of_cell.clone());
         launch(&LSTM_STEP_BACKWARD, &inputs, &outputs, call.label())?;
@@ -120,14 +120,14 @@ fn lstm_by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
     let parts = call.saved(0)?.add(&call.saved(1)?)?.chunk(4, -1)?;
     let (i, f, g, o) = (parts[0].sigmoid()?, parts[1].sigmoid()?, parts[2].tanh()?, parts[3].sigmoid()?);
     let y = f.mul(&cell)?.add(&i.mul(&g)?)?.tanh()?;
-    let behind = call.gradient_of(2)?.chunk(4, -1)?;
+    let after = call.gradient_of(2)?.chunk(4, -1)?;
     let of_hidden = call.gradient_of(0)?;
     let of_cell = call.gradient_of(1)?.add(&before_tanh(&y, &of_hidden.mul(&o)?)?)?;
     let of_gates = [
-        before_sigmoid(&i, &of_cell.mul(&g)?.add(&behind[0])?)?,
-        before_sigmoid(&f, &of_cell.mul(&cell)?.add(&behind[1])?)?,
-        before_tanh(&g, &of_cell.mul(&i)?.add(&behind[2])?)?,
-        before_sigmoid(&o, &of_hidden.mul(&y)?.add(&behind[3])?)?,
+        before_sigmoid(&i, &of_cell.mul(&g)?.add(&after[0])?)?,
+        before_sigmoid(&f, &of_cell.mul(&cell)?.add(&after[1])?)?,
+        before_tanh(&g, &of_cell.mul(&i)?.add(&after[2])?)?,
+        before_sigmoid(&o, &of_hidden.mul(&y)?.add(&after[3])?)?,
     ];
     let of_gates = Tensor::cat(&of_gates, -1)?;
     cast(call, [&of_gates, &of_gates, &of_cell.mul(&f)?])
@@ -141,11 +141,11 @@ static GRU: Formula = Formula {
         if is_grad_enabled() || call.has_gradient(1) {
             return gru_by_operators(call);
         }
-        let (of_hidden, hidden, behind) = (call.saved(1)?, call.saved(2)?, call.result(1)?);
+        let (of_hidden, hidden, after) = (call.saved(1)?, call.saved(2)?, call.result(1)?);
         let mut inputs = Operands::from_iter([call.gradient()?]);
-        inputs.extend(gates(&behind, 3)?);
+        inputs.extend(gates(&after, 3)?);
         inputs.extend([gates(&of_hidden, 3)?.swap_remove(2), hidden.detach()]);
-        let (by_input, by_hidden) = (behind.empty_like()?, behind.empty_like()?);
+        let (by_input, by_hidden) = (after.empty_like()?, after.empty_like()?);
         let of_state = inputs[0].empty_like()?;
         let mut outputs = gates(&by_input, 3)?;
         outputs.extend(gates(&by_hidden, 3)?);
@@ -160,11 +160,11 @@ fn gru_by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
     let (x, h) = (call.saved(0)?.chunk(3, -1)?, call.saved(1)?.chunk(3, -1)?);
     let (r, z) = (x[0].add(&h[0])?.sigmoid()?, x[1].add(&h[1])?.sigmoid()?);
     let n = x[2].add(&r.mul(&h[2])?)?.tanh()?;
-    let (gradient, behind) = (call.gradient()?, call.gradient_of(1)?.chunk(3, -1)?);
-    let of_n = gradient.sub(&gradient.mul(&z)?)?.add(&behind[2])?;
+    let (gradient, after) = (call.gradient()?, call.gradient_of(1)?.chunk(3, -1)?);
+    let of_n = gradient.sub(&gradient.mul(&z)?)?.add(&after[2])?;
     let of_n = before_tanh(&n, &of_n)?;
-    let of_r = before_sigmoid(&r, &of_n.mul(&h[2])?.add(&behind[0])?)?;
-    let of_z = before_sigmoid(&z, &gradient.mul(&hidden.sub(&n)?)?.add(&behind[1])?)?;
+    let of_r = before_sigmoid(&r, &of_n.mul(&h[2])?.add(&after[0])?)?;
+    let of_z = before_sigmoid(&z, &gradient.mul(&hidden.sub(&n)?)?.add(&after[1])?)?;
     let by_input = Tensor::cat(&[of_r.clone(), of_z.clone(), of_n.clone()], -1)?;
     let by_hidden = Tensor::cat(&[of_r, of_z, of_n.mul(&r)?], -1)?;
     cast(call, [&by_input, &by_hidden, &gradient.mul(&z)?])

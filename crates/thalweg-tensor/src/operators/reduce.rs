@@ -423,15 +423,15 @@ fn position(call: &Call<'_>, smallest: bool) -> Result<Tensors> {
 /// and without gaps.
 fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -> Result<Option<Tensor>> {
     let extent = |dimensions: &[usize]| dimensions.iter().map(|&extent| extent as u64).product::<u64>();
-    let (before, behind) = (&x.shape()[..along], &x.shape()[along + 1..]);
-    let sizes = [extent(before), x.shape()[along] as u64, extent(behind)];
+    let (before, after) = (&x.shape()[..along], &x.shape()[along + 1..]);
+    let sizes = [extent(before), x.shape()[along] as u64, extent(after)];
     let kernel = ExtremumColumns { sizes, smallest, dtype: x.dtype(), phase: Phase::Parts };
     if !x.is_contiguous() || !kernel.fits(x.pointer()) {
         return Ok(None);
     }
     let stream = call.device.current_stream();
     let numbers = Tensor::empty_on(&[kernel.numbers() as usize], DType::I64, &stream, call.label)?;
-    let places = Tensor::result_on(&[before, behind].concat(), DType::I64, &stream, call.label)?;
+    let places = Tensor::result_on(&[before, after].concat(), DType::I64, &stream, call.label)?;
     stream.launch_native(&Placed { kernel, at: [x, &numbers].map(Tensor::pointer) }, call.label)?;
     let kernel = ExtremumColumns { phase: Phase::Places, ..kernel };
     stream.launch_native(&Placed { kernel, at: [&numbers, &places].map(Tensor::pointer) }, call.label)?;

@@ -304,8 +304,8 @@ fn pixel_shuffle(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let split = x.reshape(&shape_of(&front, &[channels / (r * r), r, r, height, width]))?;
-    let turned = permuted(&split, front.len(), &[0, 3, 1, 4, 2])?.copied(Location::caller())?;
-    turned.reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
+    let transposed = permuted(&split, front.len(), &[0, 3, 1, 4, 2])?.copied(Location::caller())?;
+    transposed.reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
 }
 
 fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
@@ -319,8 +319,8 @@ fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let split = x.reshape(&shape_of(&front, &[channels, height / r, r, width / r, r]))?;
-    let turned = permuted(&split, front.len(), &[0, 2, 4, 1, 3])?.copied(Location::caller())?;
-    turned.reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
+    let transposed = permuted(&split, front.len(), &[0, 2, 4, 1, 3])?.copied(Location::caller())?;
+    transposed.reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
 }
 
 fn channel_shuffle(call: &Call<'_>) -> Result<Tensor> {

@@ -77,9 +77,13 @@ fn scan(
     if x.elements() == 0 {
         return Ok(result);
     }
-    let at = [x.pointer(), other.map_or(DevicePointer::new(0), Tensor::pointer), result.pointer()];
     let kernel = Scan { op, outer, length, inner, reversed, dtype: x.dtype() };
-    stream.launch_native(&Placed { kernel, at }, label)?;
+    let scratch = Tensor::empty_on(&[kernel.scratch_words() as usize], DType::I64, &stream, label)?;
+    let other = other.map_or(DevicePointer::new(0), Tensor::pointer);
+    let at = [x.pointer(), other, result.pointer(), scratch.pointer()];
+    for kernel in kernel.steps() {
+        stream.launch_native(&Placed { kernel, at }, label)?;
+    }
     Ok(result)
 }
 
@@ -250,8 +254,8 @@ static LOGCUMSUMEXP: Formula = Formula {
             let Some(dim) = dimension_of(call).filter(|_| x.elements() > 0) else {
                 return gradient.mul(&share);
             };
-            let behind = shifted_forward(&y, dim, f64::INFINITY)?;
-            recurrence(&gradient, &y.sub(&behind)?.exp()?, dim, true, call.label())?.mul(&share)
+            let after = shifted_forward(&y, dim, f64::INFINITY)?;
+            recurrence(&gradient, &y.sub(&after)?.exp()?, dim, true, call.label())?.mul(&share)
         })
     },
 };

@@ -97,9 +97,9 @@ fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
         Tensor::arange(extent, 0, 1, DType::I64, x.device())?.expand(&[outer, extent])?.contiguous()?;
     let offsets = offsets.contiguous()?;
     let arguments: [Argument<'_>; 4] = [(&offsets).into(), (&places).into(), false.into(), true.into()];
-    let behind = call_operator(built_in!("searchsorted.Tensor")?, &arguments, None, call.label.location)?;
+    let after = call_operator(built_in!("searchsorted.Tensor")?, &arguments, None, call.label.location)?;
     let none = Tensor::full(&[], segments as i64, DType::I64, x.device())?;
-    let segment = behind.eq_scalar(0)?.select_where(&none, &behind.sub_scalar(1)?)?;
+    let segment = after.eq_scalar(0)?.select_where(&none, &after.sub_scalar(1)?)?;
     let segment = segment.unsqueeze(-1)?.expand(&[outer, extent, inner])?;
     let initial = call.optional_scalar(7).map(Scalar::to_f64);
     let wide = x.dtype().compute();

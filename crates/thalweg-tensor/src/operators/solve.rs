@@ -8,8 +8,8 @@ use thalweg_ir::{DType, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::decompose::{signs, solve_cholesky, solve_triangular, swapped, turned, unpacked};
-use super::{call_all, complex_matrices, complex_spectra, operators, single};
+use super::decompose::{signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked};
+use super::{call_all, complex_factors, complex_matrices, complex_spectra, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -30,24 +30,26 @@ operators! {
             let (b, factor) = (Stack::new("cholesky_solve", call.tensor(0))?, Stack::square("cholesky_solve", call.tensor(1))?);
             let upper = call.bool(2);
             let [factor, b, batch] = Stack::together(&factor, &b, "cholesky_solve")?;
-            batch.give(&solve_cholesky(&b.matrices, &factor.matrices, upper)?).map(single)
+            batch.to_result(&solve_cholesky(&b.matrices, &factor.matrices, upper)?).map(single)
+        }), complex: Parts(|call| {
+            complex_factors::cholesky_solve(call.tensor(0), call.tensor(1), call.bool(2)).map(single)
         });
     /// Returns the inverses of matrices from their Cholesky factors.
     "cholesky_inverse(Tensor self, bool upper=False) -> Tensor"
         fn cholesky_inverse(upper: bool) = Composite(|call| {
             let factor = Stack::square("cholesky_inverse", call.tensor(0))?;
-            factor.give(&solve_cholesky(&factor.identity()?, &factor.matrices, call.bool(1))?).map(single)
-        });
+            factor.to_result(&solve_cholesky(&factor.identity()?, &factor.matrices, call.bool(1))?).map(single)
+        }), complex: Parts(|call| complex_factors::cholesky_inverse(call).map(single));
     /// Returns the solutions X of A X = B, or X A = B, with triangular matrices A.
     "linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor"
         fn linalg_solve_triangular(b: tensor, upper: bool) = Composite(|call| {
             let name = "linalg.solve_triangular";
             let (a, b) = (Stack::square(name, call.tensor(0))?, Stack::new(name, call.tensor(1))?);
             let (upper, left, unit) = (call.bool(2), call.bool(3), call.bool(4));
-            let b = if left { b } else { b.turned()? };
+            let b = if left { b } else { b.transposed()? };
             let [a, b, batch] = Stack::together(&a, &b, name)?;
             let solution = solve_triangular(&a.matrices, &b.matrices, [upper, !left, unit])?;
-            batch.give(&if left { solution } else { turned(&solution)? }).map(single)
+            batch.to_result(&if left { solution } else { transposed(&solution)? }).map(single)
         }), complex: Parts(complex_spectra::triangular);
     /// Returns the solutions of equations with triangular matrices A, and a copy of A.
     "triangular_solve(Tensor self, Tensor A, bool upper=True, bool transpose=False, bool unitriangular=False) -> (Tensor solution, Tensor cloned_coefficient)"
@@ -56,16 +58,18 @@ operators! {
             let (b, a) = (Stack::new(name, call.tensor(0))?, Stack::square(name, call.tensor(1))?);
             let [a, b, batch] = Stack::together(&a, &b, name)?;
             let solution = solve_triangular(&a.matrices, &b.matrices, [call.bool(2), call.bool(3), call.bool(4)])?;
-            Ok(Tensors::from_iter([batch.give(&solution)?, batch.give(&a.matrices)?]))
-        });
+            Ok(Tensors::from_iter([batch.to_result(&solution)?, batch.to_result(&a.matrices)?]))
+        }), complex: Parts(complex_factors::triangular_solve);
     /// Returns both factors of P L U in one tensor, and the swapped rows, counted from 1. Blocks.
     "linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)"
         fn linalg_lu_factor() -> 2
-        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts;
+        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect())), autocast: Parts, complex: Parts(|call| {
+            Ok(complex_lu(call, "torch.linalg.lu_factor", true)?.into_iter().take(2).collect())
+        });
     /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "linalg_lu_factor_ex(Tensor A, *, bool pivot=True, bool check_errors=False) -> (Tensor LU, Tensor pivots, Tensor info)"
         fn linalg_lu_factor_ex() -> 3
-        = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2)));
+        = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2))), complex: Parts(|call| complex_lu(call, "torch.linalg.lu_factor_ex", call.bool(2)));
     /// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
     "_lu_with_info(Tensor self, bool pivot=True, bool check_errors=True) -> (Tensor LU, Tensor pivots, Tensor info)"
         = Composite(|call| factors(call, "torch.lu_factor", call.bool(1), call.bool(2))), autocast: Parts;
@@ -77,7 +81,7 @@ operators! {
             let [lower, upper] = unpacked(&packed[0])?;
             let order = if call.bool(1) { a.give_rows(&permutation(&packed[1], a.rows())?)? } else { a.nothing()? };
             Ok(Tensors::from_iter([order, a.give_rows(&lower)?, a.give_rows(&upper)?]))
-        });
+        }), complex: Parts(complex_factors::lu_parts);
     /// Returns the factors P, L and U from the result of `linalg_lu_factor`; those that are not requested are empty.
     "lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"
         fn lu_unpack(lu_pivots: tensor, unpack_data: bool, unpack_pivots: bool) -> 3
@@ -94,7 +98,7 @@ operators! {
                 [a.nothing()?, a.nothing()?]
             };
             Ok(Tensors::from_iter([order, lower, upper]))
-        });
+        }), complex: Parts(complex_factors::lu_unpack);
     /// Returns the solutions of equations with matrices from their LU factors.
     "lu_solve(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor"
         = Composite(|call| lu_solve(call.tensor(1), call.tensor(2), call.tensor(0), [true, false]).map(single)), autocast: Parts;
@@ -147,7 +151,7 @@ operators! {
     /// Returns upper factors with the vectors of reflectors below them, and the factors of the reflectors, as LAPACK packs them.
     "geqrf(Tensor self) -> (Tensor a, Tensor tau)" fn geqrf() -> 2 = Composite(|call| {
         let a = Stack::new("torch.geqrf", call.tensor(0))?;
-        a.call(built_in!("thalweg::geqrf")?, &[])?.iter().map(|result| a.give(result)).collect()
+        a.call(built_in!("thalweg::geqrf")?, &[])?.iter().map(|result| a.to_result(result)).collect()
     }), complex: Parts(complex_matrices::geqrf);
     /// Returns the first columns of products of reflectors, whose vectors are below a diagonal.
     "linalg_householder_product(Tensor input, Tensor tau) -> Tensor"
@@ -162,7 +166,7 @@ operators! {
             }
             let eye = identity(&a.matrices, rows)?.narrow(1, 0, columns)?.unsqueeze(0)?;
             let start = eye.expand(&[a.count(), rows, columns])?;
-            a.give(&reflected(&a, call.tensor(1), &start, true)?).map(single)
+            a.to_result(&reflected(&a, call.tensor(1), &start, true)?).map(single)
         }), complex: Parts(|call| complex_matrices::householder_product(call).map(single));
     /// Returns the product of all reflectors, or of its transpose, with other matrices, on the left or the right.
     "ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor"
@@ -171,9 +175,9 @@ operators! {
             let (left, transpose) = (call.bool(3), call.bool(4));
             check_reflectors(call.tensor(0), call.tensor(1), call.tensor(2), left)?;
             let (a, other) = (Stack::new("torch.ormqr", call.tensor(0))?, Stack::new("torch.ormqr", call.tensor(2))?);
-            let other = if left { other } else { other.turned()? };
+            let other = if left { other } else { other.transposed()? };
             let product = reflected(&a, call.tensor(1), &other.matrices, left != transpose)?;
-            other.give(&if left { product } else { turned(&product)? }).map(single)
+            other.to_result(&if left { product } else { transposed(&product)? }).map(single)
         });
     /// Returns the eigenvalues of symmetric matrices, in ascending order, and the eigenvectors as columns. One triangle is read.
     "linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)"
@@ -185,7 +189,7 @@ operators! {
     "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"
         fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
             let [u, s, v] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
-            Ok(Tensors::from_iter([u, s, turned(&v)?]))
+            Ok(Tensors::from_iter([u, s, transposed(&v)?]))
         }), autocast: Parts, complex: Parts(complex_spectra::svd);
     /// Returns singular values in descending order.
     "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor"
@@ -283,8 +287,8 @@ impl Stack {
         self.matrices.shape()[2]
     }
 
-    fn turned(self) -> Result<Self> {
-        Ok(Self { matrices: turned(&self.matrices)?, ..self })
+    fn transposed(self) -> Result<Self> {
+        Ok(Self { matrices: transposed(&self.matrices)?, ..self })
     }
 
     /// Calls an operator over the matrices.
@@ -296,14 +300,14 @@ impl Stack {
 
     /// Returns a result in the batch's shape and the argument's dtype, matrices stored by columns, as in LAPACK; integers keep
     /// their dtype.
-    pub(super) fn give(&self, result: &Tensor) -> Result<Tensor> {
+    pub(super) fn to_result(&self, result: &Tensor) -> Result<Tensor> {
         match result.rank() {
-            3 => turned(&self.give_rows(&turned(result)?)?),
+            3 => transposed(&self.give_rows(&transposed(result)?)?),
             _ => self.give_rows(result),
         }
     }
 
-    /// Returns a result as [`give`](Self::give) does, but matrices stored by rows.
+    /// Returns a result as [`to_result`](Self::to_result) does, but matrices stored by rows.
     pub(super) fn give_rows(&self, result: &Tensor) -> Result<Tensor> {
         let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
         let result = result.reshape(&shape)?;
@@ -410,13 +414,13 @@ fn cholesky_of_complex(x: &Tensor, name: &str, upper: bool, checks: bool) -> Res
 
 fn cholesky(call: &Call<'_>, name: &str, upper: bool, checks: bool) -> Result<Tensors> {
     let a = Stack::square(name, call.tensor(0))?;
-    let a = if upper { a.turned()? } else { a };
+    let a = if upper { a.transposed()? } else { a };
     let results = a.call(built_in!("thalweg::cholesky")?, &[])?;
     if checks {
         not_positive_definite(&results[1], name)?;
     }
-    let factor = if upper { turned(&results[0])? } else { results[0].clone() };
-    Ok(Tensors::from_iter([a.give(&factor)?, a.give(&results[1])?]))
+    let factor = if upper { transposed(&results[0])? } else { results[0].clone() };
+    Ok(Tensors::from_iter([a.to_result(&factor)?, a.to_result(&results[1])?]))
 }
 
 /// Returns swapped rows of any batch as (batch, rows).
@@ -436,22 +440,35 @@ fn pivots_of(a: &Stack, pivots: &Tensor) -> Result<Tensor> {
 fn permutation(pivots: &Tensor, rows: usize) -> Result<Tensor> {
     let batch = pivots.shape()[0];
     let eye = Tensor::ones(&[rows], DType::F64, pivots.device())?.diag_embed(0, 0, 1)?;
-    turned(&swapped(&eye.unsqueeze(0)?.expand(&[batch, rows, rows])?.contiguous()?, pivots, false)?)
+    transposed(&swapped(&eye.unsqueeze(0)?.expand(&[batch, rows, rows])?.contiguous()?, pivots, false)?)
+}
+
+fn complex_lu(call: &Call<'_>, name: &str, checks: bool) -> Result<Tensors> {
+    let results = complex_factors::lu(call.tensor(0), name, call.bool(1))?;
+    if checks {
+        no_zero_pivot(&results[2], name)?;
+    }
+    Ok(results)
+}
+
+/// Refuses factors with a pivot of 0.
+fn no_zero_pivot(info: &Tensor, name: &str) -> Result<()> {
+    check(info, |matrix, order| {
+        format!(
+            "{name}: {}U[{order},{order}] is zero and using it on lu_solve would result in a division by zero. If you still want to \
+             perform the factorization, consider calling linalg.lu(A, pivot) or linalg.lu_factor_ex(A, pivot)",
+            of_batch(matrix)
+        )
+    })
 }
 
 fn factors(call: &Call<'_>, name: &str, pivot: bool, checks: bool) -> Result<Tensors> {
     let a = Stack::new(name, call.tensor(0))?;
     let results = a.call(built_in!("thalweg::lu")?, &[pivot.into()])?;
     if checks {
-        check(&results[2], |matrix, order| {
-            format!(
-                "{name}: {}U[{order},{order}] is zero and using it on lu_solve would result in a division by zero. If you still want to \
-                 perform the factorization, consider calling linalg.lu(A, pivot) or linalg.lu_factor_ex(A, pivot)",
-                of_batch(matrix)
-            )
-        })?;
+        no_zero_pivot(&results[2], name)?;
     }
-    results.iter().map(|result| a.give(result)).collect()
+    results.iter().map(|result| a.to_result(result)).collect()
 }
 
 /// Solves with both factors in one tensor: P L U X = B, or its transpose.
@@ -471,14 +488,14 @@ fn lu_solve(factors: &Tensor, pivots: &Tensor, b: &Tensor, [left, transpose]: [b
         return Err(Error::invalid(format!("{name}: pivots should be a Tensor of scalar type torch.int32")));
     }
     let rows = pivots_of(&a, pivots)?;
-    let b = if left { b } else { b.turned()? };
+    let b = if left { b } else { b.transposed()? };
     let of_factors = a.batch.clone();
     let [a, b, batch] = Stack::together(&a, &b, name)?;
     let whole: Shape = of_factors.iter().copied().chain([rows.shape()[1]]).collect();
     let shape: Shape = batch.batch.iter().copied().chain([rows.shape()[1]]).collect();
     let rows = rows.reshape(&whole)?.expand(&shape)?.reshape(&[a.count(), rows.shape()[1]])?;
     let solution = solved(&a.matrices, &rows, &b.matrices, left == transpose)?;
-    if left { batch.give(&solution) } else { batch.give_rows(&turned(&solution)?) }
+    if left { batch.to_result(&solution) } else { batch.give_rows(&transposed(&solution)?) }
 }
 
 /// Returns whether right sides of matrices are vectors, one per matrix or one for all, and not columns of matrices.
@@ -490,7 +507,7 @@ fn solve(call: &Call<'_>, name: &str, left: bool, checks: bool) -> Result<Tensor
     let (a, b) = (Stack::square(name, call.tensor(0))?, call.tensor(1));
     let is_vector = are_vectors(call.tensor(0), b);
     let b = Stack::new(name, &if is_vector { b.unsqueeze(-1)? } else { b.clone() })?;
-    let b = if left || is_vector { b } else { b.turned()? };
+    let b = if left || is_vector { b } else { b.transposed()? };
     let info_batch = a.batch.clone();
     let [a, b, batch] = Stack::together(&a, &b, name)?;
     let results = a.call(built_in!("thalweg::lu")?, &[true.into()])?;
@@ -500,11 +517,14 @@ fn solve(call: &Call<'_>, name: &str, left: bool, checks: bool) -> Result<Tensor
         })?;
     }
     let solution = solved(&results[0], &results[1], &b.matrices, !left)?;
-    let solution =
-        if left || is_vector { batch.give(&solution) } else { batch.give_rows(&turned(&solution)?) }?;
+    let solution = if left || is_vector {
+        batch.to_result(&solution)
+    } else {
+        batch.give_rows(&transposed(&solution)?)
+    }?;
     let solution = if is_vector { solution.squeeze(-1)? } else { solution };
     let info = if info_batch == batch.batch {
-        a.give(&results[2])?
+        a.to_result(&results[2])?
     } else {
         Tensor::zeros(&info_batch, DType::I32, b.matrices.device())?
     };
@@ -523,12 +543,12 @@ fn inverse(call: &Call<'_>, name: &str, checks: bool) -> Result<Tensors> {
         })?;
     }
     let result = solved(&results[0], &results[1], &a.identity()?, false)?;
-    Ok(Tensors::from_iter([a.give(&result)?, a.give(&results[2])?]))
+    Ok(Tensors::from_iter([a.to_result(&result)?, a.to_result(&results[2])?]))
 }
 
 fn det(x: &Tensor) -> Result<Tensor> {
     let a = Stack::square("linalg.det", x)?;
-    a.give(&a.call(built_in!("thalweg::det")?, &[])?[0])
+    a.to_result(&a.call(built_in!("thalweg::det")?, &[])?[0])
 }
 
 fn sign_and_log(x: &Tensor) -> Result<Tensors> {
@@ -537,7 +557,7 @@ fn sign_and_log(x: &Tensor) -> Result<Tensors> {
     let diagonal = results[0].diagonal(0, -2, -1)?;
     let sign = diagonal.sign()?.prod_dim(-1, false)?.mul(&signs(&results[1])?)?;
     let log = diagonal.abs()?.log()?.sum(&[-1], false)?;
-    Ok(Tensors::from_iter([a.give(&sign)?, a.give(&log)?]))
+    Ok(Tensors::from_iter([a.to_result(&sign)?, a.to_result(&log)?]))
 }
 
 fn check_mode(mode: &str) -> Result<()> {
@@ -558,8 +578,8 @@ fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
     let a = Stack::new("linalg.qr", x)?;
     check_mode(mode)?;
     let results = a.call(built_in!("thalweg::qr")?, &[(mode == "complete").into()])?;
-    let q = if mode == "r" { a.nothing()? } else { a.give(&results[0])? };
-    Ok(Tensors::from_iter([q, a.give(&results[1])?]))
+    let q = if mode == "r" { a.nothing()? } else { a.to_result(&results[0])? };
+    Ok(Tensors::from_iter([q, a.to_result(&results[1])?]))
 }
 
 /// Applies reflectors I − τ v vᵀ to matrices, from the last to the first, or from the first to the last.
@@ -581,7 +601,7 @@ fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Resul
     for step in 0..count {
         let place = if last_first { count - 1 - step } else { step };
         let vector = vectors.narrow(2, place, 1)?;
-        let product = vector.matmul(&turned(&vector)?.matmul(&result)?)?;
+        let product = vector.matmul(&transposed(&vector)?.matmul(&result)?)?;
         result = result.sub(&product.mul(&tau.select(1, place)?)?)?;
     }
     Ok(result)
@@ -600,7 +620,7 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let a = Stack::square(name, call.tensor(0))?;
     let upper = check_triangle(call.str(1))?;
     let results = a.call(built_in!("thalweg::eigh")?, &[upper.into()])?;
-    results.iter().map(|result| a.give(result)).collect()
+    results.iter().map(|result| a.to_result(result)).collect()
 }
 
 /// Returns left singular vectors, singular values and right singular vectors of f64 matrices, and the columns that complete the
@@ -608,7 +628,7 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
 fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     let a = Stack::new(name, x)?;
     let is_wide = a.rows() < a.columns();
-    let tall = if is_wide { a.turned()? } else { a };
+    let tall = if is_wide { a.transposed()? } else { a };
     check_finite(name, &tall.matrices)?;
     let results = tall.call(built_in!("thalweg::svd")?, &[])?;
     let mut left = results[0].clone();
@@ -620,16 +640,19 @@ fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
         let whole = call_all(built_in!("thalweg::qr")?, &arguments, None, std::panic::Location::caller())?;
         left = Tensor::cat(&[left, whole[0].narrow(2, columns, rows - columns)?], 2)?;
     }
-    let (right, values) = (results[2].clone(), tall.give(&results[1])?);
+    let (right, values) = (results[2].clone(), tall.to_result(&results[1])?);
     let [left, right] = if is_wide { [right, left] } else { [left, right] };
-    Ok([tall.give(&left)?, values, tall.give_rows(&right)?])
+    Ok([tall.to_result(&left)?, values, tall.give_rows(&right)?])
 }
 
 /// Returns singular values in descending order.
 pub(super) fn values(name: &str, x: &Tensor) -> Result<Tensor> {
+    if x.dtype().is_complex() {
+        return complex_matrices::singular_values(x);
+    }
     let a = Stack::new(name, x)?;
-    let tall = if a.rows() < a.columns() { a.turned()? } else { a };
-    tall.give(&tall.call(built_in!("thalweg::svd")?, &[])?[1])
+    let tall = if a.rows() < a.columns() { a.transposed()? } else { a };
+    tall.to_result(&tall.call(built_in!("thalweg::svd")?, &[])?[1])
 }
 
 /// Solutions of complex equations by real ones of twice the size: A + B i is (A, −B) over (B, A).
@@ -662,20 +685,20 @@ mod of_complex {
             )));
         }
         let is_vector = are_vectors(a, b);
-        let is_turned = !left && !is_vector;
+        let is_transposed = !left && !is_vector;
         if a.rank() < 2 || b.rank() < 2 && !is_vector {
             return Err(Error::invalid(
                 "torch.linalg.solve: The input tensor must have at least 2 dimensions.",
             ));
         }
         let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
-        let [a, columns] = match is_turned {
+        let [a, columns] = match is_transposed {
             true => [a.transpose(-2, -1)?, columns.transpose(-2, -1)?],
             false => [a.clone(), columns],
         };
         let [re, im] = parts(&columns)?;
         let solution = joined(&blocks(&a)?.linalg_solve(&Tensor::cat(&[re, im], -2)?)?)?;
-        match (is_vector, is_turned) {
+        match (is_vector, is_transposed) {
             (true, _) => solution.squeeze(-1),
             (_, true) => solution.transpose(-2, -1)?.contiguous(),
             _ => Ok(solution),

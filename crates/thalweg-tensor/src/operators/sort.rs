@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
-use thalweg_kernels::sort::{Select, Sort};
+use thalweg_kernels::sort::{Select, SelectOne, Sort};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
@@ -46,7 +46,7 @@ operators! {
     /// Returns the kth smallest element along a dimension, counted from 1, and its index.
     "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn kthvalue(k: int, dim: int, keepdim: bool) -> 2
-        = Composite(kthvalue), out: [Apart];
+        = Composite(kthvalue), out: [Unshared];
     /// Returns the median along a dimension, the lower of two, and its index; NaN if any element is NaN.
     "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         fn median_dim(dim: int, keepdim: bool) -> 2
@@ -73,6 +73,9 @@ operators! {
     /// rest.
     "thalweg::select(Tensor self, int k, int dim, bool descending) -> (Tensor values, Tensor indices)"
         = Differentiable(select, &SELECT);
+    /// Returns the element at a place of the order along a dimension, counted from 0, and its index; or the last NaN.
+    "thalweg::select_one(Tensor self, int place, int dim, bool keepdim, bool takes_nan) -> (Tensor values, Tensor indices)"
+        = Differentiable(select_one, &SELECT_ONE);
 }
 
 fn second(mut results: Tensors) -> Tensors {
@@ -188,10 +191,19 @@ fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors>
     Ok(SmallVec::from_iter([values, places]))
 }
 
-/// Sorts any dtype: integers and truth values as int64.
+/// Returns elements in a dtype that sorts take: smaller integers and truth values as int32, larger ones as int64.
+fn sortable(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        dtype if dtype.is_floating_point() => Ok(x.clone()),
+        dtype if dtype.size_bytes() < 4 || dtype == DType::I32 => x.to_dtype(DType::I32),
+        _ => x.to_dtype(DType::I64),
+    }
+}
+
+/// Sorts any dtype.
 fn sorted(x: &Tensor, dim: i64, descending: bool, call: &Call<'_>) -> Result<Tensors> {
     let dtype = x.dtype();
-    let wide = if dtype.is_floating_point() { x.clone() } else { x.to_dtype(DType::I64)? };
+    let wide = sortable(x)?;
     let arguments = [Argument::Tensor(&wide), Argument::Int(dim), Argument::Bool(descending)];
     let mut results = call_all(built_in!("thalweg::sort")?, &arguments, None, call.label.location)?;
     results[0] = results[0].to_dtype(dtype)?;
@@ -211,6 +223,9 @@ fn topk(call: &Call<'_>) -> Result<Tensors> {
             [Argument::Tensor(x), Argument::Int(k as i64), Argument::Int(dim), Argument::Bool(call.bool(3))];
         return call_all(built_in!("thalweg::select")?, &arguments, None, call.label.location);
     }
+    if let Some(results) = first_of_parts(x, &selected, call)? {
+        return Ok(results);
+    }
     let results = sorted(x, dim, call.bool(3), call)?;
     match dimension {
         Some(_) => results.iter().map(|result| result.narrow(dim, 0, k)?.contiguous()).collect(),
@@ -219,18 +234,125 @@ fn topk(call: &Call<'_>) -> Result<Tensors> {
     }
 }
 
-/// Selects one index of sorted rows, and keeps their dimension if `keepdim` is set.
-fn at_place(results: &Tensors, dim: i64, place: usize, keepdim: bool) -> Result<Tensors> {
-    (results.iter())
-        .map(|result| {
-            if result.rank() == 0 {
-                return Ok(result.clone());
-            }
-            let part = result.narrow(dim, place, 1)?;
-            if keepdim { part.contiguous() } else { part.squeeze(dim)?.contiguous() }
-        })
-        .collect()
+/// Returns the first points of few long rows: of each of many parts of a row, and then of those. `None` if a part would have too
+/// few points.
+fn first_of_parts(x: &Tensor, select: &Select, call: &Call<'_>) -> Result<Option<Tensors>> {
+    let Sort { outer, length, inner, descending, .. } = select.sort;
+    let part = length / PARTS;
+    let parts = Select { sort: Sort { outer: outer * PARTS, length: part.max(1), ..select.sort }, ..*select };
+    if inner > 1 || part < LEAST_PART.max(select.count * LEAST_SHARE) || !parts.is_possible() {
+        return Ok(None);
+    }
+    let call_select = |rows: &Tensor| {
+        let arguments =
+            [rows.into(), Argument::Int(select.count as i64), Argument::Int(-1), descending.into()];
+        call_all(built_in!("thalweg::select")?, &arguments, None, call.label.location)
+    };
+    let [rows, part, count] = [outer, part, select.count].map(|size| size as usize);
+    let (parts, divided) = (PARTS as usize, PARTS as usize * part);
+    let whole = x.reshape(&[rows, length as usize])?;
+    let found = call_select(&whole.narrow(1, 0, divided)?.reshape(&[rows, parts, part])?)?;
+    let begins = Tensor::arange(parts, 0, part as i64, DType::I64, x.device())?.reshape(&[1, parts, 1])?;
+    let flat = |found: &Tensor| found.reshape(&[rows, parts * count]);
+    // Few points are in no part.
+    let rest = length as usize - divided;
+    let left = Tensor::arange(rest, divided as i64, 1, DType::I64, x.device())?.reshape(&[1, rest])?;
+    let places = [flat(&found[1].add(&begins)?)?, left.expand(&[rows, rest])?];
+    let candidates = Tensor::cat(&[flat(&found[0])?, whole.narrow(1, divided, rest)?], 1)?;
+    let last = call_select(&candidates)?;
+    let places = Tensor::cat(&places, 1)?.gather(1, &last[1])?;
+    let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(x.shape());
+    shape[x.layout().dimension(call.int(2))?] = count;
+    Ok(Some(SmallVec::from_iter([last[0].reshape(&shape)?, places.reshape(&shape)?])))
 }
+
+/// The number of parts of a long row, each of which one block selects from.
+const PARTS: u64 = 256;
+
+/// The least number of points of a part, and how many times longer than the selection it is at least.
+const LEAST_PART: u64 = 1024;
+const LEAST_SHARE: u64 = 8;
+
+/// Returns the elements at one place of the order along a dimension, and their indices; with `takes_nan`, the last NaN instead if
+/// there is one. The dimension is kept if `keepdim` is set.
+fn at_place(
+    x: &Tensor,
+    (dim, keepdim): (i64, bool),
+    (place, takes_nan): (usize, bool),
+    call: &Call<'_>,
+) -> Result<Tensors> {
+    let wide = sortable(x)?;
+    let arguments = [
+        Argument::Tensor(&wide),
+        Argument::Int(place as i64),
+        Argument::Int(dim),
+        Argument::Bool(keepdim),
+        Argument::Bool(takes_nan && x.dtype().is_floating_point()),
+    ];
+    let mut results = call_all(built_in!("thalweg::select_one")?, &arguments, None, call.label.location)?;
+    results[0] = results[0].to_dtype(x.dtype())?;
+    Ok(results)
+}
+
+fn select_one(call: &Call<'_>) -> Result<Tensors> {
+    let (x, place, dim, keepdim, takes_nan) =
+        (call.tensor(0).detach(), call.int(1), call.int(2), call.bool(3), call.bool(4));
+    if x.rank() == 0 {
+        return Ok(SmallVec::from_iter([x.deep_clone()?, Tensor::zeros(&[], DType::I64, x.device())?]));
+    }
+    let dimension = x.layout().dimension(dim)?;
+    // Rows whose elements are neighbours in memory are read several times.
+    let turned = x.movedim(&[dimension as i64], &[-1])?.contiguous()?;
+    let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(turned.shape());
+    shape.truncate(x.rank() - 1);
+    let kernel = SelectOne { sort: rows(&turned, -1, false)?, place: place as u64, takes_nan };
+    if !kernel.is_possible() {
+        return Err(Error::invalid(format!(
+            "a point of the order of rows cannot be selected from {} of {:?}",
+            x.dtype(),
+            x.shape()
+        )));
+    }
+    let stream = x.device().current_stream();
+    let empty = |dtype| Tensor::empty_on(&shape, dtype, &stream, call.label);
+    let results = [empty(x.dtype())?, empty(DType::I64)?];
+    let at = [turned.pointer(), results[0].pointer(), results[1].pointer()];
+    if kernel.is_long() {
+        let [counters, states] = kernel.long_scratch().map(|words| words as usize);
+        let counters = Tensor::zeros(&[counters], DType::I32, x.device())?;
+        let states = Tensor::empty_on(&[states], DType::I32, &stream, call.label)?;
+        let at = [at[0], at[1], at[2], counters.pointer(), states.pointer()];
+        for kernel in kernel.long_steps() {
+            stream.launch_native(&Placed { kernel, at }, call.label)?;
+        }
+    } else {
+        stream.launch_native(&Placed { kernel, at }, call.label)?;
+    }
+    let results: Tensors = SmallVec::from_iter(results);
+    if !keepdim {
+        return Ok(results);
+    }
+    shape.insert(dimension, 1);
+    results.iter().map(|result| result.reshape(&shape)).collect()
+}
+
+/// The gradient of [`select_one`]: the gradients flow back to the indices, and the rest is 0.
+static SELECT_ONE: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let (mut gradient, mut places, dim) = (call.gradient()?, call.result(1)?, call.int(2));
+            if call.shape(0).is_empty() {
+                return Ok(gradient);
+            }
+            if !call.bool(3) {
+                (gradient, places) = (gradient.unsqueeze(dim)?, places.unsqueeze(dim)?);
+            }
+            Tensor::zeros(call.shape(0), gradient.dtype(), call.device())?.scatter(dim, &places, &gradient)
+        })
+    },
+};
 
 fn kthvalue(call: &Call<'_>) -> Result<Tensors> {
     let (x, k, dim) = (call.tensor(0), call.int(1), call.int(2));
@@ -242,7 +364,7 @@ fn kthvalue(call: &Call<'_>) -> Result<Tensors> {
             _ => Error::invalid(format!("kthvalue(): selected number k out of range for dimension {dim}")),
         });
     };
-    at_place(&sorted(x, dim, false, call)?, dim, place - 1, call.bool(3))
+    at_place(x, (dim, call.bool(3)), (place - 1, false), call)
 }
 
 fn median(x: &Tensor, dim: i64, keepdim: bool, call: &Call<'_>) -> Result<Tensors> {
@@ -251,15 +373,5 @@ fn median(x: &Tensor, dim: i64, keepdim: bool, call: &Call<'_>) -> Result<Tensor
     if length == 0 {
         return Err(Error::index(format!("median(): Expected reduction dim {dim} to have non-zero size.")));
     }
-    let results = sorted(x, dim, false, call)?;
-    let middle = at_place(&results, dim, (length - 1) / 2, keepdim)?;
-    if !x.dtype().is_floating_point() {
-        return Ok(middle);
-    }
-    // NaNs are sorted after all numbers: if the last element is NaN, so is the median.
-    let last = at_place(&results, dim, length - 1, keepdim)?;
-    let is_number = last[0].eq(&last[0])?;
-    let value = is_number.select_where(&middle[0], &last[0])?;
-    let place = is_number.select_where(&middle[1], &last[1])?;
-    Ok(SmallVec::from_iter([value, place]))
+    at_place(x, (dim, keepdim), ((length - 1) / 2, true), call)
 }

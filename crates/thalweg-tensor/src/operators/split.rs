@@ -4,11 +4,11 @@ use thalweg_ir::{DType, Layout, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::view::{chunk, parts, split, strided, wrap};
+use super::view::{chunk, extents, parts, split, strided, wrap};
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call};
 use crate::host_room::host_room;
-use crate::kernels::views::{ViewBackward, record_view};
+use crate::kernels::views::{ViewBackward, record_view, windows_gradient};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -55,6 +55,9 @@ operators! {
     /// Returns all windows of a dimension, at distance `step`, each of `size` elements, which become a new last dimension.
     "unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"
         fn unfold(dimension: int, size: int, step: int) = Composite(|call| unfold(call).map(single));
+    /// Returns the gradient of a tensor from that of its windows along a dimension, which may overlap.
+    "unfold_backward(Tensor grad_in, SymInt[] input_sizes, int dim, int size, int step) -> Tensor"
+        = Composite(|call| unfold_backward(call).map(single));
 }
 
 /// The maximum number of sections, since each, even if empty, is a separate tensor on the host.
@@ -174,15 +177,41 @@ fn unfold(call: &Call<'_>) -> Result<Tensor> {
     };
     let layout = x.layout();
     let (mut shape, mut strides): (Shape, Shape) = (layout.shape().into(), layout.strides().into());
-    shape.push(size);
     if x.rank() == 0 {
+        shape.push(size);
         strides.push(1);
-        return Ok(strided(x, Layout::new(&shape, &strides, layout.offset())?));
+    } else {
+        shape.push(size);
+        strides.push(strides[dim]);
+        shape[dim] = (extent - size) / step + 1;
+        strides[dim] = if shape[dim] > 1 { strides[dim] * step } else { strides[dim] };
     }
-    strides.push(strides[dim]);
-    shape[dim] = (extent - size) / step + 1;
-    strides[dim] = if shape[dim] > 1 { strides[dim] * step } else { strides[dim] };
-    let view = x.viewed(Layout::new(&shape, &strides, layout.offset())?);
-    let windows = || ViewBackward::Windows { shape: layout.shape().into(), of: [dim, size, step] };
-    Ok(record_view(x, view, windows))
+    let windows = Layout::new(&shape, &strides, layout.offset())?;
+    if x.rank() == 0 {
+        return Ok(strided(x, windows));
+    }
+    let node = || ViewBackward::Windows { shape: x.shape().into(), dimension: dim, size, step };
+    Ok(record_view(x, x.viewed(windows), node))
+}
+
+/// Returns the gradient of a tensor of a shape from that of its windows.
+fn unfold_backward(call: &Call<'_>) -> Result<Tensor> {
+    let (gradient, shape) = (call.tensor(0), extents(&call.ints(1))?);
+    let dim = wrap(call.int(2), shape.len())?;
+    let [size, step] = [call.int(3), call.int(4)].map(|number| usize::try_from(number).unwrap_or(0));
+    let extent = shape.get(dim).copied().unwrap_or(0);
+    let count = if step > 0 && size <= extent { (extent - size) / step + 1 } else { 0 };
+    let mut expected = shape.clone();
+    expected.push(size);
+    if let Some(windows) = expected.get_mut(dim) {
+        *windows = count;
+    }
+    if count == 0 || gradient.shape() != &expected[..] {
+        return Err(Error::invalid(format!(
+            "unfold_backward: a gradient of shape {:?} is not that of windows of {size} elements at each {step} of dimension {dim} of \
+             {shape:?}",
+            gradient.shape()
+        )));
+    }
+    windows_gradient(gradient, &shape, dim, [size, step])
 }

@@ -1,13 +1,15 @@
 //! Inverses of pools, pools with random windows, and bags of embeddings.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, RangeOf, Result, Telling};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
-use super::Body::Composite;
+use super::Body::{Composite, Differentiable};
 use super::index::long;
 use super::view::{extents, format_of, in_format};
-use super::{operators, single};
-use crate::dispatch::{Arguments, Call};
+use super::{call as call_operator, operators, single};
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Arguments, Call, built_in};
+use crate::kernels::indexing;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -33,6 +35,9 @@ operators! {
     "fractional_max_pool3d(Tensor self, int[3] kernel_size, int[3] output_size, Tensor random_samples) -> (Tensor, Tensor)"
         fn fractional_max_pool3d(kernel_size: ints, output_size: ints, random_samples: tensor) -> 2
         = Composite(|call| fractional(call, 3));
+    /// Returns the sums of the rows of a table at indices in bags: `bag` is that of each index, in order.
+    "thalweg::sums_of_bags(Tensor weight, Tensor indices, Tensor bag, int bags) -> Tensor"
+        = Differentiable(indexing::sums_of_bags, &SUMS_OF_BAGS);
     /// Returns the sum (0), mean (1) or maximum (2) of the rows of each bag, which are at the indices from its offset to the next
     /// one's; the bag of each index; the number of rows that count in each bag; and, for a maximum, its row.
     "embedding_bag.padding_idx(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, bool include_last_offset, int? padding_idx) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -208,6 +213,38 @@ fn check_bags(call: &Call<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Returns the sums of the rows at indices, which are checked, in bags.
+fn sums_of_bags(
+    call: &Call<'_>,
+    weight: &Tensor,
+    [indices, bag]: [&Tensor; 2],
+    bags: usize,
+) -> Result<Tensor> {
+    {
+        let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
+        let arguments = [indices.into(), (weight.shape()[0] as i64).into()];
+        call_operator(built_in!("thalweg::index_check")?, &arguments, None, call.label.location)?;
+    }
+    let arguments = [weight.into(), indices.into(), bag.into(), (bags as i64).into()];
+    call_operator(built_in!("thalweg::sums_of_bags")?, &arguments, None, call.label.location)
+}
+
+/// The gradient of sums in bags: each row's is the sum of the gradients of the bags that read it.
+static SUMS_OF_BAGS: Formula = Formula {
+    inputs: &[1, 2],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let (indices, bag) = (call.saved(1)?, call.saved(2)?);
+            let gradient = call.gradient()?.index_select(0, &bag)?;
+            let rows = call.shape(0)[0] as i64;
+            let arguments =
+                [(&gradient).into(), (&indices).into(), rows.into(), (-1i64).into(), false.into()];
+            call_operator(built_in!("embedding_dense_backward")?, &arguments, None, call.label().location)
+        })
+    },
+};
+
 fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
     check_bags(call)?;
     let (weight, mode) = (call.tensor(0), call.int(4));
@@ -234,8 +271,19 @@ fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
     let sizes =
         Tensor::zeros(&[bags], DType::I64, device)?.index_add(0, &bag, &counted.to_dtype(DType::I64)?)?;
     let width = weight.shape()[1];
+    let nothing = || Tensor::zeros(&[0, width], DType::I64, device);
+    let is_wide = weight.dtype().compute() == weight.dtype();
+    let is_plain = padding.is_none() && call.optional_tensor(6).is_none() && rows > 0;
+    if is_plain && (mode == 0 || mode == 1 && is_wide) {
+        let sums = sums_of_bags(call, weight, [&indices, &bag], bags)?;
+        let result = match mode {
+            0 => sums,
+            _ => sums.div(&sizes.clamp_min(1)?.to_dtype(weight.dtype())?.unsqueeze(1)?)?,
+        };
+        return Ok(Tensors::from_iter([result, bag, sizes, nothing()?]));
+    }
     let read = {
-        let _telling = Telling::of("embedding_bag", RangeOf::Dimension(0));
+        let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
         weight.index_select(0, &indices)?
     };
     let wide = weight.dtype().compute();

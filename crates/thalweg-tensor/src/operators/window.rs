@@ -438,11 +438,22 @@ impl Convolution {
         };
         let size: Ints =
             [input.shape()[0], channels].into_iter().map(|count| count as i64).chain(extents).collect();
+        self.library_call([input, weight], computed, &size, numbers, (bias, relu))
+    }
+
+    /// Returns what cuDNN computes from two operands, of this size; `None` if cuDNN does not support it.
+    fn library_call(
+        &self,
+        operands: [&Tensor; 2],
+        computed: Computed,
+        size: &Ints,
+        [_, stride, padding, dilation]: [PerAxis; 4],
+        after: (Option<&Tensor>, bool),
+    ) -> Result<Option<Tensor>> {
+        let axes = size.len() - 2;
         let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
-        let [_, stride, padding, dilation] = numbers;
         let window = [stride, padding, dilation].map(of_axes);
-        let made = convolution::call([input, weight], computed, &size, &window, self.groups, (bias, relu));
-        match made {
+        match convolution::call(operands, computed, size, &window, self.groups, after) {
             Ok(result) => Ok(Some(result)),
             Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
             Err(error) => Err(error),
@@ -670,9 +681,7 @@ impl Convolution {
         }
         let axes = weight.rank() - 2;
         let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
-        let [_, stride, padding, dilation] = self.numbers(&kernel, axes)?;
-        let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
-        let window = [stride, padding, dilation].map(of_axes);
+        let numbers = self.numbers(&kernel, axes)?;
         let is_transposed = self.output_padding.is_some();
         let (operands, computed) = match (is_transposed, place) {
             (false, 0) => ([gradient, weight], Computed::Input),
@@ -681,11 +690,7 @@ impl Convolution {
             (true, _) => ([input, gradient], Computed::Weight),
         };
         let size: Ints = [input, weight][place].shape().iter().map(|&extent| extent as i64).collect();
-        match convolution::call(operands, computed, &size, &window, self.groups, (None, false)) {
-            Ok(result) => Ok(Some(result)),
-            Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.library_call(operands, computed, &size, numbers, (None, false))
     }
 
     /// Returns the gradient of the input: the transposed convolution of the result's, or of a transposed one the convolution.

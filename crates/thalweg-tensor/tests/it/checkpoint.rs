@@ -41,7 +41,7 @@ fn outcome(run: impl Fn(&[Tensor]) -> Result<Tensor>) -> Vec<Vec<f64>> {
 }
 
 #[track_caller]
-fn refused<T>(result: Result<T>, words: &str) {
+fn assert_refused<T>(result: Result<T>, words: &str) {
     let error = result.err().expect("an error");
     assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
 }
@@ -192,16 +192,16 @@ fn a_function_that_does_not_repeat_itself_is_refused() {
     let goes_on = CheckpointOptions { early_stop: false, ..CheckpointOptions::default() };
     let fewer = || Box::new(changing(|x| x.sin()?.exp(), |x| x.sin()));
     for options in [&stops, &goes_on] {
-        refused(
+        assert_refused(
             run(options, fewer()),
             "Number of tensors saved during forward: 2. Number of tensors saved during recomputation: 1.",
         );
     }
     let more = || Box::new(changing(|x| x.sin(), |x| x.sin()?.exp()));
-    refused(run(&goes_on, more()), "trying to save more tensors during recomputation");
+    assert_refused(run(&goes_on, more()), "trying to save more tensors during recomputation");
     run(&stops, more()).unwrap();
     let other = || Box::new(changing(|x| x.sin()?.exp(), |x| x.sum(&[], false)?.sin()?.exp()));
-    refused(
+    assert_refused(
         run(&stops, other()),
         &format!(
             "tensor at position 0: saved metadata: [3] float32 on {0}, recomputed metadata: [] float32 on {0}",
@@ -209,9 +209,9 @@ fn a_function_that_does_not_repeat_itself_is_refused() {
         ),
     );
     let unchecked = CheckpointOptions { determinism_check: false, ..CheckpointOptions::default() };
-    refused(run(&unchecked, other()), "a saved tensor unpack hook gave");
+    assert_refused(run(&unchecked, other()), "a saved tensor unpack hook gave");
     let failing = || Box::new(changing(|x| x.sin(), |_| Err(thalweg_runtime::Error::invalid("on purpose"))));
-    refused(run(&stops, failing()), "on purpose");
+    assert_refused(run(&stops, failing()), "on purpose");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn an_input_that_was_written_is_refused() {
     let x = leaf(&[3], 1).mul_scalar(1.0).unwrap();
     let y = checkpoint(|inputs: &[Tensor]| inputs[0].sin()?.exp(), std::slice::from_ref(&x)).unwrap();
     no_grad(|| x.add_scalar_(1.0).map(drop)).unwrap();
-    refused(y.sum(&[], false).unwrap().backward(), "modified by an inplace operation");
+    assert_refused(y.sum(&[], false).unwrap().backward(), "modified by an inplace operation");
 }
 
 /// A new device has no generator before the function requests one.

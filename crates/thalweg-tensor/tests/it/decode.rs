@@ -8,7 +8,7 @@ use thalweg_nn::functional::{
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
 use thalweg_tensor::dispatch::trace;
-use thalweg_tensor::norm_linear::NormLinear;
+use thalweg_tensor::fused::NormLinear;
 use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
 use thalweg_tensor::{Tensor, no_grad};
 

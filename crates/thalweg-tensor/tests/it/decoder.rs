@@ -8,8 +8,8 @@ use thalweg_nn::functional::{
 };
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
-use thalweg_tensor::decoder::{DecoderState, exchange_for, fused_decoder_layers, fused_next_token};
-use thalweg_tensor::norm_linear::NormLinear;
+use thalweg_tensor::fused::NormLinear;
+use thalweg_tensor::fused::decoder::{DecoderState, exchange_for, fused_decoder_layers, fused_next_token};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, own_device, random, values};
@@ -217,9 +217,9 @@ fn steps_of_layers_have_no_race_under_any_schedule() {
             let exchange = exchange_for(input, &parts)?;
             let options = DecoderOptions { exchange: exchange.as_ref(), ..OPTIONS };
             position.zero_()?;
-            let meeting = Tensor::zeros(&[2], DType::I64, device)?;
+            let barrier = Tensor::zeros(&[2], DType::I64, device)?;
             let state =
-                DecoderState { token: &token, position: &position, history: &history, meeting: &meeting };
+                DecoderState { token: &token, position: &position, history: &history, barrier: &barrier };
             let norm = layers[0].parts().norms[0];
             let head = NormLinear { norm, eps: 1e-5, weight: &tokens, bias: None, gelu: false, addend: None };
             for _ in 0..3 {
@@ -269,9 +269,9 @@ fn embedded_rows_and_kept_memory_change_no_result() {
 #[test]
 fn the_likeliest_token_becomes_the_next_one() {
     let numbers = |count, value| Tensor::full(&[count], value, DType::I64, &device()).unwrap();
-    let (token, position, meeting) = (numbers(1, 0.0), numbers(1, -1.0), numbers(2, 0.0));
+    let (token, position, barrier) = (numbers(1, 0.0), numbers(1, -1.0), numbers(2, 0.0));
     let history = numbers(6, -7.0);
-    let state = DecoderState { token: &token, position: &position, history: &history, meeting: &meeting };
+    let state = DecoderState { token: &token, position: &position, history: &history, barrier: &barrier };
     let mut expected = vec![-7; 6];
     // The last one runs operator by operator.
     let cases = [
@@ -314,7 +314,7 @@ fn the_likeliest_token_becomes_the_next_one() {
         assert_eq!(token.to_vec::<i64>().unwrap(), [likeliest as i64], "{dtype} {count} x {features}");
         assert_eq!(position.to_vec::<i64>().unwrap(), [place as i64]);
         assert_eq!(history.to_vec::<i64>().unwrap(), expected);
-        assert_eq!(meeting.to_vec::<i64>().unwrap(), [0, 0]);
+        assert_eq!(barrier.to_vec::<i64>().unwrap(), [0, 0]);
     }
 }
 
@@ -323,9 +323,9 @@ fn nan_is_the_likeliest_and_a_token_behind_the_history_is_reported() {
     // A separate device: an error is reported at the next wait for the device, by any test.
     let device = own_device();
     let numbers = |count, value| Tensor::full(&[count], value, DType::I64, &device).unwrap();
-    let (token, position, meeting) = (numbers(1, 0.0), numbers(1, 5.0), numbers(2, 0.0));
+    let (token, position, barrier) = (numbers(1, 0.0), numbers(1, 5.0), numbers(2, 0.0));
     let history = numbers(6, -7.0);
-    let state = DecoderState { token: &token, position: &position, history: &history, meeting: &meeting };
+    let state = DecoderState { token: &token, position: &position, history: &history, barrier: &barrier };
     let weight = Tensor::from_slice(&[0.0_f32; 96], &[3, 32], &device).unwrap();
     weight.narrow(0, 1, 1).unwrap().fill_(f64::NAN).unwrap();
     let weight = weight.to_dtype(DType::F16).unwrap();

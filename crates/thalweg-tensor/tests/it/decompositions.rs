@@ -19,7 +19,7 @@ fn matrices(shape: &[usize], seed: u64) -> Tensor {
     Tensor::from_slice(&numbers, shape, &device()).unwrap()
 }
 
-fn turned(x: &Tensor) -> Tensor {
+fn transposed(x: &Tensor) -> Tensor {
     x.transpose(-2, -1).unwrap()
 }
 
@@ -50,14 +50,14 @@ fn factors_give_the_matrices_back() {
             assert!(distance(&q.matmul(&r).unwrap(), &a) < 1e-13);
             let width = q.shape()[2];
             assert_eq!(width, if mode == "complete" { rows } else { least });
-            assert!(distance(&turned(&q).matmul(&q).unwrap(), &identity(width, 2)) < 1e-13);
+            assert!(distance(&transposed(&q).matmul(&q).unwrap(), &identity(width, 2)) < 1e-13);
         }
         for is_full in [false, true] {
             let [u, s, vh] = a.linalg_svd(is_full).unwrap();
             let scaled = u.narrow(2, 0, least).unwrap().mul(&s.unsqueeze(1).unwrap()).unwrap();
             assert!(distance(&scaled.matmul(&vh.narrow(1, 0, least).unwrap()).unwrap(), &a) < 1e-12);
             let width = u.shape()[2];
-            assert!(distance(&turned(&u).matmul(&u).unwrap(), &identity(width, 2)) < 1e-12);
+            assert!(distance(&transposed(&u).matmul(&u).unwrap(), &identity(width, 2)) < 1e-12);
             let ordered: Vec<f64> = s.to_vec().unwrap();
             assert!(
                 ordered.chunks(least).all(|row| row.is_sorted_by(|a, b| a >= b) && row[least - 1] >= 0.0)
@@ -70,13 +70,13 @@ fn factors_give_the_matrices_back() {
 fn symmetric_matrices_are_made_of_their_factors_and_vectors() {
     for n in [1, 2, 6, 37] {
         let a = matrices(&[2, n, n], n as u64);
-        let symmetric = a.add(&turned(&a)).unwrap();
+        let symmetric = a.add(&transposed(&a)).unwrap();
         let [values, vectors] = symmetric.linalg_eigh().unwrap();
         let scaled = vectors.mul(&values.unsqueeze(1).unwrap()).unwrap();
-        assert!(distance(&scaled.matmul(&turned(&vectors)).unwrap(), &symmetric) < 1e-12);
-        let positive = a.matmul(&turned(&a)).unwrap().add(&identity(n, 2)).unwrap();
+        assert!(distance(&scaled.matmul(&transposed(&vectors)).unwrap(), &symmetric) < 1e-12);
+        let positive = a.matmul(&transposed(&a)).unwrap().add(&identity(n, 2)).unwrap();
         let factor = positive.linalg_cholesky().unwrap();
-        assert!(distance(&factor.matmul(&turned(&factor)).unwrap(), &positive) < 1e-12);
+        assert!(distance(&factor.matmul(&transposed(&factor)).unwrap(), &positive) < 1e-12);
         let inverse = positive.linalg_inv().unwrap();
         assert!(distance(&inverse.matmul(&positive).unwrap(), &identity(n, 2)) < 1e-11);
     }
@@ -87,7 +87,7 @@ fn columns_of_zeros_have_singular_vectors() {
     let a = Tensor::zeros(&[1, 4, 3], DType::F64, &device()).unwrap();
     let [u, s, _] = a.linalg_svd(false).unwrap();
     assert_eq!(s.to_vec::<f64>().unwrap(), [0.0; 3]);
-    assert!(distance(&turned(&u).matmul(&u).unwrap(), &identity(3, 1)) < 1e-14);
+    assert!(distance(&transposed(&u).matmul(&u).unwrap(), &identity(3, 1)) < 1e-14);
 }
 
 /// The gradient of a number against differences of that number.
@@ -134,13 +134,13 @@ fn gradients_agree_with_differences() {
     check_gradient("solve", &square, |x| weights(&x.linalg_solve(&matrices(&[2, 4, 3], 9)).unwrap()));
     check_gradient("det", &square, |x| weights(&x.linalg_det().unwrap()));
     check_gradient("slogdet", &square, |x| weights(&x.linalg_slogdet().unwrap()[1]));
-    let symmetric = |x: &Tensor| x.add(&turned(x)).unwrap();
+    let symmetric = |x: &Tensor| x.add(&transposed(x)).unwrap();
     check_gradient("eigh", &square, |x| {
         let [values, vectors] = symmetric(x).linalg_eigh().unwrap();
         weights(&values).add(&weights(&vectors.mul(&vectors).unwrap())).unwrap()
     });
     check_gradient("cholesky", &square, |x| {
-        weights(&x.matmul(&turned(x)).unwrap().add(&identity(4, 2)).unwrap().linalg_cholesky().unwrap())
+        weights(&x.matmul(&transposed(x)).unwrap().add(&identity(4, 2)).unwrap().linalg_cholesky().unwrap())
     });
 }
 

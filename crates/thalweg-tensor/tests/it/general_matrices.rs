@@ -15,7 +15,7 @@ fn call(name: &str, arguments: &[Value]) -> Vec<Tensor> {
         .collect()
 }
 
-fn turned(x: &Tensor) -> Tensor {
+fn transposed(x: &Tensor) -> Tensor {
     x.transpose(-2, -1).unwrap()
 }
 
@@ -27,7 +27,7 @@ fn times(a: &Tensor, b: &Tensor) -> Tensor {
 fn symmetric_matrices_are_solved_by_blocks_of_one_and_two() {
     for (n, seed) in [(1, 1), (2, 2), (5, 3), (9, 4), (33, 5)] {
         let x = random(&[3, n, n], seed);
-        let mut a = x.add(&turned(&x)).unwrap();
+        let mut a = x.add(&transposed(&x)).unwrap();
         if n == 9 {
             // Without a diagonal every block is one of two.
             a = a.tril(-1).unwrap().add(&a.triu(1).unwrap()).unwrap();
@@ -107,7 +107,7 @@ fn least_squares_leave_a_rest_that_is_orthogonal() {
         let (a, b) = (random(&[2, rows, columns], 1), random(&[2, rows, 2], 2));
         let results = call("linalg_lstsq", &[Value::Tensor(a.clone()), Value::Tensor(b.clone())]);
         let rest = times(&a, &results[0]).sub(&b).unwrap();
-        assert_close(&values(&times(&turned(&a), &rest)), &vec![0.0; 2 * columns * 2], 1e-12);
+        assert_close(&values(&times(&transposed(&a), &rest)), &vec![0.0; 2 * columns * 2], 1e-12);
         let squares = rest.square().unwrap().sum(&[1], false).unwrap();
         let expected = if rows > columns { values(&squares) } else { Vec::new() };
         assert_close(&values(&results[1]), &expected, 1e-12);

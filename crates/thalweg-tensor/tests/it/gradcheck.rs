@@ -11,7 +11,7 @@ use thalweg_tensor::{Tensor, no_grad};
 use crate::support::{device, random, tensor, values};
 
 #[track_caller]
-fn refused<T>(result: Result<T>, words: &str) -> String {
+fn assert_refused<T>(result: Result<T>, words: &str) -> String {
     let error = result.err().expect("an error");
     assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
     error.to_string()
@@ -38,7 +38,7 @@ fn a_right_gradient_passes_and_a_wrong_one_does_not() {
     gradcheck(product, &[point(), point().detach()], options).unwrap();
     gradgradcheck(product, &[point(), point()], None, options).unwrap();
     gradcheck(|inputs| doubled(&inputs[0], 1.0), &[point()], options).unwrap();
-    let error = refused(
+    let error = assert_refused(
         gradcheck(|inputs| doubled(&inputs[0], 1.5), &[point()], options),
         "Jacobian mismatch for output 0 with respect to input 0",
     );
@@ -52,19 +52,22 @@ fn a_right_gradient_passes_and_a_wrong_one_does_not() {
     };
     near(0.0021, 0.0).unwrap();
     near(1e-8, 0.0011).unwrap();
-    refused(near(0.0019, 0.0), "Jacobian mismatch");
-    refused(near(1e-8, 0.0009), "Jacobian mismatch");
+    assert_refused(near(0.0019, 0.0), "Jacobian mismatch");
+    assert_refused(near(1e-8, 0.0009), "Jacobian mismatch");
 }
 
 #[test]
 fn gradients_that_are_missing_or_change_are_found() {
     let options = GradcheckOptions::default();
-    refused(
+    assert_refused(
         gradcheck(|inputs| Ok(vec![inputs[0].detach().mul_scalar(2.0)?]), &[point()], options),
         "Numerical gradient for function expected to be zero",
     );
     let half = |inputs: &[Tensor]| Ok(vec![inputs[0].detach().mul(&inputs[0])?]);
-    refused(gradcheck(half, &[point()], options), "Jacobian mismatch for output 0 with respect to input 0");
+    assert_refused(
+        gradcheck(half, &[point()], options),
+        "Jacobian mismatch for output 0 with respect to input 0",
+    );
     // Its gradient differs from pass to pass, by less than the tolerances of its value.
     let drifting = |inputs: &[Tensor]| {
         let x = inputs[0].mul_scalar(1.0)?;
@@ -75,7 +78,7 @@ fn gradients_that_are_missing_or_change_are_found() {
         })?;
         Ok(vec![x])
     };
-    refused(gradcheck(drifting, &[point()], options), "Backward is not reentrant");
+    assert_refused(gradcheck(drifting, &[point()], options), "Backward is not reentrant");
     gradcheck(drifting, &[point()], GradcheckOptions { nondet_tol: 1e-5, ..options }).unwrap();
     // The first gradient is right, and its own gradient is lost.
     let once = |inputs: &[Tensor]| {
@@ -85,19 +88,19 @@ fn gradients_that_are_missing_or_change_are_found() {
         Ok(vec![x.add(&value)?])
     };
     gradcheck(once, &[point()], options).unwrap();
-    refused(gradgradcheck(once, &[point()], None, options), "Jacobian mismatch");
+    assert_refused(gradgradcheck(once, &[point()], None, options), "Jacobian mismatch");
 }
 
 #[test]
 fn inputs_that_cannot_be_checked_are_refused() {
     let options = GradcheckOptions::default();
     let same = |inputs: &[Tensor]| Ok(vec![inputs[0].clone()]);
-    refused(
+    assert_refused(
         gradcheck(same, &[point().detach()], options),
         "gradcheck expects at least one input tensor to require gradient",
     );
     let wide = random(&[1, 2], 1).requires_grad_().unwrap().expand(&[3, 2]).unwrap();
-    refused(gradcheck(same, &[wide], options), "The 0th input has a dimension with stride 0.");
+    assert_refused(gradcheck(same, &[wide], options), "The 0th input has a dimension with stride 0.");
 }
 
 /// The line of the call that is the only one of this name in this file.
@@ -118,14 +121,14 @@ fn a_nan_in_a_backward_pass_names_the_line_of_the_forward_call() {
     assert!(values(&x.grad().unwrap())[0].is_nan());
     x.zero_grad();
     let words = "Function 'SqrtBackward0' returned nan values in its 0th output.";
-    let error = refused(detect_anomaly(run), words);
+    let error = assert_refused(detect_anomaly(run), words);
     assert!(error.contains(&line_of("// the root")), "{error}");
     assert!(x.grad().is_none() && !is_anomaly_enabled());
     set_detect_anomaly(true, false, run).unwrap();
     detect_anomaly(|| set_detect_anomaly(false, true, run)).unwrap();
     // Recorded outside: there is no line.
     let y = x.sqrt().unwrap().mul_scalar(0.0).unwrap();
-    refused(detect_anomaly(|| y.backward()), "no forward pass information is available");
+    assert_refused(detect_anomaly(|| y.backward()), "no forward pass information is available");
 }
 
 #[test]
@@ -134,7 +137,7 @@ fn a_node_of_every_kind_names_its_line() {
     let line = |run: &dyn Fn() -> Result<Tensor>| {
         let y = detect_anomaly(run).unwrap();
         y.grad_fn().unwrap().register_hook(|_, _| Err(thalweg_runtime::Error::invalid("on purpose")));
-        refused(set_detect_anomaly(true, false, || y.sum(&[], false)?.backward()), "on purpose")
+        assert_refused(set_detect_anomaly(true, false, || y.sum(&[], false)?.backward()), "on purpose")
     };
     let derived = line(&|| x.exp()); // a loop
     assert!(derived.contains(&line_of("// a loop")), "{derived}");
@@ -158,7 +161,7 @@ fn the_gradient_of_a_gradient_names_the_line_that_induced_it() {
         let first = gradients_with(&[y], &[Some(one.clone())], std::slice::from_ref(&x), options)?;
         first[0].clone().expect("it depends on x").mul_scalar(0.0)?.backward()
     });
-    let error = refused(error, "returned nan values");
+    let error = assert_refused(error, "returned nan values");
     assert!(
         error.contains("induced by the backward pass of") && error.contains(&line_of("// the power")),
         "{error}"

@@ -57,12 +57,12 @@ fn both_halves_have_the_bits_of_the_whole() -> Result<()> {
         let (of_input, rest) = backward_input(&halves.run(&two)?, Some(&gradient), &two)?;
         assert_eq!(of_input.unwrap().to_vec::<f32>()?, one.grad().unwrap().to_vec::<f32>()?);
         assert!(two.grad().is_none());
-        let behind: Vec<Option<Vec<f32>>> = halves
+        let after: Vec<Option<Vec<f32>>> = halves
             .leaves()
             .iter()
             .map(|leaf| leaf.grad().map(|gradient| gradient.to_vec().unwrap()))
             .collect();
-        assert_eq!(before, behind, "no leaf changes in the first half");
+        assert_eq!(before, after, "no leaf changes in the first half");
         rest.run()?;
         assert!(two.grad().is_none());
         assert_eq!(whole.gradients(), halves.gradients(), "pass {pass}");

@@ -29,7 +29,7 @@ fn sum(x: &Tensor) -> Tensor {
 }
 
 #[track_caller]
-fn refused<T>(result: Result<T>, words: &str) {
+fn assert_refused<T>(result: Result<T>, words: &str) {
     let error = result.err().expect("an error");
     assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
 }
@@ -143,7 +143,7 @@ fn the_gradients_of_inputs_are_what_their_hooks_left() {
 fn results_of_hooks_must_fit() {
     let x = leaf(&[1.0]);
     let y = x.mul_scalar(1.0).unwrap();
-    let fails = |words: &str| refused(y.backward_options(None, RETAINED), words);
+    let fails = |words: &str| assert_refused(y.backward_options(None, RETAINED), words);
     let shape = y.register_hook(|_| Tensor::ones(&[3], DType::F32, &device()).map(Some)).unwrap();
     fails("has changed the size of value (was [1] got [3])");
     shape.remove();
@@ -173,11 +173,11 @@ const RETAINED: BackwardOptions = BackwardOptions { retain_graph: true, create_g
 fn what_has_no_gradient_has_no_hooks() {
     let plain = leaf(&[1.0]).detach();
     const NONE: &str = "cannot register a hook on a tensor that doesn't require gradient";
-    refused(plain.register_hook(|_| Ok(None)), NONE);
-    refused(plain.register_post_accumulate_grad_hook(|_| Ok(())), NONE);
-    refused(plain.retain_grad(), "can't retain_grad on Tensor that has requires_grad=False");
+    assert_refused(plain.register_hook(|_| Ok(None)), NONE);
+    assert_refused(plain.register_post_accumulate_grad_hook(|_| Ok(())), NONE);
+    assert_refused(plain.retain_grad(), "can't retain_grad on Tensor that has requires_grad=False");
     let result = leaf(&[1.0]).mul_scalar(2.0).unwrap();
-    refused(
+    assert_refused(
         result.register_post_accumulate_grad_hook(|_| Ok(())),
         "post accumulate grad hooks cannot be registered on non-leaf tensors",
     );
@@ -267,7 +267,7 @@ fn a_captured_backward_pass_takes_no_parameters_with_hooks() {
         )
     };
     let handle = weight.register_hook(|gradient| gradient.mul_scalar(2.0).map(Some)).unwrap();
-    refused(graphed(&weight), "a parameter has hooks");
+    assert_refused(graphed(&weight), "a parameter has hooks");
     handle.remove();
     let graphed = graphed(&weight).unwrap().remove(0);
     weight.register_hook(|gradient| gradient.mul_scalar(2.0).map(Some)).unwrap();
@@ -424,11 +424,11 @@ fn packed_tensors_go_through_second_passes_and_second_derivatives() {
 fn hooks_that_give_something_else_are_refused() {
     let x = leaf(&[1.0, 2.0]);
     let write = |tensor: &Tensor| tensor.add_scalar_(1.0).map(drop);
-    refused(
+    assert_refused(
         saved_tensors_hooks(write, |()| unreachable!(), || x.detach().requires_grad_()?.square()),
         "A saved tensor pack hook is modifying its input in place.",
     );
-    refused(
+    assert_refused(
         saved_tensors_hooks(
             |_| Err::<(), _>(thalweg_runtime::Error::invalid("no room")),
             |()| unreachable!(),
@@ -437,7 +437,7 @@ fn hooks_that_give_something_else_are_refused() {
         "no room",
     );
     let narrow = saved_tensors_hooks(|tensor| tensor.narrow(0, 0, 1), |part| Ok(part.clone()), || x.square());
-    refused(sum(&narrow.unwrap()).backward(), "a saved tensor unpack hook gave");
+    assert_refused(sum(&narrow.unwrap()).backward(), "a saved tensor unpack hook gave");
     // A tensor with another layout is made contiguous.
     let y = tensor(&[1.0, 2.0, 3.0, 4.0], &[2, 2], DType::F32).requires_grad_().unwrap();
     let turn = |tensor: &Tensor| tensor.transpose(0, 1)?.contiguous();

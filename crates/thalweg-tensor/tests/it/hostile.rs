@@ -287,6 +287,8 @@ const HARD: &[&str] = &[
     "thalweg::one_query_attention",
     "thalweg::fused_attention",
     "thalweg::fused_attention_backward",
+    "thalweg::fused_attention_backward_mask",
+    "thalweg::attention_kept_weights",
     "thalweg::gather",
     "thalweg::gather_backward",
     "thalweg::geqrf",

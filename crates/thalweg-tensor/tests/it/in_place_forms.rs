@@ -279,8 +279,8 @@ fn chains_over_one_memory_give_the_same_bits() {
     ];
     let numbers = [1.26, 0.05, 18.75, 2.25, 0.349, 7.0];
     for (name, in_place, rest) in forms {
-        for is_turned in [false, true] {
-            let x = match is_turned {
+        for is_transposed in [false, true] {
+            let x = match is_transposed {
                 false => tensor(&numbers, &[2, 3], DType::F32),
                 true => tensor(&numbers, &[3, 2], DType::F32).transpose(0, 1).unwrap(),
             };

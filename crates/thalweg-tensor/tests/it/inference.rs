@@ -20,7 +20,7 @@ fn leaf() -> Tensor {
 }
 
 #[track_caller]
-fn refused<T>(result: thalweg_runtime::Result<T>, words: &str) {
+fn assert_refused<T>(result: thalweg_runtime::Result<T>, words: &str) {
     let error = result.err().expect("an error");
     assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
 }
@@ -68,11 +68,11 @@ fn memory_is_marked_where_it_is_allocated() {
 fn inference_tensors_are_not_saved_for_backward() {
     let (x, made) = (leaf(), inference_mode(ones));
     // By a derived gradient, a formula, and a node of its own.
-    refused(x.mul(&made), NOT_SAVED);
-    refused(made.mul(&x), NOT_SAVED);
+    assert_refused(x.mul(&made), NOT_SAVED);
+    assert_refused(made.mul(&x), NOT_SAVED);
     let matrix = inference_mode(|| made.reshape(&[2, 1])).unwrap();
-    refused(x.reshape(&[1, 2]).unwrap().matmul(&matrix), NOT_SAVED);
-    refused(x.mul_scalar(1.0).unwrap().mul_(&made).map(drop), NOT_SAVED);
+    assert_refused(x.reshape(&[1, 2]).unwrap().matmul(&matrix), NOT_SAVED);
+    assert_refused(x.mul_scalar(1.0).unwrap().mul_(&made).map(drop), NOT_SAVED);
     // Operators that do not save it may read it, and so may operators that are not recorded.
     let sum = x.add(&made).unwrap().sum(&[], false).unwrap();
     sum.backward().unwrap();
@@ -87,11 +87,11 @@ fn inference_tensors_are_not_saved_for_backward() {
 #[test]
 fn inference_tensors_are_written_in_inference_mode_alone() {
     let made = inference_mode(ones);
-    refused(made.copy_(&ones()), NOT_WRITTEN);
-    refused(made.add_scalar_(1.0).map(drop), NOT_WRITTEN);
-    refused(made.narrow(0, 0, 1).unwrap().add_scalar_(1.0).map(drop), NOT_WRITTEN);
-    refused(no_grad(|| made.copy_(&ones())), NOT_WRITTEN);
-    refused(
+    assert_refused(made.copy_(&ones()), NOT_WRITTEN);
+    assert_refused(made.add_scalar_(1.0).map(drop), NOT_WRITTEN);
+    assert_refused(made.narrow(0, 0, 1).unwrap().add_scalar_(1.0).map(drop), NOT_WRITTEN);
+    assert_refused(no_grad(|| made.copy_(&ones())), NOT_WRITTEN);
+    assert_refused(
         made.set_requires_grad(true),
         "Setting requires_grad=True on inference tensor outside InferenceMode",
     );
@@ -113,7 +113,7 @@ fn a_write_in_inference_mode_is_a_write() {
     let y = x.mul_scalar(3.0).unwrap();
     let square = y.square().unwrap().sum(&[], false).unwrap();
     inference_mode(|| y.add_scalar_(1.0).map(drop)).unwrap();
-    refused(square.backward(), "modified by an inplace operation");
+    assert_refused(square.backward(), "modified by an inplace operation");
 }
 
 #[test]

@@ -159,12 +159,12 @@ fn a_step_that_a_scaler_skips_writes_the_cast_of_what_is_there() {
 #[test]
 fn a_backward_pass_behind_a_step_reads_the_casts_that_it_saved() {
     on_own_device(|| {
-        let gradient = |behind: bool| {
+        let gradient = |after: bool| {
             let (weight, optimizer) = stepped();
             let x = leaf(&[6, 16], 5);
             let result = autocast(DType::Bf16, || linear(&x, &weight, None)).unwrap();
             let ones = Tensor::ones(&[6, 8], DType::Bf16, &device()).unwrap();
-            if behind {
+            if after {
                 train(&weight);
                 optimizer.step().unwrap();
                 assert_now(&weight);

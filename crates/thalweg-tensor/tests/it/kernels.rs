@@ -126,7 +126,9 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "cross_entropy" | "cross_entropy_smoothed" | "nll_loss" | "mean_over_classes" => {
                 vec![dtype, DType::I64]
             }
-            "cross_entropy_backward" => vec![dtype, DType::I64, dtype.compute(), dtype],
+            "cross_entropy_backward" | "cross_entropy_smoothed_backward" => {
+                vec![dtype, DType::I64, dtype.compute(), dtype]
+            }
             "nll_loss_weighted" => vec![dtype, DType::I64, dtype],
             "bernoulli" => vec![DType::I64; 2],
             "index_check" => vec![DType::I64],
@@ -159,7 +161,7 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
             || operator.name.contains("layer_norm_")
             || operator.name.contains("rms_norm_")
             || operator.name.contains("channel_norm_")
-            || operator.name == "cross_entropy_backward";
+            || matches!(operator.name, "cross_entropy_backward" | "cross_entropy_smoothed_backward");
         if wanted != 0 && !own && signature.outputs[0].is_floating_point() {
             let derived =
                 gradient(operator, &signature, wanted).expect("the table's operators are differentiable");

@@ -70,7 +70,7 @@ const CLASSES: &[Case] = &[
 
 /// Checks that the call is accepted, that the next wait returns this error, and that the device continues to work.
 #[track_caller]
-fn told(device: &Device, (name, call): Case, list: [i64; 2], words: &str) {
+fn assert_reported(device: &Device, (name, call): Case, list: [i64; 2], words: &str) {
     let x = ramp(device, &[3, 4]);
     let index = indices(device, &list);
     device.synchronize().unwrap();
@@ -91,30 +91,30 @@ fn the_next_wait_names_operator_and_index() {
     let bounds = |index: i64| format!("index {index} is out of bounds for dimension 0 with size 3");
     for &case in STRICT {
         for bad in [3, -1, i64::MAX, i64::MIN] {
-            told(&device, case, [2, bad], &bounds(bad));
+            assert_reported(&device, case, [2, bad], &bounds(bad));
         }
     }
     for &case in WRAPPING {
         for bad in [3, -4, i64::MAX, i64::MIN] {
-            told(&device, case, [-3, bad], &bounds(bad));
+            assert_reported(&device, case, [-3, bad], &bounds(bad));
         }
     }
     for &case in CLASSES {
         for bad in [4, -1, i64::MIN] {
-            told(&device, case, [0, bad], &format!("Target {bad} is out of bounds"));
+            assert_reported(&device, case, [0, bad], &format!("Target {bad} is out of bounds"));
         }
     }
     for bad in [12, -13] {
         let words = format!("tried to access index {bad} on a tensor of 12 elements");
-        told(&device, ("take", |x, index| x.take(index)), [-12, bad], &words);
-        told(
+        assert_reported(&device, ("take", |x, index| x.take(index)), [-12, bad], &words);
+        assert_reported(
             &device,
             ("put", |x, index| x.put(index, &x.narrow(0, 0, 1)?.narrow(1, 0, 2)?, false)),
             [0, bad],
             &words,
         );
     }
-    told(
+    assert_reported(
         &device,
         ("index", |x, index| x.index(&[None, Some(index.clone())])),
         [3, 4],
@@ -225,7 +225,7 @@ fn telling_is_no_race() {
         let main = device.current_stream();
         let lists = [[0i64, 3], [7, -1]].map(|list| Tensor::from_slice(&list, &[2], device));
         let streams = [Stream::new(device)?, Stream::new(device)?];
-        let mut told = 0;
+        let mut reported = 0;
         for _ in 0..2 {
             for (stream, list) in streams.iter().zip(&lists) {
                 let list = list.as_ref().map_err(Clone::clone)?;
@@ -235,10 +235,10 @@ fn telling_is_no_race() {
                 row.record_stream(stream);
             }
             for wait in [streams[0].synchronize(), streams[1].synchronize()] {
-                told += usize::from(wait.is_err_and(|error| error.is_out_of_range()));
+                reported += usize::from(wait.is_err_and(|error| error.is_out_of_range()));
             }
         }
-        assert_eq!(told, 2, "each round has one wait that tells");
+        assert_eq!(reported, 2, "each round has one wait that tells");
         streams.iter().try_for_each(|stream| main.wait_stream(stream))?;
         device.synchronize()
     });

@@ -14,7 +14,7 @@ use thalweg_tensor::random::{DeviceGenerator, Generator};
 use crate::support::{device, expect_out_of_range, on_own_device, random, tensor, values};
 
 #[track_caller]
-fn refused<T>(result: Result<T>, word: &str) {
+fn assert_refused<T>(result: Result<T>, word: &str) {
     let Err(error) = result else { panic!("the call should have been refused: {word}") };
     assert!(error.is_invalid_argument() && error.to_string().contains(word), "'{word}' is not in: {error}");
 }
@@ -78,8 +78,8 @@ fn truth_values_are_added_and_multiplied() {
     check(x.mul(&y), [0.0, 0.0, 0.0, 1.0]);
     check(x.maximum(&y), [0.0, 1.0, 1.0, 1.0]);
     check(x.minimum(&y), [0.0, 0.0, 0.0, 1.0]);
-    refused(x.sub(&y), "not defined for truth values");
-    refused(x.neg(), "Negation, the `-` operator, on a bool tensor is not supported");
+    assert_refused(x.sub(&y), "not defined for truth values");
+    assert_refused(x.neg(), "Negation, the `-` operator, on a bool tensor is not supported");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn values_that_a_dtype_does_not_hold() {
         (Scalar::F64(1e30), DType::I64),
     ];
     for (value, dtype) in refusals {
-        refused(full(value, dtype), "without overflow");
+        assert_refused(full(value, dtype), "without overflow");
     }
     let taken = [
         (Scalar::I64(-1), DType::U8, 255.0),
@@ -193,12 +193,15 @@ fn integers_wrap_around_and_bounds_must_fit() {
     assert_eq!(x.add_scalar(300.0).unwrap().to_vec::<f32>().unwrap(), [301.0, 550.0]);
     assert_eq!(x.clamp(2.5, 300.0).unwrap().to_vec::<f32>().unwrap(), [2.5, 250.0]);
     for (low, high) in [(0, 300), (300, 400), (-256, 10)] {
-        refused(x.clamp(low, high), "cannot be converted to type uint8_t without overflow");
+        assert_refused(x.clamp(low, high), "cannot be converted to type uint8_t without overflow");
     }
     let large = Tensor::from_slice(&[i32::MAX], &[1], &device()).unwrap();
     assert_eq!(large.add_scalar(1).unwrap().to_vec::<i32>().unwrap(), [i32::MIN]);
-    refused(large.clamp(0, 1_i64 << 40), "cannot be converted to type int without overflow");
-    refused(ones(&[1], DType::F32).clamp(0.0, 1e39), "cannot be converted to type float without overflow");
+    assert_refused(large.clamp(0, 1_i64 << 40), "cannot be converted to type int without overflow");
+    assert_refused(
+        ones(&[1], DType::F32).clamp(0.0, 1e39),
+        "cannot be converted to type float without overflow",
+    );
     let unbounded = ones(&[1], DType::F32).clamp(f64::NEG_INFINITY, f64::INFINITY);
     assert_eq!(values(&unbounded.unwrap()), [1.0]);
 }
@@ -207,15 +210,15 @@ fn integers_wrap_around_and_bounds_must_fit() {
 fn means_and_normalizations_take_floats() {
     for dtype in [DType::I64, DType::U8, DType::Bool] {
         let x = ones(&[2, 3], dtype);
-        refused(x.mean(&[], false), "mean");
-        refused(x.softmax(1), "softmax");
-        refused(x.log_softmax(1), "log_softmax");
-        refused(layer_norm(&x, &[3], None, None, 1e-5), "layer_norm");
+        assert_refused(x.mean(&[], false), "mean");
+        assert_refused(x.softmax(1), "softmax");
+        assert_refused(x.log_softmax(1), "log_softmax");
+        assert_refused(layer_norm(&x, &[3], None, None, 1e-5), "layer_norm");
         let (weight, bias) = (ones(&[3], dtype), ones(&[3], dtype));
-        refused(layer_norm(&x, &[3], Some(&weight), Some(&bias), 1e-5), "layer_norm");
+        assert_refused(layer_norm(&x, &[3], Some(&weight), Some(&bias), 1e-5), "layer_norm");
         let generator = DeviceGenerator::new(1, &device()).unwrap();
-        refused(dropout(&x, 0.5, true, &generator), "dropout");
-        refused(dropout(&x, 1.0, true, &generator), "dropout");
+        assert_refused(dropout(&x, 0.5, true, &generator), "dropout");
+        assert_refused(dropout(&x, 1.0, true, &generator), "dropout");
         assert_eq!(dropout(&x, 0.5, false, &generator).unwrap().dtype(), dtype);
     }
 }
@@ -230,9 +233,9 @@ fn reductions_of_a_tensor_without_dimensions() {
         assert_eq!(values(&x.log_softmax(dimension).unwrap()), [0.0]);
         assert_eq!(values(&x.argmax(dimension).unwrap()), [0.0]);
     }
-    refused(x.sum(&[1], false), "Dimension out of range");
-    refused(x.size(0), "the tensor has no dimensions");
-    refused(x.select(0, 0), "the tensor has no dimensions");
+    assert_refused(x.sum(&[1], false), "Dimension out of range");
+    assert_refused(x.size(0), "the tensor has no dimensions");
+    assert_refused(x.select(0, 0), "the tensor has no dimensions");
 }
 
 #[test]
@@ -307,13 +310,16 @@ fn draws_from_nothing() {
     let (device, mut generator) = (device(), Generator::new(1));
     let drawn = DeviceGenerator::new(1, &device).unwrap();
     for (low, high) in [(1.0, 0.0), (f64::NAN, 1.0), (0.0, f64::INFINITY), (-3e38, 3e38)] {
-        refused(Tensor::uniform(&[2], low as f32, high as f32, &mut generator, &device), "uniform");
-        refused(drawn.uniform(&[2], low, high, DType::F32), "uniform");
+        assert_refused(Tensor::uniform(&[2], low as f32, high as f32, &mut generator, &device), "uniform");
+        assert_refused(drawn.uniform(&[2], low, high, DType::F32), "uniform");
     }
-    refused(drawn.uniform(&[2], 0.0, 1e5, DType::F16), "uniform");
+    assert_refused(drawn.uniform(&[2], 0.0, 1e5, DType::F16), "uniform");
     for (mean, deviation) in [(0.0, -1.0), (0.0, f64::NAN), (f64::NAN, 1.0)] {
-        refused(Tensor::normal(&[2], mean as f32, deviation as f32, &mut generator, &device), "normal");
-        refused(drawn.normal(&[2], mean, deviation, DType::F32), "normal");
+        assert_refused(
+            Tensor::normal(&[2], mean as f32, deviation as f32, &mut generator, &device),
+            "normal",
+        );
+        assert_refused(drawn.normal(&[2], mean, deviation, DType::F32), "normal");
     }
     assert_eq!(values(&drawn.uniform(&[2], 1.0, 1.0, DType::F32).unwrap()), [1.0; 2]);
     assert_eq!(values(&drawn.normal(&[2], 3.0, 0.0, DType::F32).unwrap()), [3.0; 2]);
@@ -327,22 +333,22 @@ fn optimizers_that_cannot_step() {
         change(&mut options);
         Adam::new(vec![leaf(&[2])], options)
     };
-    refused(with(|options| options.lr = f64::NAN), "lr is NaN");
-    refused(with(|options| options.lr = -1.0), "lr is -1");
-    refused(with(|options| options.betas.0 = 2.0), "betas.0 is 2");
-    refused(with(|options| options.betas.1 = 1.0), "betas.1 is 1");
-    refused(with(|options| options.betas.1 = f64::NAN), "betas.1 is NaN");
-    refused(with(|options| options.eps = -1e-8), "eps is");
-    refused(with(|options| options.weight_decay = -0.1), "weight_decay");
+    assert_refused(with(|options| options.lr = f64::NAN), "lr is NaN");
+    assert_refused(with(|options| options.lr = -1.0), "lr is -1");
+    assert_refused(with(|options| options.betas.0 = 2.0), "betas.0 is 2");
+    assert_refused(with(|options| options.betas.1 = 1.0), "betas.1 is 1");
+    assert_refused(with(|options| options.betas.1 = f64::NAN), "betas.1 is NaN");
+    assert_refused(with(|options| options.eps = -1e-8), "eps is");
+    assert_refused(with(|options| options.weight_decay = -0.1), "weight_decay");
     with(|options| options.lr = 0.0).unwrap();
     let new = |parameters: Vec<Tensor>| Adam::new(parameters, AdamOptions::default());
     let x = leaf(&[4]);
-    refused(new(vec![x.clone(), leaf(&[1]), x.clone()]), "share memory");
+    assert_refused(new(vec![x.clone(), leaf(&[1]), x.clone()]), "share memory");
     let base = ones(&[4], DType::F32);
     let part = |start, length| base.narrow(0, start, length).unwrap().requires_grad_().unwrap();
-    refused(new(vec![part(0, 3), part(2, 2)]), "share memory");
+    assert_refused(new(vec![part(0, 3), part(2, 2)]), "share memory");
     new(vec![part(0, 2), part(2, 2)]).unwrap();
-    refused(new(vec![x.mul_scalar(2.0).unwrap()]), "not a leaf");
+    assert_refused(new(vec![x.mul_scalar(2.0).unwrap()]), "not a leaf");
     new(vec![leaf(&[0]), leaf(&[0])]).unwrap();
 }
 
@@ -375,9 +381,9 @@ fn sixteen_unsigned_bits_promote_to_floats_alone() {
     use DType::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16};
     let words = ones(&[2], U16);
     for other in [Bool, U8, I8, I16, I32, I64] {
-        refused(words.add(&ones(&[2], other)), "to no common dtype");
-        refused(ones(&[2], other).lt(&words), "to no common dtype");
-        refused(ones(&[2], other).logical_and(&words), "to no common dtype");
+        assert_refused(words.add(&ones(&[2], other)), "to no common dtype");
+        assert_refused(ones(&[2], other).lt(&words), "to no common dtype");
+        assert_refused(ones(&[2], other).logical_and(&words), "to no common dtype");
     }
     for float in [F16, Bf16, F32, F64] {
         assert_eq!(words.mul(&ones(&[2], float)).unwrap().dtype(), float);
@@ -447,11 +453,11 @@ fn floats_of_8_bits_are_stored_cast_filled_and_copied() {
         assert_eq!(values(&filled), [if dtype == DType::F8E4m3 { 3.25 } else { 3.5 }; 3]);
         filled.copy_(&Tensor::ones(&[], DType::F32, &device()).unwrap()).unwrap();
         assert_eq!(values(&filled), [1.0; 3]);
-        refused(Tensor::full(&[3], 1e6, dtype, &device()), "cannot be converted");
+        assert_refused(Tensor::full(&[3], 1e6, dtype, &device()), "cannot be converted");
         for result in [filled.add(&filled), filled.exp(), filled.sum(&[], false), filled.add_scalar(1.0)] {
-            refused(result, "floats of 8 bits are for storage");
+            assert_refused(result, "floats of 8 bits are for storage");
         }
-        refused(filled.add(&third), "floats of 8 bits are for storage");
+        assert_refused(filled.add(&third), "floats of 8 bits are for storage");
         let square = filled.reshape(&[3, 1]).unwrap();
         assert!(square.matmul(&square.transpose(0, 1).unwrap()).unwrap_err().is_invalid_argument());
     }

@@ -1,6 +1,5 @@
 //! Scatters of every form compared with a plain model: rows at one list of indices, an index for each element, and columns with
-//! more elements than shared memory holds. Elements at one index are combined in the order of the source, rounded as in f32 or
-//! f64.
+//! more elements than shared memory holds. Sums and products of floats may be combined in any order; all other results are exact.
 
 use thalweg_ir::DType;
 use thalweg_runtime::Result;
@@ -66,14 +65,22 @@ fn model(
     tensor(&result, &[outer, extent, inner], dtype)
 }
 
-/// Compares a scatter with the model, bit for bit.
+/// Compares a scatter with the model: up to the rounding of sums of some thousand elements of f32 or f64, else bit for bit.
 #[track_caller]
 fn held(found: Result<Tensor>, expected: &Tensor, what: &str) {
     let found = found.unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(found.dtype(), expected.dtype(), "{what}");
+    let tolerance = match found.dtype() {
+        DType::F32 => 2e-6,
+        DType::F64 => 1e-13,
+        _ => 0.0,
+    };
     let (found, expected) = (values(&found), values(expected));
     assert_eq!(found.len(), expected.len(), "{what}");
-    let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+    let is_close = |found: f64, expected: f64| {
+        found == expected || (found - expected).abs() <= tolerance * (expected.abs() + 1e5)
+    };
+    let wrong = found.iter().zip(&expected).position(|(&found, &expected)| !is_close(found, expected));
     if let Some(at) = wrong {
         panic!("{what}: element {at} is {}, not {}", found[at], expected[at]);
     }
@@ -83,8 +90,7 @@ fn indices(list: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(list, shape, &device()).unwrap()
 }
 
-/// Rows at one list: few, with each group in a warp; many, with groups of a few thousand elements, and of more than are sorted at
-/// once.
+/// Rows at one list: few; more than one chunk, whose sums need several launches; all at one index; narrow and wide rows.
 const ROWS: &[Sizes] = &[
     [1, 7, 5, 16],
     [2, 5, 300, 3],
@@ -96,7 +102,7 @@ const ROWS: &[Sizes] = &[
 ];
 
 #[test]
-fn rows_at_a_list_of_indices_are_combined_in_order() {
+fn rows_at_a_list_of_indices_are_combined() {
     for &sizes @ [outer, extent, count, inner] in ROWS {
         let list: Vec<i64> = numbers(count as u64, extent).take(count).map(|place| place as i64).collect();
         let index = indices(&list, &[count]);
@@ -132,7 +138,7 @@ fn rows_at_a_list_of_indices_are_combined_in_order() {
 }
 
 #[test]
-fn elements_at_indices_of_their_own_are_combined_in_order() {
+fn elements_at_indices_of_their_own_are_combined() {
     let all: &[Sizes] = &[
         [3, 7, 5, 4],
         [5, 300, 3000, 1],
@@ -218,8 +224,13 @@ fn nothing_is_combined_where_there_are_no_elements() {
 }
 
 #[test]
-fn gradients_of_reads_are_sums_in_the_order_of_the_reads() {
+fn gradients_of_reads_are_sums_of_the_reads() {
     for dtype in [DType::F32, DType::Bf16, DType::F64] {
+        let tolerance = match dtype {
+            DType::F32 => 5e-4,
+            DType::F64 => 1e-12,
+            _ => 0.0,
+        };
         let x = elements(6, &[50, 24], dtype).requires_grad_().unwrap();
         let list: Vec<i64> = numbers(3, 50).take(400).map(|row| row as i64).collect();
         let weight = elements(7, &[400, 24], dtype);
@@ -233,7 +244,7 @@ fn gradients_of_reads_are_sums_in_the_order_of_the_reads() {
         ];
         for read in read {
             read.backward_with(&weight).unwrap();
-            assert_close(&values(&x.grad().unwrap()), &values(&expected), 0.0);
+            assert_close(&values(&x.grad().unwrap()), &values(&expected), tolerance);
             x.set_grad(None).unwrap();
         }
     }

@@ -25,7 +25,7 @@ fn call(name: &str, arguments: &[Value]) -> Tensor {
 }
 
 #[track_caller]
-fn refused(name: &str, arguments: &[Value], words: &str) {
+fn assert_refused(name: &str, arguments: &[Value], words: &str) {
     let error = try_call(name, arguments).unwrap_err();
     assert!(error.is_invalid_argument() && error.to_string().contains(words), "{name}: {error}");
 }
@@ -136,47 +136,51 @@ fn parts_fill_a_dimension() {
     assert_eq!(lengths(x.split_with_sizes(&[0, 5, 2], 0).unwrap()), [0, 5, 2]);
     assert_eq!(lengths(ramp(&[0]).chunk(3, 0).unwrap()), [0, 0, 0]);
     assert_eq!(lengths(ramp(&[0]).split(0, 0).unwrap()), [0]);
-    refused("split.Tensor", &[of(&x), Value::Int(0)], "split_size can only be 0 if dimension size is 0");
-    refused("split_with_sizes", &[of(&x), ints(&[3, 3])], "to sum exactly to 7");
+    assert_refused(
+        "split.Tensor",
+        &[of(&x), Value::Int(0)],
+        "split_size can only be 0 if dimension size is 0",
+    );
+    assert_refused("split_with_sizes", &[of(&x), ints(&[3, 3])], "to sum exactly to 7");
 }
 
 #[test]
 fn what_is_no_view_is_refused_in_pytorchs_words() {
     let x = ramp(&[2, 3]);
     let turned = x.transpose(0, 1).unwrap();
-    refused(
+    assert_refused(
         "view",
         &[of(&turned), ints(&[6])],
         "view size is not compatible with input tensor's size and stride",
     );
-    refused("view", &[of(&x), ints(&[4, -1])], "shape '[4, -1]' is invalid for input of size 6");
-    refused("reshape", &[of(&x), ints(&[-1, -1])], "only one dimension can be inferred");
-    refused("reshape", &[of(&ramp(&[0])), ints(&[0, -1])], "is ambiguous");
-    refused(
+    assert_refused("view", &[of(&x), ints(&[4, -1])], "shape '[4, -1]' is invalid for input of size 6");
+    assert_refused("reshape", &[of(&x), ints(&[-1, -1])], "only one dimension can be inferred");
+    assert_refused("reshape", &[of(&ramp(&[0])), ints(&[0, -1])], "is ambiguous");
+    assert_refused(
         "select.int",
         &[of(&x), Value::Int(0), Value::Int(2)],
         "select(): index 2 out of range for tensor of size [2, 3]",
     );
-    refused(
+    assert_refused(
         "select.int",
         &[of(&x), Value::Int(2), Value::Int(0)],
         "Dimension out of range (expected to be in range of [-2, 1], but got 2)",
     );
-    refused(
+    assert_refused(
         "expand",
         &[of(&x), ints(&[2, 4])],
         "must match the existing size (3) at non-singleton dimension 1",
     );
-    refused("permute", &[of(&x), ints(&[0, 0])], "duplicate dims are not allowed");
-    refused("as_strided", &[of(&x), ints(&[7]), ints(&[1])], "out of bounds for storage of size 48");
-    refused("as_strided", &[of(&x), ints(&[2]), ints(&[i64::MAX])], "out of bounds for storage");
-    refused(
+    assert_refused("permute", &[of(&x), ints(&[0, 0])], "duplicate dims are not allowed");
+    assert_refused("as_strided", &[of(&x), ints(&[7]), ints(&[1])], "out of bounds for storage of size 48");
+    assert_refused("as_strided", &[of(&x), ints(&[2]), ints(&[i64::MAX])], "out of bounds for storage");
+    assert_refused(
         "slice.Tensor",
         &[of(&x), Value::Int(0), Value::None, Value::None, Value::Int(0)],
         "slice step must be positive",
     );
-    refused("zeros", &[ints(&[2, -1])], "negative dimension -1");
-    refused("arange.start", &[Value::Int(3), Value::Int(1)], "inconsistent with step sign");
+    assert_refused("zeros", &[ints(&[2, -1])], "negative dimension -1");
+    assert_refused("arange.start", &[Value::Int(3), Value::Int(1)], "inconsistent with step sign");
 }
 
 /// Returns four rows of six floats, 0 to 23.
@@ -247,7 +251,8 @@ fn a_view_of_another_dtype_is_outside_the_graph() {
 #[test]
 fn views_of_another_dtype_that_do_not_fit_are_refused_in_pytorchs_words() {
     let x = floats();
-    let refuse = |x: &Tensor, dtype, words: &str| refused("view.dtype", &[of(x), Value::DType(dtype)], words);
+    let refuse =
+        |x: &Tensor, dtype, words: &str| assert_refused("view.dtype", &[of(x), Value::DType(dtype)], words);
     let of_double = "to view Float as Double (different element sizes), but got";
     let number = Tensor::ones(&[], DType::F32, &device()).unwrap();
     refuse(&number, DType::I8, "self.dim() cannot be 0 to view Float as Char (different element sizes)");
@@ -347,15 +352,15 @@ fn sizes_are_integers_of_any_type_and_tuples() {
     assert_eq!(x.new_zeros(x.shape()).unwrap().shape(), [2, 6]);
     assert_eq!(x.repeat((rows, 1)).unwrap().shape(), [4, 6]);
 
-    let refused = |result: thalweg_runtime::Result<Tensor>, part: &str| {
+    let assert_refused = |result: thalweg_runtime::Result<Tensor>, part: &str| {
         let error = result.unwrap_err();
         assert!(error.is_invalid_argument() && error.to_string().contains(part), "{error}");
     };
-    refused(x.reshape((-1, -1)), "only one dimension can be inferred");
-    refused(x.reshape((-1, 0)), "is invalid for input of size 12");
-    refused(x.reshape((-1, 5)), "shape '[-1, 5]' is invalid for input of size 12");
-    refused(x.reshape((usize::MAX, 2)), "is invalid for input of size 12");
-    refused(x.reshape((-2, 6)), "invalid shape dimension -2");
-    refused(x.new_zeros((-1, 2)), "negative");
-    refused(x.transpose(0, 1).unwrap().view(&[-1]), "view");
+    assert_refused(x.reshape((-1, -1)), "only one dimension can be inferred");
+    assert_refused(x.reshape((-1, 0)), "is invalid for input of size 12");
+    assert_refused(x.reshape((-1, 5)), "shape '[-1, 5]' is invalid for input of size 12");
+    assert_refused(x.reshape((usize::MAX, 2)), "is invalid for input of size 12");
+    assert_refused(x.reshape((-2, 6)), "invalid shape dimension -2");
+    assert_refused(x.new_zeros((-1, 2)), "negative");
+    assert_refused(x.transpose(0, 1).unwrap().view(&[-1]), "view");
 }

@@ -23,16 +23,16 @@ struct Case {
 
 impl Case {
     /// Stored rows are 8 elements longer than they need, which must not be read or written.
-    fn new([batch, m, n, k]: [usize; 4], turned: [bool; 2], dtype: DType) -> Self {
-        let stored = |rows: usize, columns: usize, turned: bool| {
-            let [rows, columns] = if turned { [columns, rows] } else { [rows, columns] };
+    fn new([batch, m, n, k]: [usize; 4], transposed: [bool; 2], dtype: DType) -> Self {
+        let stored = |rows: usize, columns: usize, transposed: bool| {
+            let [rows, columns] = if transposed { [columns, rows] } else { [rows, columns] };
             ([batch, rows, columns + 8], columns.next_multiple_of(8) + 8)
         };
         let whole = |shape: [usize; 3], seed| {
             let padded = [shape[0], shape[1], shape[2].next_multiple_of(8)];
             random(&padded, seed).to_dtype(dtype).unwrap()
         };
-        let ((a_shape, a_row), (b_shape, b_row)) = (stored(m, k, turned[0]), stored(k, n, turned[1]));
+        let ((a_shape, a_row), (b_shape, b_row)) = (stored(m, k, transposed[0]), stored(k, n, transposed[1]));
         let operand = |shape: [usize; 3], row: usize, transposed: bool| Operand {
             leading_dimension: row as u64,
             batch_stride: (shape[1] * row) as u64,
@@ -42,8 +42,8 @@ impl Case {
         let d =
             Operand { leading_dimension: wide_n + 8, batch_stride: wide_m * (wide_n + 8), transposed: false };
         let product = Matmul {
-            a: operand(a_shape, a_row, turned[0]),
-            b: operand(b_shape, b_row, turned[1]),
+            a: operand(a_shape, a_row, transposed[0]),
+            b: operand(b_shape, b_row, transposed[1]),
             d,
             alpha: Factor::new(0.5),
             ..Matmul::contiguous(wide_m, wide_n, wide_k, batch as u64, dtype)
@@ -101,8 +101,8 @@ fn products_in_every_layout_are_near_those_in_f64() {
     // Parts of tiles in each direction; less than a tile; several tiles per block, by both groups; a single row.
     let shapes = [[2, 150, 136, 72], [1, 8, 8, 8], [1, 520, 392, 136], [3, 1, 16, 200]];
     for (shape, dtype) in shapes.into_iter().flat_map(|shape| [(shape, DType::Bf16), (shape, DType::F16)]) {
-        for turned in [[false, false], [false, true], [true, false], [true, true]] {
-            let case = Case::new(shape, turned, dtype);
+        for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+            let case = Case::new(shape, transposed, dtype);
             assert!(fits(&case.product), "{}", case.product);
             let results = Tiles::ALL.map(|tiles| {
                 let with_bias = tiles != Tiles::Single;

@@ -43,14 +43,14 @@ pub unsafe extern "C" fn thalweg_sanitizer_at(
     file: *const c_char,
     line: u32,
 ) -> Status {
-    let tell = |allocator: &Allocator| {
+    let report = |allocator: &Allocator| {
         allocator.sanitizer()?;
         // SAFETY: the header requires texts.
-        SanitizerDriver::told_site(unsafe { site(operation, file, line)? });
+        SanitizerDriver::reported_site(unsafe { site(operation, file, line)? });
         Ok(())
     };
     // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_at", allocator, tell) }
+    unsafe { on("thalweg_sanitizer_at", allocator, report) }
 }
 
 /// Reports work on a stream.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_work(
     operands: *const i64,
     count: usize,
 ) -> Status {
-    let tell = |allocator: &Allocator| {
+    let report = |allocator: &Allocator| {
         if operands.is_null() && count > 0 {
             return Err(Error::invalid("the operands are a null pointer"));
         }
@@ -78,12 +78,12 @@ pub unsafe extern "C" fn thalweg_sanitizer_work(
         let accesses = accesses(words)?;
         let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
-            driver.told_work(handle(allocator, device, stream)?, site, &accesses);
+            driver.reported_work(handle(allocator, device, stream)?, site, &accesses);
             Ok(())
         })
     };
     // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_work", allocator, tell) }
+    unsafe { on("thalweg_sanitizer_work", allocator, report) }
 }
 
 /// Reports an operation on an event.
@@ -95,30 +95,30 @@ pub unsafe extern "C" fn thalweg_sanitizer_event(
     device: i32,
     stream: u64,
 ) -> Status {
-    let tell = |allocator: &Allocator| {
+    let report = |allocator: &Allocator| {
         let driver = allocator.sanitizer()?.driver()?;
         match what {
             0 => allocator.with_device(device, |_| {
-                driver.told_record(event, handle(allocator, device, stream)?);
+                driver.reported_record(event, handle(allocator, device, stream)?);
                 Ok(())
             }),
             1 => allocator.with_device(device, |_| {
-                driver.told_wait(handle(allocator, device, stream)?, event);
+                driver.reported_wait(handle(allocator, device, stream)?, event);
                 Ok(())
             }),
             2 => {
-                driver.told_complete(Completed::Event(event));
+                driver.reported_complete(Completed::Event(event));
                 Ok(())
             }
             3 => {
-                driver.told_event_destroyed(event);
+                driver.reported_event_destroyed(event);
                 Ok(())
             }
             _ => Err(Error::invalid(format!("nothing that happens to events has the number {what}"))),
         }
     };
     // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_event", allocator, tell) }
+    unsafe { on("thalweg_sanitizer_event", allocator, report) }
 }
 
 /// Reports that a stream is done.
@@ -128,26 +128,26 @@ pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
     device: i32,
     stream: u64,
 ) -> Status {
-    let tell = |allocator: &Allocator| {
+    let report = |allocator: &Allocator| {
         let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
-            driver.told_complete(Completed::Stream(handle(allocator, device, stream)?));
+            driver.reported_complete(Completed::Stream(handle(allocator, device, stream)?));
             Ok(())
         })
     };
     // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_stream_done", allocator, tell) }
+    unsafe { on("thalweg_sanitizer_stream_done", allocator, report) }
 }
 
 /// Reports that a device is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_device_done(allocator: *const Allocator, device: u32) -> Status {
-    let tell = |allocator: &Allocator| {
-        allocator.sanitizer()?.driver()?.told_complete(Completed::Device(device));
+    let report = |allocator: &Allocator| {
+        allocator.sanitizer()?.driver()?.reported_complete(Completed::Device(device));
         Ok(())
     };
     // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_device_done", allocator, tell) }
+    unsafe { on("thalweg_sanitizer_device_done", allocator, report) }
 }
 
 /// Names a stream.
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
     stream: u64,
     name: *const c_char,
 ) -> Status {
-    let tell = |allocator: &Allocator| {
+    let report = |allocator: &Allocator| {
         // SAFETY: the header requires a text.
         let name = unsafe { text_of("name", name)? };
         let driver = allocator.sanitizer()?.driver()?;
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
         })
     };
     // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_name_stream", allocator, tell) }
+    unsafe { on("thalweg_sanitizer_name_stream", allocator, report) }
 }
 
 /// Returns the findings.

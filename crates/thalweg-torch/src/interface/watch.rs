@@ -280,7 +280,7 @@ pub unsafe extern "C" fn thalweg_stop_stacks(allocator: *const Allocator) -> Sta
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_events(
     allocator: *const Allocator,
-    told: unsafe extern "C" fn(*mut c_void, *const EventC),
+    reported: unsafe extern "C" fn(*mut c_void, *const EventC),
     user: *mut c_void,
 ) -> Status {
     let user = User::new(user, None);
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn thalweg_observe_events(
         allocator.observe(Observer::Event(Arc::new(move |device, event| {
             let event = event_of(device, event);
             // SAFETY: the header requires a function that takes `user`, on any thread.
-            unsafe { told(user.pointer(), &raw const event) };
+            unsafe { reported(user.pointer(), &raw const event) };
         })));
         Ok(())
     };
@@ -298,15 +298,19 @@ pub unsafe extern "C" fn thalweg_observe_events(
 
 /// The observer function of [`thalweg_observe_out_of_memory`]. Its arguments are the device, the requested size, the limit, and
 /// the free memory.
-type ToldOfFailure = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
+type FailureObserver = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
 
 /// Returns an observer that may be Python's: it is not called while the interpreter ends.
-fn failure_observer(stacks: &Arc<Stacks>, told: ToldOfFailure, user: *mut c_void) -> OutOfMemoryObserver {
+fn failure_observer(
+    stacks: &Arc<Stacks>,
+    reported: FailureObserver,
+    user: *mut c_void,
+) -> OutOfMemoryObserver {
     let (user, stacks) = (User::new(user, None), Arc::clone(stacks));
     Arc::new(move |event| {
         let OutOfMemoryEvent { device, size_bytes, allowed_bytes, free_bytes } = *event;
         // SAFETY: the header requires a function that takes `user`, on any thread.
-        stacks.pass(|| unsafe { told(user.pointer(), device, size_bytes, allowed_bytes, free_bytes) });
+        stacks.pass(|| unsafe { reported(user.pointer(), device, size_bytes, allowed_bytes, free_bytes) });
     })
 }
 
@@ -314,11 +318,11 @@ fn failure_observer(stacks: &Arc<Stacks>, told: ToldOfFailure, user: *mut c_void
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_out_of_memory(
     allocator: *const Allocator,
-    told: ToldOfFailure,
+    reported: FailureObserver,
     user: *mut c_void,
 ) -> Status {
     let observe = |allocator: &Allocator| {
-        allocator.observe(Observer::OutOfMemory(failure_observer(&allocator.stacks, told, user)));
+        allocator.observe(Observer::OutOfMemory(failure_observer(&allocator.stacks, reported, user)));
         Ok(())
     };
     // SAFETY: the header requires an allocator.
@@ -329,11 +333,11 @@ pub unsafe extern "C" fn thalweg_observe_out_of_memory(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_rejections(
     allocator: *const Allocator,
-    told: ToldOfFailure,
+    reported: FailureObserver,
     user: *mut c_void,
 ) -> Status {
     let observe = |allocator: &Allocator| {
-        allocator.observe(Observer::Rejection(failure_observer(&allocator.stacks, told, user)));
+        allocator.observe(Observer::Rejection(failure_observer(&allocator.stacks, reported, user)));
         Ok(())
     };
     // SAFETY: the header requires an allocator.

@@ -217,17 +217,17 @@ impl Libtorch {
         let status = unsafe {
             (self.init_impl)(namespace.as_ptr(), key.as_ptr(), c"thalweg_torch".as_ptr(), 0, &raw mut library)
         };
-        let refused = || {
+        let to_error = || {
             Error::invalid(format!("PyTorch takes no kernel for `{operator}` of {namespace:?} at {key:?}"))
         };
         if status != 0 {
-            return Err(refused());
+            return Err(to_error());
         }
         let registration = Registration { library, delete: self.delete_library };
         // SAFETY: the library was just made; the kernel is a function of this one, which stays loaded.
         match unsafe { (self.library_impl)(library, name.as_ptr(), kernel, INTERFACE) } {
             0 => Ok(registration),
-            _ => Err(refused()),
+            _ => Err(to_error()),
         }
     }
 

@@ -14,7 +14,7 @@ use thalweg_ops::structured::{
 };
 use thalweg_ops::{LoopOp, Signature, forward, gradient};
 
-use super::work::{Place, Work, refused};
+use super::work::{Place, Work, to_error};
 use crate::status::{Error, Result};
 
 /// The maximum of a row, computed in 32 bits.
@@ -202,7 +202,7 @@ impl RowCall<'_> {
                     None => &[0, 1, 0],
                     Some(_) => &[0, shape[2], 1, 0],
                 };
-                Layout::new(&shape, strides, 0).map_err(|error| refused(error.into()))?
+                Layout::new(&shape, strides, 0).map_err(|error| to_error(error.into()))?
             }
         })
     }
@@ -220,7 +220,7 @@ impl RowCall<'_> {
         let shape: Shape = shape.iter().map(|&extent| extent as usize).collect();
         let extents = Extents::Rows { split: Split::new(shape.len(), inner), shape };
         let parts = (id, name.into(), body);
-        extents.launch(parts, DType::F32, operands, LaunchNumbers::new()).map_err(refused)
+        extents.launch(parts, DType::F32, operands, LaunchNumbers::new()).map_err(to_error)
     }
 
     /// Runs the call, on a GPU asynchronously on a stream of PyTorch's.
@@ -267,12 +267,12 @@ impl CopyCall<'_> {
     fn lower(&self) -> Result<LoopLaunch> {
         let narrow = |sizes: &[u64]| -> Shape { sizes.iter().map(|&size| size as usize).collect() };
         let sizes = narrow(self.sizes);
-        let source = Layout::new(&sizes, &narrow(self.strides), 0).map_err(|error| refused(error.into()))?;
+        let source = Layout::new(&sizes, &narrow(self.strides), 0).map_err(|error| to_error(error.into()))?;
         let operand = |layout| Operand { dtype: self.dtype, layout };
         let arguments = LoopArguments { dtype: Some(self.dtype), ..LoopArguments::default() };
         let target = Layout::contiguous(&sizes);
         let operands = ([operand(&source)], [operand(&target)]);
-        LoopLaunch::into_outputs(&COPY, &operands.0, &operands.1, &arguments).map_err(refused)
+        LoopLaunch::into_outputs(&COPY, &operands.0, &operands.1, &arguments).map_err(to_error)
     }
 
     /// Runs the copy, on a GPU asynchronously on a stream of PyTorch's.

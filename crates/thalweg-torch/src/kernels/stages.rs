@@ -275,6 +275,7 @@ impl<const ROWS: usize> Launch<'_, ROWS> {
             inner: narrow(&inner(&self.inner, has_inner)),
             placements: self.inputs.iter().map(|operand| placed(operand, has_inner)).chain(outputs).collect(),
             scalars: LaunchNumbers::new(),
+            lanes: None,
         })
     }
 }

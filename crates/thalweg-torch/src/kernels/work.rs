@@ -123,7 +123,7 @@ impl Work<'_> {
             Some(entry) => entry.clone(),
             None => {
                 let launch = (self.lower)()?;
-                let plan = launch.plan(self.alignment_bytes(), 0, false).map_err(refused)?;
+                let plan = launch.plan(self.alignment_bytes(), 0, false).map_err(to_error)?;
                 let kernel = launch.kernel(&plan);
                 let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
                 programs.insert(key, Arc::clone(&entry));
@@ -151,8 +151,8 @@ impl Work<'_> {
 }
 
 /// Converts an error of lowering to one of this crate.
-pub(super) fn refused(error: LowerError) -> Error {
-    thalweg_execute::refused(error).into()
+pub(super) fn to_error(error: LowerError) -> Error {
+    thalweg_execute::to_runtime_error(error).into()
 }
 
 /// Launches of native kernels on a stream of PyTorch's.

@@ -81,9 +81,9 @@ fn a_block_is_found_by_any_address_in_it() {
         assert_eq!((found.address, found.requested_bytes, found.device), (x.address, 100_000, 0));
         assert_eq!(found.size_bytes, 100_352);
     }
-    let behind = x.address + found.size_bytes;
+    let after = x.address + found.size_bytes;
     // SAFETY: as above.
-    let status = unsafe { thalweg_find_block(torch.raw(), behind, &raw mut found) };
+    let status = unsafe { thalweg_find_block(torch.raw(), after, &raw mut found) };
     assert_eq!(status, Status::Invalid, "{}", message());
 }
 

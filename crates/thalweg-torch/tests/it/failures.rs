@@ -48,7 +48,7 @@ fn cached_memory_goes_back_before_a_request_fails() {
 
 #[test]
 fn observers_are_told_when_memory_runs_out() {
-    unsafe extern "C" fn told(user: *mut c_void, device: i32, size: u64, allowed: u64, free: u64) {
+    unsafe extern "C" fn reported(user: *mut c_void, device: i32, size: u64, allowed: u64, free: u64) {
         // SAFETY: it is the list below.
         unsafe { &*user.cast::<Mutex<Vec<_>>>() }.lock().push((device, size, allowed, free));
     }
@@ -63,7 +63,7 @@ fn observers_are_told_when_memory_runs_out() {
     let user = (&raw const failures).cast_mut().cast();
     // SAFETY: the allocator is open; the list and the number outlive it.
     unsafe {
-        answer(thalweg_observe_out_of_memory(torch.raw(), told, user), ()).unwrap();
+        answer(thalweg_observe_out_of_memory(torch.raw(), reported, user), ()).unwrap();
         let user = (&raw const requests).cast_mut().cast();
         answer(thalweg_add_free_memory_callback(torch.raw(), asked, user), ()).unwrap();
     }
@@ -77,7 +77,7 @@ fn observers_are_told_when_memory_runs_out() {
 /// `attachOomRejectionObserver`.
 #[test]
 fn observers_are_told_when_a_request_is_refused_at_once() {
-    unsafe extern "C" fn told(user: *mut c_void, _: i32, size: u64, allowed: u64, _: u64) {
+    unsafe extern "C" fn reported(user: *mut c_void, _: i32, size: u64, allowed: u64, _: u64) {
         // SAFETY: it is the list below.
         unsafe { &*user.cast::<Mutex<Vec<_>>>() }.lock().push((size, allowed));
     }
@@ -85,7 +85,7 @@ fn observers_are_told_when_a_request_is_refused_at_once() {
     let torch = Torch::new(&sim(1), "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
     let user = (&raw const rejections).cast_mut().cast();
     // SAFETY: the allocator is open, and the list outlives it.
-    answer(unsafe { thalweg_observe_rejections(torch.raw(), told, user) }, ()).unwrap();
+    answer(unsafe { thalweg_observe_rejections(torch.raw(), reported, user) }, ()).unwrap();
     let stream = torch.default_stream(0);
     assert_eq!(torch.empty(40 * MIB, &stream).err().unwrap().0, Status::OutOfMemory);
     assert_eq!(*rejections.lock(), [(40 * MIB, 32 * MIB)]);

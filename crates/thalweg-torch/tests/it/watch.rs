@@ -116,7 +116,7 @@ fn actions_can_be_left_out() {
 
 #[test]
 fn observers_see_each_event_of_every_device() {
-    unsafe extern "C" fn told(user: *mut c_void, event: *const EventC) {
+    unsafe extern "C" fn reported(user: *mut c_void, event: *const EventC) {
         // SAFETY: it is the list below, and the event is there during the call.
         let (list, event) = unsafe { (&*user.cast::<Mutex<Vec<_>>>(), *event) };
         list.lock().push((event.device, event.action, event.stream));
@@ -126,7 +126,7 @@ fn observers_see_each_event_of_every_device() {
     let first = torch.stream(0);
     let user = (&raw const events).cast_mut().cast();
     // SAFETY: the allocator is open, and the list outlives it.
-    answer(unsafe { thalweg_observe_events(torch.raw(), told, user) }, ()).unwrap();
+    answer(unsafe { thalweg_observe_events(torch.raw(), reported, user) }, ()).unwrap();
     drop(torch.empty(100, &first).unwrap());
     let second = torch.stream(1);
     drop(torch.empty(100, &second).unwrap());
@@ -174,7 +174,7 @@ fn words_stand_beside_events() {
 /// Questions of later versions of PyTorch: where a block comes from, words for it after the fact, and what pools hold.
 #[test]
 fn blocks_and_pools_can_be_asked_about() {
-    unsafe extern "C" fn told(user: *mut c_void, first: u64, second: u64, reserved: *const StatisticC) {
+    unsafe extern "C" fn reported(user: *mut c_void, first: u64, second: u64, reserved: *const StatisticC) {
         // SAFETY: it is the list below, and the statistics are there during the call.
         unsafe { (*user.cast::<Vec<_>>()).push((first, second, (*reserved).current)) };
     }
@@ -196,7 +196,7 @@ fn blocks_and_pools_can_be_asked_about() {
     let mut pools: Vec<(u64, u64, i64)> = Vec::new();
     let user = (&raw mut pools).cast();
     // SAFETY: the allocator is open, and the function accepts its arguments.
-    answer(unsafe { thalweg_private_pool_statistics(torch.raw(), 0, told, user) }, ()).unwrap();
+    answer(unsafe { thalweg_private_pool_statistics(torch.raw(), 0, reported, user) }, ()).unwrap();
     assert_eq!(pools, [(0, 5, 2 << 20)]);
     drop((x, y));
     torch.release((0, 5)).unwrap();

@@ -41,7 +41,7 @@ pub fn study(setting: &Setting) -> Result<Section> {
     let mut section = Section::new(
         "Two streams: fork and join",
         "One network runs on the region's stream, another on a side stream; the fork and the join are events. The graph's replays are \
-         held against the same work done eagerly on one stream. Then the join is left out.",
+         compared with the same work done eagerly on one stream. Then the join is left out.",
     );
     let expected: Vec<Vec<u32>> =
         inputs.iter().map(|tokens| bits(&in_turn(setting, tokens)?)).collect::<Result<_>>()?;

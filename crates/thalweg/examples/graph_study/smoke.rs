@@ -11,7 +11,7 @@ pub fn study(setting: &Setting) -> Result<Section> {
     let mut section = Section::new(
         "One stage, captured once",
         "The region is captured once. Before each replay its input is rewritten in place with another one; after it the output, \
-         read in place, is held against what the region gives eagerly for the same input, bit by bit.",
+         read in place, is compared with the eager result of the region for the same input, bit by bit.",
     );
     let expected = setting.expected(network)?;
     let input = static_input(&setting.device)?;

@@ -52,8 +52,8 @@ fn interpolated(table: &Table, bytes: f64) -> f64 {
         return first.1;
     }
     let above = table.windows(2).find(|pair| bytes <= pair[1].0);
-    let Some(&[(low, before), (high, behind)]) = above else { return last.1 * bytes / last.0 };
-    before + (behind - before) * (bytes - low) / (high - low)
+    let Some(&[(low, before), (high, after)]) = above else { return last.1 * bytes / last.0 };
+    before + (after - before) * (bytes - low) / (high - low)
 }
 
 /// Returns the microseconds of an all-reduction between hosts, of which each GPU has `bytes` bytes.

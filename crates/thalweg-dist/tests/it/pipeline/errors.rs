@@ -15,7 +15,7 @@ fn layer(group: &ProcessGroup, inputs: usize, outputs: usize) -> Result<Linear> 
 }
 
 /// Runs two ranks, and returns the error that they end with.
-fn refused(program: impl Fn(&ProcessGroup) -> Result<()> + Sync) -> Error {
+fn assert_refused(program: impl Fn(&ProcessGroup) -> Result<()> + Sync) -> Error {
     run_ranks(&simulated_devices(2).unwrap(), |group| program(&group)).unwrap_err()
 }
 
@@ -40,7 +40,7 @@ fn with_pipeline(
 fn batches_that_do_not_fit_are_errors() {
     let schedule = Schedule::gpipe(2, 4).unwrap();
     let step = |rows: usize, width: usize, targets: usize| {
-        refused(|group| {
+        assert_refused(|group| {
             with_pipeline(group, &schedule, |pipeline| {
                 let input = Tensor::zeros(&[rows, width], DType::F32, group.device())?;
                 let target = Tensor::zeros(&[targets, 3], DType::F32, group.device())?;
@@ -60,7 +60,7 @@ fn batches_that_do_not_fit_are_errors() {
 #[test]
 fn later_batches_have_the_first_ones_shape() {
     let schedule = Schedule::one_f_one_b(2, 2).unwrap();
-    let error = refused(|group| {
+    let error = assert_refused(|group| {
         with_pipeline(group, &schedule, |pipeline| {
             let (input, target) = batch(0, 1, 0, group.device())?;
             pipeline.step(Some(&input), Some(&target))?;
@@ -74,7 +74,7 @@ fn later_batches_have_the_first_ones_shape() {
 #[test]
 fn a_stage_whose_result_changes_its_shape_is_an_error() {
     let schedule = Schedule::gpipe(2, 2).unwrap();
-    let error = refused(|group| {
+    let error = assert_refused(|group| {
         let (rank, layer) = (group.rank() as usize, layer(group, 6, 6)?);
         let calls = std::cell::Cell::new(0);
         let stage = PipelineStage::with(&layer, rank, 2, |input| {
@@ -91,7 +91,7 @@ fn a_stage_whose_result_changes_its_shape_is_an_error() {
 #[test]
 fn a_step_needs_gradients_a_loss_and_backward_passes() {
     let without = |schedule: &Schedule, options: fn() -> PipelineOptions<'static>, grad: bool| {
-        refused(|group| {
+        assert_refused(|group| {
             let (rank, layer) = (group.rank() as usize, layer(group, 6, 6)?);
             let stage = PipelineStage::new(&layer, rank, 2)?;
             let mut pipeline = Pipeline::new(schedule, vec![stage], group, options())?;
@@ -113,20 +113,20 @@ fn a_step_needs_gradients_a_loss_and_backward_passes() {
 
 #[test]
 fn stages_and_ranks_are_those_of_the_schedule() {
-    let error = refused(|group| with_pipeline(group, &Schedule::gpipe(3, 2)?, |_| Ok(())));
+    let error = assert_refused(|group| with_pipeline(group, &Schedule::gpipe(3, 2)?, |_| Ok(())));
     says(&error, "Schedule has incorrect number of ranks - expected 2, actual 3");
-    let error = refused(|group| {
+    let error = assert_refused(|group| {
         let layer = layer(group, 6, 6)?;
         let stage = PipelineStage::new(&layer, 0, 2)?;
         Pipeline::new(&Schedule::gpipe(2, 2)?, vec![stage], group, PipelineOptions::default()).map(drop)
     });
     says(&error, "the schedule gives rank 1 the stages [1] of 2, and it was made with [0] of 2");
-    let error = refused(|group| {
+    let error = assert_refused(|group| {
         let layer = layer(group, 6, 6)?;
         PipelineStage::new(&layer, 2, 2).map(drop)
     });
     says(&error, "Stage index 2 is out of range of 2");
-    let error = refused(|group| {
+    let error = assert_refused(|group| {
         let schedule = Schedule::gpipe(2, 2 + group.rank() as usize)?;
         with_pipeline(group, &schedule, |_| Ok(()))
     });
@@ -136,7 +136,7 @@ fn stages_and_ranks_are_those_of_the_schedule() {
 #[test]
 fn a_rank_that_fails_in_mid_step_ends_the_others() {
     let schedule = Schedule::one_f_one_b(2, 4).unwrap();
-    let error = refused(|group| {
+    let error = assert_refused(|group| {
         let (rank, layer) = (group.rank() as usize, layer(group, 6, 6)?);
         let calls = std::cell::Cell::new(0);
         let stage = PipelineStage::with(&layer, rank, 2, |input| {

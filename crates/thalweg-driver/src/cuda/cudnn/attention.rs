@@ -27,7 +27,7 @@ pub(super) struct Recipe {
     /// Whether the query's gradient is computed as one product in a fixed order, instead of a sum in f32 that blocks add
     /// to.
     pub(super) deterministic: bool,
-    /// Whether the lengths of the sequences are also passed in memory: see [`Recipe::tells_lengths`].
+    /// Whether the lengths of the sequences are also passed in memory: see [`Recipe::reports_lengths`].
     pub(super) lengths: bool,
 }
 

@@ -185,12 +185,12 @@ impl Recipe {
             output: strides("the output", &call.output, rows, !is_backward)?,
             gradients,
             deterministic: is_backward && call.deterministic,
-            lengths: Self::tells_lengths(&call.shape, is_backward, version),
+            lengths: Self::reports_lengths(&call.shape, is_backward, version),
         })
     }
 
     /// Returns whether a version needs lengths that are passed in memory.
-    const fn tells_lengths(shape: &AttentionShape, is_backward: bool, version: usize) -> bool {
+    const fn reports_lengths(shape: &AttentionShape, is_backward: bool, version: usize) -> bool {
         let whole =
             shape.keys.is_multiple_of(LENGTH_MULTIPLE) && shape.queries.is_multiple_of(LENGTH_MULTIPLE);
         is_backward && !whole && version <= NEEDS_LENGTHS

@@ -26,6 +26,10 @@ const NAME: &str = "cudnnSetRNNDescriptor_v8";
 
 /// The algorithm that runs any network (`CUDNN_RNN_ALGO_STANDARD`).
 pub(in crate::cuda) const STANDARD: u32 = 0;
+/// One kernel over all steps that keeps the weights on the chip (`CUDNN_RNN_ALGO_PERSIST_STATIC`).
+pub(in crate::cuda) const PERSISTENT: u32 = 1;
+/// One kernel over all steps that keeps the weights of few features in registers (`CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H`).
+pub(in crate::cuda) const PERSISTENT_SMALL: u32 = 3;
 /// No biases, and both of them (`cudnnRNNBiasMode_t`).
 pub(in crate::cuda) const BIASES: [u32; 2] = [0, 2];
 /// The input is multiplied by a weight (`CUDNN_LINEAR_INPUT`).
@@ -61,6 +65,33 @@ pub(in crate::cuda) const fn data_type(format: ElementFormat) -> Option<u32> {
         ElementFormat::R_16F => Some(2),
         ElementFormat::R_16BF => Some(9),
         _ => None,
+    }
+}
+
+/// Returns the algorithm for a network. Those of one kernel take sequences of one length; their limits, of both passes, and where
+/// they are faster, are known from PyTorch's use of the library.
+fn algorithm(shape: &RecurrentShape) -> u32 {
+    let RecurrentShape { kind, inputs, hidden, layers, bidirectional, format, .. } = *shape;
+    let is_even = shape.lengths.first() == shape.lengths.last();
+    if shape.projected > 0 || !is_even || format == ElementFormat::R_64F {
+        return STANDARD;
+    }
+    let is_simple = matches!(kind, RecurrentKind::Relu | RecurrentKind::Tanh);
+    if hidden <= if is_simple { 256 } else { 128 } {
+        return PERSISTENT_SMALL;
+    }
+    let has_blocks = hidden <= 1024 && hidden.is_multiple_of(128) && inputs.is_multiple_of(128);
+    let sequences = shape.sequences();
+    let is_one_layer = layers == 1 && !bidirectional;
+    let is_few = sequences.is_multiple_of(8) && sequences <= 128;
+    let is_ahead = match kind {
+        RecurrentKind::Gated => false,
+        RecurrentKind::LongShortTerm => is_few,
+        RecurrentKind::Relu | RecurrentKind::Tanh => is_few && (sequences < 96 || hidden < 896),
+    };
+    match format == ElementFormat::R_16F && is_one_layer && has_blocks && is_ahead {
+        true => PERSISTENT,
+        false => STANDARD,
     }
 }
 
@@ -164,7 +195,7 @@ impl Maker<'_> {
         let outcome = unsafe {
             self.api.table.network_set(
                 network.raw,
-                STANDARD,
+                algorithm(shape),
                 mode(shape.kind),
                 BIASES[usize::from(shape.has_biases)],
                 u32::from(shape.bidirectional),
@@ -415,128 +446,154 @@ impl Cudnn {
         // SAFETY: the handle and the stream are alive.
         let set = unsafe { self.api.set_stream(handle, stream) };
         self.api.check(set, || "the stream".to_owned()).map_err(|error| error.with_detail(&detail()))?;
-        let memory = Memory { workspace: workspace.address(), reserve };
+        let run = Run {
+            table: &self.api.table,
+            handle,
+            plan: &plan,
+            call,
+            workspace: workspace.address(),
+            reserve: reserve.unwrap_or(0),
+        };
         // SAFETY: the lock is held, so only this thread uses the handle and the device's plans. Workspace and reserve have the
         // sizes of the plan; the addresses are used by kernels only, and the contract leaves those to the caller.
-        let outcome = unsafe { self.run(handle, &plan, call, memory) };
+        let outcome = unsafe {
+            match call.pass {
+                RecurrentPass::Forward { last } => run.forward(last),
+                RecurrentPass::Backward { output, last, input, first } => {
+                    run.backward([output, input].map(DevicePointer::address), last, first)
+                }
+                RecurrentPass::Weights { weights } => run.weights(weights.address()),
+            }
+        };
         self.api.check(outcome, || "the pass".to_owned()).map_err(|error| error.with_detail(&detail()))
     }
+}
 
-    /// Makes the library's call for a pass.
+/// A pass with everything that the library's calls need.
+struct Run<'r> {
+    table: &'r CudnnTable,
+    handle: usize,
+    plan: &'r RecurrentPlan,
+    call: &'r RecurrentCall,
+    workspace: u64,
+    /// 0 for a forward pass that keeps nothing.
+    reserve: u64,
+}
+
+/// The lengths of sequences on the device: the library wants none, since they are part of the descriptions.
+const NO_LENGTHS: u64 = 0;
+
+impl Run<'_> {
+    /// Returns the addresses of input, output and weights.
+    fn operands(&self) -> [u64; 3] {
+        [self.call.input, self.call.output, self.call.weights].map(DevicePointer::address)
+    }
+
+    /// Returns the sizes of workspace and reserve.
+    fn sizes(&self) -> [usize; 2] {
+        let reserve = if self.reserve == 0 { 0 } else { self.plan.memory.reserve_bytes };
+        [self.plan.memory.workspace_bytes, reserve].map(|bytes| bytes as usize)
+    }
+
+    /// Queues the forward pass.
     ///
     /// # Safety
     /// No other thread uses the handle or the plan, which belong to each other; workspace and reserve are as long as the plan
-    /// says.
-    unsafe fn run(
+    /// says. The same holds for the other passes.
+    #[rustfmt::skip]
+    unsafe fn forward(&self, last: RecurrentStates) -> CallStatus {
+        let Self { table, handle, plan, workspace, reserve, .. } = *self;
+        let ([x, y, weights], [room, kept]) = (self.operands(), self.sizes());
+        let ([hx, cx], [hy, cy]) = (addresses(Some(self.call.first)), addresses(Some(last)));
+        let mode = FORWARD[usize::from(reserve != 0)];
+        // SAFETY: the caller's promise.
+        unsafe {
+            table.forward(
+                handle, plan.network.raw, mode, NO_LENGTHS, plan.input.raw, x, plan.output.raw, y, plan.hidden.raw, hx, hy,
+                plan.cell.raw, cx, cy, plan.weight_bytes, weights, room, workspace, kept, reserve,
+            )
+        }
+    }
+
+    /// Queues the pass of the gradients of input and first states.
+    ///
+    /// # Safety
+    /// That of the forward pass.
+    #[rustfmt::skip]
+    unsafe fn backward(
         &self,
-        handle: usize,
-        plan: &RecurrentPlan,
-        call: &RecurrentCall,
-        Memory { workspace, reserve }: Memory,
+        [dy, dx]: [u64; 2],
+        last: Option<RecurrentStates>,
+        first: RecurrentStates,
     ) -> CallStatus {
-        let table = &self.api.table;
-        let [hx, cx] = addresses(Some(call.first));
-        let (x, y, weights) = (call.input.address(), call.output.address(), call.weights.address());
-        let (network, input, output) = (plan.network.raw, plan.input.raw, plan.output.raw);
-        let (hidden, cell, weight_bytes) = (plan.hidden.raw, plan.cell.raw, plan.weight_bytes);
-        let workspace_bytes = plan.memory.workspace_bytes as usize;
-        // The lengths are part of the descriptions; the library wants none on the device.
-        let lengths = 0_u64;
-        let (reserve, reserve_bytes, mode) = match reserve {
-            Some(reserve) => (reserve, plan.memory.reserve_bytes as usize, FORWARD[1]),
-            None => (0, 0, FORWARD[0]),
-        };
-        match call.pass {
-            RecurrentPass::Forward { last } => {
-                let [hy, cy] = addresses(Some(last));
-                // SAFETY: the caller's promise.
-                unsafe {
-                    table.forward(
-                        handle,
-                        network,
-                        mode,
-                        lengths,
-                        input,
-                        x,
-                        output,
-                        y,
-                        hidden,
-                        hx,
-                        hy,
-                        cell,
-                        cx,
-                        cy,
-                        weight_bytes,
-                        weights,
-                        workspace_bytes,
-                        workspace,
-                        reserve_bytes,
-                        reserve,
-                    )
-                }
-            }
-            RecurrentPass::Backward { output: dy, last, input: dx, first } => {
-                let ([dhy, dcy], [dhx, dcx]) = (addresses(last), addresses(Some(first)));
-                let (dy, dx) = (dy.address(), dx.address());
-                // SAFETY: the caller's promise.
-                unsafe {
-                    table.backward(
-                        handle,
-                        network,
-                        lengths,
-                        output,
-                        y,
-                        dy,
-                        input,
-                        dx,
-                        hidden,
-                        hx,
-                        dhy,
-                        dhx,
-                        cell,
-                        cx,
-                        dcy,
-                        dcx,
-                        weight_bytes,
-                        weights,
-                        workspace_bytes,
-                        workspace,
-                        reserve_bytes,
-                        reserve,
-                    )
-                }
-            }
-            RecurrentPass::Weights { weights } => {
-                let weights = weights.address();
-                // SAFETY: the caller's promise.
-                unsafe {
-                    table.backward_weights(
-                        handle,
-                        network,
-                        ADD,
-                        lengths,
-                        input,
-                        x,
-                        hidden,
-                        hx,
-                        output,
-                        y,
-                        weight_bytes,
-                        weights,
-                        workspace_bytes,
-                        workspace,
-                        reserve_bytes,
-                        reserve,
-                    )
-                }
-            }
+        let Self { table, handle, plan, workspace, reserve, .. } = *self;
+        let ([_, y, weights], [room, kept]) = (self.operands(), self.sizes());
+        let [hx, cx] = addresses(Some(self.call.first));
+        let ([dhy, dcy], [dhx, dcx]) = (addresses(last), addresses(Some(first)));
+        // SAFETY: the caller's promise.
+        unsafe {
+            table.backward(
+                handle, plan.network.raw, NO_LENGTHS, plan.output.raw, y, dy, plan.input.raw, dx, plan.hidden.raw, hx, dhy, dhx,
+                plan.cell.raw, cx, dcy, dcx, plan.weight_bytes, weights, room, workspace, kept, reserve,
+            )
+        }
+    }
+
+    /// Queues the pass of the weights' gradients.
+    ///
+    /// # Safety
+    /// That of the forward pass.
+    #[rustfmt::skip]
+    unsafe fn weights(&self, gradient: u64) -> CallStatus {
+        let Self { table, handle, plan, workspace, reserve, .. } = *self;
+        let ([x, y, _], [room, kept]) = (self.operands(), self.sizes());
+        let [hx, _] = addresses(Some(self.call.first));
+        // SAFETY: the caller's promise.
+        unsafe {
+            table.backward_weights(
+                handle, plan.network.raw, ADD, NO_LENGTHS, plan.input.raw, x, plan.hidden.raw, hx, plan.output.raw, y,
+                plan.weight_bytes, gradient, room, workspace, kept, reserve,
+            )
         }
     }
 }
 
-/// The addresses of the memory between and during passes.
-#[derive(Clone, Copy)]
-struct Memory {
-    workspace: u64,
-    reserve: Option<u64>,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_kernel_runs_networks_of_few_features_and_even_sequences() {
+        let shape = RecurrentShape {
+            kind: RecurrentKind::LongShortTerm,
+            inputs: 256,
+            hidden: 128,
+            projected: 0,
+            layers: 2,
+            bidirectional: true,
+            has_biases: true,
+            lengths: vec![5; 64].into(),
+            format: ElementFormat::R_32F,
+            allow_tf32: true,
+        };
+        assert_eq!(algorithm(&shape), PERSISTENT_SMALL);
+        for other in [
+            RecurrentShape { hidden: 129, ..shape.clone() },
+            RecurrentShape { projected: 8, ..shape.clone() },
+            RecurrentShape { lengths: vec![5, 4].into(), ..shape.clone() },
+            RecurrentShape { format: ElementFormat::R_64F, ..shape.clone() },
+        ] {
+            assert_eq!(algorithm(&other), STANDARD, "{other:?}");
+        }
+        let short = RecurrentShape {
+            hidden: 768,
+            layers: 1,
+            bidirectional: false,
+            format: ElementFormat::R_16F,
+            ..shape.clone()
+        };
+        assert_eq!(algorithm(&short), PERSISTENT);
+        assert_eq!(algorithm(&RecurrentShape { kind: RecurrentKind::Gated, ..short.clone() }), STANDARD);
+        assert_eq!(algorithm(&RecurrentShape { inputs: 40, ..short }), STANDARD);
+    }
 }

@@ -68,8 +68,8 @@ impl Interpreter<'_> {
                 Operation::Matmul { a, b, output, overrides } => {
                     let (left, right, product) = (self.sizes(*a), self.sizes(*b), self.sizes(*output));
                     assert_eq!([left[2], right[3], left[3]], [product[2], product[3], right[2]]);
-                    for (told, own) in overrides.iter().zip([product[2], product[3], left[3]]) {
-                        assert!(told.is_none_or(|told| self.at(told, [1, 0, 0, 0]) == own as f64));
+                    for (given, own) in overrides.iter().zip([product[2], product[3], left[3]]) {
+                        assert!(given.is_none_or(|given| self.at(given, [1, 0, 0, 0]) == own as f64));
                     }
                     let shared = left[1] / right[1];
                     self.store(*output, |own, [batch, head, row, column]| {

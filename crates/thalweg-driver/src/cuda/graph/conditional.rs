@@ -352,9 +352,9 @@ impl CudaDriver {
     }
 
     /// Records that the capture that built a graph has ended, well or not. Returns the family of a graph that failed.
-    pub(in crate::cuda) fn family_is_built(&self, graph: GraphHandle, is_well: bool) -> Option<Family> {
+    pub(in crate::cuda) fn family_is_built(&self, graph: GraphHandle, succeeded: bool) -> Option<Family> {
         let mut families = self.families.lock();
-        if !is_well {
+        if !succeeded {
             return families.remove(&graph);
         }
         if let Some(family) = families.get_mut(&graph) {

@@ -35,7 +35,7 @@ struct Call {
 }
 
 #[derive(Clone)]
-enum Kept {
+enum RegisteredFunction {
     Call(Call),
     /// A pinned block, held only to be dropped.
     Pinned {
@@ -43,9 +43,9 @@ enum Kept {
     },
 }
 
-static REGISTRY: LazyLock<Mutex<FxHashMap<u64, Kept>>> = LazyLock::new(Mutex::default);
+static REGISTRY: LazyLock<Mutex<FxHashMap<u64, RegisteredFunction>>> = LazyLock::new(Mutex::default);
 
-fn register(kept: Kept) -> u64 {
+fn register(kept: RegisteredFunction) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     REGISTRY.lock().insert(number, kept);
@@ -62,7 +62,7 @@ fn forget(number: u64) {
 unsafe extern "C" fn run(data: *mut c_void) {
     let number = data as u64;
     let call = match REGISTRY.lock().get(&number) {
-        Some(Kept::Call(call)) => call.clone(),
+        Some(RegisteredFunction::Call(call)) => call.clone(),
         _ => return,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| (call.function)()));
@@ -101,7 +101,8 @@ impl CudaDriver {
         let _captures = self.captures.lock();
         let graph = self.graph_under_construction(&stream)?;
         let fault = Arc::clone(&device.fault);
-        let number = register(Kept::Call(Call { function, label, fault, repeats: graph.is_some() }));
+        let number =
+            register(RegisteredFunction::Call(Call { function, label, fault, repeats: graph.is_some() }));
         if let Some(graph) = graph {
             // SAFETY: the graph was found under the lock of the captures, which is still held.
             unsafe { self.give_to_graph(graph, number)? };
@@ -129,7 +130,7 @@ impl CudaDriver {
         let kept = self.graph_under_construction(stream).and_then(|graph| match graph {
             // SAFETY: the graph was found under the lock of the captures, which the caller still holds.
             Some(graph) => unsafe {
-                self.give_to_graph(graph, register(Kept::Pinned { _block: Arc::clone(block) }))
+                self.give_to_graph(graph, register(RegisteredFunction::Pinned { _block: Arc::clone(block) }))
             },
             None => Ok(()),
         });
@@ -183,7 +184,7 @@ mod tests {
 
     fn call(repeats: bool, fault: &Arc<Fault>, function: HostFunction) -> u64 {
         let fault = Arc::clone(fault);
-        register(Kept::Call(Call { function, label: Label::here("test"), fault, repeats }))
+        register(RegisteredFunction::Call(Call { function, label: Label::here("test"), fault, repeats }))
     }
 
     fn run_number(number: u64) {

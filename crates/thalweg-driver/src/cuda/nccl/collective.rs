@@ -16,9 +16,9 @@ use crate::cuda::sys;
 use crate::{Code, CommunicatorHandle, Error, Result};
 
 /// The limits of an abort's waits. `grace` is for a call that has begun, and far longer than a call that does not wait for
-/// another rank takes. `told` is for a call that was aborted: NCCL checks for an abort every 3.4 s at the latest, while it tries
+/// another rank takes. `after_abort` is for a call that was aborted: NCCL checks for an abort every 3.4 s at the latest, while it tries
 /// to reach a rank again.
-const WAITS: Waits = Waits { grace: Duration::from_secs(1), told: Duration::from_secs(30) };
+const WAITS: Waits = Waits { grace: Duration::from_secs(1), after_abort: Duration::from_secs(30) };
 
 /// The objects of a group, each looked up once, because a thread must not hold two guards of one slot.
 struct Members<'a> {

@@ -157,7 +157,7 @@ pub(in crate::cuda) struct Waits {
     /// The limit for a call that may end without the abort.
     pub(in crate::cuda) grace: Duration,
     /// The limit for a call after the abort.
-    pub(in crate::cuda) told: Duration,
+    pub(in crate::cuda) after_abort: Duration,
 }
 
 impl Communicator {
@@ -170,7 +170,7 @@ impl Communicator {
     }
 
     /// Waits until no thread uses the communicator, up to a limit.
-    fn alone(&self, limit: Duration) -> Option<MutexGuard<'_, Registrations>> {
+    fn wait_until_unused(&self, limit: Duration) -> Option<MutexGuard<'_, Registrations>> {
         let begin = Instant::now();
         loop {
             match self.in_use.try_lock() {
@@ -197,7 +197,7 @@ impl Communicator {
         if self.is_over.swap(true, Ordering::AcqRel) {
             return Ended::Before;
         }
-        if let Some(_alone) = self.alone(waits.grace) {
+        if let Some(_alone) = self.wait_until_unused(waits.grace) {
             return Ended::Idle(enter().and_then(|()| nccl.abort(self)));
         }
         // The library's group belongs to the thread, and stays open if the call does not end. So it must not be opened on a
@@ -206,7 +206,7 @@ impl Communicator {
             let aborts = Builder::new().name("communicator-abort".to_owned());
             let started = aborts.spawn_scoped(scope, || {
                 enter()?;
-                nccl.abort_in_call(self, waits.told)
+                nccl.abort_in_call(self, waits.after_abort)
             });
             let Ok(started) = started else { return Err(self.failed_abort("there is no thread for it")) };
             started.join().unwrap_or_else(|_| Err(self.failed_abort("its thread panicked")))
@@ -338,7 +338,7 @@ impl Nccl {
         // SAFETY: takes nothing; the group is ended below, or this thread ends.
         self.check(unsafe { self.table.group_start() }, || "an abort".to_owned())?;
         let aborted = self.abort(rank);
-        let Some(_alone) = rank.alone(limit) else {
+        let Some(_alone) = rank.wait_until_unused(limit) else {
             let why = format!("it has not ended {} ms after it was told to", limit.as_millis());
             return Err(rank.failed_abort(&why));
         };

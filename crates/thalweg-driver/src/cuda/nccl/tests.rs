@@ -118,7 +118,7 @@ const LONG: Duration = Duration::from_secs(20);
 #[test]
 fn an_abort_frees_a_communicator_when_the_blocked_call_has_left() {
     let fake = Fake::default();
-    let ended = abort_in_call(&fake, Duration::from_millis(100), Waits { grace: SHORT, told: LONG });
+    let ended = abort_in_call(&fake, Duration::from_millis(100), Waits { grace: SHORT, after_abort: LONG });
     assert_eq!(ended, Ended::InCall(Ok(())));
     assert_eq!(fake.freed.load(Ordering::SeqCst), 1);
     assert!(!fake.freed_in_call.load(Ordering::SeqCst), "freed while the call was in the library");
@@ -129,7 +129,7 @@ fn an_abort_frees_a_communicator_when_the_blocked_call_has_left() {
 fn a_communicator_whose_call_does_not_end_is_not_freed() {
     let fake = Fake::default();
     let Ended::InCall(Err(error)) =
-        abort_in_call(&fake, Duration::from_millis(300), Waits { grace: SHORT, told: SHORT })
+        abort_in_call(&fake, Duration::from_millis(300), Waits { grace: SHORT, after_abort: SHORT })
     else {
         panic!("the call has not ended");
     };
@@ -143,7 +143,7 @@ fn a_communicator_whose_call_does_not_end_is_not_freed() {
 fn an_abort_waits_for_a_call_that_ends_by_itself() {
     let fake = Fake::default();
     let rank = Communicator::new(fake.raw(), INFO);
-    let waits = Waits { grace: LONG, told: LONG };
+    let waits = Waits { grace: LONG, after_abort: LONG };
     let ended = end_in_call(&rank, waits, || std::thread::sleep(Duration::from_millis(50)));
     assert_eq!(ended, Ended::Idle(Ok(())));
     assert_eq!(fake.freed.load(Ordering::SeqCst), 1);

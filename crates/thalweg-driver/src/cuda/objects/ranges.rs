@@ -153,7 +153,7 @@ impl Ranges {
     }
 
     /// Returns the range that contains `[start, start + bytes)`.
-    pub(in crate::cuda) fn around(&self, start: u64, bytes: u64) -> Option<Range> {
+    pub(in crate::cuda) fn containing(&self, start: u64, bytes: u64) -> Option<Range> {
         let ranges = self.read();
         let (&first, range) = ranges.range(..=start).next_back()?;
         let offset = start - first;
@@ -184,7 +184,7 @@ impl Ranges {
 
     /// Returns whether the range is inside a reserved one.
     pub(in crate::cuda) fn is_reserved(&self, start: u64, bytes: u64) -> bool {
-        self.around(start, bytes).is_some_and(|range| range.kind == RangeKind::Reserved)
+        self.containing(start, bytes).is_some_and(|range| range.kind == RangeKind::Reserved)
     }
 
     pub(in crate::cuda) fn note_mapping(&self, start: u64, bytes: u64) {

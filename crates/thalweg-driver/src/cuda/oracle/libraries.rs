@@ -259,3 +259,50 @@ fn numbers_and_names_of_errors() {
         assert_eq!((code.number(), code.name()), (status as u32, format!("{status:?}").as_str()));
     }
 }
+
+#[test]
+fn numbers_of_networks_transforms_and_decompositions() {
+    use crate::cuda::cudnn::recurrent as network;
+    use crate::cuda::dense;
+    use crate::cuda::fourier;
+    use crate::library::fourier::{FourierKind, FourierShape};
+    use crate::library::recurrent::RecurrentKind as Kind;
+    let transform = |kind, format| {
+        let shape = FourierShape { kind, rank: 1, sizes: [8, 1, 1], batch: 1, input_strides: [1, 8], format };
+        fourier::number_of(&shape)
+    };
+    let (single, double) = (ElementFormat::R_32F, ElementFormat::R_64F);
+    let complex = FourierKind::Complex { forward: true };
+    same_numbers! {
+        network::STANDARD => dnn::cudnnRNNAlgo_t::CUDNN_RNN_ALGO_STANDARD;
+        network::PERSISTENT => dnn::cudnnRNNAlgo_t::CUDNN_RNN_ALGO_PERSIST_STATIC;
+        network::PERSISTENT_SMALL => dnn::cudnnRNNAlgo_t::CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H;
+        network::BIASES[0] => dnn::cudnnRNNBiasMode_t::CUDNN_RNN_NO_BIAS;
+        network::BIASES[1] => dnn::cudnnRNNBiasMode_t::CUDNN_RNN_DOUBLE_BIAS;
+        network::LINEAR_INPUT => dnn::cudnnRNNInputMode_t::CUDNN_LINEAR_INPUT;
+        network::MATH[0] => dnn::cudnnMathType_t::CUDNN_DEFAULT_MATH;
+        network::MATH[1] => dnn::cudnnMathType_t::CUDNN_TENSOR_OP_MATH;
+        network::MATH[2] => dnn::cudnnMathType_t::CUDNN_FMA_MATH;
+        network::FORWARD[0] => dnn::cudnnForwardMode_t::CUDNN_FWD_MODE_INFERENCE;
+        network::FORWARD[1] => dnn::cudnnForwardMode_t::CUDNN_FWD_MODE_TRAINING;
+        network::ADD => dnn::cudnnWgradMode_t::CUDNN_WGRAD_MODE_ADD;
+        network::LAYOUTS[0] => dnn::cudnnRNNDataLayout_t::CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED;
+        network::LAYOUTS[1] => dnn::cudnnRNNDataLayout_t::CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED;
+        network::mode(Kind::Relu) => dnn::cudnnRNNMode_t::CUDNN_RNN_RELU;
+        network::mode(Kind::Tanh) => dnn::cudnnRNNMode_t::CUDNN_RNN_TANH;
+        network::mode(Kind::LongShortTerm) => dnn::cudnnRNNMode_t::CUDNN_LSTM;
+        network::mode(Kind::Gated) => dnn::cudnnRNNMode_t::CUDNN_GRU;
+        network::data_type(double).unwrap() => dnn::cudnnDataType_t::CUDNN_DATA_DOUBLE;
+        network::data_type(single).unwrap() => dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
+        transform(complex, single) => fft::cufftType_t::CUFFT_C2C;
+        transform(complex, double) => fft::cufftType_t::CUFFT_Z2Z;
+        transform(FourierKind::FromReal, single) => fft::cufftType_t::CUFFT_R2C;
+        transform(FourierKind::FromReal, double) => fft::cufftType_t::CUFFT_D2Z;
+        transform(FourierKind::ToReal, single) => fft::cufftType_t::CUFFT_C2R;
+        transform(FourierKind::ToReal, double) => fft::cufftType_t::CUFFT_Z2D;
+        dense::TRIANGLES[0] => batches::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
+        dense::TRIANGLES[1] => batches::cublasFillMode_t::CUBLAS_FILL_MODE_UPPER;
+        dense::RIGHT => batches::cublasSideMode_t::CUBLAS_SIDE_RIGHT;
+        dense::VECTORS => solver::cusolverEigMode_t::CUSOLVER_EIG_MODE_VECTOR;
+    }
+}

@@ -43,7 +43,7 @@ struct Inner {
     /// The progress of the device.
     done: Clock,
     /// The work that each stream's later work waits for.
-    behind: BTreeMap<StreamId, Clock>,
+    after: BTreeMap<StreamId, Clock>,
     /// The live events: their stream, their point on it, and the work that they are ordered after.
     events: BTreeMap<EventId, (StreamId, u64, Clock)>,
     physical: Shadow,
@@ -63,7 +63,7 @@ struct Inner {
 impl Inner {
     /// The work that the stream's next work is ordered after.
     fn clock(&self, stream: StreamId) -> Clock {
-        let mut clock = self.behind.get(&stream).cloned().unwrap_or_default();
+        let mut clock = self.after.get(&stream).cloned().unwrap_or_default();
         clock.insert(stream, self.now.get(&stream).copied().unwrap_or(0));
         clock
     }
@@ -77,7 +77,7 @@ impl Inner {
     fn is_past(&self, stream: StreamId, point: Point) -> bool {
         point.0 == stream
             || reaches(&self.done, point)
-            || self.behind.get(&stream).is_some_and(|clock| reaches(clock, point))
+            || self.after.get(&stream).is_some_and(|clock| reaches(clock, point))
     }
 
     /// Returns the physical location of a range of addresses.
@@ -274,7 +274,7 @@ impl Events for Checker {
         let mut inner = self.inner.lock();
         inner.touch_events("wait_event");
         let clock = inner.events[&event].2.clone();
-        merge(inner.behind.entry(stream).or_default(), &clock);
+        merge(inner.after.entry(stream).or_default(), &clock);
         Ok(())
     }
 

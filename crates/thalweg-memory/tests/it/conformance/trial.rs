@@ -341,9 +341,9 @@ impl Trial {
             let last = segment.blocks.last().filter(|block| block.state == BlockState::Inactive);
             let free_bytes = last.map_or(0, |block| block.size_bytes);
             let missing_bytes = size_bytes.saturating_sub(free_bytes).next_multiple_of(page_bytes);
-            let behind = end..end + missing_bytes;
-            let there = ranges.iter().any(|(start, size)| *start < end && behind.end <= start + size);
-            let open = !mapped.iter().any(|(start, ..)| behind.contains(start));
+            let after = end..end + missing_bytes;
+            let there = ranges.iter().any(|(start, size)| *start < end && after.end <= start + size);
+            let open = !mapped.iter().any(|(start, ..)| after.contains(start));
             (there && open).then_some(missing_bytes)
         };
         let snapshot = self.allocator.snapshot();

@@ -2,12 +2,12 @@
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
-use thalweg_tensor::decoder::exchange_for;
+use thalweg_tensor::fused::decoder::exchange_for;
 use thalweg_tensor::random::default_generator;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Block, Conv1D, GPT2LMHeadModel};
-use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions, DecoderState};
+use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions, DecoderState, NormLinear};
 use crate::module::{Embedding, Forward, IntegerFormat, LayerNorm, Linear, WeightOnlyLinear};
 
 /// The options of a [`GPT2Decoder`].
@@ -126,7 +126,7 @@ pub struct GPT2Decoder {
     /// The tokens so far, each at its position.
     history: Tensor,
     /// The memory through which the blocks of the head's kernel synchronise.
-    meeting: Tensor,
+    barrier: Tensor,
 }
 
 impl GPT2LMHeadModel {
@@ -170,7 +170,7 @@ impl GPT2LMHeadModel {
                 token: numbers(1)?,
                 position: numbers(1)?,
                 history: numbers(context)?,
-                meeting: numbers(2)?,
+                barrier: numbers(2)?,
             };
             let parts: Option<Vec<_>> = decoder.layers.iter().map(Layer::parts).collect();
             decoder.exchange = match parts {
@@ -220,6 +220,16 @@ impl GPT2Decoder {
         })
     }
 
+    /// Returns the last layer norm and the head.
+    fn normed_head(&self) -> Result<NormLinear<'_>> {
+        let (Some(scale), Some(shift)) = (&self.norm.weight, &self.norm.bias) else {
+            return Err(Error::invalid("GPT2Decoder: the last layer norm takes a weight and a bias"));
+        };
+        let Linear { weight, bias } = &self.head;
+        let (eps, bias) = (self.norm.eps, bias.as_ref());
+        Ok(NormLinear { norm: [scale, shift], eps, weight, bias, gelu: false, addend: None })
+    }
+
     /// Reads the token at the position, and appends the next one to the sequence, to be read by the next step. Asynchronous. If
     /// the context is full, the index out of range is reported at the next synchronization.
     ///
@@ -227,12 +237,12 @@ impl GPT2Decoder {
     /// Those of the device.
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
-            let (row, head) = (self.read()?, self.head.behind(&self.norm, false)?);
+            let (row, head) = (self.read()?, self.normed_head()?);
             let state = DecoderState {
                 token: &self.token,
                 position: &self.position,
                 history: &self.history,
-                meeting: &self.meeting,
+                barrier: &self.barrier,
             };
             match self.temperature {
                 None => functional::next_token_(&row, &head, state),

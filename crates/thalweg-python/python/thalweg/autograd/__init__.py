@@ -151,7 +151,7 @@ from .variable import Variable  # noqa: E402,F401
 SavedTensor = _core._SavedTensor
 
 _LEFT_OUT = {
-    "forward_ad": "there is no forward-mode differentiation",
+
     "NestedIOFunction": "arguments are passed one by one",
 }
 

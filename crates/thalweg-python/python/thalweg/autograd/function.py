@@ -6,6 +6,7 @@ import operator
 import warnings
 
 from .. import _core
+from .. import _transform_levels as _levels
 
 
 # The attributes that a context reads from its node.
@@ -154,7 +155,7 @@ _LEGACY = ("Legacy autograd function with non-static forward method is deprecate
 class Function(metaclass=FunctionMeta):
     """A user-defined operator. A subclass has `forward` and `backward` as static methods, and `apply` calls it."""
 
-    # No rule is generated: `vmap` calls the function for one slice after another.
+    # Whether `vmap` calls the function for one slice after another.
     generate_vmap_rule = False
 
     def __init__(self, *args, **kwargs):
@@ -213,6 +214,10 @@ class Function(metaclass=FunctionMeta):
         if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
             raise RuntimeError("Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one "
                                "of them.")
+        if _levels.local.maps:
+            from ..func._batching import find, function_called
+            if find(args):
+                return function_called(cls, args)
         ctx = FunctionCtx()
         is_tensor = [isinstance(value, _core.Tensor) for value in args]
         ctx.needs_input_grad = tuple(known and value.requires_grad for known, value in zip(is_tensor, args))

@@ -250,15 +250,32 @@ def _check(func, inputs, tolerances, check_undefined_grad, check_grad_dtypes, fa
     return True
 
 
-_FORWARD = "there is no forward-mode differentiation: leave out check_forward_ad"
+def _check_tangents(func, inputs, tolerances):
+    """Raises an error if the tangents of real outputs along one direction of each input are wrong."""
+    from .forward_ad import dual_level, make_dual, unpack_dual
+    eps, atol, rtol, _ = tolerances
+    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    places = [place for place, value in enumerate(inputs) if _is_wanted(value) and value.is_floating_point() and value.numel()]
+    ways = dict(zip(places, _directions([inputs[place] for place in places])))
+    for place, way in ways.items():
+        with dual_level():
+            moved = [make_dual(value.detach(), way) if number == place else value for number, value in enumerate(inputs)]
+            found = [unpack_dual(output).tangent for output in _listed(func(*moved))]
+        above, below = (_moved_along(lambda: func(*inputs), inputs[place], way, step) for step in (eps, -eps))
+        for number, (tangent, one, other) in enumerate(zip(found, above, below)):
+            if not one.is_floating_point():
+                continue
+            slope = (one - other) / (2 * eps)
+            tangent = _core.zeros_like(slope) if tangent is None else tangent
+            if not _is_close(tangent.detach(), slope, rtol, atol):
+                raise GradcheckError(f"Jacobian computed with forward mode mismatch for output {number} with respect to input {place},\nnumerical:{slope}\n"
+                                     f"analytical:{tangent}\n")
 
 
 def _accepted(check_forward_ad, check_backward_ad):
-    """Refuses options that are not supported, with PyTorch's message where PyTorch refuses them as well."""
+    """Refuses options by which nothing is checked, with PyTorch's message."""
     if not check_forward_ad and not check_backward_ad:
         raise AssertionError("Expected at least one of check_forward_ad or check_backward_ad to be True")
-    if check_forward_ad:
-        raise NotImplementedError(f"gradcheck: {_FORWARD}")
 
 
 def _answered(check, raise_exception):
@@ -281,8 +298,15 @@ def gradcheck(func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=T
     if check_batched_forward_grad and not check_forward_ad:
         raise AssertionError("Setting check_batched_forward_grad=True requires check_forward_ad to be True")
     _accepted(check_forward_ad, check_backward_ad)
-    return _answered(lambda: _check(func, inputs, (eps, atol, rtol, nondet_tol), check_undefined_grad, check_grad_dtypes, fast_mode),
-                     raise_exception)
+    tolerances = eps, atol, rtol, nondet_tol
+
+    def check():
+        if check_backward_ad:
+            _check(func, inputs, tolerances, check_undefined_grad, check_grad_dtypes, fast_mode)
+        if check_forward_ad:
+            _check_tangents(func, inputs, tolerances)
+        return True
+    return _answered(check, raise_exception)
 
 
 def gradgradcheck(func, inputs, grad_outputs=None, *, eps=1e-6, atol=1e-5, rtol=1e-3, gen_non_contig_grad_outputs=False,
@@ -303,8 +327,15 @@ def gradgradcheck(func, inputs, grad_outputs=None, *, eps=1e-6, atol=1e-5, rtol=
         with enable_grad():
             found = grad(_differentiable(func(*values)), [value for value in values if _is_wanted(value)], list(starts), create_graph=True, allow_unused=True)
         return tuple(gradient for gradient in found if gradient is not None)
-    return _answered(lambda: _check(first, (*inputs, *given), (eps, atol, rtol, nondet_tol), check_undefined_grad, check_grad_dtypes, fast_mode),
-                     raise_exception)
+    tolerances = eps, atol, rtol, nondet_tol
+
+    def check():
+        if check_rev_over_rev:
+            _check(first, (*inputs, *given), tolerances, check_undefined_grad, check_grad_dtypes, fast_mode)
+        if check_fwd_over_rev:
+            _check_tangents(first, (*inputs, *given), tolerances)
+        return True
+    return _answered(check, raise_exception)
 
 
 def _start(output):

@@ -54,7 +54,7 @@ class _Writer:
             self.add_global(name, builtin.obj)
 
     def _last_uses(self):
-        """Returns the nodes that nobody uses after a node, by that node."""
+        """Returns the nodes whose values are last used by a node, by that node."""
         last, dropped = {}, collections.defaultdict(list)
         for node in reversed(self.nodes):
             def use(part, user=node):

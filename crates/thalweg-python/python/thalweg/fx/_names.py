@@ -47,7 +47,7 @@ def module_of(function):
                 return as_torch(guess.__name__)
     if isinstance(module, str):
         return as_torch(module)
-    if _core._in_place.get(name) is function:
+    if _core._in_place.get(name) is function or getattr(_core, name, None) is function:
         return "torch"
     raise RuntimeError(f"cannot find module for {function}")
 

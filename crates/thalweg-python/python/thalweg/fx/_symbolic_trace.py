@@ -398,7 +398,7 @@ class Tracer(TracerBase):
                                      "co_firstlineno": function.__code__.co_firstlineno}
         self.tensor_attrs = {}
         self._collect_tensors(self.root, "")
-        assert isinstance(function, types.FunctionType), f"{function} is no function of Python"
+        assert isinstance(function, types.FunctionType), f"{function} is not a function of Python"
         returned = getattr(function, "__annotations__", {}).get("return", None)
         namespace = function.__globals__
         function, args = self.create_args_for_root(function, isinstance(root, Module), concrete_args)

@@ -120,7 +120,7 @@ class Graph:
 
     def create_node(self, op, target, args=None, kwargs=None, name=None, type_expr=None):
         """Returns a new node at the place for new nodes."""
-        assert op in ("call_function", "call_method", "get_attr", "call_module", "placeholder", "output"), f"{op} is no operation of a node"
+        assert op in ("call_function", "call_method", "get_attr", "call_module", "placeholder", "output"), f"{op} is not an operation of a node"
         args, kwargs = () if args is None else args, {} if kwargs is None else kwargs
         assert isinstance(args, tuple), "args must be a tuple"
         assert isinstance(kwargs, dict), "kwargs must be a dict"
@@ -191,7 +191,7 @@ class Graph:
     # ---- Changing -------------------------------------------------------------------------------------------------
 
     def erase_node(self, to_erase):
-        """Removes a node that nobody uses."""
+        """Removes a node without users."""
         if len(to_erase.users) > 0:
             raise RuntimeError(f"Tried to erase Node {to_erase} but it still had {len(to_erase.users)} users in the graph: {to_erase.users}!")
         if to_erase.graph != self:

@@ -23,7 +23,7 @@ class Interpreter:
         self.user_to_last_uses = self._last_uses() if garbage_collect_values else {}
 
     def _last_uses(self):
-        """Returns the nodes that nobody uses after a node, by that node."""
+        """Returns the nodes whose values are last used by a node, by that node."""
         last, users = {}, {}
         for node in reversed(self.graph.nodes):
             for part in node.all_input_nodes:

@@ -6,6 +6,7 @@ import operator
 import typing
 
 from .. import _core
+from .._names import _assert
 from ._names import qualified as _get_qualified_name
 from ._names import type_repr as _type_repr
 from .immutable_collections import immutable_dict, immutable_list
@@ -15,13 +16,13 @@ BaseArgumentTypes = typing.Union[str, int, float, bool, complex, _core.dtype, _c
 base_types = (str, int, float, bool, complex, _core.dtype, _core.Tensor, _core.device, type(_core.preserve_format))
 Argument = typing.Any
 
-_legal_ops = {"placeholder", "call_method", "call_module", "call_function", "get_attr", "output", "root"}
-# Functions whose calls are kept although nobody uses their results.
+_operations = {"placeholder", "call_method", "call_module", "call_function", "get_attr", "output", "root"}
+# Functions whose calls are kept although their results have no users.
 _side_effectful_functions = set()
 
 
 def has_side_effect(fn):
-    """Marks a function whose calls are kept although nobody uses their results."""
+    """Marks a function whose calls are kept although their results have no users."""
     _side_effectful_functions.add(fn)
     return fn
 
@@ -71,8 +72,8 @@ class Node:
     """A node of a graph. `op` says what it is, `target` what it calls or names, `args` and `kwargs` are its arguments."""
 
     def __init__(self, graph, name, op, target, args, kwargs, return_type=None):
-        if op not in _legal_ops:
-            raise AssertionError(f"op must be one of {sorted(_legal_ops)}, got {op}")
+        if op not in _operations:
+            raise AssertionError(f"op must be one of {sorted(_operations)}, got {op}")
         if op == "call_function":
             if not callable(target):
                 raise ValueError(f"Node [graph = {graph}, name = '{name}'] target {target} has type {type(target)} but a Callable is expected")
@@ -302,7 +303,5 @@ class Node:
 
 Node.__module__ = __name__
 has_side_effect(builtins.print)
-for _name in ("_assert", "_assert_async"):
-    if hasattr(_core, _name):
-        has_side_effect(getattr(_core, _name))
+has_side_effect(_assert)
 has_side_effect(operator.setitem)

@@ -45,7 +45,7 @@ _COPIED = ("stack_trace", "nn_module_stack", "module_stack", "custom", "seq_nr",
 
 
 class TracerBase:
-    """What all tracers have: they make nodes and symbolic values."""
+    """The base class of tracers, which make nodes and symbolic values."""
 
     graph = None
     record_stack_traces = False

@@ -13,6 +13,10 @@ class _Given:
         from .activations import MultiheadAttention
         return MultiheadAttention._heads(self, *tensors)
 
+    def _projected(self, *tensors):
+        from .activations import MultiheadAttention
+        return MultiheadAttention._projected(self, *tensors)
+
     def _with_static(self, heads, batch):
         """Returns queries, keys and values. Those that are passed by heads replace the projected ones."""
         for place, given, name in ((1, self.static_k, "static_k"), (2, self.static_v, "static_v")):

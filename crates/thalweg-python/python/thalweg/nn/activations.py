@@ -121,6 +121,17 @@ class PReLU(Module):
         return f"num_parameters={self.num_parameters}"
 
 
+def _seen_keys(attn_mask, key_padding_mask, batch, heads):
+    """Returns a single mask of truth values as the keys that are seen, which attention reads as they are; `None` for other masks."""
+    truth = getattr(_core, "bool")
+    if attn_mask is None and key_padding_mask is not None and key_padding_mask.dtype == truth:
+        return key_padding_mask.logical_not().reshape(-1, 1, 1, key_padding_mask.shape[-1])
+    if key_padding_mask is None and attn_mask is not None and attn_mask.dtype == truth:
+        seen = attn_mask.logical_not()
+        return seen.unflatten(0, [batch, heads]) if seen.dim() == 3 else seen
+    return None
+
+
 class MultiheadAttention(Module):
     """Multi-head attention over projected queries, keys and values."""
 
@@ -165,13 +176,17 @@ class MultiheadAttention(Module):
         is_causal = is_causal and key_padding_mask is None and not need_weights
         attn_mask = None if is_causal else attn_mask
         unbatched = query.dim() == 2
+        # Equal tensors stay one, so that they are projected together.
+        known = {id(tensor): tensor for tensor in (query, key, value)}
         if unbatched:
-            query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
+            known = {name: tensor.unsqueeze(0) for name, tensor in known.items()}
         elif not self.batch_first:
-            query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+            known = {name: tensor.transpose(0, 1) for name, tensor in known.items()}
+        query, key, value = (known[id(tensor)] for tensor in (query, key, value))
         _checks.check_masks(query.shape[0], self.num_heads, query.shape[1], key.shape[1], attn_mask, key_padding_mask)
         heads, further = self._heads(query, key, value)
-        mask = self._mask(attn_mask, key_padding_mask, query)
+        seen = None if need_weights or further else _seen_keys(attn_mask, key_padding_mask, query.shape[0], self.num_heads)
+        mask = self._mask(attn_mask, key_padding_mask, query) if seen is None else seen
         if further:
             # Keys that are added are visible to all queries.
             mask = None if mask is None else F.pad(mask, (0, further))
@@ -192,9 +207,12 @@ class MultiheadAttention(Module):
 
     def _heads(self, query, key, value):
         """Returns queries, keys and values by heads, and how many keys the module adds."""
-        parts = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
-        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        projected = [F.linear(tensor, weight, bias) for tensor, weight, bias in zip((query, key, value), parts, biases)]
+        if self.in_proj_weight is None:
+            biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+            parts = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            projected = [F.linear(tensor, weight, bias) for tensor, weight, bias in zip((query, key, value), parts, biases)]
+        else:
+            projected = self._projected(query, key, value)
         if self.bias_k is not None:
             for place, added in ((1, self.bias_k), (2, self.bias_v)):
                 projected[place] = _core.cat([projected[place], added.expand(query.shape[0], 1, self.embed_dim)], 1)
@@ -203,6 +221,15 @@ class MultiheadAttention(Module):
             for place in (1, 2):
                 heads[place] = F.pad(heads[place], (0, 0, 0, 1))
         return heads, (self.bias_k is not None) + bool(self.add_zero_attn)
+
+    def _projected(self, query, key, value):
+        """Returns the projections by the rows of one weight; those of equal tensors by one product."""
+        counts = (3,) if query is key and key is value else (1, 2) if key is value else (1, 1, 1)
+        sizes = [count * self.embed_dim for count in counts]
+        weights = (self.in_proj_weight,) if len(counts) == 1 else self.in_proj_weight.split(sizes)
+        biases = (self.in_proj_bias,) if len(counts) == 1 else (None,) * len(counts) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
+        results = [F.linear(tensor, weight, bias) for tensor, weight, bias in zip((query, key, value), weights, biases)]
+        return [part for result, count in zip(results, counts) for part in (result.chunk(count, -1) if count > 1 else (result,))]
 
     def _with_static(self, heads, batch):
         return heads

@@ -5,7 +5,7 @@ import functools
 import inspect
 import warnings
 
-from .. import _core
+from .. import _compiling, _core
 from . import _calls
 from ._states import States, WithModule, _IncompatibleKeys  # noqa: F401
 from .parameter import Buffer, Parameter
@@ -14,6 +14,16 @@ _MEMBERS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
           "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
           "_load_state_dict_post_hooks")
+
+
+def _begin_compiled(module, args):
+    """Begins the region of a compiled call."""
+    _core._begin_compiled()
+
+
+def _end_compiled(module, args, output):
+    """Ends the region of a compiled call."""
+    _core._end_compiled()
 
 
 class Module(States):
@@ -439,13 +449,23 @@ class Module(States):
         """Raises: memory is not shared between processes."""
         return self._apply(lambda tensor: tensor.share_memory_())
 
-    def compile(self, *args, **kwargs):
-        """Compiles nothing, with a warning: the module runs eagerly."""
-        warnings.warn("Module.compile compiles nothing: the module runs eagerly", stacklevel=2)
+    def compile(self, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None, disable=False):
+        """Fuses the loops of the module's calls, in place: see `torch.compile`."""
+        _compiling.check(backend, mode, options)
+        if disable or backend == "eager" or _begin_compiled in self._forward_pre_hooks.values():
+            return
+        self.register_forward_pre_hook(_begin_compiled, prepend=True)
+        self.register_forward_hook(_end_compiled, always_call=True)
 
     def cuda(self, device=None):
         """Moves parameters and buffers to a GPU, in place."""
         return self._apply(lambda tensor: tensor.cuda(device))
+
+    def xpu(self, device=None):
+        """Raises: there are no devices of this kind."""
+        raise NotImplementedError("Module.xpu is left out: there is no backend of it")
+
+    ipu = mtia = xpu
 
     def cpu(self):
         """Moves parameters and buffers to the simulated GPU, in place."""

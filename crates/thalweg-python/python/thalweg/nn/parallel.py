@@ -1,41 +1,109 @@
-"""Modules on several GPUs (`torch.nn.parallel`), here for a single process.
-Programs that could use more GPUs run on one."""
+"""Modules on several ranks (`torch.nn.parallel`)."""
 
 import contextlib
 import sys
 import types
 
-from .. import distributed
+from .. import _core, distributed
 from ._data_parallel import DataParallel, data_parallel
 from .module import Module
 
 
-class DistributedDataParallel(Module):
-    """A module in a group of one rank, whose gradients are already the means over the ranks.
+class _Used:
+    """The gradients of a pass that are reduced at its end."""
 
-    The wrapped module is `module`, and the names in a `state_dict` begin with that. Groups of several ranks are in the Rust crate
+    def __init__(self):
+        self.is_queued = False
+
+
+class DistributedDataParallel(Module):
+    """A module whose gradients are the means over the ranks of a group.
+
+    The wrapped module is `module`, and the names in a `state_dict` begin with that. Gradients are reduced together at the end of each
+    backward pass, also those that only some ranks have. In the Rust crate they are reduced while the pass runs
     (`thalweg::distributed::DistributedDataParallel`).
     """
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=True, init_sync=True, process_group=None,
                  bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False, gradient_as_bucket_view=False,
-                 static_graph=False):
+                 static_graph=False, delay_all_reduce_named_params=None, param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None,
+                 skip_all_reduce_unused_params=False):
         super().__init__()
-        distributed._check("DistributedDataParallel", process_group)
+        if device_mesh is not None:
+            process_group = device_mesh.get_group(0)
+        self.process_group = distributed._check("DistributedDataParallel", process_group)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise RuntimeError("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
         if device_ids is not None and len(device_ids) > 1:
             raise ValueError("device_ids can only be None or contain a single element.")
         self.module = module
-        self.device_ids, self.output_device = device_ids, output_device
-        self.require_backward_grad_sync = True
+        self.device_ids, self.output_device, self.broadcast_buffers = device_ids, output_device, broadcast_buffers
+        self.require_backward_grad_sync, self._hook, self._state, self._pass = True, None, None, _Used()
+        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._reduced = [parameter for name, parameter in module.named_parameters() if parameter.requires_grad and name not in ignored]
+        if self.process_group.size() > 1:
+            if init_sync:
+                self._check_shapes()
+                self._synchronize([*module.parameters(), *module.buffers()])
+            for parameter in self._reduced:
+                parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    def _check_shapes(self):
+        """Raises a `RuntimeError` if the ranks have different parameters."""
+        own = [tuple(parameter.shape) for parameter in self.module.parameters()]
+        for rank, shapes in enumerate(self.process_group.exchange(own, "DistributedDataParallel")):
+            if shapes != own:
+                raise RuntimeError(f"DDP expects same model across all ranks, but rank {self.process_group.rank()} has parameters of the shapes {own}, "
+                                   f"while rank {rank} has {shapes}")
+
+    def _synchronize(self, tensors):
+        """Gives the tensors of all ranks the values of the first."""
+        for tensor in tensors:
+            distributed.broadcast(tensor.detach(), group=self.process_group, group_src=0)
 
     def forward(self, *args, **kwargs):
+        if self.broadcast_buffers and self.training and self.require_backward_grad_sync and self.process_group.size() > 1 and _core.is_grad_enabled():
+            self._synchronize(list(self.module.buffers()))
         return self.module(*args, **kwargs)
+
+    def _accumulated(self, parameter):
+        """Is called when a parameter has its gradient."""
+        if self.require_backward_grad_sync and not self._pass.is_queued:
+            from ..autograd.variable import Variable
+            self._pass.is_queued = True
+            Variable._execution_engine.queue_callback(self._reduce)
+
+    def _reduce(self):
+        """Replaces the gradients by the means over the ranks."""
+        self._pass = _Used()
+        size = self.process_group.size()
+        used = self.process_group.exchange([parameter.grad is not None for parameter in self._reduced], "DistributedDataParallel")
+        chosen = [parameter for place, parameter in enumerate(self._reduced) if any(ranks[place] for ranks in used)]
+        for dtype in dict.fromkeys(parameter.dtype for parameter in chosen):
+            own = [parameter for parameter in chosen if parameter.dtype is dtype]
+            gradients = [_core.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach() for parameter in own]
+            flat = _core.cat([gradient.reshape(-1) for gradient in gradients])
+            flat = self._mean(flat, size, own, gradients)
+            place = 0
+            for parameter, gradient in zip(own, gradients):
+                part = flat[place:place + gradient.numel()].reshape(gradient.shape)
+                place += gradient.numel()
+                if parameter.grad is None:
+                    parameter.grad = part.clone()
+                else:
+                    parameter.grad.detach().copy_(part)
+
+    def _mean(self, flat, size, parameters, gradients):
+        if self._hook is not None:
+            return self._hook(self._state, _Bucket(flat, parameters, gradients)).wait()
+        flat = flat / size
+        distributed.all_reduce(flat, group=self.process_group)
+        return flat
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Returns a region in which gradients are accumulated without an exchange. With one rank there never is an exchange."""
+        """Returns a region in which gradients are accumulated without a reduction."""
         former, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -43,12 +111,45 @@ class DistributedDataParallel(Module):
             self.require_backward_grad_sync = former
 
     def register_comm_hook(self, state, hook):
-        """Raises: nothing is exchanged."""
-        raise NotImplementedError(f"DistributedDataParallel.register_comm_hook is left out: {distributed._RUST}")
+        """Sets a function of a state and a bucket that reduces gradients, and returns the result as a future."""
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        self._state, self._hook = state, hook
 
     def join(self, *args, **kwargs):
-        """Raises: there are no other ranks."""
-        raise NotImplementedError(f"DistributedDataParallel.join is left out: {distributed._RUST}")
+        """Raises: all ranks take the same number of steps."""
+        raise NotImplementedError("DistributedDataParallel.join is left out: it is in the Rust crate only; let all ranks take the same number of steps")
+
+
+class _Bucket:
+    """Gradients that are reduced together (`torch.distributed.GradBucket`)."""
+
+    def __init__(self, buffer, parameters, gradients):
+        self._buffer, self._parameters, self._gradients = buffer, parameters, gradients
+
+    def buffer(self):
+        """Returns the gradients, one after another."""
+        return self._buffer
+
+    def gradients(self):
+        """Returns the gradients."""
+        return self._gradients
+
+    def parameters(self):
+        """Returns the parameters."""
+        return self._parameters
+
+    def index(self):
+        """Returns 0: there is one bucket."""
+        return 0
+
+    def is_last(self):
+        """Returns True: there is one bucket."""
+        return True
+
+    def set_buffer(self, tensor):
+        """Replaces the gradients."""
+        self._buffer = tensor
 
 
 def _place(name, **members):

@@ -8,15 +8,14 @@ PyTorch (`torch.testing`).
 import re
 
 from .. import _core
-from .._left_out import placeholder
 from . import _utils  # noqa: F401
 from ._close import assert_allclose, assert_close
+from ._file_check import FileCheck  # noqa: F401
 from ._made import make_tensor
 
 # An operator with the Python line that called it, followed by the line of the extension module.
 _PLACE = re.compile(r"`?(\w+)\s+\(([^()]+?):\s*(\d+)\)`?\s+at\s+\S+\.rs:\d+")
 SEEDS = 100
-FileCheck = placeholder(f"{__name__}.FileCheck", "it looks at the text of compiled programs")
 
 
 class CheckFailed(AssertionError):

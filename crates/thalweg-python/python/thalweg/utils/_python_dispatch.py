@@ -9,7 +9,7 @@ Tensor = _core.Tensor
 
 
 class TorchDispatchMode:
-    """A region in which `__torch_dispatch__` receives each operator, with those of backward passes."""
+    """A region in which `__torch_dispatch__` receives each operator, in backward passes those that gradients are made of."""
 
     _is_infra_mode = False
 

@@ -91,11 +91,11 @@ impl Auditor {
     }
 
     pub(super) fn host_random(&self, label: Label) {
-        self.tell(|dry_run| dry_run.host_random(label.into()));
+        self.report(|dry_run| dry_run.host_random(label.into()));
     }
 
     /// Passes an event to the dry run, if there is one.
-    fn tell(&self, what: impl FnOnce(&mut DryRun)) {
+    fn report(&self, what: impl FnOnce(&mut DryRun)) {
         if let Some(session) = &mut *self.session() {
             what(&mut session.dry_run);
         }
@@ -180,7 +180,7 @@ impl Auditor {
     ) -> Result<()> {
         if let Some(place) = self.place(stream) {
             let by = by();
-            self.tell(|dry_run| dry_run.submitted_uncapturable(place, &by, command, kind, words));
+            self.report(|dry_run| dry_run.submitted_uncapturable(place, &by, command, kind, words));
         }
         self.wait(call)
     }
@@ -214,7 +214,7 @@ impl Auditor {
     ) -> Result<T> {
         if self.is_on() {
             let by = self.caller(name);
-            self.tell(|dry_run| dry_run.unsafe_call(kind, &by, words));
+            self.report(|dry_run| dry_run.unsafe_call(kind, &by, words));
         }
         self.wait(call)
     }
@@ -222,14 +222,14 @@ impl Auditor {
     fn ask_stream(&self, stream: StreamHandle, name: &'static str, words: &str) {
         if let Some(place) = self.place(stream) {
             let by = self.caller(name);
-            self.tell(|dry_run| dry_run.asked_stream(place, &by, words));
+            self.report(|dry_run| dry_run.asked_stream(place, &by, words));
         }
     }
 
     fn ask_event(&self, event: EventHandle, name: &'static str, words: &str) {
         if self.is_on() {
             let by = self.caller(name);
-            self.tell(|dry_run| dry_run.asked_event(event, &by, words));
+            self.report(|dry_run| dry_run.asked_event(event, &by, words));
         }
     }
 }
@@ -244,7 +244,7 @@ impl Driver for Auditor {
     fn device_synchronize(&self, device: u32) -> Result<()> {
         if self.is_on() {
             let by = self.caller("device_synchronize");
-            self.tell(|dry_run| dry_run.asked_device(device, &by));
+            self.report(|dry_run| dry_run.asked_device(device, &by));
         }
         self.wait(|| self.inner.device_synchronize(device))
     }
@@ -272,7 +272,7 @@ impl Driver for Auditor {
     fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         if self.is_on() {
             let by = self.caller("event_elapsed_ms");
-            self.tell(|dry_run| {
+            self.report(|dry_run| {
                 let words = "asks for the time of";
                 let _ = dry_run.refused_as_captured(start, &by, words)
                     || dry_run.refused_as_captured(end, &by, words);
@@ -287,7 +287,7 @@ impl Driver for Auditor {
         let by = self.is_on().then(|| self.caller("event_record"));
         self.inner.event_record(event, stream)?;
         if let (Some(by), Some(place)) = (by, self.place(stream)) {
-            self.tell(|dry_run| dry_run.recorded(event, place, &by));
+            self.report(|dry_run| dry_run.recorded(event, place, &by));
         }
         Ok(())
     }
@@ -297,7 +297,7 @@ impl Driver for Auditor {
             Some(place) => {
                 let by = self.caller("event_record_external");
                 self.inner.event_record(event, stream)?;
-                self.tell(|dry_run| dry_run.met_outside(place, &by));
+                self.report(|dry_run| dry_run.met_outside(place, &by));
                 Ok(())
             }
             None => self.inner.event_record_external(event, stream),
@@ -309,7 +309,7 @@ impl Driver for Auditor {
             Some(place) => {
                 let by = self.caller("stream_wait_event_external");
                 self.inner.stream_wait_event(stream, event)?;
-                self.tell(|dry_run| dry_run.met_outside(place, &by));
+                self.report(|dry_run| dry_run.met_outside(place, &by));
                 Ok(())
             }
             None => self.inner.stream_wait_event_external(stream, event),
@@ -317,7 +317,7 @@ impl Driver for Auditor {
     }
 
     fn event_destroy(&self, event: EventHandle) -> Result<()> {
-        self.tell(|dry_run| dry_run.forget_event(event));
+        self.report(|dry_run| dry_run.forget_event(event));
         self.inner.event_destroy(event)
     }
 
@@ -325,7 +325,7 @@ impl Driver for Auditor {
         let by = self.is_on().then(|| self.caller("stream_wait_event"));
         self.inner.stream_wait_event(stream, event)?;
         if let (Some(by), Some(place)) = (by, self.place(stream)) {
-            self.tell(|dry_run| dry_run.waited(place, event, &by));
+            self.report(|dry_run| dry_run.waited(place, event, &by));
         }
         Ok(())
     }
@@ -334,7 +334,7 @@ impl Driver for Auditor {
         let place = self.place(stream);
         self.inner.stream_destroy(stream)?;
         if let Some(place) = place {
-            self.tell(|dry_run| dry_run.destroyed(place));
+            self.report(|dry_run| dry_run.destroyed(place));
         }
         Ok(())
     }
@@ -491,13 +491,13 @@ impl Driver for Auditor {
         let module = self.inner.module_load(device, image)?;
         if self.is_on() {
             let by = self.caller("module_load");
-            self.tell(|dry_run| dry_run.loaded(&by));
+            self.report(|dry_run| dry_run.loaded(&by));
         }
         Ok(module)
     }
 
     fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
-        self.tell(|dry_run| dry_run.found_kernel(std::thread::current().id(), name));
+        self.report(|dry_run| dry_run.found_kernel(std::thread::current().id(), name));
         self.inner.function_get(module, name)
     }
 

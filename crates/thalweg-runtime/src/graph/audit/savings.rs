@@ -146,10 +146,10 @@ mod tests {
         assert!(!savings.is_faster());
         assert!(savings.to_string().starts_with("no savings: a replay"));
         let many = Counts { kernels: 10, ..Counts::default() };
-        let behind = Savings::from_parts(&many, microseconds(5), microseconds(6), microseconds(900));
-        assert_eq!(behind.host_time_saved(), microseconds(44));
-        assert!(!behind.is_faster());
-        assert!(behind.to_string().starts_with("no savings in time: the device"));
+        let after = Savings::from_parts(&many, microseconds(5), microseconds(6), microseconds(900));
+        assert_eq!(after.host_time_saved(), microseconds(44));
+        assert!(!after.is_faster());
+        assert!(after.to_string().starts_with("no savings in time: the device"));
     }
 
     #[test]

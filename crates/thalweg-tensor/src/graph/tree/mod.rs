@@ -54,6 +54,7 @@ pub use function::{CaptureSizes, FunctionId, FunctionOptions, Padding, PaddingFu
 use super::LiveOutputs;
 use crate::autograd::no_grad;
 use crate::caller::label_at;
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 use counters::DecisionLog;
 use forest::{Forest, Lookup};
@@ -335,7 +336,7 @@ impl GraphTreeManager {
         let is_held_by_inputs = |handle: &thalweg_runtime::OutputHandle| {
             let own: Vec<&&Tensor> =
                 given.iter().filter(|input| handle.is_of(&input.storage().buffer())).collect();
-            own.first().is_some_and(|first| Arc::strong_count(first.storage()) == own.len())
+            own.first().is_some_and(|first| Storage::holders(first.storage()) == own.len())
         };
         let current = &self.forests[&current];
         current.live_outputs().all(is_held_by_inputs)

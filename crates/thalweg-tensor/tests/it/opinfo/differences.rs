@@ -121,6 +121,7 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
             "thalweg::add_layer_norm_backward",
             "thalweg::channel_norm_backward",
             "thalweg::cross_entropy_backward",
+            "thalweg::cross_entropy_smoothed_backward",
             "thalweg::layer_norm_backward",
             "thalweg::layer_norm_backward_add",
             "thalweg::layer_norm_parameters_backward",

@@ -115,7 +115,7 @@ pub fn page(scores: &[Score], complex: &[Score]) -> String {
     let (there, missing): (Vec<&Score>, Vec<&Score>) =
         scores.iter().partition(|score| score.missing.is_empty());
     let mut text = format!(
-        "# Operators, held against PyTorch's samples\n\n\
+        "# Operators, compared with PyTorch's samples\n\n\
          OpInfo is PyTorch's own database of operators: sample inputs, tolerances, and inputs that must be refused. The test\n\
          `opinfo` of `thalweg-tensor` replays its samples by the ATen overloads that PyTorch 2.11 calls for them. An operator\n\
          passes when every sample agrees in dtype, shape, values, shared storage and gradients, and every error input is refused.\n\
@@ -127,7 +127,7 @@ pub fn page(scores: &[Score], complex: &[Score]) -> String {
          there: statistics of normalization in 16-bit floats are float32, and the device's next synchronization refuses indices out of range.\n\
          PyTorch gives eigenvalues (`eig`) in no order: they are compared in that of the nearest.\n\n\
          **{passing} of {NAMES} names pass**; of those of Core ATen, {core_passing} of {}. {} names have samples that can be replayed on\n\
-         strided tensors. Samples of complex64 of {} names are held against PyTorch beside these; {} of the names above\n\
+         strided tensors. Samples of complex64 of {} names are compared with PyTorch's too; {} of the names above\n\
          have no others ({}).\n\n\
          A number is that of samples that all agree. Samples count twice under *forward* where they are also run on inputs with gaps\n\
          between their elements. *Strides* (of results, as PyTorch's), *double backward*, *in place*, *out=* and *in its words* (the message of a refusal has the\n\

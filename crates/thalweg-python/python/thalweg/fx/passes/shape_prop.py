@@ -11,7 +11,7 @@ __all__ = ["ShapeProp", "TensorMetadata"]
 
 
 class TensorMetadata(typing.NamedTuple):
-    """What is known of a tensor without its elements."""
+    """The facts about a tensor that do not depend on its elements."""
 
     shape: typing.Any
     dtype: typing.Any

@@ -18,11 +18,26 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     if not parameters:
         return _core.tensor(0.0)
     norm_type = float(norm_type)
+    if any(hasattr(parameter, "_full_shape") for parameter in parameters):
+        return _clip_sharded(parameters, max_norm, norm_type)
     if norm_type > 0 and not error_if_nonfinite:
         return _core._clip_grad_norm(parameters, float(max_norm), norm_type)
     norm = get_total_norm([parameter.grad for parameter in parameters], norm_type, error_if_nonfinite)
     clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
+
+
+def _clip_sharded(parameters, max_norm, norm_type):
+    """Scales gradients of which each rank has rows so that the norm of all is at most a given number, and returns their norm before."""
+    from ... import distributed
+    own = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
+    norm = get_total_norm(own, norm_type)
+    is_largest = norm_type == float("inf")
+    total = norm.clone() if is_largest else norm ** norm_type
+    distributed.all_reduce(total, distributed.ReduceOp.MAX if is_largest else distributed.ReduceOp.SUM)
+    total = total if is_largest else total ** (1.0 / norm_type)
+    clip_grads_with_norm_(parameters, max_norm, total)
+    return total
 
 
 def clip_grad_value_(parameters, clip_value, foreach=None):

@@ -7,6 +7,7 @@ import types
 from . import _utils  # noqa: F401
 from ._utils.collate import default_collate, default_convert
 from ._utils.pin_memory import pin_memory as _pinned
+from ._utils.processes import _MultiProcessingDataLoaderIter
 from ._utils.worker import get_worker_info  # noqa: F401
 from .dataset import IterableDataset
 from .sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
@@ -58,10 +59,6 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
     """One pass over a loader in the program's own thread."""
 
 
-class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
-    """One pass over a loader with worker processes. No loader uses it."""
-
-
 def _check_workers(num_workers, timeout, prefetch_factor, persistent_workers):
     """Refuses inconsistent options of workers."""
     if num_workers < 0:
@@ -94,7 +91,7 @@ def _context(value, num_workers):
 
 
 class DataLoader:
-    """Yields batches of a dataset, in its own or in random order. `num_workers` is accepted, but no process is started."""
+    """Yields batches of a dataset, in its own or in random order. With `num_workers`, processes make them."""
 
     __class_getitem__ = classmethod(types.GenericAlias)
 
@@ -160,10 +157,16 @@ class DataLoader:
         return self.batch_sampler if self._auto_collation else self.sampler
 
     def _get_iterator(self):
-        return _SingleProcessDataLoaderIter(self)
+        return _SingleProcessDataLoaderIter(self) if self.num_workers == 0 else _MultiProcessingDataLoaderIter(self)
 
     def __iter__(self):
-        return self._get_iterator()
+        if not self.persistent_workers:
+            return self._get_iterator()
+        if self._iterator is None:
+            self._iterator = self._get_iterator()
+        else:
+            self._iterator._reset(self)
+        return self._iterator
 
     def __len__(self):
         if self._is_iterable:

@@ -1,5 +1,5 @@
 """Placements of the parts of a tensor among ranks (`torch.distributed.tensor`).
-Programs create these values at import time; no tensor has one."""
+Programs create these values at import time."""
 
 import dataclasses
 

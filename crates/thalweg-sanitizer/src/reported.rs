@@ -36,19 +36,19 @@ const fn key(event: u64) -> u64 {
 impl SanitizerDriver {
     /// Reports work that touches memory, which was just submitted to `stream`, or is about to be. Errors are added to
     /// [`findings`](Self::findings). In a capture the work is ignored, and the result is `false`.
-    pub fn told_work(&self, stream: StreamHandle, site: Site, accesses: &[Access]) -> bool {
+    pub fn reported_work(&self, stream: StreamHandle, site: Site, accesses: &[Access]) -> bool {
         if self.captures_natively(stream) {
             return false;
         }
         let host = self.host();
         let mut model = self.model.lock();
-        let site = model.sites.told(site);
+        let site = model.sites.reported(site);
         if let Some(id) = model.stream(stream) {
             let number = model.submit(id, host);
             let mark = model.mark(id, number, site, MarkKind::Command);
             work(&mut model, id, |model, clock| {
                 for access in accesses {
-                    model.touch(clock, mark, access, Manner::Told);
+                    model.touch(clock, mark, access, Manner::Reported);
                 }
             });
         }
@@ -56,7 +56,7 @@ impl SanitizerDriver {
     }
 
     /// Reports that an event, given as its `CUevent`, was recorded on a stream.
-    pub fn told_record(&self, event: u64, stream: StreamHandle) {
+    pub fn reported_record(&self, event: u64, stream: StreamHandle) {
         let is_captured = self.captures_natively(stream);
         let host = self.host();
         let mut model = self.model.lock();
@@ -68,20 +68,20 @@ impl SanitizerDriver {
     }
 
     /// Reports that a stream waits for the latest record of an event, if it has one.
-    pub fn told_wait(&self, stream: StreamHandle, event: u64) {
+    pub fn reported_wait(&self, stream: StreamHandle, event: u64) {
         if self.captures_natively(stream) {
             return;
         }
         let host = self.host();
         let mut model = self.model.lock();
         if let Some(id) = model.stream(stream) {
-            let site = TOLD.get().map_or(0, |site| model.sites.told(site));
+            let site = TOLD.get().map_or(0, |site| model.sites.reported(site));
             model.wait(id, key(event), host, site);
         }
     }
 
     /// Reports that the calling thread has seen this complete: it waited, or a query returned true.
-    pub fn told_complete(&self, what: Completed) {
+    pub fn reported_complete(&self, what: Completed) {
         let host = self.host();
         let mut model = self.model.lock();
         let clock: Option<Clock> = match what {
@@ -90,22 +90,22 @@ impl SanitizerDriver {
             Completed::Device(device) => Some(model.device_frontier(device)),
         };
         if let Some(clock) = clock {
-            model.saw(host, &clock);
+            model.note_seen(host, &clock);
         }
     }
 
     /// Reports that an event was destroyed: another may get its handle.
-    pub fn told_event_destroyed(&self, event: u64) {
+    pub fn reported_event_destroyed(&self, event: u64) {
         self.model.lock().events.remove(&key(event));
     }
 
     /// Sets the position of the calling thread in its program, for later allocations, records and frees; `None` clears it.
-    pub fn told_site(site: Option<Site>) {
+    pub fn reported_site(site: Option<Site>) {
         TOLD.set(site);
     }
 
     /// Returns whether the calling thread has set its position.
-    pub fn has_told_site() -> bool {
+    pub fn has_reported_site() -> bool {
         TOLD.get().is_some()
     }
 
@@ -132,7 +132,7 @@ impl Model {
         other: impl FnOnce(&mut Self) -> super::site::SiteId,
     ) -> super::site::SiteId {
         match TOLD.get() {
-            Some(site) => self.sites.told(site),
+            Some(site) => self.sites.reported(site),
             None => other(self),
         }
     }

@@ -1,9 +1,9 @@
 //! Lists of the arenas that need attention, so that no call checks all arenas.
 //!
 //! A program may have thousands of streams and private pools, with an arena each, and an operation of every step must not walk
-//! all of them. So the arenas that matter are listed, on one [`Roll`] per question:
+//! all of them. So the arenas that matter are listed, on one [`PendingList`] per question:
 //!
-//! | roll | the arenas on it | read by |
+//! | pending list | the arenas on it | read by |
 //! |---|---|---|
 //! | `waiting` | arenas with frees that wait, waits in flight, or an inbox that is not empty | [`process_events`](crate::DeviceAllocator::process_events), the end of captures |
 //! | `free_memory` | arenas with free memory, by owner | the [slow path](super::slow_path), for memory of other streams |
@@ -14,17 +14,17 @@
 //!
 //! # Threads
 //!
-//! A roll has a lock of its own, under which no other lock is taken; an arena's lock is taken before it. The condition changes
+//! A pending list has a lock of its own, under which no other lock is taken; an arena's lock is taken before it. The condition changes
 //! under the arena's lock, and so do the arena's entries: it is added *before* the condition becomes true, and removed when it is
 //! false. So a query while no arena is busy finds all arenas that it should, even after a panic of the upstream. Whether an arena
-//! is on a roll is also stored under its lock, so that it is added once: a free on the fast path checks only a plain `bool`.
+//! is on a pending list is also stored under its lock, so that it is added once: a free on the fast path checks only a plain `bool`.
 //!
 //! Only the inbox is filled without the arena's lock, by a thread that could not get it: it fills the inbox first and then adds
-//! the arena to the roll. The thread that removes the arena checks the inbox with the roll's lock held. If the other thread was
-//! first, its entry is seen and the arena stays on the roll; if not, the other thread adds it again. At worst an arena is on the
-//! roll without need, until the next check.
+//! the arena to the pending list. The thread that removes the arena checks the inbox with the pending list's lock held. If the other thread was
+//! first, its entry is seen and the arena stays on the pending list; if not, the other thread adds it again. At worst an arena is on the
+//! pending list without need, until the next check.
 //!
-//! The number of entries is also stored in an atomic, which is changed with the roll's lock held: a query of an empty roll is one
+//! The number of entries is also stored in an atomic, which is changed with the pending list's lock held: a query of an empty pending list is one
 //! load, and sees every entry that was made before it.
 
 use std::collections::BTreeSet;
@@ -44,7 +44,7 @@ pub(crate) const MOST_ASKED: usize = 64;
 
 /// A set of names. See the [module's essay](self).
 #[derive(Debug)]
-pub(crate) struct Roll<K> {
+pub(crate) struct PendingList<K> {
     len: AtomicUsize,
     inner: Mutex<Inner<K>>,
 }
@@ -52,18 +52,18 @@ pub(crate) struct Roll<K> {
 #[derive(Debug)]
 struct Inner<K> {
     names: BTreeSet<K>,
-    /// The last name that [`some`](Roll::some) returned.
+    /// The last name that [`some`](PendingList::some) returned.
     last: Option<K>,
 }
 
-impl<K> Default for Roll<K> {
+impl<K> Default for PendingList<K> {
     fn default() -> Self {
         let inner = Inner { names: BTreeSet::new(), last: None };
         Self { len: AtomicUsize::new(0), inner: Mutex::new(inner) }
     }
 }
 
-impl<K: Ord + Copy> Roll<K> {
+impl<K: Ord + Copy> PendingList<K> {
     /// Adds a name.
     pub(crate) fn insert(&self, name: K) {
         let mut inner = self.lock();
@@ -71,7 +71,7 @@ impl<K: Ord + Copy> Roll<K> {
         self.len.store(inner.names.len(), Ordering::Release);
     }
 
-    /// Removes a name if `is_done` returns `true`; it is called with the roll's lock held.
+    /// Removes a name if `is_done` returns `true`; it is called with the pending list's lock held.
     pub(crate) fn strike_if(&self, name: K, is_done: impl FnOnce() -> bool) {
         let mut inner = self.lock();
         if is_done() {
@@ -80,7 +80,7 @@ impl<K: Ord + Copy> Roll<K> {
         }
     }
 
-    /// Returns whether the roll was empty at the time of the call. One atomic load.
+    /// Returns whether the pending list was empty at the time of the call. One atomic load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
@@ -100,9 +100,9 @@ impl<K: Ord + Copy> Roll<K> {
         let names: Vec<K> = match last {
             None => all().take(most).copied().collect(),
             Some(last) => {
-                let behind = inner.names.range((Excluded(last), Unbounded));
-                let behind = behind.take_while(|name| range.contains(name));
-                behind.chain(all().take_while(|name| **name <= last)).take(most).copied().collect()
+                let after = inner.names.range((Excluded(last), Unbounded));
+                let after = after.take_while(|name| range.contains(name));
+                after.chain(all().take_while(|name| **name <= last)).take(most).copied().collect()
             }
         };
         inner.last = names.last().copied().or(inner.last);
@@ -110,20 +110,20 @@ impl<K: Ord + Copy> Roll<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<K>> {
-        // Neither an addition nor a removal leaves the roll half changed.
+        // Neither an addition nor a removal leaves the pending list half changed.
         self.inner.lock()
     }
 }
 
-/// The rolls of one allocator, with arenas by number.
+/// The pending lists of one allocator, with arenas by number.
 #[derive(Debug, Default)]
-pub(crate) struct Rolls {
-    pub(crate) waiting: Roll<u64>,
-    pub(crate) free_memory: Roll<(Owner, u64)>,
-    pub(crate) stale: Roll<u64>,
+pub(crate) struct PendingLists {
+    pub(crate) waiting: PendingList<u64>,
+    pub(crate) free_memory: PendingList<(Owner, u64)>,
+    pub(crate) stale: PendingList<u64>,
 }
 
-impl Rolls {
+impl PendingLists {
     /// Removes an arena that is being dropped.
     pub(crate) fn forget(&self, arena: &Arena) {
         self.waiting.strike_if(arena.number, || true);
@@ -135,25 +135,25 @@ impl Rolls {
 impl Common {
     /// Returns the arenas that may have waiting blocks, the oldest first.
     pub(crate) fn waiting_arenas(&self) -> Vec<Arc<Arena>> {
-        let waiting = self.rolls.waiting.within(0..=u64::MAX);
+        let waiting = self.pending_lists.waiting.within(0..=u64::MAX);
         waiting.into_iter().filter_map(|number| self.arena(number)).collect()
     }
 
     /// Returns the arenas that have free memory of an owner, oldest first; if there are more than `most`, different ones at each
     /// call.
     pub(crate) fn arenas_with_free(&self, owner: Owner, most: usize) -> Vec<Arc<Arena>> {
-        let arenas = self.rolls.free_memory.some((owner, 0)..=(owner, u64::MAX), most);
+        let arenas = self.pending_lists.free_memory.some((owner, 0)..=(owner, u64::MAX), most);
         arenas.into_iter().filter_map(|(_, number)| self.arena(number)).collect()
     }
 
     /// Returns the arenas that have stale mappings, oldest first.
     pub(crate) fn arenas_with_stale_mappings(&self) -> Vec<Arc<Arena>> {
         let mut arenas: Vec<Arc<Arena>> = Vec::new();
-        for number in self.rolls.stale.within(0..=u64::MAX) {
+        for number in self.pending_lists.stale.within(0..=u64::MAX) {
             let Some(arena) = self.arena(number) else { continue };
             let state = arena.state();
             if state.stale_mappings.is_empty() {
-                self.rolls.stale.strike_if(number, || true);
+                self.pending_lists.stale.strike_if(number, || true);
             }
             drop(state);
             arenas.push(arena);
@@ -174,23 +174,23 @@ impl Arena {
 }
 
 impl ArenaState {
-    /// Adds the arena to the roll before a free may wait here.
+    /// Adds the arena to the pending list before a free may wait here.
     pub(crate) fn note_waiting(&mut self, arena: &Arena) {
         if !self.is_on_waiting {
             self.is_on_waiting = true;
-            arena.common.rolls.waiting.insert(arena.number);
+            arena.common.pending_lists.waiting.insert(arena.number);
         }
     }
 
-    /// Removes the arena from the roll if nothing waits here, after a check that found nothing.
+    /// Removes the arena from the pending list if nothing waits here, after a check that found nothing.
     pub(crate) fn strike_waiting(&mut self, arena: &Arena) {
         if self.pending.is_idle() && self.deferred.is_empty() {
             self.is_on_waiting = false;
-            arena.common.rolls.waiting.strike_if(arena.number, || arena.has_empty_inbox());
+            arena.common.pending_lists.waiting.strike_if(arena.number, || arena.has_empty_inbox());
         }
     }
 
-    /// Adds the arena to the roll when memory becomes free here.
+    /// Adds the arena to the pending list when memory becomes free here.
     #[inline]
     pub(crate) fn note_free(&mut self, arena: &Arena) {
         if !self.is_on_free_memory {
@@ -202,16 +202,16 @@ impl ArenaState {
     #[inline(never)]
     fn enter_free_memory(&mut self, arena: &Arena) {
         self.is_on_free_memory = true;
-        arena.common.rolls.free_memory.insert((arena.key.owner, arena.number));
+        arena.common.pending_lists.free_memory.insert((arena.key.owner, arena.number));
     }
 
     /// Returns whether there is free memory here, with every free block in its bin. If there is none, the arena is removed from
-    /// the roll.
+    /// the pending list.
     pub(crate) fn has_free(&mut self, arena: &Arena) -> bool {
         let has_free = self.free.iter().any(|bins| bins.iter().next().is_some());
         if !has_free && self.is_on_free_memory {
             self.is_on_free_memory = false;
-            arena.common.rolls.free_memory.strike_if((arena.key.owner, arena.number), || true);
+            arena.common.pending_lists.free_memory.strike_if((arena.key.owner, arena.number), || true);
         }
         has_free
     }
@@ -284,17 +284,21 @@ mod tests {
 
     #[test]
     fn some_are_all_if_they_are_few_and_else_all_have_their_turn() {
-        let roll = Roll::default();
-        assert!(roll.some(0..=9, 3).is_empty() && roll.is_empty());
-        [3, 1, 2, 20].into_iter().for_each(|name| roll.insert(name));
-        assert_eq!([(); 2].map(|()| roll.some(0..=9, 3)), [[1, 2, 3], [1, 2, 3]], "20 is beyond the range");
-        roll.insert(4);
-        assert_eq!(roll.some(0..=9, 3), [4, 1, 2]);
-        assert_eq!(roll.some(0..=9, 3), [3, 4, 1]);
-        roll.strike_if(4, || false);
-        assert_eq!(roll.within(2..=20), [2, 3, 4, 20]);
-        roll.strike_if(4, || true);
-        assert_eq!(roll.within(2..=20), [2, 3, 20]);
+        let pending_list = PendingList::default();
+        assert!(pending_list.some(0..=9, 3).is_empty() && pending_list.is_empty());
+        [3, 1, 2, 20].into_iter().for_each(|name| pending_list.insert(name));
+        assert_eq!(
+            [(); 2].map(|()| pending_list.some(0..=9, 3)),
+            [[1, 2, 3], [1, 2, 3]],
+            "20 is beyond the range"
+        );
+        pending_list.insert(4);
+        assert_eq!(pending_list.some(0..=9, 3), [4, 1, 2]);
+        assert_eq!(pending_list.some(0..=9, 3), [3, 4, 1]);
+        pending_list.strike_if(4, || false);
+        assert_eq!(pending_list.within(2..=20), [2, 3, 4, 20]);
+        pending_list.strike_if(4, || true);
+        assert_eq!(pending_list.within(2..=20), [2, 3, 20]);
     }
 }
 
@@ -309,8 +313,8 @@ mod loom_tests {
     #[test]
     fn loom_who_has_something_in_the_inbox_is_on_the_roll() {
         loom::model(|| {
-            let shared = Arc::new((Mutex::new(()), Inbox::default(), Roll::default()));
-            let leave = |shared: &(Mutex<()>, Inbox<u32>, Roll<u64>), entry| {
+            let shared = Arc::new((Mutex::new(()), Inbox::default(), PendingList::default()));
+            let leave = |shared: &(Mutex<()>, Inbox<u32>, PendingList<u64>), entry| {
                 shared.1.push(entry);
                 shared.2.insert(7);
             };

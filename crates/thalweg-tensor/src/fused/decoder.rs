@@ -10,11 +10,11 @@ use thalweg_kernels::decoder_layers::{
     DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS,
 };
 use thalweg_kernels::next_token::{NextToken, NextTokenAddresses, NextTokenLaunch};
-use thalweg_runtime::{Device, DevicePointer, RangeOf, Result, Telling};
+use thalweg_runtime::{Device, DevicePointer, OutOfRangeReport, RangeOf, Result};
 
+use super::NormLinear;
 use crate::autocast::is_taken_as_it_is;
 use crate::caller::label_at;
-use crate::norm_linear::NormLinear;
 use crate::tensor::Tensor;
 
 /// The tensors of a layer in GPT-2's form: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`.
@@ -265,12 +265,12 @@ pub struct DecoderState<'t> {
     /// The tokens so far, each at its position (context).
     pub history: &'t Tensor,
     /// Two numbers, initially zeros, through which the blocks synchronise; only calls with this state may use them.
-    pub meeting: &'t Tensor,
+    pub barrier: &'t Tensor,
 }
 
 impl<'t> DecoderState<'t> {
     fn tensors(&self) -> [&'t Tensor; 4] {
-        [self.token, self.position, self.history, self.meeting]
+        [self.token, self.position, self.history, self.barrier]
     }
 }
 
@@ -305,7 +305,7 @@ pub fn fused_next_token(
         && state.tensors().into_iter().all(is_state)
         && [state.token, state.position].into_iter().all(is_number)
         && state.history.rank() == 1
-        && state.meeting.elements() == 2;
+        && state.barrier.elements() == 2;
     if !fits {
         return Ok(false);
     }
@@ -324,10 +324,10 @@ pub fn fused_next_token(
         token: state.token.pointer(),
         position: state.position.pointer(),
         history: state.history.pointer(),
-        meeting: state.meeting.pointer(),
+        meeting: state.barrier.pointer(),
     };
     let label = label_at("next_token", location);
-    let _telling = Telling::of("next_token", RangeOf::Dimension(0));
+    let _report = OutOfRangeReport::of("next_token", RangeOf::Dimension(0));
     let kernel = NextTokenLaunch { sizes, processors };
     device.current_stream().launch_native(&Placed { kernel, at }, label)?;
     state.tensors().into_iter().for_each(Tensor::bump_version);

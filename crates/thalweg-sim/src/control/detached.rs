@@ -16,32 +16,32 @@ use thalweg_driver::Label;
 use thalweg_lock::Mutex;
 
 use super::sighting::{Alive, Entering, Sighted};
-use super::{Apart, Control, Next, PATIENCE};
+use super::{Control, DetachedThread, Next, PATIENCE};
 use crate::executor::Job;
 use crate::machine::{Locked, Machine};
 
 impl Control {
     /// Returns whether all threads that run apart are asleep.
     pub(crate) fn apart_is_asleep(&mut self, entering: &Entering) -> bool {
-        let mut all = self.apart.iter_mut();
-        all.all(|apart| apart.sighted.as_mut().is_some_and(|seen| seen.look(entering) != Alive::Awake))
+        let mut all = self.detached.iter_mut();
+        all.all(|detached| detached.sighted.as_mut().is_some_and(|seen| seen.look(entering) != Alive::Awake))
     }
 
     /// Adds a thread that will run apart. Returns its number.
     fn set_apart(&mut self, label: Option<Label>) -> u64 {
-        let number = self.apart.last().map_or(1, |last| last.number + 1);
-        self.apart.push(Apart { number, label, sighted: None });
+        let number = self.detached.last().map_or(1, |last| last.number + 1);
+        self.detached.push(DetachedThread { number, label, sighted: None });
         number
     }
 
     fn begun_apart(&mut self, number: u64) {
-        if let Some(apart) = self.apart.iter_mut().find(|apart| apart.number == number) {
-            apart.sighted = Some(Sighted::here());
+        if let Some(detached) = self.detached.iter_mut().find(|detached| detached.number == number) {
+            detached.sighted = Some(Sighted::here());
         }
     }
 
     fn ended_apart(&mut self, number: u64) {
-        self.apart.retain(|apart| apart.number != number);
+        self.detached.retain(|detached| detached.number != number);
         self.wake_all();
     }
 }
@@ -111,10 +111,10 @@ impl Machine {
     pub(crate) fn wait_for_apart(self: &Arc<Self>) {
         let (mut locked, begin) = (self.lock(), Instant::now());
         loop {
-            let own = |apart: &Apart| apart.sighted.as_ref().is_some_and(Sighted::is_here);
+            let own = |detached: &DetachedThread| detached.sighted.as_ref().is_some_and(Sighted::is_here);
             let Some(control) = &mut locked.control else { return };
             let is_late = begin.elapsed() > PATIENCE;
-            if is_late || control.apart.iter().any(own) || control.apart_is_asleep(&self.entering) {
+            if is_late || control.detached.iter().any(own) || control.apart_is_asleep(&self.entering) {
                 return;
             }
             locked = locked.rest(None);

@@ -1,0 +1,239 @@
+//! Segments of operators of the table: what becomes one loop, what does not, and where temporary memory is.
+
+use smallvec::SmallVec;
+use thalweg_graph::{Lifetime, Machine, Memory, Node, Operand, Program, Refusal, Segment, plan};
+use thalweg_ir::{DType, Layout, Shape};
+use thalweg_ops::LoopOp;
+use thalweg_ops::lower::{LoopArguments, LoopLaunch, LoweredLoop, Operand as Lowered, Points};
+use thalweg_ops::structured::{SOFTMAX, SUM};
+use thalweg_ops::table::{add, exp, mul};
+
+const MACHINE: Machine = Machine { shared_memory_bytes: 227 << 10, has_clusters: true };
+
+/// A tensor of a segment.
+#[derive(Clone)]
+struct Value {
+    memory: u32,
+    layout: Layout,
+    dtype: DType,
+}
+
+impl Value {
+    fn operand(&self) -> Operand {
+        let offset = (self.layout.offset() * self.dtype.size_bytes()) as u64;
+        Operand { memory: self.memory, offset }
+    }
+
+    fn lowered(&self) -> Lowered<'_> {
+        Lowered { dtype: self.dtype, layout: &self.layout }
+    }
+
+    fn seen(&self, layout: Layout) -> Self {
+        Self { layout, ..self.clone() }
+    }
+}
+
+#[derive(Default)]
+struct Builder(Segment);
+
+impl Builder {
+    fn memory(&mut self, layout: Layout, dtype: DType, lifetime: Lifetime) -> Value {
+        let memory = self.0.memories.len() as u32;
+        let bytes = (layout.span() * dtype.size_bytes()) as u64;
+        self.0.memories.push(Memory { bytes, alignment_bytes: 256, lifetime });
+        Value { memory, layout, dtype }
+    }
+
+    fn input(&mut self, shape: &[usize]) -> Value {
+        self.memory(Layout::contiguous(shape), DType::F32, Lifetime::Existing)
+    }
+
+    /// Calls an operator that reduces dimensions, or none; its result is temporary.
+    fn reduce(&mut self, operator: &'static LoopOp, inputs: &[&Value], reduced: &[usize]) -> Value {
+        let points =
+            if reduced.is_empty() { Points::Tensors } else { Points::Reduced(Shape::from_slice(reduced)) };
+        let arguments = LoopArguments { points, ..LoopArguments::default() };
+        let operands: Vec<Lowered<'_>> = inputs.iter().map(|input| input.lowered()).collect();
+        let lowered = LoweredLoop::new(operator, &operands, &arguments).unwrap();
+        let output = &lowered.outputs[0];
+        let value = self.memory(output.layout.clone(), output.dtype, Lifetime::Temporary);
+        self.add(lowered.launch().clone(), inputs, &value);
+        value
+    }
+
+    fn call(&mut self, operator: &'static LoopOp, inputs: &[&Value]) -> Value {
+        self.reduce(operator, inputs, &[])
+    }
+
+    /// Calls an operator whose result is written over a tensor.
+    fn write_over(&mut self, operator: &'static LoopOp, inputs: &[&Value], output: &Value) {
+        let operands: Vec<Lowered<'_>> = inputs.iter().map(|input| input.lowered()).collect();
+        let launch =
+            LoopLaunch::into_outputs(operator, &operands, &[output.lowered()], &LoopArguments::default())
+                .unwrap();
+        self.add(launch, inputs, output);
+    }
+
+    fn add(&mut self, launch: LoopLaunch, inputs: &[&Value], output: &Value) {
+        let inputs = inputs.iter().map(|input| input.operand()).collect();
+        self.0.nodes.push(Node { launch, inputs, outputs: SmallVec::from_slice(&[output.operand()]) });
+    }
+
+    fn keep(&mut self, value: &Value) {
+        self.0.memories[value.memory as usize].lifetime = Lifetime::Kept;
+    }
+
+    fn plan(&self) -> Program {
+        plan(&self.0, &MACHINE)
+    }
+}
+
+/// The nodes that each step computes.
+fn members(program: &Program) -> Vec<Vec<u32>> {
+    program.steps.iter().map(|step| step.members.to_vec()).collect()
+}
+
+#[test]
+fn a_chain_is_one_step_without_memory_between() {
+    let mut builder = Builder::default();
+    let (x, bias) = (builder.input(&[64, 32]), builder.input(&[32]));
+    let sum = builder.call(&add, &[&x, &bias]);
+    let flat = builder.call(&exp, &[&sum.seen(Layout::contiguous(&[2048]))]);
+    let product = builder.call(&mul, &[&flat.seen(Layout::contiguous(&[64, 32])), &x]);
+    builder.keep(&product);
+    let program = builder.plan();
+    assert_eq!(members(&program), [[0, 1, 2]]);
+    assert_eq!(
+        (program.arena_bytes, program.placed.len(), program.kept.clone()),
+        (0, 0, vec![product.memory])
+    );
+    // x is read once.
+    assert_eq!(program.steps[0].inputs.len(), 2);
+    assert_eq!(program.traffic_bytes[1], 4 * (2048 + 32 + 2048));
+}
+
+#[test]
+fn what_is_kept_in_between_is_written_too_and_what_is_not_read_is_left_out() {
+    let mut builder = Builder::default();
+    let x = builder.input(&[100]);
+    let kept = builder.call(&exp, &[&x]);
+    let unread = builder.call(&exp, &[&kept]);
+    let result = builder.call(&add, &[&kept, &x]);
+    builder.keep(&kept);
+    builder.keep(&result);
+    let program = builder.plan();
+    assert_eq!(members(&program), [[0, 2]]);
+    let written: Vec<u32> = program.steps[0].outputs.iter().map(|output| output.memory).collect();
+    assert_eq!(written, [kept.memory, result.memory]);
+    assert!(!program.placed.iter().any(|(memory, _)| *memory == unread.memory));
+}
+
+#[test]
+fn rows_join_what_makes_their_points_and_what_reads_their_results() {
+    let mut builder = Builder::default();
+    let x = builder.input(&[64, 96]);
+    let points = builder.call(&exp, &[&x]);
+    let total = builder.reduce(&SUM, &[&points], &[1]);
+    let spread = total.seen(Layout::new(&[64, 96], &[1, 0], 0).unwrap());
+    let result = builder.call(&mul, &[&points, &spread]);
+    builder.keep(&result);
+    let program = builder.plan();
+    assert_eq!(members(&program), [[0, 1, 2]], "{:?}", program.apart);
+    assert_eq!(program.steps[0].launch.body.reductions.len(), 1);
+    // The same through a transposed view.
+    let mut builder = Builder::default();
+    let x = builder.input(&[64, 96]);
+    let points = builder.call(&exp, &[&x.seen(Layout::new(&[96, 64], &[1, 96], 0).unwrap())]);
+    let total = builder.reduce(&SUM, &[&points], &[0]);
+    builder.keep(&total);
+    assert_eq!(builder.plan().steps.len(), 1);
+}
+
+#[test]
+fn a_sum_keeps_its_order_or_is_not_fused() {
+    let mut builder = Builder::default();
+    let x = builder.input(&[64, 4096]);
+    let half = builder.memory(Layout::contiguous(&[64, 4096]), DType::Bf16, Lifetime::Existing);
+    let soft = builder.reduce(&SOFTMAX, &[&half], &[1]);
+    let result = builder.call(&mul, &[&soft, &x]);
+    builder.keep(&result);
+    let program = builder.plan();
+    let alone = |number: usize| {
+        builder.0.nodes[number].launch.plan(256, MACHINE.shared_memory_bytes, true).unwrap().class
+    };
+    if let [step] = &program.steps[..] {
+        let class = step.launch.plan(256, MACHINE.shared_memory_bytes, true).unwrap().class;
+        assert_eq!((class.lanes, class.cascade), (alone(0).lanes, alone(0).cascade));
+    } else {
+        let reason = program.apart[0].reason;
+        assert!(matches!(reason, Refusal::Order | Refusal::Exponentials | Refusal::Form), "{reason:?}");
+    }
+}
+
+#[test]
+fn writes_in_place_are_one_and_reads_stay_before_writes() {
+    let mut builder = Builder::default();
+    let (x, y) = (builder.input(&[50]), builder.input(&[50]));
+    builder.write_over(&add, &[&x, &y], &x);
+    builder.write_over(&mul, &[&x, &y], &x);
+    let program = builder.plan();
+    assert_eq!(members(&program), [[0, 1]]);
+    assert_eq!((program.steps[0].inputs.len(), program.steps[0].outputs.len()), (2, 1));
+
+    // The old elements are read elsewhere than they are written.
+    let mut builder = Builder::default();
+    let x = builder.input(&[8, 8]);
+    let turned = x.seen(Layout::new(&[8, 8], &[1, 8], 0).unwrap());
+    let sum = builder.call(&add, &[&x, &turned]);
+    builder.keep(&sum);
+    builder.write_over(&mul, &[&x, &x], &x);
+    assert_eq!(members(&builder.plan()), [[0], [1]]);
+}
+
+#[test]
+fn a_result_is_not_computed_again_for_each_row_unless_that_is_cheap() {
+    let repeated = |operator: &'static LoopOp| {
+        let mut builder = Builder::default();
+        let (x, bias) = (builder.input(&[64, 32]), builder.input(&[32]));
+        let inputs = [&bias, &bias];
+        let small = builder.call(operator, &inputs[..operator.input_count]);
+        let result = builder.call(&add, &[&x, &small]);
+        builder.keep(&result);
+        builder.plan()
+    };
+    assert_eq!(repeated(&mul).steps.len(), 1);
+    let dear = repeated(&exp);
+    assert_eq!((dear.steps.len(), dear.apart[0].reason), (2, Refusal::Repeated));
+    assert_eq!((dear.arena_bytes, dear.placed.len()), (256, 1), "the small result is between the steps");
+    assert_eq!(dear.apart[0].reason.to_string(), "one would be computed again at every point of the other");
+}
+
+#[test]
+fn points_that_differ_are_not_fused() {
+    let mut builder = Builder::default();
+    let (x, other) = (builder.input(&[64]), builder.input(&[32]));
+    let whole = builder.call(&exp, &[&x]);
+    let part = builder.call(&add, &[&whole.seen(Layout::contiguous(&[32])), &other]);
+    builder.keep(&part);
+    let program = builder.plan();
+    assert_eq!((program.steps.len(), program.apart[0].reason), (2, Refusal::Spaces));
+    let text = program.describe(&["exp".to_owned(), "add".to_owned()]).to_string();
+    assert!(text.contains("not fused: exp and add, since their points are different ones"), "{text}");
+}
+
+#[test]
+fn the_same_segment_has_the_same_program() {
+    let build = |rows: usize| {
+        let mut builder = Builder::default();
+        let x = builder.input(&[rows, 32]);
+        let y = builder.call(&exp, &[&x]);
+        let z = builder.call(&mul, &[&y, &x]);
+        builder.keep(&z);
+        builder.plan()
+    };
+    let (one, other, larger) = (build(8), build(8), build(16));
+    assert_eq!(one.steps[0].launch.id, other.steps[0].launch.id);
+    // A kernel does not depend on the sizes.
+    assert_eq!(one.steps[0].launch.id, larger.steps[0].launch.id);
+    assert_eq!(one.steps[0].launch.body, larger.steps[0].launch.body);
+}

@@ -1,0 +1,82 @@
+struct atomic_arguments {
+    const i64* index;
+    const void* source;
+    void* result;
+    u64 outer;
+    u64 extent;
+    u64 count;
+    u64 inner;
+    u64 index_strides[3];
+    u64 source_strides[3];
+    u64 dtype;
+};
+
+constexpr u32 THREADS = 256, OWN = 4;
+
+// No element.
+constexpr u64 NONE = ~0ull;
+
+static __device__ __forceinline__ void add_to(f32* const to, const f32 value) { atomicAdd(to, value); }
+static __device__ __forceinline__ void add_to(f64* const to, const f64 value) { atomicAdd(to, value); }
+static __device__ __forceinline__ void add_to(i64* const to, const i64 value) { atomicAdd((u64*)to, u64(value)); }
+
+// Adds a value to an element. Lanes of a warp that add to the same one at the same time share an addition.
+template <class SUM> static __device__ __forceinline__ void add_together(SUM* const result, const u64 element, const SUM value) {
+    const u32 same = __match_any_sync(__activemask(), element);
+    SUM sum = value;
+    if ((same & (same - 1)) != 0) {
+        sum = SUM(0);
+        for (u32 rest = same; rest != 0; rest &= rest - 1) {
+            sum = added(sum, __shfl_sync(same, value, __ffs(i32(rest)) - 1));
+        }
+    }
+    if (threadIdx.x % 32 == __ffs(i32(same)) - 1) {
+        add_to(result + element, sum);
+    }
+}
+
+// Adds elements at indices. A thread sums those in succession that have the same one.
+template <class T, class NUMBER> static __device__ __forceinline__ void scatter_atomically(const atomic_arguments& x) {
+    typedef typename combined<T>::type SUM;
+    const T* const source = (const T*)x.source;
+    SUM* const result = (SUM*)x.result;
+    const NUMBER elements = NUMBER(x.outer * x.count * x.inner), inner = NUMBER(x.inner), count = NUMBER(x.count);
+    u64 element = NONE;
+    SUM sum = SUM(0);
+    for (u64 group = u64(blockIdx.x) * THREADS + threadIdx.x; group * OWN < elements; group += u64(gridDim.x) * THREADS) {
+        u64 to[OWN];
+        SUM values[OWN];
+        #pragma unroll
+        for (u32 i = 0; i < OWN; ++i) {
+            const NUMBER at = NUMBER(group * OWN) + i;
+            to[i] = NONE;
+            if (at < elements) {
+                const NUMBER row = inner == 1 ? at : at / inner, column = at - row * inner;
+                const NUMBER o = row / count, k = row - o * count;
+                const u64 place = u64(x.index[o * x.index_strides[0] + k * x.index_strides[1] + column * x.index_strides[2]]);
+                if (place < x.extent) {
+                    to[i] = (o * x.extent + place) * x.inner + column;
+                    values[i] = widened(source[o * x.source_strides[0] + k * x.source_strides[1] + column * x.source_strides[2]]);
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < OWN; ++i) {
+            if (to[i] == NONE) {
+                continue;
+            }
+            if (to[i] == element) {
+                sum = added(sum, values[i]);
+                continue;
+            }
+            if (element != NONE) {
+                add_together(result, element, sum);
+            }
+            element = to[i];
+            sum = values[i];
+        }
+    }
+    if (element != NONE) {
+        add_together(result, element, sum);
+    }
+}

@@ -1,0 +1,87 @@
+"""`torch.compile`: functions whose loops are fused. The function itself runs as it is written, each time."""
+
+import functools
+
+from . import _core
+
+BACKENDS = ("inductor", "cudagraphs", "eager", "aot_eager", "thalweg")
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "lite")
+# The stance of `torch.compiler.set_stance`: under "force_eager" compiled functions run as they would uncompiled.
+_stance = "default"
+
+
+def set_stance(stance):
+    """Sets the stance, and returns the former one."""
+    global _stance
+    former, _stance = _stance, stance
+    return former
+
+
+def _in_region(begin, function):
+    """Returns the function, run between `begin` and the end of the region or part that it begins."""
+    @functools.wraps(function)
+    def inside(*args, **kwargs):
+        begin()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            try:
+                _core._end_compiled()
+            except Exception:
+                pass  # The function's own error is reported.
+            raise
+        _core._end_compiled()
+        return result
+    return inside
+
+
+def compiled(function):
+    """Returns the function with its loops fused."""
+    inside = _in_region(_core._begin_compiled, function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **kwargs) if _stance == "force_eager" else inside(*args, **kwargs)
+    call._torchdynamo_orig_callable = function
+    return call
+
+
+def excluded(function):
+    """Returns the function, which runs uncompiled in compiled functions, too."""
+    outside = _in_region(_core._begin_uncompiled, function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return outside(*args, **kwargs) if _core._is_compiling() else function(*args, **kwargs)
+    return call
+
+
+def check(backend, mode, options):
+    """Refuses what PyTorch refuses, and backends that are functions, which expect a graph of PyTorch's."""
+    if mode is not None and options is not None:
+        raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
+    if mode is not None and mode not in MODES:
+        raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(MODES)}")
+    if not isinstance(backend, str):
+        raise NotImplementedError("torch.compile: a backend that is a function expects an FX graph, and none is made: the function itself runs; leave `backend` out")
+    if backend not in BACKENDS:
+        raise RuntimeError(f"Invalid backend: {backend!r}, see `torch._dynamo.list_backends()` for available backends.")
+
+
+def compile(model=None, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None, disable=False):
+    """Returns the model or function with its loops fused: `torch.compile`. It computes the same bits. Nothing is traced, so there is
+    nothing to break or to trace again: branches, prints, hooks and new sizes need no option, and `fullgraph`, `dynamic`, `mode` and
+    `options` change nothing. `THALWEG_EXPLAIN=compile` shows what became one kernel."""
+    check(backend, mode, options)
+    if model is None:
+        return lambda model: compile(
+            model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
+    if disable or backend == "eager":
+        return model
+    from .nn.module import Module
+    if isinstance(model, Module):
+        from .nn.compiled import OptimizedModule
+        return OptimizedModule(model)
+    if not callable(model):
+        raise RuntimeError(f"A module or a function is compiled, not {type(model).__name__}")
+    return compiled(model)

@@ -1,0 +1,272 @@
+"""Sparse tensors (`torch.sparse_coo_tensor`, `torch.sparse_csr_tensor`): the places and the values of elements that are not 0.
+
+They are made of operators on dense tensors, through which gradients flow to the values. They have the functions that networks on
+graphs and solvers call: products with dense tensors, sums, factors, transposition and conversions. Others raise an error.
+"""
+
+from . import _core, _names, _torch_functions
+
+Tensor = _core.Tensor
+_Off = _torch_functions.DisableTorchFunction
+
+
+class SparseTensor(Tensor):
+    """A tensor by the places and the values of its elements. The first dimensions are sparse, those of the values dense."""
+
+    is_sparse = property(lambda self: self.__dict__["layout"] is _names.sparse_coo)
+    is_sparse_csr = property(lambda self: self.__dict__["layout"] is _names.sparse_csr)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _called(func, args, kwargs or {})
+
+
+def _made(indices, values, size, is_coalesced=False, layout=None):
+    with _Off():
+        made = Tensor.as_subclass(_core.empty(list(size), dtype=values.dtype, device="meta"), SparseTensor)
+    made.__dict__.update(_places=indices, _elements=values, _coalesced=is_coalesced, layout=layout or _names.sparse_coo)
+    return made
+
+
+def _numbers(value, dtype=None, device=None):
+    value = value if isinstance(value, Tensor) else _core.tensor(value)
+    return value.to(device=device or value.device, dtype=dtype or value.dtype)
+
+
+def sparse_coo_tensor(indices, values=None, size=None, *, dtype=None, device=None, pin_memory=False, requires_grad=False, check_invariants=None,
+                      is_coalesced=None):
+    """Returns a sparse tensor by the places of its values, one row of `indices` for each dimension."""
+    if values is None:
+        size, dense = indices, _core.zeros([0], dtype=dtype, device=device)
+        return _made(_core.zeros([len(size), 0], dtype=_core.int64, device=device), dense, size, True)
+    values = _numbers(values, dtype, device)
+    indices = _numbers(indices, _core.int64, values.device)
+    if indices.dim() != 2 or values.dim() == 0 or indices.shape[1] != values.shape[0]:
+        raise RuntimeError(f"sparse_coo_tensor: indices has to be a matrix with a column for each value, but indices has the shape {tuple(indices.shape)} and "
+                           f"values {tuple(values.shape)}")
+    if size is None:
+        extents = (indices.max(1)[0] + 1).tolist() if indices.shape[1] else [0] * indices.shape[0]
+        size = [*extents, *values.shape[1:]]
+    if len(size) != indices.shape[0] + values.dim() - 1:
+        raise RuntimeError(f"number of dimensions must be sparse_dim ({indices.shape[0]}) + dense_dim ({values.dim() - 1}), but got {len(size)}")
+    return _made(indices, values.requires_grad_() if requires_grad else values, size, bool(is_coalesced))
+
+
+def _rows(counts, device):
+    """Returns the row of each value from the places where rows begin."""
+    extents = counts[1:] - counts[:-1]
+    return _core.repeat_interleave(_core.arange(extents.numel(), device=device), extents, 0)
+
+
+def sparse_csr_tensor(crow_indices, col_indices, values, size=None, *, dtype=None, device=None, pin_memory=False, requires_grad=False,
+                      check_invariants=None):
+    """Returns a sparse matrix by the places where its rows begin, and the columns of its values."""
+    values = _numbers(values, dtype, device)
+    crow, columns = (_numbers(value, _core.int64, values.device) for value in (crow_indices, col_indices))
+    size = [crow.numel() - 1, int(columns.max().item()) + 1 if columns.numel() else 0] if size is None else size
+    values = values.requires_grad_() if requires_grad else values
+    return _made(_core.stack([_rows(crow, values.device), columns]), values, size, True, _names.sparse_csr)
+
+
+def sparse_csc_tensor(ccol_indices, row_indices, values, size=None, **options):
+    """Returns a sparse matrix by the places where its columns begin, and the rows of its values."""
+    turned = sparse_csr_tensor(ccol_indices, row_indices, values, None if size is None else list(size)[::-1], **options)
+    return _made(turned._places.flip(0), turned._elements, list(turned.shape)[::-1], False)
+
+
+def to_sparse(x, *args, layout=None, blocksize=None, dense_dim=None):
+    """Returns a tensor as a sparse one."""
+    made = _as_coo(x) if isinstance(x, SparseTensor) else from_dense(x, args[0] if args and isinstance(args[0], int) else None)
+    return _as_csr(made) if layout is _names.sparse_csr else made
+
+
+def part(x, name):
+    """Returns a part of a sparse tensor by the name of a method."""
+    if not isinstance(x, SparseTensor):
+        raise RuntimeError(f"{name} expected sparse tensor layout but got Strided")
+    return _FUNCTIONS[name](x)
+
+
+def from_dense(x, sparse_dim=None):
+    """Returns a dense tensor as a sparse one."""
+    sparse_dim = x.dim() if sparse_dim is None else sparse_dim
+    filled = x if sparse_dim == x.dim() else x.abs().sum(list(range(sparse_dim, x.dim())))
+    places = filled.detach().nonzero().t()
+    return _made(places, x[tuple(places.unbind(0))], x.shape, True)
+
+
+# ---- Functions -----------------------------------------------------------------------------------------------------
+
+
+def _flat(x):
+    """Returns the place of each value among all sparse places, as one number."""
+    flat = _core.zeros([x._places.shape[1]], dtype=_core.int64, device=x._elements.device)
+    for place, extent in zip(x._places.unbind(0), x.shape):
+        flat = flat * extent + place
+    return flat
+
+
+def _coalesce(x):
+    """Returns the tensor with one value for each place, in order."""
+    if x._coalesced:
+        return x
+    from ._functions import unique
+    flat, inverse = unique(_flat(x), return_inverse=True) if x._places.shape[1] else (_flat(x), _flat(x))
+    values = x._elements.new_zeros((flat.numel(), *x._elements.shape[1:])).index_add(0, inverse, x._elements)
+    places = []
+    for extent in reversed(x.shape[:x._places.shape[0]]):
+        places.append(flat % extent)
+        flat = flat.div(extent, rounding_mode="floor")
+    return _made(_core.stack(places[::-1]), values, x.shape, True, x.layout)
+
+
+def _to_dense(x, *args, **kwargs):
+    whole = x._elements.new_zeros(list(x.shape))
+    return whole.index_put(list(x._places.unbind(0)), x._elements, accumulate=True) if x._places.shape[1] else whole
+
+
+def _mm(x, other):
+    """Returns the product of a sparse matrix and a dense matrix or vector."""
+    if isinstance(other, SparseTensor):
+        return from_dense(_to_dense(x) @ _to_dense(other))
+    if x.dim() != 2 or x.shape[1] != other.shape[0]:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({'x'.join(map(str, x.shape))} and {'x'.join(map(str, other.shape))})")
+    rows, columns = x._places.unbind(0)
+    terms = other[columns] * (x._elements if other.dim() == 1 else x._elements.unsqueeze(-1))
+    return terms.new_zeros((x.shape[0], *other.shape[1:])).index_add(0, rows, terms)
+
+
+def _matmul(first, second):
+    if isinstance(first, SparseTensor):
+        return _mm(first, second)
+    return _mm(_transpose(second), first if first.dim() == 1 else first.t()).t() if first.dim() > 1 else _mm(_transpose(second), first)
+
+
+def _transpose(x, dim0=0, dim1=1):
+    order = list(range(x.dim()))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    if max(order[:x._places.shape[0]]) >= x._places.shape[0]:
+        raise NotImplementedError("transpose of a sparse and a dense dimension is left out")
+    return _made(x._places[order[:x._places.shape[0]]], x._elements, [x.shape[dim] for dim in order])
+
+
+def _values(function):
+    """Returns a function of the values alone, which keeps zeros."""
+    def call(x, *args, **kwargs):
+        own = _coalesce(x)
+        return _made(own._places, function(own._elements, *args, **kwargs), x.shape, True, x.layout)
+    return call
+
+
+def _mul(x, other, *args, **kwargs):
+    if not isinstance(x, SparseTensor):
+        x, other = other, x
+    if isinstance(other, SparseTensor):
+        other = _to_dense(other)
+    own = _coalesce(x)
+    factor = other if not isinstance(other, Tensor) or other.dim() == 0 else other.expand(x.shape)[tuple(own._places.unbind(0))]
+    return _made(own._places, own._elements * factor, x.shape, True, x.layout)
+
+
+def _div(x, other, *args, **kwargs):
+    own = _coalesce(x)
+    factor = other if not isinstance(other, Tensor) or other.dim() == 0 else other.expand(x.shape)[tuple(own._places.unbind(0))]
+    return _made(own._places, own._elements / factor, x.shape, True, x.layout)
+
+
+def _add(x, other, *, alpha=1):
+    if not (isinstance(x, SparseTensor) and isinstance(other, SparseTensor)):
+        dense = [_to_dense(value) if isinstance(value, SparseTensor) else value for value in (x, other)]
+        return dense[0] + dense[1] * alpha
+    if x.shape != other.shape:
+        raise RuntimeError(f"add: expected 'self' and 'other' to have same size, but self has size {list(x.shape)} while other has size {list(other.shape)}")
+    return _coalesce(_made(_core.cat([x._places, other._places], 1), _core.cat([x._elements, other._elements * alpha]), x.shape))
+
+
+def _sub(x, other, *, alpha=1):
+    return _add(x, other, alpha=-alpha)
+
+
+def _sum(x, dim=None, *args, **kwargs):
+    if dim is None:
+        return x._elements.sum()
+    dims = [one % x.dim() for one in ([dim] if isinstance(dim, int) else dim)]
+    kept = [place for place in range(x._places.shape[0]) if place not in dims]
+    if len(dims) == x._places.shape[0] or any(one >= x._places.shape[0] for one in dims):
+        return _to_dense(x).sum(dims)
+    return _coalesce(_made(x._places[kept], x._elements, [extent for place, extent in enumerate(x.shape) if place not in dims]))
+
+
+def _select(x, index):
+    return _to_dense(x)[index]
+
+
+def _crow(x):
+    own = _coalesce(x)
+    counts = _core.bincount(own._places[0], minlength=x.shape[0])
+    return _core.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _converted(x, *args, **kwargs):
+    values = x._elements.to(*args, **kwargs)
+    return _made(x._places.to(values.device), values, x.shape, x._coalesced, x.layout)
+
+
+def _as_csr(x, *_, **__):
+    own = _coalesce(x)
+    return _made(own._places, own._elements, x.shape, True, _names.sparse_csr)
+
+
+def _as_coo(x, *_, **__):
+    return _made(x._places, x._elements, x.shape, x._coalesced)
+
+
+def _checked_indices(x):
+    if not x._coalesced:
+        raise RuntimeError("Cannot get indices on an uncoalesced tensor, please call .coalesce() first")
+    return x._places
+
+
+def _printed(x, *_, **__):
+    return (f"tensor(indices={x._places!r},\n       values={x._elements!r},\n       size={tuple(x.shape)}, nnz={x._places.shape[1]}, "
+            f"layout={x.layout!r})")
+
+
+_FUNCTIONS = {
+    "coalesce": _coalesce, "to_dense": _to_dense, "mm": _matmul, "matmul": _matmul, "mv": _matmul, "spmm": _matmul, "smm": _matmul, "dsmm": _matmul,
+    "t": _transpose, "transpose": _transpose, "mul": _mul, "multiply": _mul, "div": _div, "add": _add, "sub": _sub, "sum": _sum,
+    "is_coalesced": lambda x: x._coalesced, "indices": _checked_indices, "_indices": lambda x: x._places, "values": lambda x: _coalesce(x)._elements,
+    "_values": lambda x: x._elements, "_nnz": lambda x: x._places.shape[1], "sparse_dim": lambda x: x._places.shape[0],
+    "dense_dim": lambda x: x._elements.dim() - 1, "crow_indices": _crow, "col_indices": lambda x: _coalesce(x)._places[1], "to": _converted,
+    "float": lambda x: _converted(x, _core.float32), "double": lambda x: _converted(x, _core.float64), "half": lambda x: _converted(x, _core.float16),
+    "cuda": lambda x, *args: _converted(x, "cuda"), "cpu": lambda x: _converted(x, "cpu"), "to_sparse_csr": _as_csr, "to_sparse": _as_coo,
+    "to_sparse_coo": _as_coo, "neg": _values(_core.neg), "abs": _values(_core.abs), "relu": _values(_core.relu), "sqrt": _values(_core.sqrt),
+    "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _values(lambda values: values.detach()),
+    "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "__str__": _printed, "__format__": _printed,
+    "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
+    "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
+_OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",
+                  "is_sparse", "is_sparse_csr"))
+_OF_VALUES = frozenset(("device", "requires_grad", "is_cuda", "grad_fn", "is_meta", "get_device", "is_cpu"))
+
+
+def _called(func, args, kwargs):
+    """Returns the result of a function of sparse tensors."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(func.__self__, "__name__", None) or next(key for key, value in _torch_functions._originals.items() if value is func.__self__)
+        if name in ("T", "mT"):
+            return _transpose(args[0])
+        if name == "grad":
+            gradient = args[0]._elements.grad
+            return None if gradient is None else _made(args[0]._places, gradient, args[0].shape)
+        if name in _OF_VALUES:
+            return getattr(args[0]._elements, name)
+    if name in _OWN:
+        with _Off():
+            return func(*args, **kwargs)
+    if name in _OF_VALUES:
+        return func(args[0]._elements, *args[1:], **kwargs)
+    if name not in _FUNCTIONS:
+        raise NotImplementedError(f"{name} of sparse tensors is left out: call it with `to_dense()`")
+    return _FUNCTIONS[name](*args, **kwargs)

@@ -1,0 +1,227 @@
+"""Modules whose parameters are spread over ranks (`torch.distributed.fsdp`): each rank keeps its rows of every parameter.
+
+The entire parameters are gathered for `forward` and kept by the graph until the backward pass, which gives each rank its rows of the
+mean gradient. In the Rust crate (`thalweg::distributed::fully_shard`) they are freed in between.
+"""
+
+import contextlib
+import dataclasses
+
+from .. import _core
+from .._left_out import attributes as _attributes
+from ..autograd.function import Function
+from ..nn.module import Module
+from ..nn.parameter import Parameter
+from . import _check
+from ._group import ReduceOp
+from ._placements import Shard
+from .tensor import DTensor, part_of
+
+__all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """The dtypes of entire parameters, of reductions and of results."""
+
+    param_dtype: object = None
+    reduce_dtype: object = None
+    output_dtype: object = None
+    cast_forward_inputs: bool = True
+
+
+@dataclasses.dataclass
+class OffloadPolicy:
+    """Where parts of parameters are: with the ranks' devices."""
+
+
+@dataclasses.dataclass
+class CPUOffloadPolicy(OffloadPolicy):
+    """Where parts of parameters are: in the host's memory, which is left out."""
+
+    pin_memory: bool = True
+
+
+class ShardedParameter(Parameter, DTensor):
+    """This rank's rows of a parameter."""
+
+    def __new__(cls, rows, group, shape, mesh, requires_grad):
+        made = Parameter.__new__(cls, rows, requires_grad)
+        made.__dict__.update(_group=group, _full_shape=tuple(shape), device_mesh=mesh, placements=(Shard(0),))
+        return made
+
+    def __init__(self, *_):
+        pass
+
+    def to_local(self, *, grad_placements=None):
+        """Returns this rank's rows."""
+        return self.data
+
+    def full_tensor(self, *, grad_placements=None):
+        """Returns the entire parameter, on each rank."""
+        return _core.cat(self._group.tensors(self, "full_tensor")).reshape(self._full_shape)
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            memo[id(self)] = ShardedParameter(self.detach().clone(), self._group, self._full_shape, self.device_mesh, self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return Parameter, (self.data, self.requires_grad)
+
+
+class _Gather(Function):
+    """Gathers an entire parameter. The gradient of a rank's rows is the mean over the ranks."""
+
+    @staticmethod
+    def forward(ctx, rows, unit):
+        ctx.group, ctx.unit, ctx.dtype = rows._group, unit, rows.dtype
+        dtype = unit._policy.param_dtype
+        with _core_no_grad():
+            whole = rows.full_tensor()
+            return whole if dtype is None else whole.to(dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        dtype = ctx.unit._policy.reduce_dtype
+        gradient = gradient if dtype is None else gradient.to(dtype)
+        if ctx.unit._is_synchronized:
+            gradient = _mean(gradient, ctx.group)
+        place = part_of(gradient, 0, ctx.group.rank(), ctx.group.size()) if gradient.dim() else gradient
+        return place.to(ctx.dtype).contiguous(), None
+
+
+def _mean(gradient, group):
+    from ._collectives import all_reduce
+    gradient = gradient.contiguous().clone()
+    all_reduce(gradient, ReduceOp.AVG if gradient.is_floating_point() else ReduceOp.SUM, group)
+    return gradient
+
+
+def _core_no_grad():
+    from ..autograd import no_grad
+    return no_grad()
+
+
+class FSDPModule:
+    """A module whose parameters are spread over ranks."""
+
+    def unshard(self, async_op=False):
+        """Does nothing: parameters are gathered when they are used."""
+
+    def reshard(self):
+        """Does nothing: parameters are gathered when they are used."""
+
+    def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
+        """Sets whether gradients are reduced in backward passes."""
+        for module in self.modules() if recurse else [self]:
+            if isinstance(module, FSDPModule):
+                module._is_synchronized = requires_gradient_sync
+
+    def set_is_last_backward(self, is_last_backward):
+        """Does nothing: each pass reduces its gradients."""
+
+    def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
+        """Does nothing: there is one group."""
+
+    set_reshard_after_forward = set_reshard_after_backward = set_requires_all_reduce
+
+    def set_modules_to_forward_prefetch(self, modules):
+        """Does nothing: nothing is gathered ahead."""
+
+    set_modules_to_backward_prefetch = set_modules_to_forward_prefetch
+
+    def _own_places(self):
+        """Yields the modules, names and parameters of this unit: those that are in no other."""
+        waiting = [self]
+        while waiting:
+            module = waiting.pop()
+            for name, parameter in module._parameters.items():
+                if isinstance(parameter, ShardedParameter):
+                    yield module, name, parameter
+            waiting += [child for child in module._modules.values() if child is not None and not isinstance(child, FSDPModule)]
+
+
+@contextlib.contextmanager
+def _gathered(unit):
+    """A region in which the unit's modules have entire parameters."""
+    places, known = [], {}
+    for module, name, parameter in unit._own_places():
+        if id(parameter) not in known:
+            known[id(parameter)] = _Gather.apply(parameter, unit)
+        places.append((module, name, parameter))
+        module._parameters[name] = known[id(parameter)]
+    try:
+        yield
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
+
+
+def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None):
+    """Spreads the parameters of a module, without those of parts that are spread already, over the ranks, and returns the module."""
+    if isinstance(offload_policy, CPUOffloadPolicy):
+        raise NotImplementedError("fully_shard(offload_policy=CPUOffloadPolicy()) is left out: parts of parameters stay on the ranks' devices")
+    if shard_placement_fn is not None:
+        raise NotImplementedError("fully_shard(shard_placement_fn=...) is left out: parameters are divided by rows")
+    if isinstance(module, (list, tuple)):
+        return [fully_shard(one, mesh=mesh, mp_policy=mp_policy, ignored_params=ignored_params) for one in module]
+    group = mesh.get_group(0) if mesh is not None else _check("fully_shard")
+    ignored, known = set(map(id, ignored_params or ())), {}
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        for name, parameter in part._parameters.items():
+            if parameter is None or id(parameter) in ignored or isinstance(parameter, ShardedParameter):
+                continue
+            if id(parameter) not in known:
+                known[id(parameter)] = _divided(parameter, group, mesh)
+            part._parameters[name] = known[id(parameter)]
+        waiting += [child for child in part._modules.values() if child is not None and not isinstance(child, FSDPModule)]
+    _become_unit(module, mp_policy or MixedPrecisionPolicy())
+    return module
+
+
+def _divided(parameter, group, mesh):
+    """Returns this rank's rows of a parameter, whose elements are those of the first rank."""
+    from ._collectives import broadcast
+    whole = parameter.detach()
+    broadcast(whole, group=group, group_src=0)
+    rows = part_of(whole.reshape(1) if whole.dim() == 0 else whole, 0, group.rank(), group.size())
+    return ShardedParameter(rows.clone(), group, parameter.shape, mesh, parameter.requires_grad)
+
+
+def _become_unit(module, policy):
+    """Makes a module an `FSDPModule`, which gathers its parameters for each call of `forward`."""
+    kind = type(module)
+    module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {})
+    module._policy, module._is_synchronized = policy, True
+    forward = module.forward
+
+    def gathering(*args, **kwargs):
+        if policy.param_dtype is not None and policy.cast_forward_inputs:
+            args = [value.to(policy.param_dtype) if isinstance(value, _core.Tensor) and value.is_floating_point() else value for value in args]
+        with _gathered(module):
+            result = forward(*args, **kwargs)
+        return result.to(policy.output_dtype) if policy.output_dtype is not None and isinstance(result, _core.Tensor) else result
+    module.forward = gathering
+
+
+def register_fsdp_forward_method(module, method_name):
+    """Makes another method of a module gather its parameters as well."""
+    method = getattr(module, method_name)
+
+    def gathering(*args, **kwargs):
+        with _gathered(module):
+            return method(*args, **kwargs)
+    setattr(module, method_name, gathering)
+
+
+class FullyShardedDataParallel(Module):
+    """The wrapper of PyTorch's first sharded modules, which is left out: `fully_shard` is here."""
+
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("FullyShardedDataParallel is left out: use `fully_shard` (`torch.distributed.fsdp.fully_shard`)")
+
+
+__getattr__ = _attributes(__name__)

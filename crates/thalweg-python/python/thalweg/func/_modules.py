@@ -1,0 +1,55 @@
+"""Calls of modules with other parameters (`torch.func.functional_call`)."""
+
+import contextlib
+
+
+@contextlib.contextmanager
+def _replaced(module, values, tie_weights, strict):
+    """A region in which a module has other tensors as parameters and buffers, by their names."""
+    names = {name: value for source in (module.named_parameters, module.named_buffers) for name, value in source(remove_duplicate=False)}
+    unknown = sorted(set(values) - set(names))
+    if unknown:
+        raise KeyError(f"the module has no parameter or buffer {unknown[0]!r}")
+    if strict and set(names) - set(values):
+        raise RuntimeError(f"Missing key(s): {', '.join(sorted(set(names) - set(values)))}.")
+    if tie_weights:
+        given = {id(names[name]): value for name, value in values.items()}
+        values = {**{name: given[id(value)] for name, value in names.items() if id(value) in given}, **values}
+    places = []
+    for name, value in values.items():
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        table = owner._parameters if last in owner._parameters else owner._buffers
+        places.append((table, last, table[last]))
+        table[last] = value
+    try:
+        yield
+    finally:
+        for table, last, former in reversed(places):
+            table[last] = former
+
+
+def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, *, tie_weights=True, strict=False):
+    """Returns the result of a module with other tensors as its parameters and buffers."""
+    if not isinstance(parameter_and_buffer_dicts, dict):
+        merged = {}
+        for part in parameter_and_buffer_dicts:
+            if set(part) & set(merged):
+                raise ValueError(f"{sorted(set(part) & set(merged))} appeared in multiple dictionaries; behavior of functional call is ambiguous")
+            merged |= part
+        parameter_and_buffer_dicts = merged
+    args = () if args is None else args if isinstance(args, tuple) else (args,)
+    with _replaced(module, parameter_and_buffer_dicts, tie_weights, strict):
+        return module(*args, **(kwargs or {}))
+
+
+def stack_module_state(models):
+    """Returns the parameters and buffers of identical modules, each stacked along a new first dimension."""
+    from .. import _core
+    models = list(models)
+    if not models:
+        raise RuntimeError("stack_module_state: Expected at least one model, got 0.")
+    parameters = {name: _core.stack([dict(model.named_parameters())[name].detach() for model in models]).requires_grad_(value.requires_grad)
+                  for name, value in models[0].named_parameters()}
+    buffers = {name: _core.stack([dict(model.named_buffers())[name] for model in models]) for name, _ in models[0].named_buffers()}
+    return parameters, buffers

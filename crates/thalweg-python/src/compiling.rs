@@ -1,0 +1,72 @@
+//! Compiled functions: the regions that `torch.compile` runs functions in.
+
+use std::cell::RefCell;
+use std::sync::Once;
+
+use pyo3::prelude::*;
+use thalweg::Environment;
+use thalweg::tensor::compile::{self, Region};
+
+use crate::failure::run;
+use crate::lines::Reader;
+
+thread_local! {
+    /// The regions that this thread is in.
+    static REGIONS: RefCell<Vec<Region>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Begins a region whose loops are compiled.
+#[pyfunction]
+fn _begin_compiled() {
+    static LINES: Once = Once::new();
+    if Environment::get().explain_compile {
+        // The explanation names the lines of the program, for the rest of the process.
+        LINES.call_once(|| std::mem::forget(Reader::new()));
+    }
+    REGIONS.with_borrow_mut(|regions| regions.push(Region::enter()));
+}
+
+/// Begins a part that is excluded from the regions around it.
+#[pyfunction]
+fn _begin_uncompiled(py: Python<'_>) -> PyResult<()> {
+    run(py, || {
+        let region = Region::leave()?;
+        REGIONS.with_borrow_mut(|regions| regions.push(region));
+        Ok(())
+    })
+}
+
+/// Ends the innermost region or part.
+#[pyfunction]
+fn _end_compiled(py: Python<'_>) -> PyResult<()> {
+    run(py, || REGIONS.with_borrow_mut(Vec::pop).map_or(Ok(()), Region::end))
+}
+
+/// Returns whether this thread runs a compiled function.
+#[pyfunction]
+fn _is_compiling() -> bool {
+    compile::is_compiling()
+}
+
+/// Forgets the programs of this thread.
+#[pyfunction]
+fn _forget_programs() {
+    compile::reset();
+}
+
+/// Returns what the compiled functions of this thread did: the numbers of loops, segments, kernels and programs.
+#[pyfunction]
+fn _compile_counters() -> (u64, u64, u64, u64) {
+    let counters = compile::counters();
+    (counters.loops, counters.segments, counters.kernels, counters.programs)
+}
+
+/// Registers the functions.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(_begin_compiled, module)?)?;
+    module.add_function(wrap_pyfunction!(_begin_uncompiled, module)?)?;
+    module.add_function(wrap_pyfunction!(_end_compiled, module)?)?;
+    module.add_function(wrap_pyfunction!(_is_compiling, module)?)?;
+    module.add_function(wrap_pyfunction!(_forget_programs, module)?)?;
+    module.add_function(wrap_pyfunction!(_compile_counters, module)?)
+}

@@ -1,0 +1,177 @@
+"""Functions that subclasses, other classes and modes take over, operators that modes receive, and operators of programs."""
+
+import copy
+
+import thalweg as th
+from support import close, raises
+from thalweg import nn
+from thalweg.nn import functional as F
+from thalweg.overrides import TorchFunctionMode, handle_torch_function, has_torch_function, is_tensor_like
+from thalweg.utils._python_dispatch import TorchDispatchMode
+from thalweg.utils.flop_counter import FlopCounterMode
+
+
+class Logged(th.Tensor):
+    seen = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_a_subclass_sees_its_functions():
+    x = th.ones(2, 3).as_subclass(Logged)
+    Logged.seen.clear()
+    results = [x + 1, 1 + x, F.gelu(x), x[0], x.T, th.stack([x, x]), th.ones(2, 3) * x, x.max(0).values, nn.functional.linear(x, nn.Parameter(th.ones(4, 3)))]
+    assert all(type(result) is Logged for result in results)
+    # The names are PyTorch's.
+    assert Logged.seen == ["add", "add", "gelu", "__getitem__", "__get__", "stack", "mul", "max", "linear"]
+    assert type(x.shape) is th.Size and x.size() == (2, 3) and repr(x[0]).startswith("Logged([1., 1., 1.]")
+    with th._C.DisableTorchFunctionSubclass():
+        assert type(x + 1) is th.Tensor
+    y = x.detach().requires_grad_()
+    (y * 2).sum().backward()
+    assert y.grad.tolist() == [[2.0] * 3] * 2 and type(nn.Parameter(x) + 1) is th.Tensor
+
+
+def test_a_plain_subclass_keeps_its_class():
+    class Plain(th.Tensor):
+        pass
+    x = th.arange(3.0).as_subclass(Plain)
+    assert type(x + 1) is Plain and type(x.sum()) is Plain and type(copy.deepcopy(x)) is Plain and x.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_other_classes_take_over():
+    class Duck:
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func.__name__, types, kwargs
+    assert th.add(Duck(), 1) == ("add", (Duck,), {}) and th.cat([th.ones(1), Duck()], dim=0)[2] == {"dim": 0}
+    assert F.relu(Duck())[0] == "relu" and th.ones(2).add(Duck())[0] == "add" and is_tensor_like(Duck())
+
+    def own(x):
+        return handle_torch_function(own, (x,), x) if has_torch_function((x,)) else "plain"
+    assert own(Duck())[0] == "own" and own(th.ones(1)) == "plain"
+
+    class Refusing(Duck):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return NotImplemented
+    with raises(TypeError, "no implementation found for"):
+        th.add(Refusing(), 1)
+
+
+def test_modes_receive_functions():
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+    shape = th.Tensor.shape
+    with Mode():
+        x = th.zeros(2)
+        assert (x + x).shape == (2,) and F.relu(x).sum().item() == 0
+        with th._C.DisableTorchFunction():
+            x.sub(1)
+    assert seen == ["zeros", "add", "__get__", "relu", "sum", "item"] and th.Tensor.shape is shape
+    x + x
+    assert len(seen) == 6
+
+
+def test_dispatch_modes_receive_operators():
+    seen = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+    w = th.randn(3, 3, requires_grad=True)
+    x = th.randn(2, 3)
+    with Log():
+        (x @ w).relu().sum().backward()
+    assert seen[0].endswith("matmul.default") and "aten.relu.default" in seen and sum("matmul" in name for name in seen) >= 2
+    gradient, w.grad = w.grad, None
+    (x @ w).relu().sum().backward()
+    assert th.equal(gradient, w.grad)
+
+    class Doubled(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            return result * 2 if func is th.ops.aten.add.Tensor else result
+    with Doubled():
+        assert (th.ones(2) + th.ones(2)).tolist() == [4.0, 4.0]
+
+
+def test_operations_are_counted():
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
+    with FlopCounterMode(display=False) as counter, th.no_grad():
+        net(th.ones(5, 4))
+        F.conv2d(th.ones(2, 3, 8, 8), th.ones(6, 3, 3, 3))
+    # The numbers are PyTorch's.
+    assert counter.get_total_flops() == 2 * 5 * 4 * 8 + 2 * 5 * 8 * 2 + 2 * 2 * 36 * 6 * 27
+    assert sum(counter.get_flop_counts()["Sequential.0"].values()) == 320 and "Sequential" in counter.get_table()
+
+
+def test_wrappers_receive_operators():
+    class Scaled(th.Tensor):
+        @staticmethod
+        def __new__(cls, elements, scale):
+            made = th.Tensor._make_wrapper_subclass(cls, elements.shape, dtype=elements.dtype, device=elements.device)
+            made.elements, made.scale = elements, scale
+            return made
+
+        __torch_function__ = th._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            args = [value.elements * value.scale if isinstance(value, cls) else value for value in args]
+            return func(*args, **(kwargs or {}))
+    x = Scaled(th.tensor([1.0, 2.0]), 3.0)
+    assert x.shape == (2,) and x.device == th.ones(1).device and (x + 1).tolist() == [4.0, 7.0] and th.mul(x, x).tolist() == [9.0, 36.0]
+
+
+def test_operators_of_programs():
+    @th.library.custom_op("thalweg_tests::scaled", mutates_args=())
+    def scaled(x: th.Tensor, factor: float = 2.0) -> th.Tensor:
+        return x * factor
+
+    @scaled.register_fake
+    def _(x, factor=2.0):
+        return th.empty_like(x)
+    scaled.register_autograd(lambda ctx, gradient: (gradient * ctx.factor, None),
+                             setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]))
+    x = th.ones(3, requires_grad=True)
+    th.ops.thalweg_tests.scaled(x, 3.0).sum().backward()
+    assert x.grad.tolist() == [3.0] * 3 and scaled(th.ones(2, device="meta")).shape == (2,)
+    assert str(scaled._opoverload._schema) == "thalweg_tests::scaled(Tensor x, float factor=2.0) -> Tensor"
+    with th.library._scoped_library("thalweg_tests", "FRAGMENT") as library:
+        library.define("shifted(Tensor x, int by) -> Tensor")
+        library.impl("shifted", lambda x, by: x + by, "CompositeExplicitAutograd")
+        assert th.ops.thalweg_tests.shifted(th.zeros(2), 3).tolist() == [3.0, 3.0]
+    assert not hasattr(th.ops.thalweg_tests, "shifted")
+    close(th.ops.aten.add.Tensor(th.ones(2), th.ones(2), alpha=2), [3.0, 3.0])
+    assert "Tensor" in th.ops.aten.add.overloads() and str(th.ops.aten.add.Tensor) == "aten.add.Tensor"
+
+
+def test_sparse_tensors():
+    places, values = th.tensor([[0, 1, 1, 0], [2, 0, 2, 2]]), th.tensor([3.0, 4.0, 5.0, 1.0], requires_grad=True)
+    x = th.sparse_coo_tensor(places, values, (2, 3))
+    dense = [[0.0, 0.0, 4.0], [4.0, 0.0, 5.0]]
+    assert x.is_sparse and x._nnz() == 4 and x.layout is th.sparse_coo and x.to_dense().tolist() == dense
+    y = th.randn(3, 2, requires_grad=True)
+    for product in (x @ y, th.sparse.mm(x, y), th.spmm(x, y)):
+        close(product, (th.tensor(dense) @ y).tolist())
+    product.sum().backward()
+    close(values.grad, y.sum(1).detach()[places[1]].tolist())
+    close(y.grad, th.tensor(dense).sum(0)[:, None].expand(3, 2).tolist())
+    whole = x.coalesce()
+    assert whole.indices().tolist() == [[0, 1, 1], [2, 0, 2]] and whole.values().tolist() == [4.0, 4.0, 5.0]
+    assert (x + x).to_dense().tolist() == (x * 2).to_dense().tolist() and x.t().to_dense().tolist() == th.tensor(dense).t().tolist()
+    rows = th.tensor(dense).to_sparse_csr()
+    assert rows.crow_indices().tolist() == [0, 1, 3] and rows.col_indices().tolist() == [2, 0, 2] and (rows @ th.ones(3)).tolist() == [4.0, 9.0]
+    with raises(NotImplementedError, "cumsum of sparse tensors is left out"):
+        x.cumsum(0)
+    with raises(RuntimeError, "expected sparse tensor layout"):
+        th.ones(2).indices()

@@ -1,0 +1,229 @@
+//! The end of a wait: the program of the loops that waited, and its launches.
+
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_execute::{Temporaries, alignment_of, prepared, run_steps};
+use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
+use thalweg_ir::DType;
+use thalweg_runtime::{
+    Buffer, Device, DevicePointer, Environment, Error, Label, PreparedLaunch, Result, Stream,
+};
+
+use super::count;
+use super::window::{Known, Waiters, Waiting, Window};
+use crate::storage::Storage;
+
+/// The number of programs that a thread keeps.
+const PROGRAMS_KEPT: usize = 1 << 11;
+
+/// A program with its launches, once they are loaded.
+struct Ready {
+    program: Program,
+    /// The launch of each step, and the alignment of addresses that it relies on.
+    launches: Vec<OnceLock<(u64, Arc<PreparedLaunch>)>>,
+    /// The memory that each step is the first to use, and that which it is the last to use.
+    uses: Vec<[Vec<u32>; 2]>,
+}
+
+impl Ready {
+    fn new(program: Program) -> Self {
+        let of = |step: &Step| -> Vec<u32> {
+            let operands = step.inputs.iter().chain(&step.outputs);
+            let mut used: Vec<u32> = operands.map(|operand| operand.memory).collect();
+            used.sort_unstable();
+            used.dedup();
+            used
+        };
+        let used: Vec<Vec<u32>> = program.steps.iter().map(of).collect();
+        let without = |step: usize, others: &[Vec<u32>]| -> Vec<u32> {
+            let is_apart = |memory: &u32| !others.iter().any(|used| used.contains(memory));
+            used[step].iter().copied().filter(is_apart).collect()
+        };
+        let uses = (0..used.len())
+            .map(|step| [without(step, &used[..step]), without(step, &used[step + 1..])])
+            .collect();
+        let launches = program.steps.iter().map(|_| OnceLock::new()).collect();
+        Self { program, launches, uses }
+    }
+}
+
+thread_local! {
+    /// The programs of this thread, by everything that they depend on.
+    static PROGRAMS_OF_THREAD: RefCell<FxHashMap<Box<[u64]>, Arc<Ready>>> = RefCell::default();
+}
+
+/// Forgets the programs of this thread.
+pub(super) fn forget_programs() {
+    let _ = PROGRAMS_OF_THREAD.try_with(|programs| programs.borrow_mut().clear());
+}
+
+impl Window {
+    /// Queues the loops that wait, before a call with this label; `None` if an address is read.
+    pub(super) fn flush(&self, before: Option<Label>) -> Result<()> {
+        let mut waiters = std::mem::take(&mut *self.waiters());
+        let Some(stream) = waiters.stream.take() else { return Ok(()) };
+        let alive: Vec<Option<Arc<Storage>>> = (waiters.memories.iter())
+            .map(|known| match known {
+                Known::Pending { storage, .. } => storage.upgrade(),
+                Known::Existing { .. } => None,
+            })
+            .collect();
+        let queued = queue(&mut waiters, &alive, &stream, before);
+        if let Err(error) = &queued {
+            let addresses = alive.iter().flatten().map(|storage| Arc::as_ptr(storage).addr());
+            self.failed(error, addresses);
+        }
+        queued
+    }
+}
+
+/// Queues the program of loops, and gives the storages that are alive their memory.
+fn queue(
+    waiters: &mut Waiters,
+    alive: &[Option<Arc<Storage>>],
+    stream: &Stream,
+    before: Option<Label>,
+) -> Result<()> {
+    let segment = waiters.segment(alive);
+    let ready = program(waiters, segment, stream.device(), before);
+    let program = &ready.program;
+    count(|counters| {
+        counters.segments += 1;
+        counters.kernels += program.steps.len() as u64;
+    });
+    let label = waiters.loops.last().expect("a window with a stream has loops").label;
+    let arena = Buffer::labelled(stream, program.arena_bytes, label)?;
+    let mut bases: Vec<DevicePointer> = (waiters.memories.iter())
+        .map(|known| match known {
+            Known::Existing { pointer, .. } => *pointer,
+            Known::Pending { .. } => DevicePointer::new(0),
+        })
+        .collect();
+    for &(memory, offset) in &program.placed {
+        bases[memory as usize] = arena.pointer().offset(offset);
+    }
+    let mut kept = Vec::with_capacity(program.kept.len());
+    for ((step, launch), [begun, ended]) in program.steps.iter().zip(&ready.launches).zip(&ready.uses) {
+        for &memory in begun {
+            if let Some(storage) = &alive[memory as usize] {
+                let buffer = storage.allocated()?;
+                bases[memory as usize] = buffer.pointer();
+                kept.push((storage, buffer));
+            }
+        }
+        run(step, launch, &waiters.loops, &bases, stream)?;
+        for &memory in ended {
+            // What nothing else holds is free for the steps that follow on the stream.
+            if let Known::Existing { holder, .. } = &mut waiters.memories[memory as usize] {
+                *holder = None;
+            }
+        }
+    }
+    kept.into_iter().for_each(|(storage, buffer)| storage.fulfil(buffer));
+    Ok(())
+}
+
+/// Returns the program of a segment, planned once.
+fn program(
+    waiters: &mut Waiters,
+    mut segment: Segment,
+    device: &Device,
+    before: Option<Label>,
+) -> Arc<Ready> {
+    waiters.key.push(device.number());
+    let known =
+        PROGRAMS_OF_THREAD.try_with(|programs| programs.borrow().get(waiters.key.as_slice()).cloned());
+    if let Ok(Some(known)) = known {
+        return known;
+    }
+    segment.nodes = waiters.loops.iter().map(|waiting| waiting.node.clone()).collect();
+    let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
+    let has_clusters = device.with_clusters(Ok).unwrap_or(false);
+    let program = plan(&segment, &Machine { shared_memory_bytes, has_clusters });
+    count(|counters| counters.programs += 1);
+    if Environment::get().explain_compile {
+        explain(&program, waiters, before);
+    }
+    let ready = Arc::new(Ready::new(program));
+    let _ = PROGRAMS_OF_THREAD.try_with(|programs| {
+        let mut programs = programs.borrow_mut();
+        if programs.len() >= PROGRAMS_KEPT {
+            programs.clear();
+        }
+        programs.insert(waiters.key.as_slice().into(), Arc::clone(&ready));
+    });
+    ready
+}
+
+/// Writes to standard error what became one kernel, and why other loops did not.
+fn explain(program: &Program, waiters: &Waiters, before: Option<Label>) {
+    let name = |waiting: &Waiting| format!("{} ({})", waiting.label.operator, line(&waiting.label));
+    let names: Vec<String> = waiters.loops.iter().map(name).collect();
+    let end = match before {
+        Some(label) => format!("{} ({})", label.operator, line(&label)),
+        None => "the address of a result was read".to_owned(),
+    };
+    eprint!("compile: a segment that ends before {end}: {}", program.describe(&names));
+}
+
+/// Returns the line of a label: that of a program in another language, if there is one.
+fn line(label: &Label) -> String {
+    match label.program {
+        Some(line) => format!("{}:{}", line.file, line.line),
+        None => format!("{}:{}", label.location.file(), label.location.line()),
+    }
+}
+
+/// Queues a step.
+fn run(
+    step: &Step,
+    launch: &OnceLock<(u64, Arc<PreparedLaunch>)>,
+    loops: &[Waiting],
+    bases: &[DevicePointer],
+    stream: &Stream,
+) -> Result<()> {
+    let address = |operand: &Operand| bases[operand.memory as usize].offset(operand.offset);
+    let inputs: SmallVec<[DevicePointer; 8]> = step.inputs.iter().map(address).collect();
+    let outputs: SmallVec<[DevicePointer; 4]> = step.outputs.iter().map(address).collect();
+    let numbers: SmallVec<[u64; 12]> =
+        step.numbers.iter().map(|&(node, slot)| loops[node as usize].numbers[slot as usize]).collect();
+    let last = *step.members.last().expect("a step computes a loop");
+    let label = loops[last as usize].label;
+    if let Some(steps) = &step.steps {
+        let mut temporaries = StepTemporaries { stream, label, buffers: SmallVec::new() };
+        return run_steps(steps, &numbers, stream, (&inputs, &outputs), &mut temporaries, label);
+    }
+    let alignment = alignment_of(inputs.iter().chain(&outputs).copied());
+    let own;
+    let prepared = match launch.get() {
+        Some((relied_on, launch)) if alignment >= *relied_on => launch,
+        _ => {
+            own = prepared(&step.launch, stream.device(), alignment)?;
+            let _ = launch.set((alignment, Arc::clone(&own)));
+            &own
+        }
+    };
+    stream.launch(prepared, &inputs, &outputs, &numbers, label)
+}
+
+/// Memory for the steps of a launch. It is freed when dropped: reuse on the stream is ordered after the steps.
+struct StepTemporaries<'a> {
+    stream: &'a Stream,
+    label: Label,
+    buffers: SmallVec<[Buffer; 4]>,
+}
+
+impl Temporaries for StepTemporaries<'_> {
+    fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
+        let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
+            Error::invalid("the parts of a reduction have more elements than can be addressed")
+        })?;
+        let buffer = Buffer::labelled(self.stream, bytes, self.label)?;
+        let pointer = buffer.pointer();
+        self.buffers.push(buffer);
+        Ok(pointer)
+    }
+}

@@ -1,0 +1,192 @@
+//! Deferred loops: inside a [`Region`], loops wait in a [window](window) until something could notice, and then run as a program.
+//!
+//! The function of a compiled region runs as it is written, each time. What it computes by loops is only noted: the loop, its
+//! operands, and results whose memory is allocated later. The wait ends when a command of another kind is queued, when an address
+//! is read, when the host waits, or with the region. The loops noted until then are a [`Segment`](thalweg_graph::Segment), and which of
+//! its results are read afterwards is known exactly: those whose storage is still alive. Its program is planned once, and kept.
+//!
+//! # Invariants
+//! - Nothing notices the deferral: before every call that could, the runtime [queues what was deferred](thalweg_runtime::queue_deferred),
+//!   and so does a storage without memory before it returns an address ([`Promise`]).
+//! - Deferred loops of a thread belong to one stream: that on which they would have been queued.
+//! - A program that failed leaves its results without memory: every later use of them reports the failure.
+
+mod flush;
+mod window;
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use thalweg_runtime::{Buffer, Error, Label, Result, Stream, queue_deferred, set_deferred};
+
+use crate::storage::{Promise, Storage};
+
+pub(crate) use self::window::Deferral;
+use self::window::Window;
+
+thread_local! {
+    /// The number of regions that the thread is in; 0 in a part that is excluded.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// The window of this thread.
+    static WINDOW: RefCell<Option<Arc<Window>>> = const { RefCell::new(None) };
+    /// The failure of deferred work that a caller could not be told: the next command reports it.
+    static FAILED: RefCell<Option<Error>> = const { RefCell::new(None) };
+    static COUNTERS: Cell<Counters> = const { Cell::new(Counters { loops: 0, segments: 0, kernels: 0, programs: 0 }) };
+}
+
+/// Counts of what the compiled functions of a thread did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// The loops that waited.
+    pub loops: u64,
+    /// The segments that they formed.
+    pub segments: u64,
+    /// The kernels by which the segments were computed.
+    pub kernels: u64,
+    /// The programs that were planned: one per segment that was new.
+    pub programs: u64,
+}
+
+/// Returns what compiled functions of this thread did so far.
+pub(crate) fn counters() -> Counters {
+    COUNTERS.get()
+}
+
+fn count(change: impl FnOnce(&mut Counters)) {
+    let mut counters = COUNTERS.get();
+    change(&mut counters);
+    COUNTERS.set(counters);
+}
+
+/// Forgets the programs of this thread.
+pub(crate) fn forget_programs() {
+    flush::forget_programs();
+}
+
+/// Returns whether this thread defers its loops.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    DEPTH.get() > 0
+}
+
+/// A part of a program whose loops are deferred.
+#[must_use = "loops are deferred while the region lives"]
+#[derive(Debug)]
+pub struct Region {
+    former: u32,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Region {
+    /// Begins a region.
+    pub fn enter() -> Self {
+        let former = DEPTH.get();
+        DEPTH.set(former + 1);
+        Self { former, _not_send: PhantomData }
+    }
+
+    /// Begins a part that is excluded from the regions around it.
+    ///
+    /// # Errors
+    /// Those of the work before it.
+    pub fn leave() -> Result<Self> {
+        queue_deferred(Label::here("excluded part"))?;
+        Ok(Self { former: DEPTH.replace(0), _not_send: PhantomData })
+    }
+
+    /// Ends the region, and queues what it deferred if it is the outermost one.
+    ///
+    /// # Errors
+    /// Those of the region's work.
+    pub fn end(self) -> Result<()> {
+        match self.former {
+            0 => queue_deferred(Label::here("end of a compiled region")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        DEPTH.set(self.former);
+        if self.former == 0 {
+            // After `end` nothing is left; otherwise the region failed, and its own error is reported.
+            let _ = queue_deferred(Label::here("end of a compiled region"));
+        }
+    }
+}
+
+/// Returns the window of this thread.
+fn window() -> Arc<Window> {
+    WINDOW.with_borrow_mut(|window| Arc::clone(window.get_or_insert_with(Arc::default)))
+}
+
+/// Returns a storage on a stream whose memory is allocated when it is first needed.
+pub(crate) fn promised(stream: &Stream, bytes: u64, label: Label) -> Result<Storage> {
+    let nothing = Buffer::labelled(stream, 0, label)?;
+    let promise = Memory { window: window(), stream: stream.clone(), bytes, label };
+    Ok(Storage::promised(nothing, Box::new(promise)))
+}
+
+/// Defers a loop if it may wait. Returns whether it does.
+///
+/// # Errors
+/// Those of loops that cannot wait with it.
+pub(crate) fn put_off(deferral: Deferral<'_>) -> Result<bool> {
+    if deferral.is_refused() {
+        return Ok(false);
+    }
+    let window = window();
+    if !window.accepts(&deferral) {
+        queue_deferred(deferral.label)?;
+    }
+    count(|counters| counters.loops += 1);
+    window.add(deferral);
+    set_deferred(Some(queue));
+    Ok(true)
+}
+
+/// Queues the deferred work of this thread, before a call with this label.
+fn queue(label: Label) -> Result<()> {
+    set_deferred(None);
+    let queued = window().flush(Some(label));
+    FAILED.take().map_or(queued, Err)
+}
+
+/// The promise of memory for results.
+struct Memory {
+    window: Arc<Window>,
+    stream: Stream,
+    bytes: u64,
+    label: Label,
+}
+
+impl Promise for Memory {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn allocate(&self) -> Result<Buffer> {
+        Buffer::labelled(&self.stream, self.bytes, self.label)
+    }
+
+    fn keep(&self, storage: &Storage) {
+        let kept = || -> Result<()> {
+            self.window.flush(None)?;
+            if storage.is_pending() {
+                self.window.check(storage)?;
+                storage.fulfil(self.allocate()?);
+            }
+            Ok(())
+        };
+        if let Err(error) = kept() {
+            FAILED.set(Some(error));
+            set_deferred(Some(queue));
+        }
+    }
+}

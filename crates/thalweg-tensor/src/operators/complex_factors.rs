@@ -1,0 +1,136 @@
+//! Factors and inverses of complex matrices, by operators on complex numbers, through which gradients flow.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+
+use super::complex_matrices::{Stack, adjoint, identity};
+use super::complex_spectra::{spectrum_of, triangle};
+use super::decompose::{transposed, unpacked};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+/// Returns both factors of P L U of matrices (batch, rows, columns) in one tensor, the swapped rows, counted from 1, and 0 or the
+/// first pivot that is 0.
+fn eliminated(matrices: &Tensor, pivot: bool) -> Result<[Tensor; 3]> {
+    let &[batch, rows, columns] = matrices.shape() else {
+        return Err(Error::invalid("matrices are (batch, rows, columns)"));
+    };
+    let device = matrices.device();
+    let places = Tensor::arange(rows, 0, 1, DType::I64, device)?.unsqueeze(0)?.expand(&[batch, rows])?;
+    let one = Tensor::ones(&[], DType::C128, device)?;
+    let (mut a, mut pivots) = (matrices.clone(), Vec::new());
+    let mut info = Tensor::zeros(&[batch], DType::I32, device)?;
+    for step in 0..rows.min(columns) {
+        let below = a.detach().narrow(2, step, 1)?.narrow(1, step, rows - step)?.squeeze(2)?.abs()?;
+        let best = if pivot { below.argmax(1)?.unsqueeze(1)? } else { places.narrow(1, 0, 1)?.clone() };
+        let best = best.add_scalar(step as i64)?;
+        let to_here = places.eq_scalar(step as i64)?;
+        let from_here = places.eq(&best)?;
+        let here = Tensor::full(&[], step as i64, DType::I64, device)?;
+        let order = to_here.select_where(&best, &from_here.select_where(&here, &places)?)?;
+        a = a.gather(1, &order.unsqueeze(2)?.expand(&[batch, rows, columns])?)?;
+        pivots.push(best.add_scalar(1)?.to_dtype(DType::I32)?);
+        let head = a.narrow(1, step, 1)?;
+        let number = head.narrow(2, step, 1)?;
+        let is_zero = number.detach().abs()?.eq_scalar(0.0)?;
+        let is_first = is_zero.reshape(&[batch])?.logical_and(&info.eq_scalar(0)?)?;
+        let order = Tensor::full(&[], step as i64 + 1, DType::I32, device)?;
+        info = is_first.select_where(&order, &info)?;
+        if step + 1 == rows {
+            break;
+        }
+        let rest = a.narrow(1, step + 1, rows - step - 1)?;
+        let factor = rest.narrow(2, step, 1)?.div(&is_zero.select_where(&one, &number)?)?;
+        let mut parts = vec![rest.narrow(2, 0, step)?, factor.clone()];
+        if step + 1 < columns {
+            let after = |x: &Tensor| x.narrow(2, step + 1, columns - step - 1);
+            parts.push(after(&rest)?.sub(&factor.mul(&after(&head)?)?)?);
+        }
+        a = Tensor::cat(&[a.narrow(1, 0, step + 1)?, Tensor::cat(&parts, 2)?], 1)?;
+    }
+    let pivots = match pivots.is_empty() {
+        true => Tensor::zeros(&[batch, 0], DType::I32, device)?,
+        false => Tensor::cat(&pivots, 1)?,
+    };
+    Ok([a, pivots, info])
+}
+
+/// Returns both factors of P L U in one tensor, the swapped rows, and 0 or the first pivot that is 0.
+pub(super) fn lu(x: &Tensor, name: &str, pivot: bool) -> Result<Tensors> {
+    let a = Stack::new(name, x)?;
+    eliminated(&a.matrices, pivot)?.iter().map(|result| a.to_result(result)).collect()
+}
+
+/// Returns the matrices P (batch, rows, rows) of swapped rows (batch, count).
+fn permutation(pivots: &Tensor, rows: usize) -> Result<Tensor> {
+    let order = super::decompose::order_of(pivots, rows)?;
+    let places = Tensor::arange(rows, 0, 1, DType::I64, pivots.device())?;
+    let chosen = places.unsqueeze(-1)?.eq(&order.unsqueeze(1)?)?;
+    chosen.to_dtype(DType::F64)?.to_dtype(DType::C128)
+}
+
+/// Returns P, L and U of matrices.
+pub(super) fn lu_parts(call: &Call<'_>) -> Result<Tensors> {
+    let a = Stack::new("linalg.lu", call.tensor(0))?;
+    let [packed, pivots, _] = eliminated(&a.matrices, call.bool(1))?;
+    let [lower, upper] = unpacked(&packed)?;
+    let order = match call.bool(1) {
+        true => a.to_result(&permutation(&pivots, a.sizes()[1])?)?,
+        false => Tensor::empty(&[0], call.tensor(0).dtype(), call.device)?,
+    };
+    Ok(Tensors::from_iter([order, a.to_result(&lower)?, a.to_result(&upper)?]))
+}
+
+/// Returns P, L and U from both factors in one tensor and the swapped rows; those that are not requested are empty.
+pub(super) fn lu_unpack(call: &Call<'_>) -> Result<Tensors> {
+    let a = Stack::new("torch.lu_unpack", call.tensor(0))?;
+    let [count, rows, columns] = a.sizes();
+    let nothing = || Tensor::empty(&[0], call.tensor(0).dtype(), call.device);
+    let pivots = call.tensor(1).reshape(&[count, rows.min(columns)])?;
+    let order = if call.bool(3) { a.to_result(&permutation(&pivots, rows)?)? } else { nothing()? };
+    let [lower, upper] = match call.bool(2) {
+        true => {
+            let [lower, upper] = unpacked(&a.matrices)?;
+            [a.to_result(&lower)?, a.to_result(&upper)?]
+        }
+        false => [nothing()?, nothing()?],
+    };
+    Ok(Tensors::from_iter([order, lower, upper]))
+}
+
+/// Returns the pseudoinverses of matrices, whose singular values that are not above the bounds of their matrices count as 0.
+pub(super) fn pseudoinverse(name: &str, x: &Tensor, bounds: &Tensor) -> Result<Tensor> {
+    let a = Stack::new(name, x)?;
+    let [left, values, right] = spectrum_of(&a.matrices)?;
+    let bounds = bounds.reshape(&[a.sizes()[0], 1])?;
+    let is_some = values.detach().gt(&bounds)?;
+    let [zero, one] = [0.0, 1.0].map(|number| Tensor::full(&[], number, DType::F64, x.device()));
+    let safe = is_some.select_where(&values, &one?)?;
+    let inverse = is_some.select_where(&safe.reciprocal()?, &zero?)?;
+    a.to_result(&right.mul(&inverse.unsqueeze(1)?.to_dtype(DType::C128)?)?.matmul(&adjoint(&left)?)?)
+}
+
+/// Returns the solutions of equations with Hermitian matrices from their Cholesky factors.
+pub(super) fn cholesky_solve(b: &Tensor, factor: &Tensor, upper: bool) -> Result<Tensor> {
+    let other = adjoint(factor)?;
+    let [lower, upper] = if upper { [&other, factor] } else { [factor, &other] };
+    triangle(upper, &triangle(lower, b, [false, true, false])?, [true, true, false])
+}
+
+/// Returns the inverses of Hermitian matrices from their Cholesky factors.
+pub(super) fn cholesky_inverse(call: &Call<'_>) -> Result<Tensor> {
+    let factor = call.tensor(0);
+    Stack::square("cholesky_inverse", factor)?;
+    let n = factor.shape()[factor.rank() - 1];
+    let eye = identity(factor, n)?.to_dtype(factor.dtype())?.expand(factor.shape())?;
+    cholesky_solve(&eye, factor, call.bool(1))
+}
+
+/// Returns the solutions of equations with triangular matrices A or their transposes, and a copy of A.
+pub(super) fn triangular_solve(call: &Call<'_>) -> Result<Tensors> {
+    let (b, a) = (call.tensor(0), call.tensor(1));
+    let (upper, transpose, unit) = (call.bool(2), call.bool(3), call.bool(4));
+    let of = if transpose { transposed(a)? } else { a.clone() };
+    let solution = triangle(&of, b, [upper != transpose, true, unit])?;
+    Ok(Tensors::from_iter([solution, a.copied(call.label.location)?]))
+}

@@ -1,0 +1,308 @@
+//! Compiled functions: what becomes one kernel, and that nothing notices it.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{CaptureOptions, Event, Graph, Result, Stream};
+use thalweg_tensor::compile::{Counters, compile, compiled, counters, excluded, is_compiling};
+use thalweg_tensor::{Tensor, no_grad};
+
+use crate::support::{self, device, on_own_device, values};
+
+/// Runs a function eagerly and twice compiled, compares the bits, and returns the numbers of loops and of kernels of a call.
+fn measured(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) -> (u64, u64) {
+    let expected: Vec<Vec<u64>> = function(inputs).unwrap().iter().map(bits).collect();
+    let compiled = compile(function);
+    let mut difference = Counters::default();
+    for _ in 0..2 {
+        let before = counters();
+        let results = compiled.call(inputs).unwrap();
+        let after = counters();
+        difference.loops = after.loops - before.loops;
+        difference.kernels = after.kernels - before.kernels;
+        difference.programs = after.programs - before.programs;
+        assert_eq!(results.iter().map(bits).collect::<Vec<_>>(), expected);
+    }
+    assert_eq!(difference.programs, 0, "the second call finds the programs of the first");
+    (difference.loops, difference.kernels)
+}
+
+/// The bits of a tensor's elements; all NaNs are one.
+fn bits(tensor: &Tensor) -> Vec<u64> {
+    values(tensor).into_iter().map(|value| if value.is_nan() { 1 } else { value.to_bits() }).collect()
+}
+
+fn random(shape: &[usize], seed: u64) -> Tensor {
+    support::random(shape, seed).to_dtype(DType::F32).unwrap()
+}
+
+fn half(shape: &[usize], seed: u64) -> Tensor {
+    random(shape, seed).to_dtype(DType::Bf16).unwrap()
+}
+
+#[test]
+fn a_chain_of_points_is_one_kernel() {
+    let inputs = [random(&[64, 96], 1), random(&[96], 2)];
+    let chain = |x: &[Tensor]| Ok(vec![x[0].mul_scalar(2.0)?.add(&x[1])?.tanh()?.mul(&x[0])?]);
+    assert_eq!(measured(&inputs, chain), (4, 1));
+    // Rounded to 16 bits between the loops, as in memory.
+    let inputs = [half(&[64, 96], 1), half(&[96], 2)];
+    assert_eq!(measured(&inputs, chain), (4, 1));
+    // Transposed, and through views.
+    let turned = |x: &[Tensor]| {
+        let y = x[0].transpose(0, 1)?.exp()?;
+        Ok(vec![y.reshape(&[96 * 64])?.mul_scalar(3.0)?.reshape(&[96, 64])?.add(&y)?])
+    };
+    assert_eq!(measured(&inputs, turned).1, 1);
+}
+
+#[test]
+fn what_is_kept_is_written_and_what_is_not_read_is_left_out() {
+    let inputs = [random(&[40, 50], 3)];
+    let kept = |x: &[Tensor]| {
+        let y = x[0].exp()?;
+        let _unread = x[0].sin()?;
+        Ok(vec![y.add_scalar(1.0)?, y])
+    };
+    assert_eq!(measured(&inputs, kept), (3, 1));
+}
+
+#[test]
+fn reductions_join_what_they_read_and_what_reads_them() {
+    for x in [random(&[64, 100], 4), half(&[64, 128], 5), random(&[33, 7], 6), random(&[16, 2000], 7)] {
+        let softmax = |x: &[Tensor]| {
+            let greatest = x[0].amax(&[1], true)?;
+            let e = x[0].sub(&greatest)?.exp()?;
+            Ok(vec![e.div(&e.sum(&[1], true)?)?])
+        };
+        let (loops, kernels) = measured(&[x.clone()], softmax);
+        println!("softmax of {:?} {}: {loops} loops, {kernels} kernels", x.shape(), x.dtype());
+        assert!(kernels < loops);
+        let norm = |x: &[Tensor]| {
+            let centred = x[0].sub(&x[0].mean(&[1], true)?)?;
+            let variance = centred.mul(&centred)?.mean(&[1], true)?;
+            Ok(vec![centred.mul(&variance.add_scalar(1e-5)?.rsqrt()?)?])
+        };
+        let (loops, kernels) = measured(&[x.clone()], norm);
+        println!("norm of {:?} {}: {loops} loops, {kernels} kernels", x.shape(), x.dtype());
+        assert!(kernels < loops);
+        let residual = |x: &[Tensor]| {
+            let sum = x[0].add(&x[0].mul_scalar(0.5)?)?;
+            Ok(vec![sum.softmax(-1)?.mul_scalar(2.0)?, sum])
+        };
+        let (loops, kernels) = measured(&[x.clone()], residual);
+        println!("residual of {:?} {}: {loops} loops, {kernels} kernels", x.shape(), x.dtype());
+    }
+}
+
+#[test]
+fn writes_in_place_are_seen_by_what_comes_later() {
+    let inputs = [random(&[30, 20], 8)];
+    let in_place = |x: &[Tensor]| {
+        let y = x[0].mul_scalar(1.0)?;
+        let before = y.exp()?;
+        y.add_(&x[0])?;
+        y.narrow(0, 3, 10)?.mul_scalar_(4.0)?;
+        let after = y.exp()?;
+        y.transpose(0, 1)?.copy_(&before.transpose(0, 1)?)?;
+        Ok(vec![before, after, y])
+    };
+    measured(&inputs, in_place);
+    // A write over an input remains, and is complete when the call returns.
+    let x = random(&[100], 9);
+    let expected: Vec<f64> = values(&x).iter().map(|x| f64::from((*x as f32 + 1.0) * 2.0)).collect();
+    compiled(|| {
+        x.add_scalar_(1.0)?;
+        x.mul_scalar_(2.0).map(drop)
+    })
+    .unwrap();
+    assert_eq!(values(&x), expected);
+}
+
+#[test]
+fn the_host_reads_what_was_computed() {
+    let inputs = [random(&[64], 10)];
+    let branching = |x: &[Tensor]| {
+        let y = x[0].mul_scalar(3.0)?.sum(&[], false)?;
+        let z = if y.item::<f32>()? > 0.0 { x[0].exp()? } else { x[0].neg()? };
+        Ok(vec![z.add_scalar(1.0)?, y])
+    };
+    let (_, kernels) = measured(&inputs, branching);
+    assert!(kernels >= 2);
+}
+
+#[test]
+fn other_kernels_and_parts_that_are_excluded_end_a_segment() {
+    let inputs = [random(&[32, 32], 11), random(&[32, 32], 12)];
+    let product = |x: &[Tensor]| Ok(vec![x[0].exp()?.matmul(&x[1])?.add_scalar(1.0)?.relu()?]);
+    assert_eq!(measured(&inputs, product), (3, 2));
+    assert!(!is_compiling());
+    let before = counters();
+    compiled(|| {
+        assert!(is_compiling());
+        let y = inputs[0].exp()?;
+        let z = excluded(|| {
+            assert!(!is_compiling());
+            y.add_scalar(1.0)
+        })?;
+        z.exp()
+    })
+    .unwrap();
+    assert_eq!(counters().loops - before.loops, 2);
+}
+
+#[test]
+fn gradients_are_compiled_with_what_recorded_them() {
+    let weight = random(&[48], 13).requires_grad_().unwrap();
+    let x = random(&[20, 48], 14);
+    let loss = |x: &Tensor| x.mul(&weight)?.tanh()?.mul_scalar(0.5)?.exp()?.sum(&[], false);
+    loss(&x).unwrap().backward().unwrap();
+    let expected = bits(&weight.grad().unwrap());
+    weight.zero_grad();
+    let y = compiled(|| loss(&x)).unwrap();
+    let before = counters();
+    y.backward().unwrap();
+    let after = counters();
+    assert_eq!(bits(&weight.grad().unwrap()), expected);
+    let (loops, kernels) = (after.loops - before.loops, after.kernels - before.kernels);
+    assert!(kernels < loops, "{loops} loops, {kernels} kernels");
+}
+
+#[test]
+fn a_step_of_training_has_the_bits_of_the_eager_one() {
+    let run = |is_compiled: bool| -> Result<Vec<u64>> {
+        let weight = random(&[24, 24], 15).requires_grad_()?;
+        let bias = random(&[24], 16).requires_grad_()?;
+        for step in 0..3 {
+            let x = random(&[16, 24], 17 + step);
+            let step = || {
+                let loss = x.matmul(&weight)?.add(&bias)?.gelu()?.softmax(-1)?.log()?.mean(&[], false)?;
+                loss.backward()?;
+                for parameter in [&weight, &bias] {
+                    let gradient = parameter.grad().expect("it was used");
+                    no_grad(|| parameter.sub_(&gradient.mul_scalar(0.1)?).map(drop))?;
+                    parameter.zero_grad();
+                }
+                loss.item::<f32>()
+            };
+            if is_compiled {
+                compiled(step)?
+            } else {
+                step()?
+            };
+        }
+        Ok([bits(&weight), bits(&bias)].concat())
+    };
+    assert_eq!(run(true).unwrap(), run(false).unwrap());
+}
+
+#[test]
+fn streams_events_and_records_of_use_come_after_the_loops() {
+    on_own_device(|| {
+        let device = device();
+        let (own, side) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let x = random(&[1000], 20);
+        device.synchronize().unwrap();
+        let y = compiled(|| {
+            let _own = own.make_current();
+            let y = x.exp()?.add_scalar(1.0)?;
+            let ready = Event::new();
+            ready.record(&own)?;
+            side.wait_event(&ready)?;
+            let _side = side.make_current();
+            y.record_use(&side);
+            let z = y.mul_scalar(2.0)?.add(&y)?;
+            own.wait_stream(&side)?;
+            Ok(z)
+        })
+        .unwrap();
+        device.synchronize().unwrap();
+        let expected: Vec<f64> = values(&x)
+            .iter()
+            .map(|x| f64::from((*x as f32).exp() + 1.0))
+            .map(|y| f64::from(y as f32 * 2.0 + y as f32))
+            .collect();
+        let found = values(&y);
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5 * b.abs()));
+    });
+}
+
+#[test]
+fn a_compiled_function_is_captured_and_its_kernels_are_replayed() {
+    on_own_device(|| {
+        let device = device();
+        let (x, total) = (random(&[64], 25), random(&[64], 26));
+        let start = values(&total);
+        let own = Stream::new(&device).unwrap();
+        device.synchronize().unwrap();
+        let _own = own.make_current();
+        let before = counters();
+        let (graph, y) = Graph::capture(&device, CaptureOptions::default(), || {
+            compiled(|| {
+                total.add_(&x)?;
+                x.exp()?.add(&total)?.mul_scalar(2.0)
+            })
+        })
+        .unwrap();
+        assert_eq!(counters().kernels - before.kernels, 1);
+        for _ in 0..3 {
+            graph.replay().unwrap();
+        }
+        own.synchronize().unwrap();
+        let (total, y) = (values(&total), values(&y));
+        for (place, x) in values(&x).into_iter().enumerate() {
+            assert!((total[place] - (start[place] + 3.0 * x)).abs() < 1e-5);
+            assert!((y[place] - 2.0 * (x.exp() + total[place])).abs() < 1e-4);
+        }
+    });
+}
+
+#[test]
+fn temporary_memory_is_never_allocated_and_the_peak_is_no_higher() {
+    on_own_device(|| {
+        let device = device();
+        let x = random(&[1 << 16], 21);
+        let peak = |is_compiled: bool| {
+            device.synchronize().unwrap();
+            device.allocator().reset_peak_memory_stats();
+            let work = || {
+                let mut y = x.exp()?;
+                for _ in 0..6 {
+                    y = y.mul_scalar(1.01)?.add(&x)?;
+                }
+                Ok(y)
+            };
+            let y = if is_compiled { compiled(work) } else { work() }.unwrap();
+            device.synchronize().unwrap();
+            drop(y);
+            device.max_memory_allocated() - device.memory_allocated()
+        };
+        let (eager, compiled) = (peak(false), peak(true));
+        assert!(compiled <= eager / 2, "{compiled} bytes compiled, {eager} eager");
+    });
+}
+
+#[test]
+fn a_new_size_is_planned_and_an_old_one_is_found() {
+    let function = compile(|x: &[Tensor]| Ok(vec![x[0].exp()?.add_scalar(1.0)?.mul(&x[0])?]));
+    let call = |rows: usize| {
+        let before = counters().programs;
+        let x = random(&[rows, 8], 22);
+        let result = function.call(std::slice::from_ref(&x)).unwrap();
+        let expected = x.exp().unwrap().add_scalar(1.0).unwrap().mul(&x).unwrap();
+        assert_eq!(bits(&result[0]), bits(&expected));
+        counters().programs - before
+    };
+    assert_eq!([3, 5, 3, 0, 1, 5, 0].map(call), [1, 1, 0, 1, 1, 0, 0]);
+}
+
+#[test]
+fn a_call_that_fails_leaves_a_state_that_works() {
+    let (x, y) = (random(&[4], 23), random(&[3], 24));
+    let failed = compile(|inputs: &[Tensor]| {
+        inputs[0].add_scalar_(1.0)?;
+        Ok(vec![inputs[0].exp()?.add(&inputs[1])?])
+    });
+    let before = values(&x);
+    failed.call(&[x.clone(), y]).unwrap_err();
+    assert_eq!(values(&x), before.iter().map(|x| f64::from(*x as f32 + 1.0)).collect::<Vec<_>>());
+    assert!(!is_compiling());
+}
