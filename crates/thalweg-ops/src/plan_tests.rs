@@ -226,17 +226,11 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(32_772, 32_772), (1024, 4, 9), "vectors, which each pass loads again");
     assert_eq!(of(64 * 4096, 64 * 4096).2, 64);
     assert_eq!(of(64 * 4096 + 4, 64 * 4096 + 4).2, 0, "a cascade");
-    // Loads are as wide as the alignment of all rows, or begin before them.
+    assert_eq!(of(65_537, 65_537).2, 0, "single elements");
+    // Loads are as wide as the alignment of all rows.
     assert_eq!(of(1024, 1026), (32, 2, 16));
-    let shifted = |points: u64| {
-        let plan = sum(&[100], &[points], &[points], &[1]);
-        (held(&plan), plan.class.shifted)
-    };
-    assert_eq!(shifted(1023), ((32, 4, 9), true), "a vector more");
-    assert_eq!(shifted(65_537), ((1024, 4, 17), true));
-    assert_eq!(shifted(49), ((16, 4, 1), true));
-    assert_eq!(shifted(72), ((8, 4, 3), false), "18 vectors leave fewer of 8 threads idle than of 32");
-    assert_eq!(shifted(1024), ((32, 4, 8), false));
+    assert_eq!(of(1023, 1023), (32, 1, 32));
+    assert_eq!(of(72, 72), (8, 4, 3), "18 vectors leave fewer of 8 threads idle than of 32");
     assert_eq!(sum(&[100], &[1024], &[1024], &[1]).class.cascade, 1);
 }
 
@@ -284,6 +278,7 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
         held(&plan(&forward(&structured::SOFTMAX, &signature).body, &iteration))
     };
     assert_eq!(longer(8192), (256, 8, 4));
+    assert_eq!(longer(1023), (64, 8, 3), "vectors that begin before the rows, and one more");
     assert_eq!(longer(16_384), (256, 8, 8));
     assert_eq!(longer(32_768), (512, 8, 8));
     assert_eq!(longer(65_536), (512, 8, 16), "half of them in shared memory");

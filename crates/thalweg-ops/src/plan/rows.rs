@@ -99,10 +99,13 @@ pub(super) fn held_by(
         return None;
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
-    let vector = vector(body, geometry, &class, iteration.alignment_bytes);
+    let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
+    let class = shifted(body, geometry, &class, iteration.alignment_bytes).unwrap_or(class);
+    let vector = class.vector;
+    let points = if class.shifted { points + u64::from(vector) - 1 } else { points };
     let threads = u64::from(lanes / u16::from(vector));
     let held = points.div_ceil(u64::from(lanes));
-    let class = Class { vector, lanes, held: u8::try_from(held).ok()?, ..class };
+    let class = Class { lanes, held: u8::try_from(held).ok()?, ..class };
     let points_of_a_thread = held * u64::from(vector);
     let has_values = threads <= u64::from(MOST_THREADS_WITH_VALUES);
     let bytes = Held::of(body, &class, has_values)?.bytes_of_a_point(body, vector) as u64;
@@ -206,13 +209,13 @@ fn repeated(body: &Body, geometry: &Geometry) -> Option<u32> {
     walks.then_some(repeated)
 }
 
-/// Returns the class in which rows are read in vectors that begin before them, if the rows themselves are not aligned to half a
-/// vector. The operands must be aligned, and have the same distances between rows.
+/// Returns the class in which rows of 16-bit elements are read in vectors that begin before them, if the rows themselves are not
+/// aligned to half a vector. The operands must be aligned, and have the same distances between rows.
 fn shifted(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64) -> Option<Class> {
     let walking: Vec<_> = walking(body, geometry, class).collect();
-    let largest = walking.iter().map(|(bytes, _)| *bytes).max()?;
-    let vector = (VECTOR_BYTES / largest).clamp(1, 8);
-    let is_wider = u64::from(class.vector) * 2 < vector;
+    let are_short = walking.iter().all(|(bytes, _)| *bytes == 2);
+    let vector = VECTOR_BYTES / 2;
+    let is_wider = are_short && u64::from(class.vector) * 2 < vector;
     let moving = |strides: &[u64]| -> Vec<u64> {
         geometry
             .row_shape

@@ -177,10 +177,14 @@ fn unfold(call: &Call<'_>) -> Result<Tensor> {
     };
     let layout = x.layout();
     let (mut shape, mut strides): (Shape, Shape) = (layout.shape().into(), layout.strides().into());
-    shape.push(size);
     if x.rank() == 0 {
+        shape.push(size);
         strides.push(1);
-        return Ok(strided(x, Layout::new(&shape, &strides, layout.offset())?));
+    } else {
+        shape.push(size);
+        strides.push(strides[dim]);
+        shape[dim] = (extent - size) / step + 1;
+        strides[dim] = if shape[dim] > 1 { strides[dim] * step } else { strides[dim] };
     }
     let windows = Layout::new(&shape, &strides, layout.offset())?;
     if x.rank() == 0 {
