@@ -164,7 +164,11 @@ impl RowPrinter<'_> {
         }
         let pack = self.pack(self.kernel.body.inputs[input].dtype);
         let start = self.start(&format!("input{input}"));
-        format!("*(const {pack}*)(a.input{input} + {start} + first)")
+        match self.kernel.class.shifted {
+            // A first point before the row is a large number: only its sum with the row's start is a place.
+            true => format!("*(const {pack}*)(a.input{input} + ({start} + first))"),
+            false => format!("*(const {pack}*)(a.input{input} + {start} + first)"),
+        }
     }
 
     /// Opens the loop over the vectors of a pass, with the elements that only this pass needs.

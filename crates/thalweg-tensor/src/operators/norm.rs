@@ -319,7 +319,10 @@ fn move_towards(
             kept.mul_scalar_(1.0 - momentum)?;
             let scalars = smallvec![Scalar::F64(momentum * factor)];
             let arguments = LoopArguments { scalars, ..LoopArguments::default() };
-            run_into(&table::add_scaled, &[&kept, &batch], &arguments, &[running], label)?;
+            run_into(&table::add_scaled, &[&kept, &batch], &arguments, std::slice::from_ref(&kept), label)?;
+            if kept.dtype() != running.dtype() {
+                running.copy_(&kept)?;
+            }
         }
         Ok(())
     })
