@@ -140,7 +140,8 @@ static EUCLIDEAN: Formula = Formula {
         let zero = Tensor::zeros(&[], distances.dtype(), call.device())?;
         let by_distance = distances.eq_scalar(0)?.select_where(&zero, &gradient.div(&distances)?)?;
         let of_side = |weights: &Tensor, own: &Tensor, other: &Tensor| {
-            weights.sum(&[-1], true)?.mul(own)?.sub(&weights.matmul(other)?)
+            let gradient = weights.sum(&[-1], true)?.mul(own)?.sub(&weights.matmul(other)?)?;
+            gradient.sum_to_shape(own.shape())
         };
         call.each(|tensor| match tensor {
             0 => of_side(&by_distance, &x, &y).map(Some),

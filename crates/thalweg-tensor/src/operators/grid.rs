@@ -28,6 +28,7 @@ operators! {
     /// Returns images or volumes at the points of a grid, by operators of whole tensors, which record gradients of gradients.
     "thalweg::grid_sample_by_operators(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
         = Composite(|call| {
+            check(call, call.tensor(0).rank().saturating_sub(2))?;
             sampled_by_operators(call.tensor(0), call.tensor(1), [call.int(2), call.int(3)], call.bool(4)).map(single)
         });
 }

@@ -137,6 +137,7 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
             "thalweg::fused_attention",
             "thalweg::mlp",
             "thalweg::packed_fused_attention",
+            "thalweg::recurrent",
             "thalweg::select",
             "thalweg::wide_sum",
         ],

@@ -244,11 +244,12 @@ impl Judged<'_> {
         self.agrees_within(found, row, exact, |tolerance, _| tolerance)
     }
 
-    /// Compares a gradient. For 16-bit floats OpInfo has no tolerance; their sums cancel, so the largest number determines the
-    /// tolerance of the others.
+    /// Compares a gradient. For 16-bit floats OpInfo has no tolerance; their sums cancel, as do those over the spectra of complex
+    /// samples, so the largest number determines the tolerance of the others.
     fn gradient_agrees(&self, found: &Tensor, row: &Json, exact: &Json) -> Result<(), String> {
         self.agrees_within(found, row, exact, |tolerance, row| {
-            let is_reduced = matches!(row.dtype, "float16" | "bfloat16");
+            let is_reduced = matches!(row.dtype, "float16" | "bfloat16")
+                || self.sample["dtype"].as_str() == Some("complex64");
             let largest = Numbers::of_row(self.file, row).map_or(0.0, |numbers| numbers.largest());
             let absolute = tolerance.absolute + if is_reduced { tolerance.relative * largest } else { 0.0 };
             Tolerance { absolute, ..tolerance }
