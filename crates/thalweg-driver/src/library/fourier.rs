@@ -105,8 +105,8 @@ impl FourierShape {
             return Some(format!("numbers of format {} are not transformed", self.format.0));
         }
         let [step, distance] = self.input_strides;
-        let factors = self.extents().iter().chain([&self.batch]);
-        let elements = factors.fold(Some(64_u64), |bytes, &size| bytes?.checked_mul(size));
+        let mut factors = self.extents().iter().chain([&self.batch]);
+        let elements = factors.try_fold(64_u64, |bytes, &size| bytes.checked_mul(size));
         let reach = step.checked_mul(self.sizes[0]).zip(distance.checked_mul(self.batch));
         if elements.is_none_or(|bytes| bytes >= 1 << 60)
             || reach.is_none_or(|(one, other)| one >= 1 << 56 || other >= 1 << 56)

@@ -505,7 +505,7 @@ fn shift(kernel: &Kernel, geometry: &Geometry, row: &[u64]) -> usize {
         _ => None,
     });
     let start = walking.map_or(0, |strides| offset(row, strides));
-    if kernel.class.shifted { start as usize % usize::from(kernel.class.vector) } else { 0 }
+    if kernel.class.shifted { start % usize::from(kernel.class.vector) } else { 0 }
 }
 
 /// Writes what the kernel writes.

@@ -95,7 +95,7 @@ impl Compact {
     }
 
     fn form(&self) -> Form {
-        let sized = |forms: [Form; 5]| forms[self.element_bytes.min(16).max(1).ilog2() as usize];
+        let sized = |forms: [Form; 5]| forms[self.element_bytes.clamp(1, 16).ilog2() as usize];
         match self.work {
             Work::Count => ("compact_count", "count(x)"),
             Work::Coordinates => ("compact_coordinates", "coordinates(x)"),

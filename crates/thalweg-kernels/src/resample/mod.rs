@@ -190,7 +190,8 @@ impl Resample {
 impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
-        static NAMES: std::sync::OnceLock<Vec<((usize, bool, DType), String)>> = std::sync::OnceLock::new();
+        type Variant = (usize, bool, DType);
+        static NAMES: std::sync::OnceLock<Vec<(Variant, String)>> = std::sync::OnceLock::new();
         let names = NAMES.get_or_init(|| variants().map(|of| (of, name(of.0, of.1, of.2))).collect());
         let Resample { by, backward, dtype, .. } = self.kernel;
         let own = (by.taps(), backward, dtype);

@@ -143,14 +143,14 @@ const STATE: [u64; 2] = [0x1234_5678_9abc_def0, 40];
 /// The factor of a weight: the words of a piece of 16 queries × 16 keys are drawn by 32 subsequences.
 fn factor(attention: &Attention, [batch, head, query]: [u64; 3], key: u64) -> f64 {
     let Some(Dropout { kept }) = attention.dropout else { return 1.0 };
-    let [down, across] = [attention.queries, attention.keys].map(|count| (count + 15) / 16);
+    let [down, across] = [attention.queries, attention.keys].map(|count| count.div_ceil(16));
     let piece = ((batch * attention.heads + head) * down + query / 16) * across + key / 16;
     let lane = (query % 16 % 8) * 4 + key % 16 % 8 / 2;
     let word = (key % 16 / 8) * 2 + query % 16 / 8;
     let halves = |value: u64| [value as u32, (value >> 32) as u32];
     let ([low, high], [own, above]) = (halves(STATE[1] / 4), halves(piece * 32 + lane));
     let drawn = philox::block_of_rounds::<7>([low, high, own, above], halves(STATE[0]))[word as usize];
-    let half = if key % 2 == 0 { drawn & 0xffff } else { drawn >> 16 };
+    let half = if key.is_multiple_of(2) { drawn & 0xffff } else { drawn >> 16 };
     if half < kept { 65_536.0 / f64::from(kept) } else { 0.0 }
 }
 

@@ -227,7 +227,7 @@ fn shifted(body: &Body, geometry: &Geometry, class: &Class, alignment_bytes: u64
     };
     let (_, first) = walking.first()?;
     let is_same = walking.iter().all(|(_, strides)| moving(strides) == moving(first));
-    (is_wider && is_same && alignment_bytes.is_multiple_of(VECTOR_BYTES)).then(|| Class {
+    (is_wider && is_same && alignment_bytes.is_multiple_of(VECTOR_BYTES)).then_some(Class {
         vector: vector as u8,
         shifted: true,
         ..*class

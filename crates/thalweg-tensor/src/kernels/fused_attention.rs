@@ -173,7 +173,7 @@ impl Operands<'_> {
         let (attention, is_deterministic) = (self.attention()?, are_deterministic_algorithms_enabled());
         let at = self.addresses();
         let is_flash = self.options.may_be(SdpBackend::Flash);
-        let takes_mask = self.mask.as_ref().is_none_or(|mask| is_of_library(mask));
+        let takes_mask = self.mask.as_ref().is_none_or(is_of_library);
         let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && takes_mask && attention.dropout.is_none();
         let is_ours = is_flash
             && match is_backward {

@@ -89,7 +89,7 @@ impl Options {
 
 /// Returns the weights by layer and direction from PyTorch's list, in which those of a projection are the last of each.
 fn weights(params: &[Tensor], has_biases: bool, count: usize) -> Result<Vec<LayerWeights>> {
-    let width = if count == 0 { 0 } else { params.len() / count };
+    let width = params.len().checked_div(count).unwrap_or(0);
     let least = if has_biases { 4 } else { 2 };
     if count == 0 || params.len() != width * count || !(least..=least + 1).contains(&width) {
         return Err(Error::invalid(format!(

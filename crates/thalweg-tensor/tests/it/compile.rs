@@ -73,7 +73,7 @@ fn reductions_join_what_they_read_and_what_reads_them() {
             let e = x[0].sub(&greatest)?.exp()?;
             Ok(vec![e.div(&e.sum(&[1], true)?)?])
         };
-        let (loops, kernels) = measured(&[x.clone()], softmax);
+        let (loops, kernels) = measured(std::slice::from_ref(&x), softmax);
         println!("softmax of {:?} {}: {loops} loops, {kernels} kernels", x.shape(), x.dtype());
         assert!(kernels < loops);
         let norm = |x: &[Tensor]| {
@@ -81,14 +81,14 @@ fn reductions_join_what_they_read_and_what_reads_them() {
             let variance = centred.mul(&centred)?.mean(&[1], true)?;
             Ok(vec![centred.mul(&variance.add_scalar(1e-5)?.rsqrt()?)?])
         };
-        let (loops, kernels) = measured(&[x.clone()], norm);
+        let (loops, kernels) = measured(std::slice::from_ref(&x), norm);
         println!("norm of {:?} {}: {loops} loops, {kernels} kernels", x.shape(), x.dtype());
         assert!(kernels < loops);
         let residual = |x: &[Tensor]| {
             let sum = x[0].add(&x[0].mul_scalar(0.5)?)?;
             Ok(vec![sum.softmax(-1)?.mul_scalar(2.0)?, sum])
         };
-        let (loops, kernels) = measured(&[x.clone()], residual);
+        let (loops, kernels) = measured(std::slice::from_ref(&x), residual);
         println!("residual of {:?} {}: {loops} loops, {kernels} kernels", x.shape(), x.dtype());
     }
 }

@@ -252,7 +252,10 @@ fn windows_of_a_dimension_have_the_gradient_of_their_points() {
         let leaf = draw.images(&shape, DType::F64).detach().requires_grad_().unwrap();
         let windows = leaf.unfold(1, size as i64, step as i64).unwrap();
         let g = random(windows.shape(), turn);
-        let found = gradients(&[windows.clone()], &[Some(g.clone())], &[leaf]).unwrap().remove(0).unwrap();
+        let found = gradients(std::slice::from_ref(&windows), &[Some(g.clone())], &[leaf])
+            .unwrap()
+            .remove(0)
+            .unwrap();
         let mut expected = vec![0.0; shape.iter().product()];
         let count = windows.shape()[1];
         for (at, value) in values(&g).into_iter().enumerate() {
@@ -365,7 +368,7 @@ fn images_at_the_points_of_a_grid_are_those_of_whole_tensors() {
             let inputs = leaves.iter().map(|leaf| Value::Tensor(leaf.clone())).collect::<Vec<_>>();
             let y = call(name, &[&inputs[..], &numbers[..]].concat()).remove(0);
             let g = random(y.shape(), 9).to_dtype(dtype).unwrap();
-            let found = gradients(&[y.clone()], &[Some(g)], &leaves).unwrap();
+            let found = gradients(std::slice::from_ref(&y), &[Some(g)], &leaves).unwrap();
             [Some(y)].into_iter().chain(found).map(|result| values(&result.unwrap())).collect()
         };
         let tolerance = match dtype {
