@@ -1,8 +1,8 @@
 //! Recurrent networks: layers over sequences, with PyTorch's names and layouts. The gates of a weight are consecutive blocks of
 //! its rows.
 //!
-//! A network is a call of the vendor's library, forward and backward ([`library`]). What the library lacks is composed of
-//! operators ([`steps`]): a product of the whole sequence by the weight of the input, and a loop over time on the host in which
+//! A network is a call of the vendor's library, forward and backward (`library`). What the library lacks is composed of
+//! operators (`steps`): a product of the whole sequence by the weight of the input, and a loop over time on the host in which
 //! each step is a product and one kernel. The composition is also the gradient of the library's gradient.
 
 pub(crate) mod library;
