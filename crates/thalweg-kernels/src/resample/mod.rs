@@ -6,7 +6,7 @@
 //! bits.
 //!
 //! The planes that are read have any strides; those that are written are contiguous, in the order of the shape or with the
-//! channels innermost. The host function ([`host`]) computes in the same order.
+//! channels innermost. The host function (`host`) computes in the same order.
 
 mod host;
 

@@ -12,7 +12,7 @@ use super::{BLOCK, DIGITS, SHORT, Work, blocks_that_add};
 use crate::arguments::{self, Argument, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 
-/// The sizes of a sort of indices. See the [module](self).
+/// The sizes of a sort of indices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SortIndices {
     /// The number of indices, up to [`MOST`](Self::MOST).

@@ -13,8 +13,8 @@ use thalweg_tensor::fused::{NormLinear, fused_mlp, fused_norm_linear, has_few_ro
 use super::{affine, layer_norm};
 
 /// Returns `gelu_tanh(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`: input (…, in), weights (hidden, in) and (out, hidden),
-/// biases (hidden) and (out). The feed-forward part of a transformer's block, equivalent to [`linear`],
-/// `gelu(approximate='tanh')` and [`linear`]. For 16-bit floats, including those of autocast, cuBLASLt applies GELU, and
+/// biases (hidden) and (out). The feed-forward part of a transformer's block, equivalent to [`linear`](super::linear),
+/// `gelu(approximate='tanh')` and [`linear`](super::linear). For 16-bit floats, including those of autocast, cuBLASLt applies GELU, and
 /// multiplies by its derivative, while it stores the products.
 #[track_caller]
 pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
@@ -56,10 +56,10 @@ fn mlp(
 
 /// Returns `act(layer_norm(input) · weightᵀ + bias) + addend`: input (…, in), norm and weight as documented in [`NormLinear`],
 /// the result (…, out). Up to four rows without a gradient, as in a step of a decoder, take one kernel; otherwise it is
-/// [`layer_norm`], [`linear`], `gelu(approximate='tanh')` and a sum.
+/// [`layer_norm`], [`linear`](super::linear), `gelu(approximate='tanh')` and a sum.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if the shapes or dtypes do not fit; those of the allocation and the launch.
+/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the shapes or dtypes do not fit; those of the allocation and the launch.
 #[track_caller]
 pub fn norm_linear(input: &Tensor, parts: &NormLinear<'_>) -> Result<Tensor> {
     let location = Location::caller();
