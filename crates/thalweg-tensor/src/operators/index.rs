@@ -138,17 +138,6 @@ operators! {
     /// all elements as one row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
         fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), autocast: Parts, complex: Taken;
-    /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` has no gradient; with
-    /// `scale_grad_by_freq` a row's gradient is divided by how often it was read.
-    "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
-        = Differentiable(embedding, &EMBEDDING);
-    /// Returns the gradient of a table of embeddings from the gradient of the rows that were read.
-    "embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"
-        = Differentiable(|call| {
-            let (gradient, indices) = (call.tensor(0), long(call.tensor(1), "embedding_dense_backward")?);
-            let rows = extents(&[call.int(2)])?[0];
-            embedding_dense_backward(call, gradient, &indices, rows, (call.int(3), call.bool(4))).map(single)
-        }, &EMBEDDING_BACKWARD);
 }
 
 /// The gradient of `gather`: added at the indices that were read.
@@ -252,43 +241,6 @@ fn product_gradient(call: &GradientCall<'_>) -> Result<Gradients> {
         _ => Ok(None),
     })
 }
-
-/// The gradient of a weight's rows.
-static EMBEDDING: Formula = Formula {
-    inputs: &[1],
-    outputs: &[],
-    backward: |call| {
-        call.one(0, || {
-            let (rows, padding) = (call.shape(0)[0] as i64, call.int(2));
-            let (gradient, indices) = (call.gradient()?, call.saved(1)?);
-            let arguments =
-                [(&gradient).into(), (&indices).into(), rows.into(), padding.into(), call.bool(3).into()];
-            let operator = built_in!("embedding_dense_backward")?;
-            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
-        })
-    },
-};
-
-/// The gradient of the embedding's gradient: each gradient that was added to a row has that row's gradient.
-static EMBEDDING_BACKWARD: Formula = Formula {
-    inputs: &[1],
-    outputs: &[],
-    backward: |call| {
-        call.one(0, || {
-            if call.bool(4) {
-                return Err(Error::invalid(
-                    "embedding: a gradient that is scaled by frequency cannot be differentiated again",
-                ));
-            }
-            let (gradient, indices) = (call.gradient()?, call.saved(1)?);
-            let arguments = [Argument::Tensor(&gradient), Argument::Tensor(&indices)];
-            let read = built_in!("thalweg::embedding")?.call(&arguments, None, call.label())?.swap_remove(0);
-            let padding = number_like(&indices, Scalar::I64(call.int(3)))?;
-            let zero = number_like(&read, Scalar::F64(0.0))?;
-            indices.eq(&padding)?.unsqueeze(-1)?.select_where(&zero, &read)
-        })
-    },
-};
 
 /// Calls `thalweg::gather`.
 #[track_caller]
@@ -746,51 +698,6 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
     };
     let source = x.expand(&with(x.shape()[at]))?;
     source.gather(at as i64, &indices.expand(&with(indices.shape()[at]))?).map(single)
-}
-
-fn embedding(call: &Call<'_>) -> Result<Tensors> {
-    let (weight, indices) = (call.tensor(0), long(call.tensor(1), "embedding")?);
-    if weight.rank() != 2 {
-        return Err(Error::invalid("'weight' must be 2-D"));
-    }
-    if call.bool(4) {
-        return Err(Error::invalid("embedding: there are no sparse gradients; leave `sparse` out"));
-    }
-    let arguments = [weight.into(), (&indices).into(), Argument::Scalar(Scalar::I64(call.int(2)))];
-    super::call(built_in!("thalweg::embedding")?, &arguments, None, call.label.location).map(single)
-}
-
-/// Returns the gradient of a table of this many rows; `padding` is the row that has none, and `scales` is whether a row's
-/// gradient is divided by how often it was read.
-fn embedding_dense_backward(
-    call: &Call<'_>,
-    gradient: &Tensor,
-    indices: &Tensor,
-    rows: usize,
-    (padding, scales): (i64, bool),
-) -> Result<Tensor> {
-    let count = indices.elements();
-    let features = gradient.shape().last().copied().unwrap_or(0);
-    if gradient.rank() != indices.rank() + 1 || gradient.shape()[..indices.rank()] != *indices.shape() {
-        return Err(Error::invalid(format!(
-            "the gradient {:?} must have the shape of the indices {:?}, and features",
-            gradient.shape(),
-            indices.shape()
-        )));
-    }
-    if !gradient.dtype().is_floating_point() {
-        return Err(Error::invalid(format!("the gradient must be of floats, not {}", gradient.dtype())));
-    }
-    let mut gradient = gradient.reshape(&[count, features])?;
-    if scales {
-        let index = indices.reshape(&[1, count, 1])?;
-        let (ones, zeros) = ([1, count, 1], [1, rows, 1]);
-        let ones = Tensor::ones(&ones, gradient.dtype(), call.device)?;
-        let counts =
-            scatter(&Tensor::zeros(&zeros, gradient.dtype(), call.device)?, &index, &ones, Combine::Sum)?;
-        gradient = gradient.div(&gathered(&counts, &index)?.reshape(&[count, 1])?)?;
-    }
-    indexing::embedding_gradient(&gradient, indices, [rows, features], padding, call.label)
 }
 
 /// Returns the gradient of a gather of complex numbers.

@@ -39,6 +39,7 @@ mod decompose_library;
 mod distance;
 mod eigenvalues;
 mod einsum;
+mod embedding;
 mod factories;
 mod fft;
 mod fft_library;
