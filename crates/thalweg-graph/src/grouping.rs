@@ -135,7 +135,8 @@ impl Grouping<'_> {
 
 /// Returns the number of bytes that the second loop reads and the first one reads or writes.
 fn shared_bytes(first: &Loop, second: &Loop) -> u64 {
-    let shared = |read: &&Touched| first.touched.iter().any(|other| other == *read);
+    let is_written = |read: &Touched| first.writes().iter().any(|write| write.overlaps(read));
+    let shared = |read: &&Touched| first.reads().contains(read) || is_written(read);
     let bytes = |read: &Touched| read.end - read.start;
     second.reads().iter().filter(shared).map(bytes).sum()
 }

@@ -57,6 +57,11 @@ impl Offer {
     pub(crate) fn recorded(target: &Tensor) -> Self {
         Self { is_recorded: true, ..Self::new(target, true, true) }
     }
+
+    /// Returns whether autograd records the call that the memory is offered to.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
 }
 
 /// The offers to one call.

@@ -216,7 +216,9 @@ fn points_that_differ_are_not_fused() {
     let part = builder.call(&add, &[&whole.seen(Layout::contiguous(&[32])), &other]);
     builder.keep(&part);
     let program = builder.plan();
-    assert_eq!(program.steps.len(), 2);
+    assert_eq!((program.steps.len(), program.apart[0].reason), (2, Refusal::Spaces));
+    let text = program.describe(&["exp".to_owned(), "add".to_owned()]).to_string();
+    assert!(text.contains("not fused: exp and add, since their points are different ones"), "{text}");
 }
 
 #[test]

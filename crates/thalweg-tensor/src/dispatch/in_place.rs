@@ -12,7 +12,7 @@ use thalweg_ops::schema::{Alias, Kind, Schema, Type};
 use thalweg_runtime::{Error, Result};
 
 use super::definition::{Body, single};
-use super::offers::{Taker, offer};
+use super::offers::{Taker, offer, recorded_offer};
 use super::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::autograd::is_grad_enabled;
 use crate::destination::{First, Offer, are_same, offered};
@@ -103,51 +103,10 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
         arguments[0] = Argument::Tensor(before);
     }
     let result = || Ok(functional.call(&arguments, None, call.label)?.swap_remove(0));
-    match recorded_offer(functional, target, call.tensors).filter(|_| before.is_none()) {
-        Some(offer) => write_recorded(target, offer, result)?,
-        None => write(target, offer_to(functional, target, call.tensors), result)?,
-    }
+    let is_recorded_loop = before.is_none() && is_one_loop(functional, call.tensors);
+    let recorded = is_recorded_loop.then(|| recorded_offer(target, call.tensors)).flatten();
+    write(target, recorded.or_else(|| offer_to(functional, target, call.tensors)), result)?;
     Ok(single(target.clone()))
-}
-
-/// Returns an offer of the tensor's memory to an operator that autograd records; `None` if the operator is not one loop, or if a
-/// gradient could read an element of another operand, or of a view, that the write changes.
-fn recorded_offer(functional: &Operator, target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
-    let is_recorded = is_grad_enabled() && operands.iter().any(|operand| operand.requires_grad());
-    let is_of_loop = matches!(functional.body(), Body::Loop(_) | Body::Lowered(_));
-    let may_be_written = || {
-        let is_leaf = target.is_leaf() && target.requires_grad();
-        !is_leaf
-            && target.0.autograd.view_of().is_none()
-            && !target.storage().is_given_back()
-            && !target.layout().may_overlap()
-            && target.check_inference_write().is_ok()
-    };
-    let are_others_apart = || {
-        let mut others = operands.iter().skip(1);
-        others.all(|other| !other.shares_storage_with(target) && other.device() == target.device())
-    };
-    let is_offered = is_recorded
-        && is_of_loop
-        && !is_by_parts(functional, operands)
-        && may_be_written()
-        && are_others_apart();
-    is_offered.then(|| Offer::recorded(target))
-}
-
-/// Writes the result of a recorded operator into a tensor, which becomes the result of the operator's node if the operator wrote
-/// there itself.
-fn write_recorded(target: &Tensor, offer: Offer, result: impl FnOnce() -> Result<Tensor>) -> Result<()> {
-    let (result, taken) = offered(vec![offer], result);
-    let result = result?;
-    if taken.contains(&true) && are_same(&result, target) {
-        if let Some(edge) = result.gradient_edge() {
-            target.set_history(edge);
-        }
-        return Ok(());
-    }
-    check_result(&result, target)?;
-    target.copy_(&result)
 }
 
 /// Writes one value into all elements of a tensor, several of which may share memory. `filled` has the tensor's shape and the
@@ -163,19 +122,26 @@ pub(crate) fn write_once(target: &Tensor, filled: &Tensor) -> Result<()> {
     })
 }
 
-/// Writes a result into a tensor, after offering the tensor's memory for it.
+/// Writes a result into a tensor, after offering the tensor's memory for it. If the result of a recorded call is written there, the
+/// tensor becomes the result of the call's node.
 pub(crate) fn write(
     target: &Tensor,
     offer: Option<Offer>,
     result: impl FnOnce() -> Result<Tensor>,
 ) -> Result<()> {
+    let is_recorded = offer.as_ref().is_some_and(Offer::is_recorded);
     let (result, taken) = offered(offer.into_iter().collect(), result);
     let is_taken = taken.contains(&true);
     let is_written = |result: &Tensor| is_taken && are_same(result, target);
     if result.as_ref().map_or(is_taken, is_written) {
-        // A call that failed may have written a part.
-        target.bump_version();
-        return result.map(drop);
+        // A call that failed may have written a part. A recorded call counts its write as it takes the memory.
+        if !is_recorded {
+            target.bump_version();
+        }
+        if let Some(edge) = result?.gradient_edge() {
+            target.set_history(edge);
+        }
+        return Ok(());
     }
     let result = result?;
     check_result(&result, target)?;
@@ -228,8 +194,13 @@ pub(super) fn check_cast(result: &Tensor, target: &Tensor) -> Result<()> {
 /// that the operator reads.
 pub(super) fn offer_to(operator: &Operator, target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
     let is_by_parts = is_by_parts(operator, operands);
-    let is_of_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_)) && !is_by_parts;
+    let is_of_loop = is_one_loop(operator, operands);
     offer(&Taker { first: operator.first(), is_of_loop, is_by_parts }, target, operands)
+}
+
+/// Returns whether an operator computes its result by one loop.
+fn is_one_loop(operator: &Operator, operands: &[&Tensor]) -> bool {
+    matches!(operator.body(), Body::Loop(_) | Body::Lowered(_)) && !is_by_parts(operator, operands)
 }
 
 /// Returns whether other operators compute the result because an operand is complex.

@@ -34,6 +34,20 @@ pub(super) fn offer(taker: &Taker, target: &Tensor, operands: &[&Tensor]) -> Opt
     is_offered.then(|| Offer::new(target, is_read, taker.is_of_loop))
 }
 
+/// Returns an offer of the memory of an in-place form's tensor, the first operand, to an operator that is one loop and that autograd
+/// records; `None` if a gradient could read an element of another operand, or of a view, that the write changes.
+pub(super) fn recorded_offer(target: &Tensor, operands: &[&Tensor]) -> Option<Offer> {
+    let is_recorded = is_grad_enabled() && operands.iter().any(|operand| operand.requires_grad());
+    let is_leaf = target.is_leaf() && target.requires_grad();
+    let is_apart = |other: &&Tensor| !other.shares_storage_with(target) && other.device() == target.device();
+    let is_offered = is_recorded
+        && !is_leaf
+        && target.0.autograd.view_of().is_none()
+        && is_writable(target)
+        && operands.iter().skip(1).all(is_apart);
+    is_offered.then(|| Offer::recorded(target))
+}
+
 /// Returns an offer of a tensor's memory to a function that does not read it.
 pub(crate) fn offer_to_function(target: &Tensor) -> Option<Offer> {
     is_free(target, &[]).then(|| Offer::new(target, false, false))
@@ -56,9 +70,12 @@ fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
     };
     let mut tensors = operands.iter().copied().chain([target]).chain(base);
     let is_recorded = is_grad_enabled() && tensors.any(Tensor::requires_grad);
-    // If the memory was freed, copying the result reports the error.
-    !is_recorded
-        && !target.storage().is_given_back()
+    !is_recorded && is_writable(target)
+}
+
+/// Returns whether a kernel may write into a tensor. If the memory was freed, copying the result reports the error.
+fn is_writable(target: &Tensor) -> bool {
+    !target.storage().is_given_back()
         && !target.layout().may_overlap()
         && target.check_inference_write().is_ok()
 }

@@ -5,7 +5,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape, inverse_order};
+use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::structured;
 use thalweg_runtime::{Device, Error, Result};
 
@@ -15,6 +15,7 @@ use crate::dispatch::{Argument, as_ints, built_in, check_conversion};
 use crate::kernels::recorded_write::{Recording, Write};
 use crate::loops::{LoopArguments, run_into};
 use crate::operators::call;
+use crate::operators::view::in_order_like;
 use crate::tensor::Tensor;
 
 macro_rules! methods {
@@ -103,10 +104,7 @@ impl Tensor {
 
     /// Returns the elements in another dtype, in the order of dimensions that the tensor has in memory, if it has no gaps.
     pub(crate) fn to_dtype_in_order(&self, dtype: DType) -> Result<Self> {
-        match self.layout().dense_order().filter(|_| !self.is_contiguous()) {
-            None => self.to_dtype(dtype),
-            Some(order) => self.permute(&order)?.to_dtype(dtype)?.permute(&inverse_order(&order)),
-        }
+        in_order_like(self, None, |x| x.to_dtype(dtype))
     }
 
     /// Returns the elements row-major without gaps; the tensor itself if they already are.

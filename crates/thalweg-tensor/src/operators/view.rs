@@ -634,9 +634,19 @@ fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
 
 /// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has, if it has no gaps.
 pub(super) fn copied_in_format(call: &Call<'_>, x: &Tensor, format: Option<i64>) -> Result<Tensor> {
+    in_order_like(x, format, |x| x.copied(call.label.location))
+}
+
+/// Makes a tensor of a tensor in a memory format; without one, in the order of dimensions that it has, if it has no gaps. `make` returns
+/// a contiguous tensor of the shape that it is passed.
+pub(super) fn in_order_like(
+    x: &Tensor,
+    format: Option<i64>,
+    make: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
     match order_like(x, format)? {
-        None => x.copied(call.label.location),
-        Some(order) => x.permute(&order)?.copied(call.label.location)?.permute(&inverse_order(&order)),
+        None => make(x),
+        Some(order) => make(&x.permute(&order)?)?.permute(&inverse_order(&order)),
     }
 }
 
