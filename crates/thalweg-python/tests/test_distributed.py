@@ -276,3 +276,58 @@ def test_switches():
     assert not th.backends.mps.is_available()
     assert th.accelerator.is_available() == th.cuda.is_available()
     assert (th.accelerator.current_accelerator() is None) == (not th.cuda.is_available())
+
+
+def divided(rank, sequence):
+    from thalweg.distributed import init_device_mesh
+    from thalweg.distributed.tensor import Replicate, Shard
+    from thalweg.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
+    mesh = init_device_mesh("cpu", (2,))
+    net = Feed()
+    net.load_state_dict(STATE)
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    if sequence:
+        plan = {"norm": SequenceParallel(), "first": ColwiseParallel(input_layouts=Shard(1)), "second": RowwiseParallel(output_layouts=Shard(1))}
+        parallelize_module(net, mesh, PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)))
+    parallelize_module(net, mesh, plan)
+    x = th.arange(48.0).view(2, 4, 6).sin()
+    output = net(x)
+    share = th.arange(48.0).view(2, 4, 6).cos()
+    (output * (share.chunk(2, 1)[rank] if sequence else share)).sum().backward()
+    whole = dist._functional_collectives.all_gather_tensor(output, 1) if sequence else output
+    gradients = {}
+    for name, parameter in net.named_parameters():
+        placement = parameter.placements[0] if hasattr(parameter, "placements") else Replicate()
+        gradients[name] = th.cat(dist.group.WORLD.tensors(parameter.grad, "gradient"), placement.dim) if placement.is_shard() else parameter.grad
+    assert net.first.weight.full_tensor().shape == (8, 6) and net.first.weight.to_local().shape == (4, 6)
+    return whole.tolist(), {name: value.tolist() for name, value in gradients.items()}
+
+
+class Feed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.second(self.first(self.norm(x)).relu())
+
+
+def test_layers_are_divided_among_ranks():
+    net = Feed()
+    STATE.clear()
+    STATE.update(net.state_dict())
+    x = th.arange(48.0).view(2, 4, 6).sin()
+    output = net(x)
+    (output * th.arange(48.0).view(2, 4, 6).cos()).sum().backward()
+    for sequence in (False, True):
+        for found, gradients in dist.run_ranks(divided, 2, (sequence,)):
+            close(found, output.tolist(), 1e-5)
+            for name, parameter in net.named_parameters():
+                close(gradients[name], parameter.grad.tolist(), 1e-4)
+
+
+def test_ranks_with_devices_of_their_own():
+    folder = pathlib.Path(__file__).parent
+    run = subprocess.run([sys.executable, folder / "programs" / "ranks.py"], capture_output=True, text=True, timeout=60, env={
+        **os.environ, "PYTHONPATH": str(folder.parent / "python"), "THALWEG_SIM_DEVICES": "2"})
+    assert run.stdout == "'rank 1 ends'\n", run.stdout + run.stderr

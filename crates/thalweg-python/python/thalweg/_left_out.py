@@ -26,7 +26,7 @@ MODULES = {
     **dict.fromkeys((
         "distributed.algorithms", "distributed.elastic", 
         "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", 
-        "distributed._composable", "distributed._functional_collectives",
+        "distributed._composable",
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),

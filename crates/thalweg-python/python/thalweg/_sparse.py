@@ -242,7 +242,7 @@ _FUNCTIONS = {
     "cuda": lambda x, *args: _converted(x, "cuda"), "cpu": lambda x: _converted(x, "cpu"), "to_sparse_csr": _as_csr, "to_sparse": _as_coo,
     "to_sparse_coo": _as_coo, "neg": _values(_core.neg), "abs": _values(_core.abs), "relu": _values(_core.relu), "sqrt": _values(_core.sqrt),
     "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _values(lambda values: values.detach()),
-    "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "__str__": _printed, "__format__": _printed,
+    "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
     "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
 _OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",

@@ -7,15 +7,15 @@ mean gradient. In the Rust crate (`thalweg::distributed::fully_shard`) they are 
 import contextlib
 import dataclasses
 
-from .. import _core
-from .._left_out import attributes as _attributes
-from ..autograd.function import Function
-from ..nn.module import Module
-from ..nn.parameter import Parameter
-from . import _check
-from ._group import ReduceOp
-from ._placements import Shard
-from .tensor import DTensor, part_of
+from ... import _core
+from ..._left_out import attributes as _attributes
+from ...autograd.function import Function
+from ...nn.module import Module
+from ...nn.parameter import Parameter
+from .. import _check
+from .._group import ReduceOp
+from .._placements import Shard
+from ..tensor import DTensor, part_of
 
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
 
@@ -43,11 +43,11 @@ class CPUOffloadPolicy(OffloadPolicy):
 
 
 class ShardedParameter(Parameter, DTensor):
-    """This rank's rows of a parameter."""
+    """This rank's part of a parameter: its rows, unless a placement says otherwise."""
 
-    def __new__(cls, rows, group, shape, mesh, requires_grad):
+    def __new__(cls, rows, group, shape, mesh, requires_grad, placement=Shard(0)):
         made = Parameter.__new__(cls, rows, requires_grad)
-        made.__dict__.update(_group=group, _full_shape=tuple(shape), device_mesh=mesh, placements=(Shard(0),))
+        made.__dict__.update(_group=group, _full_shape=tuple(shape), device_mesh=mesh, placements=(placement,))
         return made
 
     def __init__(self, *_):
@@ -59,11 +59,18 @@ class ShardedParameter(Parameter, DTensor):
 
     def full_tensor(self, *, grad_placements=None):
         """Returns the entire parameter, on each rank."""
-        return _core.cat(self._group.tensors(self, "full_tensor")).reshape(self._full_shape)
+        placement, = self.placements
+        if not placement.is_shard():
+            return self.data
+        if self._full_shape and self._full_shape[placement.dim] % self._group.size() == 0:
+            from .._functional_collectives import gathered
+            return gathered(self, placement.dim, self._group).reshape(self._full_shape)
+        return _core.cat(self._group.tensors(self, "full_tensor"), placement.dim).reshape(self._full_shape)
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
-            memo[id(self)] = ShardedParameter(self.detach().clone(), self._group, self._full_shape, self.device_mesh, self.requires_grad)
+            memo[id(self)] = ShardedParameter(self.detach().clone(), self._group, self._full_shape, self.device_mesh, self.requires_grad,
+                                              self.placements[0])
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
@@ -92,14 +99,14 @@ class _Gather(Function):
 
 
 def _mean(gradient, group):
-    from ._collectives import all_reduce
+    from .._collectives import all_reduce
     gradient = gradient.contiguous().clone()
     all_reduce(gradient, ReduceOp.AVG if gradient.is_floating_point() else ReduceOp.SUM, group)
     return gradient
 
 
 def _core_no_grad():
-    from ..autograd import no_grad
+    from ...autograd import no_grad
     return no_grad()
 
 
@@ -184,7 +191,7 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
 
 def _divided(parameter, group, mesh):
     """Returns this rank's rows of a parameter, whose elements are those of the first rank."""
-    from ._collectives import broadcast
+    from .._collectives import broadcast
     whole = parameter.detach()
     broadcast(whole, group=group, group_src=0)
     rows = part_of(whole.reshape(1) if whole.dim() == 0 else whole, 0, group.rank(), group.size())
