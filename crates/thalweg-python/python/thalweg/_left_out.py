@@ -50,10 +50,9 @@ MODULES = {
 
 # Names that are left out of modules that exist.
 NAMES = {
-    "optim": {"SparseAdam": "gradients are dense"},
     "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
     "autograd.profiler": dict.fromkeys(
-        ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
+        ("EventList", "FunctionEvent", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
     "nn": dict.fromkeys(("Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),

@@ -228,8 +228,13 @@ def _checked_indices(x):
 
 
 def _printed(x, *_, **__):
-    return (f"tensor(indices={x._places!r},\n       values={x._elements!r},\n       size={tuple(x.shape)}, nnz={x._places.shape[1]}, "
-            f"layout={x.layout!r})")
+    def shown(name, value):
+        """Returns a part of the text, with its lines below one another."""
+        return f"{name}={value!r}".replace("\n", "\n" + " " * (len(name) + 1))
+    parts = [("indices", x._places), ("values", x._elements)] if not x.is_sparse_csr else [
+        ("crow_indices", _crow(x)), ("col_indices", _coalesce(x)._places[1]), ("values", _coalesce(x)._elements)]
+    text = ",\n".join(shown(name, value) for name, value in parts).replace("\n", "\n" + " " * 7)
+    return f"tensor({text},\n       size={tuple(x.shape)}, nnz={x._places.shape[1]}, layout={x.layout!r})"
 
 
 _FUNCTIONS = {
