@@ -42,7 +42,6 @@ MODULES = {
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.data.graph": "there are no pipes of data: say `Dataset` or `IterableDataset`",
-    "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
     "nn.utils._expanded_weights": "transforms of functions are left out",
     "nn.utils._per_sample_grad": "transforms of functions are left out",
     "numa": "threads are those of the device",
@@ -138,7 +137,7 @@ _WITHOUT_ATTRIBUTES = (
 # Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops", "distributed", "export", "utils.data", "utils.flop_counter", "utils._python_dispatch"}
+    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops", "distributed", "export", "utils.benchmark", "utils.data", "utils.flop_counter", "utils._python_dispatch"}
 
 
 def attributes(module, names=None):
