@@ -137,7 +137,8 @@ _WITHOUT_ATTRIBUTES = (
 # Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops", "distributed", "export", "utils.benchmark", "utils.data", "utils.flop_counter", "utils._python_dispatch"}
+    "_ops", "_vmap_internals", "autograd.forward_ad", "distributed", "export", "fx", "hub", "library", "ops", "utils._python_dispatch",
+    "utils.benchmark", "utils.data", "utils.flop_counter"}
 
 
 def attributes(module, names=None):

@@ -74,7 +74,7 @@ _GROUPS = {
             GRID_SAMPLE_INTERPOLATION_MODES GRID_SAMPLE_PADDING_MODES TYPE_CHECKING assert_int_or_pair reproducibility_notes sparse_support_notes
             tf32_notes""",
         "nn.parallel": "gather parallel_apply replicate scatter", "nn.utils": "clip_grad_norm stateless", "random": "default_generator",
-        "utils": "cmake_prefix_path set_module swap_tensors",
+        "utils": "cmake_prefix_path set_module",
         "utils._pytree": "DumpableContext FlattenFunc FromDumpableContextFn PyTreeSpec ToDumpableContextFn UnflattenFunc is_structseq_instance",
         "utils.checkpoint": """
             CheckpointFunction CheckpointPolicy DefaultDeviceType GraphExecGroup SAC_IGNORED_OPS SelectiveCheckpointContext check_backward_validity

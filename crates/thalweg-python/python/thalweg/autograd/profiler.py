@@ -3,6 +3,7 @@
 from .. import profiler
 from .._left_out import attributes
 from ..profiler import emit_nvtx, record_function
+from . import kineto_available  # noqa: F401
 
 __all__ = ["emit_nvtx", "profile", "record_function"]
 
@@ -49,11 +50,6 @@ class profile(profiler.profile):
         return "<unfinished torch.autograd.profile>" if self._trace is None else self.table()
 
     __str__ = __repr__
-
-
-def kineto_available():
-    """Returns False: timelines are Thalweg's own, in Kineto's format."""
-    return False
 
 
 __getattr__ = attributes(__name__)

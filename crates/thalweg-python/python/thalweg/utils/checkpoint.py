@@ -209,9 +209,11 @@ def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mu
             if not policies.saves(True, func, args, kwargs or {}):
                 return func(*args, **(kwargs or {}))
             results = policies.kept.get(func)
+            if results is None:
+                raise RuntimeError(f"{func} encountered during backward, but not found in storage: the policy of the second run is not that of the first")
             if not results:
-                raise RuntimeError(f"{func} encountered during backward, but not found in storage. Consider whether the policy of the second run is that of "
-                                   "the first; a graph can be run once only (`retain_graph` is left out here)")
+                raise RuntimeError("Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation "
+                                   "checkpoint.")
             return _returned(results.pop(0), policies.is_mutable)
     return _Keeping(), _Returning()
 
