@@ -10,7 +10,6 @@ import dataclasses
 from ... import _core
 from ..._left_out import attributes as _attributes
 from ...autograd.function import Function
-from ...nn.module import Module
 from ...nn.parameter import Parameter
 from .. import _check
 from .._group import ReduceOp
@@ -82,7 +81,7 @@ class _Gather(Function):
 
     @staticmethod
     def forward(ctx, rows, unit):
-        ctx.group, ctx.unit, ctx.dtype = rows._group, unit, rows.dtype
+        ctx.group, ctx.unit, ctx.dtype, ctx.key = rows._group, unit, rows.dtype, id(rows)
         dtype = unit._policy.param_dtype
         with _core_no_grad():
             whole = rows.full_tensor()
@@ -92,8 +91,12 @@ class _Gather(Function):
     def backward(ctx, gradient):
         dtype = ctx.unit._policy.reduce_dtype
         gradient = gradient if dtype is None else gradient.to(dtype)
-        if ctx.unit._is_synchronized:
-            gradient = _mean(gradient, ctx.group)
+        earlier = ctx.unit._waiting.pop(ctx.key, None)
+        gradient = gradient if earlier is None else gradient + earlier
+        if not ctx.unit._is_synchronized:
+            ctx.unit._waiting[ctx.key] = gradient.detach()
+            return None, None
+        gradient = _mean(gradient, ctx.group)
         place = part_of(gradient, 0, ctx.group.rank(), ctx.group.size()) if gradient.dim() else gradient
         return place.to(ctx.dtype).contiguous(), None
 
@@ -165,7 +168,8 @@ def _gathered(unit):
             module._parameters[name] = parameter
 
 
-def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None):
+def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None,
+                group=None):
     """Spreads the parameters of a module, without those of parts that are spread already, over the ranks, and returns the module."""
     if isinstance(offload_policy, CPUOffloadPolicy):
         raise NotImplementedError("fully_shard(offload_policy=CPUOffloadPolicy()) is left out: parts of parameters stay on the ranks' devices")
@@ -173,7 +177,7 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
         raise NotImplementedError("fully_shard(shard_placement_fn=...) is left out: parameters are divided by rows")
     if isinstance(module, (list, tuple)):
         return [fully_shard(one, mesh=mesh, mp_policy=mp_policy, ignored_params=ignored_params) for one in module]
-    group = mesh.get_group(0) if mesh is not None else _check("fully_shard")
+    group = group or (mesh.get_group(0) if mesh is not None else _check("fully_shard"))
     ignored, known = set(map(id, ignored_params or ())), {}
     waiting = [module]
     while waiting:
@@ -202,7 +206,8 @@ def _become_unit(module, policy):
     """Makes a module an `FSDPModule`, which gathers its parameters for each call of `forward`."""
     kind = type(module)
     module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {})
-    module._policy, module._is_synchronized = policy, True
+    # Gradients that wait on this rank for a backward pass that adds them up, by the parameters' identities.
+    module._policy, module._is_synchronized, module._waiting = policy, True, {}
     forward = module.forward
 
     def gathering(*args, **kwargs):
@@ -224,11 +229,9 @@ def register_fsdp_forward_method(module, method_name):
     setattr(module, method_name, gathering)
 
 
-class FullyShardedDataParallel(Module):
-    """The wrapper of PyTorch's first sharded modules, which is left out: `fully_shard` is here."""
-
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError("FullyShardedDataParallel is left out: use `fully_shard` (`torch.distributed.fsdp.fully_shard`)")
-
+from .fully_sharded_data_parallel import (  # noqa: E402,F401
+    BackwardPrefetch, CPUOffload, FullOptimStateDictConfig, FullStateDictConfig, FullyShardedDataParallel, LocalOptimStateDictConfig,
+    LocalStateDictConfig, MixedPrecision, OptimStateDictConfig, OptimStateKeyType, ShardedOptimStateDictConfig, ShardedStateDictConfig,
+    ShardingStrategy, StateDictConfig, StateDictSettings, StateDictType)
 
 __getattr__ = _attributes(__name__)
