@@ -111,6 +111,22 @@ impl ScatterReduce {
     }
 }
 
+/// The bytes of a row that a thread handles if they are contiguous and aligned to this number.
+const VECTOR: u64 = 16;
+
+/// Returns the number of elements that a thread handles of rows of this many, for the strides of the source, and the addresses of
+/// source and result.
+fn width_of(dtype: DType, inner: u64, source_strides: [u64; 3], at: [DevicePointer; 2]) -> u64 {
+    let width = VECTOR / dtype.size_bytes() as u64;
+    let is_whole = |elements: u64| elements.is_multiple_of(width);
+    let [strides @ .., by_inner] = source_strides;
+    let fits = by_inner == 1
+        && is_whole(inner)
+        && strides.into_iter().all(is_whole)
+        && at.iter().all(|operand| operand.address().is_multiple_of(VECTOR));
+    if fits { width } else { 1 }
+}
+
 /// Returns the offset of the element at (o, k, i).
 fn element([o, k, i]: [u64; 3], strides: [u64; 3]) -> usize {
     (o * strides[0] + k * strides[1] + i * strides[2]) as usize

@@ -13,6 +13,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::combine::typed;
+use super::width_of;
 use crate::arguments::{self, arguments};
 use crate::dtypes::check;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
@@ -35,8 +36,6 @@ arguments! { ScatterRows { sizes, index_stride, source_strides, dtype } }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-/// The bytes of a row that a thread handles if they are contiguous and aligned to this number.
-const VECTOR: u64 = 16;
 
 /// The operands of a launch: indices (i64), the last index of each row plus one (32 bits), source, and result.
 type Operands = [DevicePointer; 4];
@@ -55,14 +54,7 @@ impl ScatterRows {
 
     /// Returns the number of elements that a thread handles.
     fn width(&self, at: &Operands) -> u64 {
-        let width = VECTOR / self.dtype.size_bytes() as u64;
-        let [.., source, result] = at;
-        let is_whole = |elements: u64| elements.is_multiple_of(width);
-        let fits = self.source_strides[2] == 1
-            && is_whole(self.sizes[3])
-            && self.source_strides[..2].iter().all(|&stride| is_whole(stride))
-            && [source, result].iter().all(|operand| operand.address().is_multiple_of(VECTOR));
-        if fits { width } else { 1 }
+        width_of(self.dtype, self.sizes[3], self.source_strides, [at[2], at[3]])
     }
 
     /// Returns the row of the result that an index names.
