@@ -27,6 +27,7 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 
 pub mod atomic;
 mod combine;
@@ -67,13 +68,7 @@ impl ScatterReduce {
     pub fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
         let walked = [outer, count, inner];
-        let span = |strides: [u64; 3]| match walked.contains(&0) {
-            true => 0,
-            false => {
-                1 + walked.iter().zip(strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
-            }
-        };
-        [span(self.index_strides), span(self.source_strides), outer * extent * inner]
+        [span(walked, self.index_strides), span(walked, self.source_strides), outer * extent * inner]
     }
 
     /// Runs the kernel on the host, with the same bits as on a GPU.

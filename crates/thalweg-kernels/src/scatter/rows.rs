@@ -17,6 +17,7 @@ use super::width_of;
 use crate::arguments::{self, arguments};
 use crate::dtypes::check;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 use crate::shared::unit;
 
 /// The sizes of a launch. See the [module](self).
@@ -44,12 +45,10 @@ impl ScatterRows {
     /// Returns the numbers of elements that indices, source and result span in memory.
     fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
-        if [outer, count, inner].contains(&0) {
-            return [0, 0, outer * extent * inner];
-        }
-        let [by_outer, by_count, by_inner] = self.source_strides;
-        let source = 1 + (outer - 1) * by_outer + (count - 1) * by_count + (inner - 1) * by_inner;
-        [1 + (count - 1) * self.index_stride, source, outer * extent * inner]
+        let walked = [outer, count, inner];
+        // A row's elements share an index.
+        let index_strides = [0, self.index_stride, 0];
+        [span(walked, index_strides), span(walked, self.source_strides), outer * extent * inner]
     }
 
     /// Returns the number of elements that a thread handles.

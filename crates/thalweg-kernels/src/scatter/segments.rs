@@ -18,6 +18,7 @@ use super::{Combine, Term, VECTOR, Wide, width_of};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 use crate::shared::{ELEMENTS, unit};
 
 /// The sizes of a launch. See the [module](self).
@@ -82,11 +83,7 @@ impl Segments {
     /// Returns the number of elements that the source spans in memory.
     fn span(&self) -> u64 {
         let [outer, _, _, inner] = self.sizes;
-        let walked = [outer, self.source_rows, inner];
-        if walked.contains(&0) {
-            return 0;
-        }
-        1 + walked.iter().zip(self.source_strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
+        span([outer, self.source_rows, inner], self.source_strides)
     }
 
     /// Returns the number of elements that a thread handles.

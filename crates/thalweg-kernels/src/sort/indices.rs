@@ -11,6 +11,7 @@ use super::source::of_digits;
 use super::{BLOCK, DIGITS, Operands, SHORT, Work, add_counts, blocks_that_add};
 use crate::arguments::{self, Argument};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 
 /// The sizes of a sort of indices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -70,7 +71,7 @@ impl SortIndices {
 
     /// Returns the number of elements that the indices span in memory.
     fn span(&self) -> u64 {
-        if self.count == 0 { 0 } else { 1 + (self.count - 1) * self.stride }
+        span([self.count], [self.stride])
     }
 }
 
