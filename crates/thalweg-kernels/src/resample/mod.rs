@@ -20,6 +20,7 @@ use thalweg_ir::host::Fault;
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{FLOATS, names};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 
 /// The rule by which a new point is computed from old ones. The `Corners` variants place the first and the last points of both
 /// axes on each other, the others their outer edges.
@@ -164,11 +165,10 @@ impl Resample {
     /// Returns the number of elements of the tensor that is read, counted from its first; 0 if nothing is read.
     fn span(&self) -> u64 {
         let [[z, y, x], _] = self.passes();
-        let extents = [self.images, self.channels, z, y, x];
-        if extents.contains(&0) || self.written() == 0 {
-            return 0;
+        match self.written() {
+            0 => 0,
+            _ => span([self.images, self.channels, z, y, x], self.strides),
         }
-        1 + extents.iter().zip(self.strides).map(|(extent, stride)| (extent - 1) * stride).sum::<u64>()
     }
 
     /// Returns the number of elements that are written.
