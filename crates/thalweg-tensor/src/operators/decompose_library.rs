@@ -6,7 +6,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result};
+use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result, if_supported};
 
 use super::decompose::{empty, transposed};
 use crate::tensor::Tensor;
@@ -61,11 +61,7 @@ fn queue(
             lists.push(addresses);
         }
     }
-    match stream.library_dense(&call, label) {
-        Ok(()) => Ok(true),
-        Err(error) if error.is_library_missing() || error.is_not_supported() => Ok(false),
-        Err(error) => Err(error),
-    }
+    Ok(if_supported(stream.library_dense(&call, label))?.is_some())
 }
 
 /// Returns a copy whose columns are contiguous: the rows of the transposes.
@@ -81,8 +77,7 @@ pub(super) fn cholesky(
     label: Label,
 ) -> Result<Option<Tensor>> {
     let sizes = [batch, n, n];
-    let is_done =
-        may_compute(a, sizes)? && queue(DenseMethod::Cholesky, sizes, &[a, info], true, label)?;
+    let is_done = may_compute(a, sizes)? && queue(DenseMethod::Cholesky, sizes, &[a, info], true, label)?;
     if is_done { a.tril(0).map(Some) } else { Ok(None) }
 }
 
