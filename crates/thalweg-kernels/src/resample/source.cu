@@ -177,8 +177,13 @@ struct Places {
     return places;
 }
 
+#if !BACKWARD
 // Sums begin with -0, so that a single -0 keeps its sign.
-[[maybe_unused]] static __device__ __forceinline__ Sum forward(const Element* plane, const Places (&places)[3]) {
+static __device__ __forceinline__ Element forward(const Element* plane, const Places (&places)[3]) {
+#if TAPS == 1
+    // Elements of other dtypes are copied as numbers of their width.
+    return plane[places[0].at[0] + places[1].at[0] + places[2].at[0]];
+#else
     Sum sum = Sum(-0.0);
     #pragma unroll
     for (i32 z = 0; z < TAPS; ++z) {
@@ -203,10 +208,11 @@ struct Places {
         }
         sum += places[0].weight[z] * of_rows;
     }
-    return sum;
+    return STORE(sum);
+#endif
 }
-
-[[maybe_unused]] static __device__ __forceinline__ Sum backward(const Arguments& x, const Element* plane, const i32 (&at)[3]) {
+#else
+static __device__ __forceinline__ Element backward(const Arguments& x, const Element* plane, const i32 (&at)[3]) {
     const Range of_z = uses_of(x, 0, at[0]), of_y = uses_of(x, 1, at[1]), of_x = uses_of(x, 2, at[2]);
     Sum sum = Sum(0);
     for (i32 k = 0; k < of_z.count; ++k) {
@@ -235,8 +241,9 @@ struct Places {
         }
         sum += z_weight * of_rows;
     }
-    return sum;
+    return STORE(sum);
 }
+#endif
 
 // Each block handles `count` elements of several planes at once if a plane is smaller than a block.
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ Arguments x) {
@@ -266,9 +273,9 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ A
         const u64 of_image = x.channels_last ? u64(channel) : plane - image * x.channels;
         const Element* read = x.read + image * x.strides[0] + of_image * x.strides[1];
 #if BACKWARD
-        x.written[plane * count + own] = STORE(backward(x, read, at));
+        x.written[plane * count + own] = backward(x, read, at);
 #else
-        x.written[plane * count + own] = STORE(forward(read, places));
+        x.written[plane * count + own] = forward(read, places);
 #endif
     }
 }
