@@ -177,8 +177,13 @@ struct Places {
     return places;
 }
 
+#if !BACKWARD
 // Sums begin with -0, so that a single -0 keeps its sign.
-[[maybe_unused]] static __device__ __forceinline__ Sum forward(const Element* plane, const Places (&places)[3]) {
+static __device__ __forceinline__ Element forward(const Element* plane, const Places (&places)[3]) {
+#if TAPS == 1
+    // Elements of other dtypes are copied as numbers of their width.
+    return plane[places[0].at[0] + places[1].at[0] + places[2].at[0]];
+#else
     Sum sum = Sum(-0.0);
     #pragma unroll
     for (i32 z = 0; z < TAPS; ++z) {
@@ -203,9 +208,10 @@ struct Places {
         }
         sum += places[0].weight[z] * of_rows;
     }
-    return sum;
+    return STORE(sum);
+#endif
 }
-
+#else
 // The new points that are computed from an old one along an axis, at most MOST of them, from the first point of the plane, with
 // their weights. The others have weight 0.
 template <i32 MOST> struct Uses {
@@ -223,7 +229,7 @@ template <i32 MOST> struct Uses {
 };
 
 // Leaves out the new points at both ends of a range that are not computed from the old one.
-[[maybe_unused]] static __device__ __forceinline__ Range without_ends(const Arguments& x, const u32 axis, const i32 of, Range range) {
+static __device__ __forceinline__ Range without_ends(const Arguments& x, const u32 axis, const i32 of, Range range) {
     if (x.by == REFLECTED || x.by == CIRCULAR) {
         return range;
     }
@@ -283,13 +289,13 @@ template <i32 MOST> struct FromLists {
     __device__ __forceinline__ FromLists(const Arguments& x, const i32 (&of)[3], const Range (&ranges)[3])
         : x(x), depth(of[0]), range(ranges[0]), rows(x, 1, of[1], ranges[1]), columns(x, 2, of[2], ranges[2]) {}
 
-    __device__ __forceinline__ Sum operator()(const Element* plane) const {
-        return over_depth(x, plane, depth, range, [&](const Element* part) { return over_lists(part, rows, columns); });
+    __device__ __forceinline__ Element operator()(const Element* plane) const {
+        return STORE(over_depth(x, plane, depth, range, [&](const Element* part) { return over_lists(part, rows, columns); }));
     }
 };
 
 // The sum over the second and the last axis for any number of points, whose weights are computed for each plane.
-[[maybe_unused]] static __device__ __forceinline__ Sum
+static __device__ __forceinline__ Sum
 over_ranges(const Arguments& x, const Element* plane, const i32 (&of)[3], const Range rows, const Range columns) {
     Sum sum = Sum(0);
     for (i32 j = 0; j < rows.count; ++j) {
@@ -310,6 +316,7 @@ over_ranges(const Arguments& x, const Element* plane, const i32 (&of)[3], const 
     }
     return sum;
 }
+#endif
 
 // Computes the points of a thread, one in each of its planes. `Point` gets the first element of a plane.
 template <class Point>
@@ -319,7 +326,7 @@ over_planes(const Arguments& x, const u32 own, const u32 channel, const u32 coun
     for (u64 plane = u64(blockIdx.y) * layers + layer; plane < planes; plane += u64(gridDim.y) * layers) {
         const u64 image = x.channels_last ? plane : plane / x.channels;
         const u64 of_image = x.channels_last ? u64(channel) : plane - image * x.channels;
-        x.written[plane * count + own] = STORE(point(x.read + image * x.strides[0] + of_image * x.strides[1]));
+        x.written[plane * count + own] = point(x.read + image * x.strides[0] + of_image * x.strides[1]);
     }
 }
 
@@ -356,9 +363,9 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ A
         over_planes(x, own, channel, count, layer, layers, FromLists<8>(x, at, ranges));
     } else {
         over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) {
-            return over_depth(x, plane, at[0], ranges[0], [&](const Element* part) {
+            return STORE(over_depth(x, plane, at[0], ranges[0], [&](const Element* part) {
                 return over_ranges(x, part, at, ranges[1], ranges[2]);
-            });
+            }));
         });
     }
 #else
