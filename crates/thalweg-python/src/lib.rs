@@ -24,6 +24,7 @@ mod backends;
 mod call;
 mod callable;
 mod check;
+mod communicator;
 mod compiling;
 mod convert;
 mod cuda;
@@ -42,7 +43,6 @@ mod index;
 mod lines;
 mod memory;
 mod modes;
-mod networks;
 mod node;
 mod optim;
 mod overrides;
@@ -71,7 +71,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     functions::register(module)?;
     overrides::register(module)?;
     modes::register(module)?;
-    networks::register(module)?;
     generator::register(module)?;
     table::register(module)?;
     autograd::register(module)?;
@@ -85,6 +84,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     callable::register(module)?;
     check::register(module)?;
     compiling::register(module)?;
+    communicator::register(module)?;
     files::register(module)?;
     dlpack::register(module)
 }
