@@ -6,10 +6,12 @@
 //!
 //! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
 //! - `functions` creates a Python function and a method for every name of the table. The parts with `unsafe` are `functions`,
-//!   `handle` (the cell of a tensor in its object), `dlpack` and the streams of other libraries in `cuda`.
+//!   `handle` (the cell of a tensor in its object), `dlpack`, `exchange` (memory of
+//!   PyTorch's tensors) and the streams of other libraries in `cuda`.
 //! - `overrides` finds calls that arguments or modes take over (`__torch_function__`), and `modes` passes calls below autograd to
 //!   Python (`__torch_dispatch__`).
 //! - `check` runs a Python function under the simulator with many seeds.
+//! - `program` runs graphs of PyTorch as lists of calls of the table, and `exchange` converts their tensors.
 //! - `failure` turns errors and panics into Python exceptions, so that no program can crash the interpreter.
 //!
 //! # Invariants
@@ -32,6 +34,7 @@ mod device;
 mod dlpack;
 mod dtype;
 mod events;
+mod exchange;
 mod failure;
 mod files;
 mod functions;
@@ -47,6 +50,7 @@ mod node;
 mod optim;
 mod overrides;
 mod profiler;
+mod program;
 mod protocol;
 mod readings;
 mod record;
@@ -85,6 +89,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     check::register(module)?;
     compiling::register(module)?;
     communicator::register(module)?;
+    program::register(module)?;
     files::register(module)?;
     dlpack::register(module)
 }

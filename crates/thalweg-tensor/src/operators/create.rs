@@ -168,24 +168,6 @@ operators! {
     /// first; negative numbers remove elements.
     "constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"
         fn constant_pad_nd(pad: ints, value: scalar) = Differentiable(constant_pad, &CONSTANT_PAD), complex: Taken;
-    /// Returns the tensor with its last dimension mirrored at both ends.
-    "reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
-        fn reflection_pad1d(padding: ints) = Composite(|call| border(call, 1, true).map(single));
-    /// Returns the tensor with its last two dimensions mirrored at both ends.
-    "reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
-        fn reflection_pad2d(padding: ints) = Composite(|call| border(call, 2, true).map(single));
-    /// Returns the tensor with its last three dimensions mirrored at both ends.
-    "reflection_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
-        fn reflection_pad3d(padding: ints) = Composite(|call| border(call, 3, true).map(single));
-    /// Returns the tensor with the ends of its last dimension repeated.
-    "replication_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
-        fn replication_pad1d(padding: ints) = Composite(|call| border(call, 1, false).map(single));
-    /// Returns the tensor with the ends of its last two dimensions repeated.
-    "replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
-        fn replication_pad2d(padding: ints) = Composite(|call| border(call, 2, false).map(single));
-    /// Returns the tensor with the ends of its last three dimensions repeated.
-    "replication_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
-        fn replication_pad3d(padding: ints) = Composite(|call| border(call, 3, false).map(single));
     /// Returns the tensor repeated along each dimension; more numbers than dimensions add leading dimensions.
     "repeat(Tensor self, SymInt[] repeats) -> Tensor"
         fn repeat(repeats: sizes) = Composite(|call| {
@@ -484,14 +466,12 @@ fn converted(
     dtype: DType,
     (copies, format): (bool, Option<i64>),
 ) -> Result<Tensor> {
-    let converted = x.to_dtype(dtype)?;
-    if !copies && format.is_none_or(|format| format == 1) || dtype != x.dtype() && format.is_none() {
-        return Ok(converted);
-    }
     match format {
+        _ if dtype != x.dtype() => x.cast(dtype, format, call.label.location),
+        _ if copies => copied_in_format(call, x, format),
+        None | Some(1) => Ok(x.clone()),
         // Returned unchanged if it already has the layout.
-        Some(format @ (0 | 2 | 3)) if !copies => in_format(&converted, format),
-        _ => copied_in_format(call, &converted, format),
+        Some(format) => in_format(x, format),
     }
 }
 
@@ -542,65 +522,6 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
         copy_into(call, &source, &result.with_layout(layout), x.dtype())?;
     }
     in_format(&result, format_of(x)).map(single)
-}
-
-/// Returns the tensor with its last dimensions mirrored, or their ends repeated.
-fn border(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor> {
-    in_format(&bordered(call, dimensions, reflects)?, format_of(call.tensor(0)))
-}
-
-fn bordered(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor> {
-    let (x, padding) = (call.tensor(0), call.ints(1));
-    let name = call.operator.name();
-    if padding.len() != 2 * dimensions {
-        return Err(Error::invalid(format!(
-            "padding size is expected to be {}, but got: {}",
-            2 * dimensions,
-            padding.len()
-        )));
-    }
-    let has_batch = x.rank() == dimensions + 2;
-    let is_valid = (has_batch || x.rank() == dimensions + 1)
-        && x.shape()[usize::from(has_batch)..].iter().all(|&extent| extent > 0);
-    if !is_valid {
-        return Err(Error::invalid(format!(
-            "{name}: Expected {}D or {}D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but \
-             got: {:?}",
-            dimensions + 1,
-            dimensions + 2,
-            x.shape()
-        )));
-    }
-    let mut result = x.clone();
-    for (at, pair) in padding.chunks_exact(2).enumerate() {
-        let (dim, before, after) = (x.rank() - 1 - at, pair[0], pair[1]);
-        let extent = x.shape()[dim] as i64;
-        if reflects && (before >= extent || after >= extent) {
-            return Err(Error::invalid(format!(
-                "Argument #4: Padding size should be less than the corresponding input dimension, but got: padding ({before}, \
-                 {after}) at dimension {dim} of input {:?}",
-                x.shape()
-            )));
-        }
-        let whole = extent.checked_add(before).and_then(|sum| sum.checked_add(after));
-        let Some(whole) = whole.filter(|&whole| whole >= 1) else {
-            return Err(Error::invalid(format!(
-                "input ({:?}) is too small: with padding ({before}, {after}) nothing of dimension {dim} is left",
-                x.shape()
-            )));
-        };
-        if (before, after) == (0, 0) {
-            continue;
-        }
-        let places = Tensor::arange(whole as usize, -before, 1i64, DType::I64, x.device())?;
-        let last = extent - 1;
-        let places = match reflects {
-            true => places.abs()?.sub_scalar(last)?.abs()?.neg()?.add_scalar(last)?,
-            false => places.clamp(0i64, last)?,
-        };
-        result = index_select(&result, dim as i64, &places)?;
-    }
-    if result.shares_storage_with(x) { result.copied(call.label.location) } else { Ok(result) }
 }
 
 /// Returns the tensor repeated along each dimension; there are at least as many numbers as the tensor has dimensions.
