@@ -356,7 +356,7 @@ impl Scatter<'_> {
         match target {
             Target::Zeros(shape) => Tensor::zeros(&shape, dtype, self.source.device()),
             Target::Copied(target) if target.dtype() == dtype => target.owned(self.label.location),
-            Target::Copied(target) => target.to_dtype(dtype)?.contiguous(),
+            Target::Copied(target) => target.contiguous_as(dtype),
         }
     }
 
@@ -394,7 +394,7 @@ impl Scatter<'_> {
     fn tiles(&self, sizes: [u64; 4], source: &Tensor, target: Target<'_>, dtype: DType) -> Result<Tensor> {
         let [outer, extent, _, inner] = sizes.map(|size| size as usize);
         let former = match target {
-            Target::Copied(target) => Some(target.to_dtype(dtype)?.contiguous()?),
+            Target::Copied(target) => Some(target.contiguous_as(dtype)?),
             Target::Zeros(_) => None,
         };
         let stream = source.device().current_stream();
@@ -489,7 +489,7 @@ pub(crate) fn sums_of_bags(call: &Call<'_>) -> Result<Tensors> {
         return Ok(SmallVec::from_elem(sums, 1));
     }
     let order = indices.clamp(0, (rows as i64 - 1).max(0))?.to_dtype(DType::I32)?;
-    let keys = bag.to_dtype(DType::I32)?.contiguous()?;
+    let keys = bag.contiguous_as(DType::I32)?;
     let kernel = Segments {
         sizes: [1, bags as u64, count, columns],
         source_strides: [source_rows * columns, columns, 1],
