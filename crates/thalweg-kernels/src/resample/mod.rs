@@ -2,8 +2,9 @@
 //!
 //! Along each axis a new point is a weighted sum of one, two or four old ones ([`ResampleBy`]): the nearest, interpolated linearly
 //! or cubically, or one that pads the old axis. The gradient of an old point is the sum over the new points that are computed from
-//! it, which a thread finds by inverting the positions. So several threads never add to one sum, and results always have the same
-//! bits. A new point that is one old point is a copy, of elements of any dtype.
+//! it, which a thread finds by inverting the positions; up to eight along an axis are kept in registers, with their weights, for
+//! all planes of the thread. So several threads never add to one sum, and results always have the same bits. A new point that is one
+//! old point is a copy, of elements of any dtype.
 //!
 //! The planes that are read have any strides; those that are written are contiguous, in the order of the shape or with the
 //! channels innermost. The host function (`host`) computes in the same order.
@@ -104,8 +105,8 @@ choices! { ResampleBy: ResampleBy::ALL }
 const BLOCK: u64 = 256;
 /// The number of points of a large plane.
 const LARGE: u64 = 1 << 11;
-/// The number of blocks from which a thread computes the same point of several planes.
-const BLOCKS: u64 = 1 << 13;
+/// The number of blocks from which a thread computes the same point of several planes: its positions and weights are the same in all.
+const BLOCKS: u64 = 1 << 12;
 /// The most blocks along the second axis of a grid.
 const MOST_PLANES: u64 = 65_535;
 /// The greatest extent of an axis: twice as many points still have numbers of 32 bits.
@@ -278,9 +279,9 @@ impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
         let block = if count < LARGE { BLOCK / 2 } else { BLOCK };
         let (blocks, at_once) = (count.div_ceil(block), (block / count).max(1));
         let rounds = layers.div_ceil(at_once);
-        let wanted = if self.kernel.backward { rounds } else { BLOCKS.div_ceil(blocks).min(rounds) };
+        let planes_at_once = BLOCKS.div_ceil(blocks).min(rounds);
         Some(LaunchShape {
-            grid: [blocks as u32, wanted.clamp(1, MOST_PLANES) as u32, 1],
+            grid: [blocks as u32, planes_at_once.clamp(1, MOST_PLANES) as u32, 1],
             block: [block as u32, 1, 1],
         })
     }

@@ -37,6 +37,7 @@ pub mod segments;
 pub mod tile;
 
 use combine::c_of;
+pub(crate) use combine::typed;
 pub use combine::{Combine, Term, Wide};
 
 /// The sizes of a launch. See the [module](self).

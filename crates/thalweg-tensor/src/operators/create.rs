@@ -260,16 +260,15 @@ pub(super) fn pad(x: &Tensor, padding: &[i64], value: Scalar) -> Result<Tensor> 
     super::call(built_in!("constant_pad_nd")?, &arguments, None, std::panic::Location::caller())
 }
 
-/// Reads the options of a new tensor, from a position in the schema on: dtype, layout, device, pinned memory.
-pub(super) fn options(call: &Call<'_>, at: usize) -> Result<Option<DType>> {
+/// Reads the options of a new tensor, from a position in the schema on: dtype, layout, device, pinned memory. Returns the call on
+/// the device that is named, and the dtype.
+pub(super) fn options<'a>(call: &'a Call<'a>, at: usize) -> Result<(Call<'a>, Option<DType>)> {
     check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
-    match call.argument(at + 2) {
-        Argument::Device(device) if device != call.device => Err(Error::invalid(format!(
-            "the tensor is on {}; make the new one there, and move it to {device} with `to_device`",
-            call.device
-        ))),
-        _ => Ok(call.optional_dtype(at)),
-    }
+    let device = match call.argument(at + 2) {
+        Argument::Device(device) => device,
+        _ => call.device,
+    };
+    Ok((Call { device, ..*call }, call.optional_dtype(at)))
 }
 
 /// Returns the first tensor on the device that an argument names, if it names one.
@@ -287,22 +286,26 @@ fn filled(
     at: usize,
     dtype: impl FnOnce() -> DType,
 ) -> Result<Tensors> {
-    let dtype = options(call, at)?.unwrap_or_else(dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or_else(dtype);
     Tensor::full(&extents(size)?, value, dtype, call.device).map(single)
 }
 
 fn filled_like(call: &Call<'_>, value: Scalar, at: usize) -> Result<Tensors> {
-    let dtype = options(call, at)?.unwrap_or(call.tensor(0).dtype());
-    made_like(call, at + 4, |shape| Tensor::full(shape, value, dtype, call.device)).map(single)
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(call.tensor(0).dtype());
+    made_like(&call, at + 4, |shape| Tensor::full(shape, value, dtype, call.device)).map(single)
 }
 
 fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Tensor> {
-    let dtype = options(call, at)?.unwrap_or(dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(dtype);
     uninitialized(Tensor::result_on(shape, dtype, &call.device.current_stream(), call.label)?)
 }
 
 fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype: DType) -> Result<Tensor> {
-    let dtype = options(call, at)?.unwrap_or(dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(dtype);
     if size.len() != stride.len() {
         return Err(Error::invalid(format!(
             "dimensionality of sizes ({}) must match dimensionality of strides ({})",
@@ -335,7 +338,8 @@ fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype
 /// Returns start, start + step, … before an end, which is excluded.
 fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result<Tensor> {
     let whole = [start, end, step].iter().all(|number| !number.is_floating_point());
-    let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { default_dtype() });
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(if whole { DType::I64 } else { default_dtype() });
     let [from, to, by] = [start, end, step].map(Scalar::to_f64);
     if by == 0.0 || by.is_nan() {
         return Err(Error::invalid("step must be nonzero"));
@@ -368,7 +372,8 @@ fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result
 
 fn linspace(call: &Call<'_>) -> Result<Tensor> {
     let [start, end] = [call.scalar(0), call.scalar(1)];
-    let dtype = options(call, 3)?.unwrap_or_else(default_dtype);
+    let (call, named) = options(call, 3)?;
+    let dtype = named.unwrap_or_else(default_dtype);
     let Ok(steps) = usize::try_from(call.int(2)) else {
         return Err(Error::invalid("number of steps must be non-negative"));
     };
@@ -397,7 +402,8 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
             return Err(Error::invalid(format!("{name} must be greater or equal to 0, got {extent}")));
         }
     }
-    let dtype = options(call, at)?.unwrap_or_else(default_dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or_else(default_dtype);
     let size = size.map(|extent| extent as usize);
     let result = Tensor::zeros(&size, dtype, call.device)?;
     no_grad(|| diagonal(&result, 0, 0, 1)?.fill_(1))?;
