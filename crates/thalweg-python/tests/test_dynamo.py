@@ -115,7 +115,7 @@ def test_draws_and_branches_are_left_to_pytorch(torch, dynamo):
 def test_inputs_die_after_their_last_use(torch, dynamo):
     import weakref
 
-    from thalweg.dynamo import entry
+    from thalweg.dynamo import _entry
 
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
@@ -123,7 +123,7 @@ def test_inputs_die_after_their_last_use(torch, dynamo):
     with torch._subclasses.FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(mode.from_tensor(torch.ones(4)))
     module.graph.output_node().args = ((module.graph.output_node().args[0],),)
-    call = entry.compile_flat(module, [], kind="inference")
+    call = _entry.compile_flat(module, [], kind="inference")
     x = torch.ones(4)
     inputs, alive = [x], weakref.ref(x)
     del x

@@ -16,7 +16,7 @@ sys.path.insert(0, str(FOLDER / "dynamo"))
 import models  # noqa: E402
 import values  # noqa: E402
 
-from thalweg.dynamo import backend, entry, stored  # noqa: E402
+from thalweg.dynamo import _entry, _stored, backend  # noqa: E402
 
 
 def filled(shape, seed, below=None):
@@ -41,8 +41,8 @@ class Recorder:
         self.known, self.graphs = known, []
 
     def compile_flat(self, gm, example_inputs, *, kind):
-        importer = entry.Importer(gm)
-        program = stored.as_json(importer.description())
+        importer = _entry.Importer(gm)
+        program = _stored.as_json(importer.description())
         run = torch.fx.Interpreter(gm)
 
         def call(inputs):
@@ -83,7 +83,7 @@ def recorded(make, shapes, trains):
         seed += 1
         inputs.append(made.requires_grad_(trains and not is_integer))
     recorder = Recorder(known)
-    former, entry.compile_flat = entry.compile_flat, recorder.compile_flat
+    former, _entry.compile_flat = _entry.compile_flat, recorder.compile_flat
     try:
         with torch.set_grad_enabled(trains):
             results = torch.compile(model, backend=backend, fullgraph=True)(*inputs)
@@ -91,7 +91,7 @@ def recorded(make, shapes, trains):
             results = [one for one in (results if isinstance(results, tuple) else [results]) if one.requires_grad]
             torch.autograd.backward(results, [filled(one.shape, 100 + place) for place, one in enumerate(results)])
     finally:
-        entry.compile_flat = former
+        _entry.compile_flat = former
     return {"sources": sources, "graphs": recorder.graphs}
 
 

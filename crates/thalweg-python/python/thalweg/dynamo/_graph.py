@@ -8,10 +8,10 @@ from torch.fx.node import map_arg
 
 from thalweg._core import Place
 
-from . import Refused, calls
-from .calls import PassedOn, takes
-from .description import Description
-from .integers import Integers, Unknown
+from . import Refused, _calls as calls
+from ._calls import PassedOn, takes
+from ._description import Description
+from ._integers import Integers, Unknown
 
 __all__ = ["Importer", "takes"]
 
