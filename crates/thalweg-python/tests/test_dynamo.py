@@ -157,3 +157,29 @@ def test_an_optimizer_steps_as_without_it(torch, dynamo):
             step()
     for one, other in zip(layers[0].parameters(), layers[1].parameters()):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@with_pytorch
+def test_graphs_for_a_gpu_compile_without_one(torch, dynamo):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from thalweg.dynamo import _entry
+
+    if torch.cuda.is_available():
+        return "there is a GPU, on which the graph would run"
+
+    def function(x, weight):
+        y = torch.nn.functional.rms_norm(x @ weight, (6,), eps=1e-5)
+        return torch.nn.functional.interpolate(y[None, None], scale_factor=2.0, mode="bilinear").softmax(-1), y.sort(-1).values
+
+    shapes = [(4, 3), (3, 6)]
+    with FakeTensorMode():
+        fakes = [torch.empty(shape, device="cuda") for shape in shapes]
+        graph = make_fx(function)(*fakes)
+    call = _entry.compile_flat(graph, fakes, kind="inference")
+    (compiled,) = dynamo.compiled()
+    assert not compiled.passed_on and compiled.taken > 4, compiled
+    inputs = [torch.rand(shape) for shape in shapes]
+    for found, expected in zip(call(list(inputs)), function(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)

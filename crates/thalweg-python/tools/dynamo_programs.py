@@ -61,7 +61,7 @@ class Recorder:
         return call
 
 
-def recorded(make, shapes, trains):
+def recorded(make, shapes, trains, is_dynamic):
     """Returns the graphs of a model."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def recorded(make, shapes, trains):
     former, _entry.compile_flat = _entry.compile_flat, recorder.compile_flat
     try:
         with torch.set_grad_enabled(trains):
-            results = torch.compile(model, backend=backend, fullgraph=True)(*inputs)
+            results = torch.compile(model, backend=backend, fullgraph=True, dynamic=is_dynamic)(*inputs)
         if trains:
             results = [one for one in (results if isinstance(results, tuple) else [results]) if one.requires_grad]
             torch.autograd.backward(results, [filled(one.shape, 100 + place) for place, one in enumerate(results)])
@@ -96,7 +96,7 @@ def recorded(make, shapes, trains):
 
 
 def main():
-    made = {name: recorded(*model) for name, model in models.MODELS.items()}
+    made = {name: recorded(*model, name in models.DYNAMIC) for name, model in models.MODELS.items()}
     text = json.dumps(made, separators=(",", ":"))
     path = FOLDER / "goldens/dynamo_programs.json.gz"
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
