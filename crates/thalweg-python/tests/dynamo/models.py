@@ -132,3 +132,6 @@ MODELS = {
     "losses": (lambda: losses, [(4, 6)], True),
     "step": (lambda: step, [(4, 3)] * 4, False),
 }
+
+# The models whose stored graphs take sizes as integers.
+DYNAMIC = {"block", "recurrent"}

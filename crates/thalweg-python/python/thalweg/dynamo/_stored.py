@@ -5,7 +5,7 @@ import math
 import thalweg
 from thalweg import _core
 
-from .description import Description
+from ._description import Description
 
 Place = _core.Place
 
