@@ -116,7 +116,7 @@ class _Again:
 
 
 def plain(function):
-    """Returns the function that a mode has received, without what asks its arguments."""
+    """Returns the function that a mode has received, without the wrapper that asks its arguments."""
     return function._function if isinstance(function, _Again) else function
 
 
