@@ -231,3 +231,16 @@ def test_each_mode_sees_attributes():
     with Seen() as outer, Seen() as inner:
         assert x.shape == (2, 3) and x.size(0) == 2 and len(x) == 2 and (x + 1).T.shape == (3, 2)
     assert outer.names == inner.names and inner.names[0] == "shape" and "add" in inner.names and "T" in inner.names
+
+
+def test_libraries_decorate_functions():
+    with th.library._scoped_library("thalweg_tests", "FRAGMENT") as library:
+        @th.library.define(library, "doubled(Tensor x) -> Tensor")
+        def doubled(x):
+            return x * 2
+        library.define("tripled(Tensor x) -> Tensor")
+
+        @th.library.impl(library, "tripled", "CompositeExplicitAutograd")
+        def tripled(x):
+            return x * 3
+        assert th.ops.thalweg_tests.doubled(th.ones(1)).item() == 2.0 and th.ops.thalweg_tests.tripled(th.ones(1)).item() == 3.0 and tripled(1) == 3

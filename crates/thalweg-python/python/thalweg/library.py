@@ -354,7 +354,11 @@ def _scoped_library(*args, **kwargs):
 
 
 def define(qualname, schema=None, *, lib=None, tags=()):
-    """Defines an operator by its name and schema, or decorates the function that computes it."""
+    """Defines an operator by its name and schema, or decorates the function that computes it. With a `Library` in the place of the name, the operator is
+    one of its namespace, and the function that is decorated computes it."""
+    if isinstance(qualname, Library):
+        name = qualname.define(schema, tags=tags)
+        return lambda function: (qualname.impl(name, function, "CompositeExplicitAutograd"), function)[1]
     if schema is None:
         def decorate(function):
             CustomOpDef(qualname, function, f"{qualname}{infer_schema(function)}", tags)
@@ -365,7 +369,10 @@ def define(qualname, schema=None, *, lib=None, tags=()):
 
 
 def impl(qualname, types, func=None, *, lib=None):
-    """Sets the function of an operator for kinds of devices, or decorates it."""
+    """Sets the function of an operator for kinds of devices, or decorates it. With a `Library` in the place of the name, `types` is the name, and `func` the
+    key."""
+    if isinstance(qualname, Library):
+        return lambda function: (qualname.impl(types, function, func or ""), function)[1]
     if func is None:
         return lambda function: impl(qualname, types, function, lib=lib)
     operator = _found(qualname)
