@@ -11,6 +11,11 @@ NAMES = {f"{kind}Tensor": dtype for dtype, kind in KINDS.items() if not getattr(
 class _Kind(type):
     """The tensors of one dtype on a GPU, or on the host's side, for `isinstance`."""
 
+    def __new__(cls, name, bases, body):
+        if bases:
+            raise TypeError(f"type 'torch.{bases[0].__name__}' is not an acceptable base type")
+        return super().__new__(cls, name, bases, body)
+
     def __instancecheck__(cls, instance):
         return isinstance(instance, _core.Tensor) and instance.dtype is cls.dtype and instance.is_cuda is cls._on_gpu
 
