@@ -160,8 +160,7 @@ impl Rows {
             let row = self.of(&region.name);
             row.count += 1;
             row.host_nanoseconds += nanoseconds;
-            row.self_host_nanoseconds +=
-                nanoseconds.saturating_sub(within.map(|call| call.nanoseconds()).sum());
+            row.self_host_nanoseconds += nanoseconds.saturating_sub(within.map(Span::nanoseconds).sum());
         }
     }
 }
