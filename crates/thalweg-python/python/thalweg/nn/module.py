@@ -450,7 +450,7 @@ class Module(States):
         return self._apply(lambda tensor: tensor.share_memory_())
 
     def compile(self, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None, disable=False):
-        """Fuses the loops of the module's calls, in place: see `torch.compile`."""
+        """Fuses the loops of the module's calls, in place: see `torch.compile`. The calls are not captured as graphs, whatever the mode."""
         _compiling.check(backend, mode, options)
         if disable or backend == "eager" or _begin_compiled in self._forward_pre_hooks.values():
             return
