@@ -28,7 +28,7 @@ MODULES = {
         "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", 
         "distributed._composable",
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
-        "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
+        "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),
     "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",

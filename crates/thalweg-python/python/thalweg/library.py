@@ -87,7 +87,7 @@ class CustomOpDef:
         self._backward, self._setup_context = backward, setup_context
 
     def register_vmap(self, func=None, /):
-        """Sets what the operator does inside of `vmap`: `func(info, in_dims, *args)` returns the results and their dimensions."""
+        """Sets the rule of the operator inside of `vmap`: `func(info, in_dims, *args)` returns the results and their dimensions."""
         if func is None:
             return self.register_vmap
         self._vmap = func
@@ -279,7 +279,7 @@ def register_autocast(op, device_type, cast_inputs, /, *, lib=None):
 
 
 def register_vmap(op, func=None, /, *, lib=None):
-    """Sets what an operator does inside of `vmap`."""
+    """Sets the rule of an operator inside of `vmap`."""
     return _found(op).register_vmap(func)
 
 

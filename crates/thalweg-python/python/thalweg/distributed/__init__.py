@@ -15,10 +15,10 @@ from ._collectives import (  # noqa: F401
     all_to_all_single, barrier, batch_isend_irecv, broadcast, broadcast_object_list, gather, gather_object, irecv, isend, monitored_barrier, recv,
     recv_object_list, reduce, reduce_scatter, reduce_scatter_tensor, scatter, scatter_object_list, send, send_object_list)
 from ._group import ProcessGroup, ReduceOp, Work, _make_nccl_premul_sum  # noqa: F401
+from .constants import default_pg_timeout
 from ._stores import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: F401
 
 _BACKENDS = ("nccl", "gloo", "mpi", "threads", "cuda:nccl", "cpu:gloo,cuda:nccl", "cpu:gloo", "cuda:gloo")
-default_pg_timeout = datetime.timedelta(seconds=1800)
 reduce_op = ReduceOp
 
 
@@ -46,6 +46,9 @@ class Backend(str):
     """The name of a backend."""
 
     UNDEFINED, GLOO, NCCL, MPI, UCC, XCCL, FAKE = "undefined", "gloo", "nccl", "mpi", "ucc", "xccl", "fake"
+    backend_list = [UNDEFINED, GLOO, NCCL]
+    default_device_backend_map = {"cpu": GLOO, "cuda": NCCL}
+    backend_capability = {GLOO: ["cpu", "cuda"], NCCL: ["cuda"]}
 
     def __new__(cls, name):
         if not isinstance(name, str):

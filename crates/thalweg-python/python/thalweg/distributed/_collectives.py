@@ -12,13 +12,13 @@ def _group(name, group):
 
 
 def _done(async_op, result=None, between_gpus=None):
-    """Returns what waits for a collective, or None after the current stream has been made to wait for it."""
+    """Returns a `Work` that waits for a collective, or None after the current stream has been made to wait for it."""
     work = Work(result=result, between_gpus=between_gpus)
     return work if async_op else (work.wait(), None)[1]
 
 
 def _direct(own, op, *tensors):
-    """Returns what exchanges tensors between GPUs and the name and factor of a reduction, or None if they go through the host."""
+    """Returns the communicator of GPUs, or None if tensors go through the host, and the name and factor of a reduction."""
     named = getattr(op, "name", None), getattr(op, "factor", None)
     communicator = own.communicator(*tensors) if op is None or named[1] is not None or named[0] in ("SUM", "AVG", "PRODUCT", "MIN", "MAX") else None
     return communicator, (named[0] or "SUM", named[1])

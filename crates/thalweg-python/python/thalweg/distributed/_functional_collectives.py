@@ -55,7 +55,7 @@ def scattered(tensor, op, dim, group):
 
 
 class Change(Function):
-    """A change of what ranks have of a tensor, with the change of its gradient."""
+    """A change of the parts of a tensor that ranks have, with the change of its gradient."""
 
     @staticmethod
     def forward(ctx, tensor, change, back):

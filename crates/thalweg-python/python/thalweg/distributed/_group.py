@@ -140,7 +140,7 @@ class ProcessGroup:
         return self._ranks.index(rank)
 
     def communicator(self, *tensors):
-        """Returns what exchanges tensors between the ranks' GPUs, or None for tensors that go through the host. It is made by the
+        """Returns the communicator of the ranks' GPUs, or None for tensors that go through the host. It is made by the
         first collective of all ranks that needs it."""
         device = tensors[0].device
         if len(self._ranks) == 1 or self._store is None or self._backend == "gloo" or not all(tensor.device == device for tensor in tensors):

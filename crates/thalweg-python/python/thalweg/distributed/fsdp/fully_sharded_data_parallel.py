@@ -202,7 +202,7 @@ class FullyShardedDataParallel(Module):
 
     @staticmethod
     def optim_state_dict_to_load(model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None):
-        """Returns what the optimizer's `load_state_dict` takes: numbers for parameters, and this rank's rows."""
+        """Returns a state that the optimizer's `load_state_dict` takes: with numbers for parameters, and this rank's rows."""
         parameters, numbers = dict(model.named_parameters()), {}
         for entry in optim.param_groups:
             for parameter in entry["params"]:

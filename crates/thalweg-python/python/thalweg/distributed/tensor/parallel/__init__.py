@@ -36,7 +36,7 @@ def _entire(tensor, placement, group):
 
 
 def _summed(tensor, placement, group):
-    """Returns the sum of what ranks have computed, or a rank's part of it."""
+    """Returns the sum of the terms that ranks have computed, or a rank's part of it."""
     if isinstance(placement, Replicate):
         return Change.apply(tensor, lambda value: reduced(value, "sum", group), _same)
     dim = placement.dim % tensor.dim()
@@ -44,7 +44,7 @@ def _summed(tensor, placement, group):
 
 
 def _placed(tensor, source, target, group):
-    """Returns what a rank has of a tensor that all ranks compute alike, in another placement."""
+    """Returns a rank's part of a tensor that all ranks compute alike, in another placement."""
     source, target = (Shard(one.dim % tensor.dim()) if isinstance(one, Shard) else one for one in (source, target))
     if source == target or not isinstance(tensor, Tensor):
         return tensor
