@@ -37,13 +37,17 @@ impl Place {
 
 /// An integer that a step reads.
 pub enum Integer {
+    /// A constant.
     Constant(i64),
+    /// The value of a slot.
     Slot(usize),
 }
 
 /// An argument of a call.
 pub enum Operand {
+    /// A constant.
     Constant(Value),
+    /// The value of a slot.
     Slot(usize),
     /// A list that is not constant.
     List(Vec<Operand>),
@@ -61,6 +65,7 @@ pub struct CallResult {
 pub struct Call {
     operator: &'static Operator,
     operands: Vec<Operand>,
+    /// The results.
     pub results: Vec<CallResult>,
     /// The slot of the tensor that the call writes.
     pub writes: Option<usize>,
@@ -83,7 +88,9 @@ pub enum Arithmetic {
 
 /// The work of a step.
 pub enum Action {
+    /// A call of an operator.
     Call(Call),
+    /// A computation with integers, and the slot of its result.
     Integer(Arithmetic, Vec<Integer>, usize),
     /// A function of the front end, with the slots of its arguments and of its results. If `is_one`, the function
     /// returns one value. `changes` has the slots of the tensors that it writes.
@@ -98,6 +105,7 @@ pub enum Action {
 
 /// A step.
 pub struct Step {
+    /// The work.
     pub action: Action,
     /// The slots that no later step reads.
     pub last: Vec<usize>,
@@ -107,6 +115,7 @@ pub struct Step {
 
 /// The steps between two functions of the front end.
 pub struct Part {
+    /// The numbers of the steps.
     pub steps: std::ops::Range<usize>,
     /// The slots that calls of the part read and that none of its steps wrote before.
     pub reads: Vec<usize>,
@@ -506,6 +515,7 @@ impl Step {
 
 /// The part of the values that steps of ours use, without the interpreter lock.
 pub struct OurValues<'a> {
+    /// The values of the slots.
     pub ours: &'a mut [Option<Value>],
     pub written: &'a mut Vec<usize>,
 }
