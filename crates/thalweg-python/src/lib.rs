@@ -55,6 +55,7 @@ mod protocol;
 mod readings;
 mod record;
 mod regions;
+mod steps;
 mod table;
 mod tensor;
 mod trees;
