@@ -7,8 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_execute::{Kept, Lowered, alignment_of, execute};
 use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
-use thalweg_ir::DType;
-use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, PreparedLaunch, Result, Stream};
+use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
 use super::count;
 use super::explain::explain;
