@@ -50,7 +50,8 @@ class Recorder:
             texts = [described(one, self.known) if isinstance(one, torch.Tensor) else one for one in own]
             with torch.no_grad():
                 results = run.run(*inputs)
-            changed = {place: described(one, {}) for place, (one, former) in enumerate(zip(inputs, own)) if isinstance(one, torch.Tensor) and not torch.equal(one, former)}
+            pairs = [(place, one, former) for place, (one, former) in enumerate(zip(inputs, own)) if isinstance(one, torch.Tensor)]
+            changed = {place: described(one, {}) for place, one, former in pairs if not torch.equal(one, former)}
             number = len(self.graphs)
             outputs = [described(one, {}) if isinstance(one, torch.Tensor) else one for one in results]
             self.graphs.append({"kind": kind, "program": program, "inputs": texts, "outputs": outputs, "changed": changed})

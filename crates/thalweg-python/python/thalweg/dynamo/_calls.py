@@ -126,7 +126,7 @@ def entry_of(operator, args, kwargs, is_number):
     `is_number(value)` says whether an argument is a number, or a node with one.
     """
     if not isinstance(operator, torch._ops.OpOverload):
-        raise PassedOn("it is no operator of ATen")
+        raise PassedOn("it is not an operator of ATen")
     if torch.Tag.nondeterministic_seeded in operator.tags and not _is_without_draws(operator, args, kwargs):
         raise PassedOn("it draws random numbers from PyTorch's generator")
     if not takes(operator):

@@ -194,7 +194,7 @@ class Importer:
         results = [self._made.slot() for _ in ([value] if is_one else value)]
         changes = self._changes(node)
         self._made.kept += slots
-        self._made.foreign(_function(node.target, args, kwargs), slots, results, is_one, changes, described(node))
+        self._made.external(_function(node.target, args, kwargs), slots, results, is_one, changes, described(node))
         for one, slot in zip([value] if is_one else value, results):
             self._note(one, slot)
         self._values[node] = Place(results[0]) if is_one else [Place(slot) for slot in results]
