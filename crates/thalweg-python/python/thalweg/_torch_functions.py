@@ -227,9 +227,7 @@ def overload_of(name, args, kwargs):
         called, args = _REVERSED[name], args[::-1]
     with DisableTorchFunction():
         try:
-            found = _core._overload_of(called, tuple(args), kwargs)
-            found = found[0] if isinstance(found, tuple) else found  # DROP
-            return found, args
+            return _core._overload_of(called, tuple(args), kwargs), args
         except (TypeError, RuntimeError, ValueError, IndexError):
             return None, args
 
