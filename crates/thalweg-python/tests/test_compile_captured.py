@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 import time
 
 import thalweg as torch
@@ -353,3 +354,83 @@ def test_a_function_that_is_dropped_takes_its_graphs_along():
     for _ in range(4):
         last(x)
     assert counters()["graphs"] <= before + 2, (before, counters())
+
+
+def test_weights_that_are_trained_between_replays_are_read_anew():
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).eval()
+    fast, before = captured(model), counters()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for phase in range(4):
+        for _ in range(4):
+            x = torch.randn(4, 8)
+            with torch.no_grad():
+                same(fast(x), model(x))
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    same(fast(x), model(x))
+        if phase % 2:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                model(torch.randn(4, 8)).float().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.5)
+    after = counters()
+    assert after["replays"] - before["replays"] >= 20 and after["eager"] == before["eager"], after
+
+
+@torch.no_grad()
+def test_threads_streams_captures_and_resets():
+    fast, failures = captured(lambda x: x.exp() + 1), []
+
+    def work():
+        with torch.no_grad():
+            for _ in range(10):
+                x = torch.randn(5)
+                if not torch.equal(fast(x), x.exp() + 1):
+                    failures.append(x)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    side = torch.cuda.Stream()
+    for call in range(8):
+        x, current = torch.randn(5), torch.cuda.current_stream()
+        if call % 2:
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                result = fast(x)
+            current.wait_stream(side)
+        else:
+            result = fast(x)
+        same(result, x.exp() + 1)
+    graph, x = torch.cuda.CUDAGraph(), torch.ones(5)
+    with torch.cuda.graph(graph):
+        result = fast(x)
+    x.fill_(3)
+    graph.replay()
+    same(result, x.exp() + 1)
+    held = fast(x)
+    torch.compiler.reset()
+    fast(x + 1)
+    same(held, x.exp() + 1)
+
+
+@torch.no_grad()
+def test_objects_numbers_and_failures():
+    model = nn.Linear(8, 8)
+
+    def function(model, x, number, mode):
+        if x.shape[0] == 3:
+            raise KeyError("three rows")
+        return model(x) * number if mode == "product" else model(x) + number
+    fast = captured(function)
+    for _ in range(5):
+        x = torch.randn(2, 8)
+        for number, mode in ((1, "product"), (1.0, "product"), (True, "sum"), (2, "sum"), (float("nan"), "sum")):
+            same(fast(model, x, number, mode), function(model, x, number, mode))
+        with raises(KeyError, "three rows"):
+            fast(model, torch.ones(3, 8), 1, "sum")

@@ -10,6 +10,7 @@ So a function is only captured if a replay does what a call would do:
 
 What is refused runs compiled, without a graph, and `THALWEG_EXPLAIN=compile` says why. Under `fullgraph=True` it is an error."""
 
+import contextlib
 import functools
 import os
 import sys
@@ -297,6 +298,14 @@ def _run_family(family, tensors):
     return family.bound.run(family.function, tensors)
 
 
+def _uncached_autocast():
+    """Returns a region like the present one whose casts are not kept for what comes after it."""
+    from .amp import autocast, get_autocast_dtype
+    if not _core.is_autocast_enabled():
+        return contextlib.nullcontext()
+    return autocast("cuda", dtype=get_autocast_dtype("cuda"), cache_enabled=False)
+
+
 def _numbered(number, results, given):
     return results[number]
 
@@ -330,13 +339,11 @@ class _Bound:
 
     def run(self, function, tensors):
         """Calls the function, once to warm up, and once for the capture."""
-        from . import set_autocast_cache_enabled, set_grad_enabled
+        from . import set_grad_enabled
         former, _thread.is_inside = getattr(_thread, "is_inside", False), True
-        caches = _core.is_autocast_cache_enabled()
-        set_autocast_cache_enabled(False)
         try:
             args, kwargs = self.build(tensors)
-            with set_grad_enabled(self.records):
+            with set_grad_enabled(self.records), _uncached_autocast():
                 results = function(*args, **kwargs)
             structure = _Structure("result")
             build = structure.taken(results)
@@ -351,7 +358,6 @@ class _Bound:
             self.kind.failed = error if _core._cuda.is_current_stream_capturing() else None
             raise
         finally:
-            set_autocast_cache_enabled(caches)
             _thread.is_inside = former
 
 
