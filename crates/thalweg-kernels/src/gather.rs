@@ -13,6 +13,7 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
+use crate::operands::span;
 use crate::threads::{ranges, share};
 
 /// The sizes of a launch. See the [module](self).
@@ -68,7 +69,7 @@ impl GatherRows {
 
     /// Returns the number of elements that the indices span in memory.
     fn indices(&self) -> u64 {
-        if self.sizes[2] == 0 { 0 } else { 1 + (self.sizes[2] - 1) * self.index_stride }
+        span([self.sizes[2]], [self.index_stride])
     }
 
     fn source_of(&self, source: DevicePointer) -> Access {

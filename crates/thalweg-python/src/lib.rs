@@ -26,6 +26,7 @@ mod backends;
 mod call;
 mod callable;
 mod check;
+mod communicator;
 mod compiling;
 mod convert;
 mod cuda;
@@ -45,7 +46,6 @@ mod index;
 mod lines;
 mod memory;
 mod modes;
-mod networks;
 mod node;
 mod optim;
 mod overrides;
@@ -58,6 +58,7 @@ mod regions;
 mod steps;
 mod table;
 mod tensor;
+mod trees;
 mod tunable;
 
 use pyo3::prelude::*;
@@ -76,7 +77,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     functions::register(module)?;
     overrides::register(module)?;
     modes::register(module)?;
-    networks::register(module)?;
     generator::register(module)?;
     table::register(module)?;
     autograd::register(module)?;
@@ -88,8 +88,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     profiler::register(module)?;
     tunable::register(module)?;
     callable::register(module)?;
+    trees::register(module)?;
     check::register(module)?;
     compiling::register(module)?;
+    communicator::register(module)?;
     program::register(module)?;
     files::register(module)?;
     dlpack::register(module)

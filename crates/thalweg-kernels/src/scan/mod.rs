@@ -98,8 +98,6 @@ pub enum Phase {
     Parts = 2,
 }
 
-choices! { Phase: [Phase::Rows, Phase::Totals, Phase::Parts] }
-
 /// One launch of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ScanStep {

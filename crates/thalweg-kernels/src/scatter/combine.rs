@@ -165,4 +165,4 @@ macro_rules! typed {
         }
     }};
 }
-pub(super) use typed;
+pub(crate) use typed;

@@ -10,6 +10,7 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 use crate::shared::unit;
 
 /// The sizes of a launch. See the [module](self).
@@ -43,7 +44,7 @@ pub(crate) fn sources() -> [(String, String); 1] {
 impl LastIndices {
     /// Returns the number of elements that the indices span in memory.
     fn span(&self) -> u64 {
-        if self.count == 0 { 0 } else { 1 + (self.count - 1) * self.stride }
+        span([self.count], [self.stride])
     }
 }
 

@@ -21,6 +21,7 @@ use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points, names};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -89,13 +90,7 @@ impl ScatterTile {
     fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
         let walked = [outer, count, inner];
-        let span = |strides: [u64; 3]| match walked.contains(&0) {
-            true => 0,
-            false => {
-                1 + walked.iter().zip(strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
-            }
-        };
-        [span(self.index_strides), span(self.source_strides), outer * extent * inner]
+        [span(walked, self.index_strides), span(walked, self.source_strides), outer * extent * inner]
     }
 
     fn run<T: Wide>(&self, index: &[i64], source: &[T], mut sums: Vec<T::Sum>) -> Vec<T::Sum> {

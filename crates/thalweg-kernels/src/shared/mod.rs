@@ -1,6 +1,8 @@
 //! Functions of CUDA C that several kernels use: a kernel's text names a function at the place where it is inserted. Those of
 //! [groups of warps](warp_groups) are printed.
 
+pub(crate) mod cubic;
+
 use thalweg_ir::cuda::with_prelude;
 
 /// Adds the products of eight rows of weights and up to sixteen rows, with the tensor cores; `MMA` is the name of their dtype.

@@ -5,14 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_execute::{Temporaries, alignment_of, prepared, run_steps};
+use thalweg_execute::{Kept, Lowered, alignment_of, execute};
 use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
-use thalweg_ir::DType;
-use thalweg_runtime::{
-    Buffer, Device, DevicePointer, Environment, Error, Label, PreparedLaunch, Result, Stream,
-};
+use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
 use super::count;
+use super::explain::explain;
 use super::window::{Known, Waiters, Waiting, Window};
 use crate::storage::Storage;
 
@@ -22,14 +20,16 @@ const PROGRAMS_KEPT: usize = 1 << 11;
 /// A program with its launches, once they are loaded.
 struct Ready {
     program: Program,
-    /// The launch of each step, and the alignment of addresses that it relies on.
-    launches: Vec<OnceLock<(u64, Arc<PreparedLaunch>)>>,
+    /// The launch of each step, for the alignment of the first addresses.
+    launches: Vec<OnceLock<Kept>>,
     /// The memory that each step is the first to use, and that which it is the last to use.
     uses: Vec<[Vec<u32>; 2]>,
+    /// The bytes that the program allocates.
+    allocated_bytes: u64,
 }
 
 impl Ready {
-    fn new(program: Program) -> Self {
+    fn new(program: Program, segment: &Segment) -> Self {
         let of = |step: &Step| -> Vec<u32> {
             let operands = step.inputs.iter().chain(&step.outputs);
             let mut used: Vec<u32> = operands.map(|operand| operand.memory).collect();
@@ -46,7 +46,8 @@ impl Ready {
             .map(|step| [without(step, &used[..step]), without(step, &used[step + 1..])])
             .collect();
         let launches = program.steps.iter().map(|_| OnceLock::new()).collect();
-        Self { program, launches, uses }
+        let allocated_bytes = program.allocated_bytes(segment);
+        Self { program, launches, uses, allocated_bytes }
     }
 }
 
@@ -61,9 +62,8 @@ pub(super) fn forget_programs() {
 }
 
 impl Window {
-    /// Queues the loops that wait, before a call with this label; `None` if an address is read.
-    pub(super) fn flush(&self, before: Option<Label>) -> Result<()> {
-        let mut waiters = std::mem::take(&mut *self.waiters());
+    /// Queues loops that waited, before a call with this label; `None` if an address is read.
+    pub(super) fn queue(&self, mut waiters: Waiters, before: Option<Label>) -> Result<()> {
         let Some(stream) = waiters.stream.take() else { return Ok(()) };
         let alive: Vec<Option<Arc<Storage>>> = (waiters.memories.iter())
             .map(|known| match known {
@@ -93,6 +93,8 @@ fn queue(
     count(|counters| {
         counters.segments += 1;
         counters.kernels += program.steps.len() as u64;
+        counters.repeated += program.twins.len() as u64;
+        counters.planned_bytes = ready.allocated_bytes;
     });
     let label = waiters.loops.last().expect("a window with a stream has loops").label;
     let arena = Buffer::labelled(stream, program.arena_bytes, label)?;
@@ -106,7 +108,7 @@ fn queue(
         bases[memory as usize] = arena.pointer().offset(offset);
     }
     let mut kept = Vec::with_capacity(program.kept.len());
-    for ((step, launch), [begun, ended]) in program.steps.iter().zip(&ready.launches).zip(&ready.uses) {
+    for ((step, kept_launch), [begun, ended]) in program.steps.iter().zip(&ready.launches).zip(&ready.uses) {
         for &memory in begun {
             if let Some(storage) = &alive[memory as usize] {
                 let buffer = storage.allocated()?;
@@ -114,7 +116,7 @@ fn queue(
                 kept.push((storage, buffer));
             }
         }
-        run(step, launch, &waiters.loops, &bases, stream)?;
+        run(step, kept_launch, &waiters.loops, &bases, stream)?;
         for &memory in ended {
             // What nothing else holds is free for the steps that follow on the stream.
             if let Known::Existing { holder, .. } = &mut waiters.memories[memory as usize] {
@@ -144,10 +146,8 @@ fn program(
     let has_clusters = device.with_clusters(Ok).unwrap_or(false);
     let program = plan(&segment, &Machine { shared_memory_bytes, has_clusters });
     count(|counters| counters.programs += 1);
-    if Environment::get().explain_compile {
-        explain(&program, waiters, before);
-    }
-    let ready = Arc::new(Ready::new(program));
+    explain(&program, &segment, waiters, before);
+    let ready = Arc::new(Ready::new(program, &segment));
     let _ = PROGRAMS_OF_THREAD.try_with(|programs| {
         let mut programs = programs.borrow_mut();
         if programs.len() >= PROGRAMS_KEPT {
@@ -158,29 +158,10 @@ fn program(
     ready
 }
 
-/// Writes to standard error what became one kernel, and why other loops did not.
-fn explain(program: &Program, waiters: &Waiters, before: Option<Label>) {
-    let name = |waiting: &Waiting| format!("{} ({})", waiting.label.operator, line(&waiting.label));
-    let names: Vec<String> = waiters.loops.iter().map(name).collect();
-    let end = match before {
-        Some(label) => format!("{} ({})", label.operator, line(&label)),
-        None => "the address of a result was read".to_owned(),
-    };
-    eprint!("compile: a segment that ends before {end}: {}", program.describe(&names));
-}
-
-/// Returns the line of a label: that of a program in another language, if there is one.
-fn line(label: &Label) -> String {
-    match label.program {
-        Some(line) => format!("{}:{}", line.file, line.line),
-        None => format!("{}:{}", label.location.file(), label.location.line()),
-    }
-}
-
 /// Queues a step.
 fn run(
     step: &Step,
-    launch: &OnceLock<(u64, Arc<PreparedLaunch>)>,
+    kept: &OnceLock<Kept>,
     loops: &[Waiting],
     bases: &[DevicePointer],
     stream: &Stream,
@@ -192,38 +173,8 @@ fn run(
         step.numbers.iter().map(|&(node, slot)| loops[node as usize].numbers[slot as usize]).collect();
     let last = *step.members.last().expect("a step computes a loop");
     let label = loops[last as usize].label;
-    if let Some(steps) = &step.steps {
-        let mut temporaries = StepTemporaries { stream, label, buffers: SmallVec::new() };
-        return run_steps(steps, &numbers, stream, (&inputs, &outputs), &mut temporaries, label);
-    }
-    let alignment = alignment_of(inputs.iter().chain(&outputs).copied());
-    let own;
-    let prepared = match launch.get() {
-        Some((relied_on, launch)) if alignment >= *relied_on => launch,
-        _ => {
-            own = prepared(&step.launch, stream.device(), alignment)?;
-            let _ = launch.set((alignment, Arc::clone(&own)));
-            &own
-        }
-    };
-    stream.launch(prepared, &inputs, &outputs, &numbers, label)
-}
-
-/// Memory for the steps of a launch. It is freed when dropped: reuse on the stream is ordered after the steps.
-struct StepTemporaries<'a> {
-    stream: &'a Stream,
-    label: Label,
-    buffers: SmallVec<[Buffer; 4]>,
-}
-
-impl Temporaries for StepTemporaries<'_> {
-    fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
-        let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
-            Error::invalid("the parts of a reduction have more elements than can be addressed")
-        })?;
-        let buffer = Buffer::labelled(self.stream, bytes, self.label)?;
-        let pointer = buffer.pointer();
-        self.buffers.push(buffer);
-        Ok(pointer)
-    }
+    let kept = kept.get_or_init(|| Kept::new(alignment_of(inputs.iter().chain(&outputs).copied())));
+    let lowered =
+        Lowered { launch: &step.launch, steps: step.steps.as_ref(), numbers: &numbers, kept: Some(kept) };
+    execute(&lowered, stream, (&inputs, &outputs), label)
 }

@@ -217,7 +217,7 @@ fn lu(call: &Call<'_>) -> Result<Tensors> {
 }
 
 fn permutation(call: &Call<'_>) -> Result<Tensor> {
-    let pivots = call.tensor(0).to_dtype(DType::I32)?.contiguous()?;
+    let pivots = call.tensor(0).contiguous_as(DType::I32)?;
     let &[batch, count] = pivots.shape() else { return Err(Error::invalid("pivots are (batch, rows)")) };
     let rows = usize::try_from(call.int(1)).map_err(|_| Error::invalid("rows are not negative"))?;
     batch
@@ -233,6 +233,13 @@ fn permutation(call: &Call<'_>) -> Result<Tensor> {
 pub(super) fn order_of(pivots: &Tensor, rows: usize) -> Result<Tensor> {
     let arguments = [pivots.into(), (rows as i64).into()];
     super::call(built_in!("thalweg::permutation")?, &arguments, None, std::panic::Location::caller())
+}
+
+/// Returns the matrices P (batch, rows, rows) whose product with the rows restores the order before the swaps.
+pub(super) fn permutations(pivots: &Tensor, rows: usize) -> Result<Tensor> {
+    let order = order_of(pivots, rows)?;
+    let places = Tensor::arange(rows, 0, 1, DType::I64, pivots.device())?;
+    places.unsqueeze(-1)?.eq(&order.unsqueeze(1)?)?.to_dtype(DType::F64)
 }
 
 /// Returns the rows of matrices in their order after swaps, or, if `is_backward`, in their order before.
