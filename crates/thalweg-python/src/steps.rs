@@ -517,6 +517,7 @@ impl Step {
 pub struct OurValues<'a> {
     /// The values of the slots.
     pub ours: &'a mut [Option<Value>],
+    /// The slots whose tensors calls have written.
     pub written: &'a mut Vec<usize>,
 }
 

@@ -29,10 +29,10 @@ def adapter():
     return importlib.import_module(f".{ADAPTERS[version]}", __package__)
 
 
-@functools.cache
 def register_by_name(function):
-    """Registers a backend as `thalweg`."""
-    adapter().register_backend(function, name="thalweg")
+    """Registers a backend as `thalweg`, if PyTorch does not know it yet."""
+    if "thalweg" not in torch._dynamo.list_backends(exclude_tags=()):
+        adapter().register_backend(function, name="thalweg")
 
 
 def compile_graph(gm, example_inputs, *, mode=None, options=None):
