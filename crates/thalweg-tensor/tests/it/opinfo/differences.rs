@@ -119,6 +119,7 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
         &[
             "_log_softmax_backward_data",
             "thalweg::add_layer_norm_backward",
+            "thalweg::bag_products",
             "thalweg::channel_norm_backward",
             "thalweg::cross_entropy_backward",
             "thalweg::cross_entropy_smoothed_backward",
