@@ -75,3 +75,26 @@ pub struct Placed<K, A> {
     /// The addresses at which the operands begin.
     pub at: A,
 }
+
+/// Defines the methods of a [`NativeKernel`] that a row of three has: the name, the source, the host function. With `words` the
+/// arguments are the addresses and the description.
+macro_rules! native {
+    ($self:ident: $name:expr, $source:expr, $host:expr $(, $words:ident)?) => {
+        fn name(&$self) -> &str {
+            $name
+        }
+
+        fn source(&$self) -> String {
+            $source
+        }
+
+        fn host(&$self) -> std::sync::Arc<dyn thalweg_driver::HostKernel> {
+            std::sync::Arc::new($host)
+        }
+
+        $(fn $words(&$self) -> $crate::native::Words {
+            $crate::arguments::pack(&$self.at, &$self.kernel)
+        })?
+    };
+}
+pub(crate) use native;

@@ -11,14 +11,14 @@
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode, Touch};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
 use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
-use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -101,17 +101,10 @@ impl NextToken {
     }
 
     fn print(dtype: DType) -> String {
-        let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
-        let code = include_str!("next_token.cu")
-            .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
-            .replace("OVER_BLOCK", OVER_BLOCK)
-            .replace("NAME", Self::name_of(dtype))
-            .replace("ELEMENT", element)
-            .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })
-            .replace("MOST_FEATURES", &MOST_FEATURES.to_string())
-            .replace("LOAD", &load)
-            .replace("STORE", &store);
-        with_prelude(&code)
+        Source::new(Self::name_of(dtype))
+            .elements(dtype)
+            .define("MOST_FEATURES", MOST_FEATURES)
+            .print(include_str!("next_token.cu"))
     }
 }
 

@@ -1,4 +1,8 @@
-// Images at the points of a grid, and the gradients. The lines before this file define Element, Sum, LOAD, STORE, NAME and BACKWARD.
+// Images at the points of a grid, and the gradients.
+#ifndef NAME
+#include "../defaults.cuh"
+#define BACKWARD 0
+#endif
 
 struct Arguments {
     const Element* input;

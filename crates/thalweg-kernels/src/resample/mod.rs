@@ -14,12 +14,13 @@ use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostKernel};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::{FLOATS, names};
+use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::source::Source;
 
 /// The rule by which a new point is computed from old ones. The `Corners` variants place the first and the last points of both
 /// axes on each other, the others their outer edges.
@@ -129,14 +130,11 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(taps: usize, backward: bool, dtype: DType) -> String {
-    let [element, sum, load, store] = names(dtype);
-    with_prelude(&format!(
-        "using Element = {element};\nusing Sum = {sum};\n#define LOAD {load}\n#define STORE {store}\n#define NAME {name}\n\
-         #define TAPS {taps}\n#define BACKWARD {}\n{}",
-        u32::from(backward),
-        include_str!("source.cu"),
-        name = name(taps, backward, dtype),
-    ))
+    Source::new(&name(taps, backward, dtype))
+        .elements(dtype)
+        .define("TAPS", taps)
+        .flag("BACKWARD", backward)
+        .print(include_str!("source.cu"))
 }
 
 impl Resample {

@@ -1,5 +1,9 @@
-// Planes of another size, and the gradient. The lines before this file define Element, Sum, LOAD, STORE, NAME, TAPS (the number of
-// points that a new point is computed from, along each axis) and BACKWARD.
+// Planes of another size, and the gradient. TAPS is the number of points that a new point is computed from, along each axis.
+#ifndef NAME
+#include "../defaults.cuh"
+#define TAPS 4
+#define BACKWARD 0
+#endif
 
 struct Arguments {
     const Element* read;

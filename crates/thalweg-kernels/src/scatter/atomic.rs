@@ -14,12 +14,12 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use super::combine::{CUDA, typed};
+use super::combine::typed;
 use super::{Combine, ScatterReduce, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::shared::{ELEMENTS, unit};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,9 +54,8 @@ const NAMES: [[&str; 2]; DTYPES.len()] = [
 
 fn print(dtype: usize, is_many: bool) -> String {
     let number = if is_many { "u64" } else { "u32" };
-    let call = format!("scatter_atomically<{}, {number}>(x)", DTYPES[dtype].short_name());
-    let parts = [ELEMENTS, CUDA, include_str!("atomic.cu")];
-    unit(&parts, NAMES[dtype][usize::from(is_many)], BLOCK as u32, "atomic_arguments", &call)
+    let call = format_args!("scatter_atomically<{}, {number}>(x)", DTYPES[dtype].short_name());
+    Source::new(NAMES[dtype][usize::from(is_many)]).define("CALL", call).print(include_str!("atomic.cu"))
 }
 
 /// Returns name and source of every kernel of this module.

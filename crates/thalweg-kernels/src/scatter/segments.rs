@@ -6,19 +6,19 @@
 //! room for two, that of its first key and that of its last key. So the next launch has a sixteenth of the rows, and the last one
 //! has one chunk. The order of all sums follows from the keys, and does not depend on timing.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use super::combine::{CUDA, typed};
+use super::combine::typed;
 use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::shared::{ELEMENTS, unit};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -148,9 +148,8 @@ impl Form {
         let (element, sum) = (self.dtype.short_name(), self.dtype.compute().short_name());
         let source = if self.is_later { sum } else { element };
         let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
-        let call = format!("segments<{element}, {source}, {width}>(x)");
-        let parts = [ELEMENTS, CUDA, include_str!("segments.cu")];
-        unit(&parts, &self.name, BLOCK as u32, "segments_arguments", &call)
+        let call = format_args!("segments<{element}, {source}, {width}>(x)");
+        Source::new(&self.name).define("CALL", call).print(include_str!("segments.cu"))
     }
 }
 
@@ -175,17 +174,7 @@ struct Sizes {
 arguments! { Sizes { sizes, source_strides, source_rows, skipped, combine, from_zeros, is_later, dtype, lanes } }
 
 impl NativeKernel for Placed<Segments, Operands> {
-    fn name(&self) -> &str {
-        &self.kernel.form(&self.at).name
-    }
-
-    fn source(&self) -> String {
-        self.kernel.form(&self.at).print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: &self.kernel.form(&self.at).name, self.kernel.form(&self.at).print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         check("scatter_segments", self.kernel.dtype)?;
