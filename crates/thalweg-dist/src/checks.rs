@@ -2,7 +2,7 @@
 
 use thalweg_driver::{ElementFormat, Reduction};
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, element_format};
 use thalweg_tensor::Tensor;
 
 use crate::{ProcessGroup, ReduceOp};
@@ -14,15 +14,9 @@ pub(crate) fn moved(dtype: DType) -> Result<ElementFormat> {
         DType::I8 => ElementFormat::R_8I,
         DType::I32 => ElementFormat::R_32I,
         DType::I64 => ElementFormat::R_64I,
-        DType::F16 => ElementFormat::R_16F,
-        DType::Bf16 => ElementFormat::R_16BF,
-        DType::F32 => ElementFormat::R_32F,
-        DType::F64 => ElementFormat::R_64F,
-        other => {
-            return Err(Error::invalid(format!(
-                "Input tensor data type is not supported for NCCL process group: {other}"
-            )));
-        }
+        other => element_format(other).ok_or_else(|| {
+            Error::invalid(format!("Input tensor data type is not supported for NCCL process group: {other}"))
+        })?,
     })
 }
 

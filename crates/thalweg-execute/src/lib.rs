@@ -5,29 +5,21 @@
 //!
 //! # Invariants
 //! - The only decision made here is the alignment of the addresses.
-//! - Memory belongs to the caller: a [`Temporaries`] allocates memory for data passed between the steps of a launch.
+//! - Memory for data passed between the steps of a launch comes from the caching allocator, and is freed once the steps are queued:
+//!   reuse on the stream is ordered after them.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_ops::lower::{LoopLaunch, LowerError, Place, Steps};
 use thalweg_runtime::{
-    Device, DevicePointer, Environment, Error, KernelKey, Label, PreparedLaunch, Result, Stream,
+    Buffer, Device, DevicePointer, Environment, Error, KernelKey, Label, PreparedLaunch, Result, Stream,
 };
 
 /// The greatest alignment in bytes that kernels use.
 const MOST_ALIGNED: u32 = 8;
-
-/// Memory for data that the steps of a launch pass to each other, on the stream of the launch. It is freed after they are queued.
-pub trait Temporaries {
-    /// Allocates memory for elements of a dtype, and returns its address.
-    ///
-    /// # Errors
-    /// Returns an error if there is not enough memory.
-    fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer>;
-}
 
 /// Converts an error of lowering to an error of the call.
 pub fn to_runtime_error(error: LowerError) -> Error {
@@ -70,43 +62,95 @@ pub fn prepare(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Re
     })
 }
 
-/// Queues a launch, or the steps of one whose rows are few and long, on a stream. Does not block.
-///
-/// # Errors
-/// Those of [`prepared`], of the allocation of temporaries and of the launch.
-pub fn run(
-    launch: &LoopLaunch,
-    stream: &Stream,
-    (inputs, outputs): (&[DevicePointer], &[DevicePointer]),
-    temporaries: &mut dyn Temporaries,
-    label: Label,
-) -> Result<()> {
-    match launch.steps().map_err(to_runtime_error)? {
-        Some(steps) => run_steps(&steps, &launch.scalars, stream, (inputs, outputs), temporaries, label),
-        None => run_single(launch, &launch.scalars, stream, (inputs, outputs), label),
+/// A lowered loop with the numbers of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Lowered<'a> {
+    /// The launch.
+    pub launch: &'a LoopLaunch,
+    /// Its steps, if its rows are few and long.
+    pub steps: Option<&'a Steps>,
+    /// The numbers that its body reads.
+    pub numbers: &'a [u64],
+    /// The place in which its launch is kept for the next call; otherwise it is looked up by its key.
+    pub kept: Option<&'a Kept>,
+}
+
+/// A launch that is kept, once it is planned and loaded, for addresses of an alignment.
+#[derive(Debug)]
+pub struct Kept {
+    alignment_bytes: u64,
+    launch: OnceLock<Arc<PreparedLaunch>>,
+}
+
+impl Kept {
+    /// Returns a place for a launch whose addresses have this alignment in bytes.
+    #[must_use]
+    pub const fn new(alignment_bytes: u64) -> Self {
+        Self { alignment_bytes, launch: OnceLock::new() }
     }
 }
 
-/// Queues the steps of a launch with its numbers, as [`run`] does.
+/// Queues a launch, or the steps of one whose rows are few and long, on a stream. Does not block.
 ///
 /// # Errors
-/// Those of [`run`].
-pub fn run_steps(
+/// Those of [`execute`].
+pub fn run(
+    launch: &LoopLaunch,
+    stream: &Stream,
+    addresses: (&[DevicePointer], &[DevicePointer]),
+    label: Label,
+) -> Result<()> {
+    let steps = launch.steps().map_err(to_runtime_error)?;
+    let lowered = Lowered { launch, steps: steps.as_ref(), numbers: &launch.scalars, kept: None };
+    execute(&lowered, stream, addresses, label)
+}
+
+/// Queues a lowered loop with the addresses of inputs and outputs on a stream. Does not block.
+///
+/// # Errors
+/// Those of [`prepared`], of the allocation of temporaries and of the launch.
+pub fn execute(
+    lowered: &Lowered<'_>,
+    stream: &Stream,
+    (inputs, outputs): (&[DevicePointer], &[DevicePointer]),
+    label: Label,
+) -> Result<()> {
+    let &Lowered { launch, steps, numbers, kept } = lowered;
+    if let Some(steps) = steps {
+        return run_steps(steps, numbers, stream, (inputs, outputs), label);
+    }
+    let alignment_bytes = alignment_of(inputs.iter().chain(outputs).copied());
+    // Memory may come from an upstream with a smaller alignment than the caching allocator's.
+    let Some(kept) = kept.filter(|kept| alignment_bytes >= kept.alignment_bytes) else {
+        let prepared = prepared(launch, stream.device(), alignment_bytes)?;
+        return stream.launch(&prepared, inputs, outputs, numbers, label);
+    };
+    let prepared = match kept.launch.get() {
+        Some(prepared) => prepared,
+        None => {
+            let prepared = prepared(launch, stream.device(), kept.alignment_bytes)?;
+            kept.launch.get_or_init(|| prepared)
+        }
+    };
+    stream.launch(prepared, inputs, outputs, numbers, label)
+}
+
+/// Queues the steps of a launch with its numbers.
+fn run_steps(
     steps: &Steps,
     numbers: &[u64],
     stream: &Stream,
     (inputs, outputs): (&[DevicePointer], &[DevicePointer]),
-    temporaries: &mut dyn Temporaries,
     label: Label,
 ) -> Result<()> {
     let temporaries = (steps.temporaries.iter())
-        .map(|&(dtype, elements)| temporaries.allocate(dtype, elements))
-        .collect::<Result<SmallVec<[DevicePointer; 8]>>>()?;
+        .map(|&(dtype, elements)| allocated(stream, dtype, elements, label))
+        .collect::<Result<SmallVec<[Buffer; 4]>>>()?;
     let address = |place: Place, element: u64, dtype: DType| {
         let first = match place {
             Place::Input(number) => inputs[number],
             Place::Output(number) => outputs[number],
-            Place::Temporary(number) => temporaries[number],
+            Place::Temporary(number) => temporaries[number].pointer(),
         };
         first.offset(element * dtype.size_bytes() as u64)
     };
@@ -118,19 +162,17 @@ pub fn run_steps(
             .map(|(&(place, element), output)| address(place, element, output.dtype));
         let read: SmallVec<[_; 8]> = read.collect();
         let written: SmallVec<[_; 4]> = written.collect();
-        run_single(&step.launch, &step.numbers(numbers), stream, (&read, &written), label)?;
+        let numbers = step.numbers(numbers);
+        let lowered = Lowered { launch: &step.launch, steps: None, numbers: &numbers, kept: None };
+        execute(&lowered, stream, (&read, &written), label)?;
     }
     Ok(())
 }
 
-fn run_single(
-    launch: &LoopLaunch,
-    numbers: &[u64],
-    stream: &Stream,
-    (inputs, outputs): (&[DevicePointer], &[DevicePointer]),
-    label: Label,
-) -> Result<()> {
-    let alignment_bytes = alignment_of(inputs.iter().chain(outputs).copied());
-    let prepared = prepared(launch, stream.device(), alignment_bytes)?;
-    stream.launch(&prepared, inputs, outputs, numbers, label)
+/// Returns memory for elements of a dtype.
+fn allocated(stream: &Stream, dtype: DType, elements: u64, label: Label) -> Result<Buffer> {
+    let bytes = elements
+        .checked_mul(dtype.size_bytes() as u64)
+        .ok_or_else(|| Error::invalid("the parts of a reduction have more elements than can be addressed"))?;
+    Buffer::labelled(stream, bytes, label)
 }

@@ -468,7 +468,7 @@ impl Hash {
     }
 }
 
-/// Returns the name of a fused loop: the names of its members, at most three.
+/// Returns the name of a fused loop: the names of its members, as far as 48 characters hold them.
 fn joined_name(first: &str, second: &str) -> String {
     let of = |name: &str| name.strip_prefix("fused_").unwrap_or(name).to_owned();
     let name = format!("{}_{}", of(first), of(second));

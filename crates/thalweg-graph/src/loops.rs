@@ -51,7 +51,7 @@ impl Loop {
             is_fusable: !scatters && body.report.is_none() && !is_empty && !has_idle_inner,
             launch,
         };
-        made.is_fusable &= (body_outputs(&made.launch)).all(|(_, strides)| is_injective(&strides));
+        made.is_fusable &= body_outputs(&made.launch).all(|strides| is_injective(&strides));
         made.settle(memories);
         made
     }
@@ -155,14 +155,14 @@ pub(crate) fn strides(launch: &LoopLaunch, operand: usize) -> Option<Dimensions>
     }
 }
 
-/// Returns extent and stride of each dimension over which an output is written, with the output's number.
-fn body_outputs(launch: &LoopLaunch) -> impl Iterator<Item = (usize, SmallVec<[Dim; 6]>)> + '_ {
+/// Returns, for each output, extent and stride of each dimension over which it is written.
+fn body_outputs(launch: &LoopLaunch) -> impl Iterator<Item = SmallVec<[Dim; 6]>> + '_ {
     let first = launch.body.inputs.len();
-    launch.placements[first..].iter().enumerate().map(|(number, placement)| match placement {
-        Placement::Gathered(_) => (number, SmallVec::new()),
+    launch.placements[first..].iter().map(|placement| match placement {
+        Placement::Gathered(_) => SmallVec::new(),
         Placement::Strided { rows, inner } => {
             let extents = launch.rows.iter().take(rows.len()).chain(launch.inner.iter().take(inner.len()));
-            (number, extents.map(|&extent| extent as u64).zip(rows.iter().chain(inner).copied()).collect())
+            extents.map(|&extent| extent as u64).zip(rows.iter().chain(inner).copied()).collect()
         }
     })
 }

@@ -207,6 +207,44 @@ impl Layout {
         self.permute(&order).is_ok_and(|layout| layout.is_contiguous()).then_some(order)
     }
 
+    /// Returns the order of dimensions, outermost first, in which a copy without gaps keeps the order that the elements have in
+    /// memory. It is PyTorch's (`torch.preserve_format`): larger strides are outside, of equal strides the larger extent, and a
+    /// dimension with stride 0 stays where it is.
+    ///
+    /// ```
+    /// # use thalweg_ir::Layout;
+    /// let turned = Layout::contiguous(&[2, 3, 8]).permute(&[2, 0, 1])?.narrow(0, 0, 4)?;
+    /// assert_eq!(turned.kept_order()[..], [1, 2, 0]);
+    /// # Ok::<(), thalweg_ir::LayoutError>(())
+    /// ```
+    pub fn kept_order(&self) -> Shape {
+        let is_inside = |inner: usize, outer: usize| {
+            let [of_inner, of_outer] = [inner, outer].map(|dimension| self.strides[dimension]);
+            match of_inner == 0 || of_outer == 0 {
+                true => None,
+                false if of_inner == of_outer => (self.shape[inner] > self.shape[outer]).then_some(false),
+                false => Some(of_inner < of_outer),
+            }
+        };
+        // Each dimension moves inwards past those that belong outside of it, up to the first that does not.
+        let mut order: Shape = (0..self.rank()).rev().collect();
+        for next in 1..order.len() {
+            let mut own = next;
+            for other in (0..next).rev() {
+                match is_inside(order[other], order[own]) {
+                    Some(true) => break,
+                    Some(false) => {
+                        order.swap(other, own);
+                        own = other;
+                    }
+                    None => {}
+                }
+            }
+        }
+        order.reverse();
+        order
+    }
+
     /// Returns whether two different coordinates may refer to the same element (an expanded tensor): such a tensor cannot be
     /// written.
     pub fn may_overlap(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The dtypes of kernels that are written once for floats and int64.
 
-use thalweg_ir::DType;
 use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element};
 
 /// The dtypes for which such a kernel has a version.
 pub(crate) const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
@@ -15,6 +15,11 @@ pub(crate) fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
         true => Ok(()),
         false => Err(Fault::new(format!("{kernel} does not take {dtype}"))),
     }
+}
+
+/// Rounds a number to the type in which sums of elements are kept: f32, or f64 for elements of f64.
+pub(crate) fn rounded<T: Element>(value: f64) -> f64 {
+    if T::DTYPE == DType::F64 { value } else { f64::from(value as f32) }
 }
 
 /// Defines the names of a kernel's entry points, and the list of its sources, each of which a function `print` returns.

@@ -4,15 +4,14 @@
 //! that has a part of the row; all of them read it from the cache. An index out of range results in a row of NaN, or of 0 for
 //! integers, and the kernel reports it.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, native};
+use crate::operands::span;
 use crate::source::Source;
 use crate::threads::{ranges, share};
 
@@ -69,7 +68,7 @@ impl GatherRows {
 
     /// Returns the number of elements that the indices span in memory.
     fn indices(&self) -> u64 {
-        if self.sizes[2] == 0 { 0 } else { 1 + (self.sizes[2] - 1) * self.index_stride }
+        span([self.sizes[2]], [self.index_stride])
     }
 
     fn source_of(&self, source: DevicePointer) -> Access {
@@ -91,25 +90,7 @@ fn print() -> String {
 }
 
 impl NativeKernel for Placed<GatherRows, Operands> {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn source(&self) -> String {
-        print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        self.host_telling(Arc::new(|_, _, _| ()))
-    }
-
-    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run_on_host(launch, &report))
-    }
-
-    fn reports_indices(&self) -> bool {
-        true
-    }
+    native! { self: NAME, print(), reports run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         let [source, _, result] = self.at;
@@ -128,10 +109,6 @@ impl NativeKernel for Placed<GatherRows, Operands> {
             vectors.div_ceil(BLOCK * self.kernel.vectors.clamp(1, VECTORS)).min((1 << 31) - 1) as u32;
         (vectors > 0 && extent > 0)
             .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {

@@ -20,6 +20,7 @@
 
 mod arguments;
 pub mod attention;
+pub mod bags;
 pub mod compact;
 pub mod convolution;
 pub mod decoder_layers;
@@ -73,6 +74,7 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(bags::sources());
     all.extend(compact::sources());
     all.extend(extremum_columns::sources());
     all.extend(extremum_place::sources());

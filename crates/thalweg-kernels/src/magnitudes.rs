@@ -12,7 +12,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments;
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 use crate::source::Source;
 
 /// The way in which the magnitudes of a chunk are combined into one number.
@@ -181,8 +181,7 @@ impl NativeKernel for Placed<Magnitudes, Operands> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let chunks = self.chunks();
-        (chunks > 0).then_some(LaunchShape { grid: [chunks as u32, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(self.chunks(), BLOCK as u64)
     }
 
     fn words(&self) -> Words {

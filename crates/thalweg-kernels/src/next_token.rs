@@ -8,16 +8,14 @@
 //! The blocks combine their results in two words. The first is the greatest score with its place, encoded so that its order as an
 //! unsigned number is that of scores, then of earlier places.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, LaunchMode, Touch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, native};
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -114,24 +112,8 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
-    fn name(&self) -> &str {
-        NextToken::name_of(self.kernel.sizes.dtype)
-    }
-
-    fn source(&self) -> String {
-        NextToken::print(self.kernel.sizes.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        self.host_telling(Arc::new(|_, _, _| ()))
-    }
-
-    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run(launch, &report))
-    }
-
-    fn reports_indices(&self) -> bool {
-        true
+    native! {
+        self: NextToken::name_of(self.kernel.sizes.dtype), NextToken::print(self.kernel.sizes.dtype), reports run
     }
 
     fn check(&self) -> Result<(), Fault> {

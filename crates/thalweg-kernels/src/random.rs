@@ -20,7 +20,7 @@ use thalweg_ir::{DType, Element, philox};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{FLOATS, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
 use crate::source::Source;
 
 /// The numbers that are computed from the words.
@@ -205,10 +205,7 @@ impl NativeKernel for Placed<Draw, Operands> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let Draw { elements, threads, .. } = self.kernel;
         let runs = self.kernel.rounds().saturating_mul(threads) / self.vector();
-        (elements > 0).then(|| LaunchShape {
-            grid: [runs.div_ceil(BLOCK).min((1 << 31) - 1) as u32, 1, 1],
-            block: [BLOCK as u32, 1, 1],
-        })
+        along_x(runs.div_ceil(BLOCK), BLOCK).filter(|_| elements > 0)
     }
 
     fn words(&self) -> Words {

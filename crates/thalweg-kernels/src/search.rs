@@ -7,7 +7,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
 use crate::source::Source;
 
 /// The sizes of a launch: sorted rows (rows, length) and values (rows, count), without gaps; or one row for all values.
@@ -28,7 +28,7 @@ pub struct Search {
 arguments! { Search { rows, length, count, right, dtype } }
 
 /// Threads of a block.
-const BLOCK: u32 = 256;
+const BLOCK: u64 = 256;
 
 entry_points! { "search" }
 
@@ -46,8 +46,7 @@ impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let values = self.kernel.rows * self.kernel.count;
-        let blocks = values.div_ceil(u64::from(BLOCK)).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(values.div_ceil(BLOCK), BLOCK)
     }
 
     fn accesses(&self) -> Accesses {

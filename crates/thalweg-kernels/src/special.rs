@@ -14,7 +14,7 @@ use thalweg_ir::{DType, Element, f16};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, entry_points, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
 use crate::source::Source;
 
 /// A function of two numbers.
@@ -94,7 +94,7 @@ choices! { Function: Function::ALL }
 pub const MOST_STEPS: u32 = 1 << 20;
 
 /// Threads of a block.
-const BLOCK: u32 = 256;
+const BLOCK: u64 = 256;
 
 entry_points! { "special" }
 
@@ -130,8 +130,7 @@ impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.elements.div_ceil(u64::from(BLOCK)).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(self.kernel.elements.div_ceil(BLOCK), BLOCK)
     }
 
     fn accesses(&self) -> Accesses {

@@ -210,6 +210,10 @@ fn many_columns_are_read_by_whole_lines() {
     assert_eq!(of(1 << 16, 5000), (128, 4, 8));
     assert_eq!(of(1 << 14, 5000), (64, 4, 16), "fewer abreast, for as many blocks");
     assert_eq!(of(1 << 16, 20), (128, 4, 8));
+    // A thread reduces short columns alone.
+    assert_eq!(of(1 << 20, 2), (1024, 4, 1));
+    assert_eq!(of(1 << 16, 16), (256, 4, 1));
+    assert_eq!(of(1 << 12, 16), (1, 1, 1), "too few for vectors");
     // Parts of columns are rows too.
     let parts = sum(&[64, 1024], &[4096], &[4096 * 1024, 1], &[1024]).class;
     assert_eq!((parts.rows_abreast, parts.vector, parts.cascade), (128, 4, 2));

@@ -64,7 +64,7 @@ pub struct Function {
 }
 
 /// The functions of two operands for which PyTorch accepts numbers as tensors, without `_` and in-place aliases.
-pub const TAKES_NUMBERS: &[&str] = &[
+const TAKES_NUMBERS: &[&str] = &[
     "add",
     "bitwise_and",
     "bitwise_left_shift",
@@ -123,6 +123,26 @@ struct Extra<'a, 'py> {
     requires_grad: bool,
     pin_memory: bool,
     generator: Option<&'a Bound<'py, PyGenerator>>,
+}
+
+/// A call as its overloads are tried.
+struct Prepared<'a, 'py> {
+    extra: Extra<'a, 'py>,
+    /// The keyword arguments that schemas have.
+    names: SmallVec<[(Bound<'py, PyString>, Bound<'py, PyAny>); 4]>,
+    /// The positional arguments with numbers as tensors, if there are any.
+    places: Option<SmallVec<[Bound<'py, PyAny>; 2]>>,
+}
+
+impl<'py> Prepared<'_, 'py> {
+    /// Returns the call with these arguments.
+    fn passed<'b>(&'b self, passed: &Passed<'b, 'py>) -> Passed<'b, 'py> {
+        Passed {
+            receiver: passed.receiver,
+            places: self.places.as_deref().unwrap_or(passed.places),
+            names: &self.names,
+        }
+    }
 }
 
 impl Overload {
@@ -300,53 +320,63 @@ impl Overload {
 }
 
 impl Function {
+    /// Returns a function by its name and overloads. In-place variants follow the rules of their functions. PyTorch accepts numbers
+    /// for both operands of `add(2, 3)`.
+    pub fn new(name: String, overloads: Vec<Overload>, results: Option<Py<PyAny>>) -> Self {
+        let takes_numbers = TAKES_NUMBERS.contains(&name.strip_suffix('_').unwrap_or(&name));
+        Self { name, overloads, results, takes_numbers }
+    }
+
     /// Calls the overload that fits.
     pub fn call<'py>(&self, py: Python<'py>, passed: &Passed<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-        let mut extra = Extra::default();
-        let mut kept: SmallVec<[_; 8]> = SmallVec::new();
-        let mut passed = Passed { ..*passed };
-        if !passed.names.is_empty() {
-            for (name, value) in passed.names {
-                match &*name.to_cow()? {
-                    "out" if value.is_none() => {}
-                    "out" => extra.out = Some(value),
-                    "requires_grad" if self.overloads[0].is_factory => {
-                        extra.requires_grad = value.extract()?
-                    }
-                    "pin_memory" if self.overloads[0].is_factory => {
-                        extra.pin_memory = value.extract::<Option<bool>>()?.unwrap_or(false)
-                    }
-                    "generator" if value.is_none() => {}
-                    "generator" if self.draws() => match value.cast::<PyGenerator>() {
-                        Ok(generator) => extra.generator = Some(generator),
-                        Err(_) => kept.push((name.clone(), value.clone())),
-                    },
-                    _ => kept.push((name.clone(), value.clone())),
-                }
-            }
-            passed.names = &kept;
-        }
-        let operands = self.numbers_as_tensors(py, &passed)?;
-        if let Some(operands) = &operands {
-            passed.places = operands;
-        }
+        let prepared = self.prepare(py, passed)?;
+        let passed = prepared.passed(passed);
         let mut bound = Read::new();
         if let Some(overload) = self.fitting(&passed, &mut bound)? {
-            return self.run(py, overload, &mut bound, &passed, &extra);
+            return self.run(py, overload, &mut bound, &passed, &prepared.extra);
         }
         let Some((places, names)) = self.without_numbers_between(py, &passed)? else {
             return Err(self.refusal(&passed));
         };
         let rewritten = Passed { receiver: passed.receiver, places: &places, names: &names };
         match self.fitting(&rewritten, &mut bound)? {
-            Some(overload) => self.run(py, overload, &mut bound, &rewritten, &extra),
+            Some(overload) => self.run(py, overload, &mut bound, &rewritten, &prepared.extra),
             None => Err(self.refusal(&passed)),
         }
     }
 
     /// Returns the name with overload of the operator that a call runs, or `None` if no overload fits.
-    pub fn name_of_overload(&self, passed: &Passed<'_, '_>) -> PyResult<Option<&'static str>> {
-        Ok(self.fitting(passed, &mut Read::new())?.map(|overload| overload.operator.name()))
+    pub fn name_of_overload<'py>(
+        &self,
+        py: Python<'py>,
+        passed: &Passed<'_, 'py>,
+    ) -> PyResult<Option<&'static str>> {
+        let prepared = self.prepare(py, passed)?;
+        let found = self.fitting(&prepared.passed(passed), &mut Read::new())?;
+        Ok(found.map(|overload| overload.operator.name()))
+    }
+
+    /// Takes the keyword arguments that no schema has from a call, and converts the numbers that are operands.
+    fn prepare<'a, 'py>(&self, py: Python<'py>, passed: &Passed<'a, 'py>) -> PyResult<Prepared<'a, 'py>> {
+        let mut extra = Extra::default();
+        let mut names = SmallVec::new();
+        for (name, value) in passed.names {
+            match &*name.to_cow()? {
+                "out" if value.is_none() => {}
+                "out" => extra.out = Some(value),
+                "requires_grad" if self.overloads[0].is_factory => extra.requires_grad = value.extract()?,
+                "pin_memory" if self.overloads[0].is_factory => {
+                    extra.pin_memory = value.extract::<Option<bool>>()?.unwrap_or(false)
+                }
+                "generator" if value.is_none() => {}
+                "generator" if self.draws() => match value.cast::<PyGenerator>() {
+                    Ok(generator) => extra.generator = Some(generator),
+                    Err(_) => names.push((name.clone(), value.clone())),
+                },
+                _ => names.push((name.clone(), value.clone())),
+            }
+        }
+        Ok(Prepared { extra, names, places: self.numbers_as_tensors(py, passed)? })
     }
 
     /// Returns the overload that fits a call, after writing its arguments to `bound`.
@@ -466,7 +496,6 @@ impl Function {
             arguments.push(value.map_or(Argument::None, Value::as_argument));
         }
         let first = first_tensor(&arguments);
-        let elsewhere = first.and_then(|tensor| other_device(tensor, &arguments));
         let device = match first {
             Some(_) => None,
             None if arguments.iter().any(|argument| matches!(argument, Argument::Device(_))) => None,
@@ -492,11 +521,6 @@ impl Function {
             None => call(),
             Some(generator) => with_generator(generator, call),
         })?;
-        if let Some(device) = elsewhere {
-            for result in &mut results {
-                *result = run(py, || result.to_device(&device))?;
-            }
-        }
         if overload.gives_one
             && results.len() == 1
             && let Some(result) = results.pop()
@@ -578,15 +602,6 @@ fn first_tensor<'a>(arguments: &[Argument<'a>]) -> Option<&'a Tensor> {
         Argument::Tensor(tensor) => Some(tensor),
         Argument::Tensors(list) => list.first(),
         Argument::OptionalTensors(list) => list.iter().flatten().next(),
-        _ => None,
-    })
-}
-
-/// Returns the device that is requested for the result if it is not that of the tensors. The layers below create the result on the
-/// tensors' device.
-fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> Option<Device> {
-    arguments.iter().find_map(|argument| match argument {
-        Argument::Device(device) if *device != tensor.device() => Some((*device).clone()),
         _ => None,
     })
 }

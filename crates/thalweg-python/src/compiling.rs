@@ -23,12 +23,16 @@ fn _begin_compiled() {
         // The explanation names the lines of the program, for the rest of the process.
         LINES.call_once(|| std::mem::forget(Reader::new()));
     }
+    begin();
+}
+
+/// Begins a region on this thread.
+pub fn begin() {
     REGIONS.with_borrow_mut(|regions| regions.push(Region::enter()));
 }
 
-/// Begins a part that is excluded from the regions around it.
-#[pyfunction]
-fn _begin_uncompiled(py: Python<'_>) -> PyResult<()> {
+/// Begins a part of this thread that is excluded from the regions around it.
+pub fn begin_excluded(py: Python<'_>) -> PyResult<()> {
     run(py, || {
         let region = Region::leave()?;
         REGIONS.with_borrow_mut(|regions| regions.push(region));
@@ -36,10 +40,21 @@ fn _begin_uncompiled(py: Python<'_>) -> PyResult<()> {
     })
 }
 
+/// Ends the innermost region or part of this thread.
+pub fn end(py: Python<'_>) -> PyResult<()> {
+    run(py, || REGIONS.with_borrow_mut(Vec::pop).map_or(Ok(()), Region::end))
+}
+
+/// Begins a part that is excluded from the regions around it.
+#[pyfunction]
+fn _begin_uncompiled(py: Python<'_>) -> PyResult<()> {
+    begin_excluded(py)
+}
+
 /// Ends the innermost region or part.
 #[pyfunction]
 fn _end_compiled(py: Python<'_>) -> PyResult<()> {
-    run(py, || REGIONS.with_borrow_mut(Vec::pop).map_or(Ok(()), Region::end))
+    end(py)
 }
 
 /// Returns whether this thread runs a compiled function.

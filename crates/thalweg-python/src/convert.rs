@@ -162,12 +162,17 @@ pub fn number_beside(number: &Bound<'_, PyAny>, like: &Tensor) -> PyResult<Optio
         return run(number.py(), made).map(Some);
     }
     let Some(scalar) = read_scalar(number, false)? else { return Ok(None) };
-    let category = scalar.category();
+    let dtype = dtype_beside(scalar, like);
+    run(number.py(), || Tensor::full(&[], scalar, dtype, like.device())).map(Some)
+}
+
+/// Returns the dtype of a tensor that is made of a number, for an operation with `like`.
+pub fn dtype_beside(number: Scalar, like: &Tensor) -> DType {
+    let category = number.category();
     // An integer beside more of them is one of 64 bits: it is converted with them, to floats where there is a quotient.
     let is_wide = category == Category::Integer && like.dtype().category() == category && like.rank() > 0;
     let is_like = category <= like.dtype().category() && !is_wide;
-    let dtype = if is_like { like.dtype() } else { dtype_of(category) };
-    run(number.py(), || Tensor::full(&[], scalar, dtype, like.device())).map(Some)
+    if is_like { like.dtype() } else { dtype_of(category) }
 }
 
 /// Returns the dtype of Python numbers of a category.

@@ -376,7 +376,7 @@ fn _from_dlpack<'py>(
 }
 
 /// Returns a tensor over GPU memory, and keeps the owner of the memory alive.
-fn over(
+pub fn over(
     py: Python<'_>,
     address: u64,
     shape: &[usize],

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use thalweg::dispatch::{find_operator, operators};
 use thalweg::ops::schema::{Kind, Schema, base_name};
 
-use crate::call::{Function, Overload, Passed, TAKES_NUMBERS};
+use crate::call::{Function, Overload, Passed};
 use crate::failure::{exception, guarded};
 use crate::handle::PyTensor;
 use crate::overrides::taken_over;
@@ -229,10 +229,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut functions = Vec::new();
     for (name, overloads) in by_name()? {
         let results = results_class(py, &name, &overloads)?;
-        // In-place variants follow the rules of their functions. PyTorch accepts numbers for both operands of `add(2, 3)`, which
-        // is left out here.
-        let takes_numbers = TAKES_NUMBERS.contains(&name.strip_suffix('_').unwrap_or(&name));
-        functions.push(Function { name, overloads, results, takes_numbers });
+        functions.push(Function::new(name, overloads, results));
     }
     assert!(
         functions.len() <= TRAMPOLINES.len(),

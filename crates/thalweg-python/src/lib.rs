@@ -6,10 +6,12 @@
 //!
 //! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
 //! - `functions` creates a Python function and a method for every name of the table. The parts with `unsafe` are `functions`,
-//!   `handle` (the cell of a tensor in its object), `dlpack` and the streams of other libraries in `cuda`.
+//!   `handle` (the cell of a tensor in its object), `dlpack`, `exchange` (memory of
+//!   PyTorch's tensors) and the streams of other libraries in `cuda`.
 //! - `overrides` finds calls that arguments or modes take over (`__torch_function__`), and `modes` passes calls below autograd to
 //!   Python (`__torch_dispatch__`).
 //! - `check` runs a Python function under the simulator with many seeds.
+//! - `program` runs graphs of PyTorch as lists of calls of the table, and `exchange` converts their tensors.
 //! - `failure` turns errors and panics into Python exceptions, so that no program can crash the interpreter.
 //!
 //! # Invariants
@@ -24,6 +26,7 @@ mod backends;
 mod call;
 mod callable;
 mod check;
+mod communicator;
 mod compiling;
 mod convert;
 mod cuda;
@@ -31,6 +34,7 @@ mod device;
 mod dlpack;
 mod dtype;
 mod events;
+mod exchange;
 mod failure;
 mod files;
 mod functions;
@@ -42,11 +46,11 @@ mod index;
 mod lines;
 mod memory;
 mod modes;
-mod networks;
 mod node;
 mod optim;
 mod overrides;
 mod profiler;
+mod program;
 mod protocol;
 mod readings;
 mod record;
@@ -71,7 +75,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     functions::register(module)?;
     overrides::register(module)?;
     modes::register(module)?;
-    networks::register(module)?;
     generator::register(module)?;
     table::register(module)?;
     autograd::register(module)?;
@@ -85,6 +88,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     callable::register(module)?;
     check::register(module)?;
     compiling::register(module)?;
+    communicator::register(module)?;
+    program::register(module)?;
     files::register(module)?;
     dlpack::register(module)
 }

@@ -11,7 +11,7 @@ use pyo3::types::{PyComplex, PyDict, PyList, PyString, PyTuple};
 use thalweg::dispatch::{
     Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, Operator, find_operator, register_fallback,
 };
-use thalweg::ops::schema::{Kind, Literal, Parameter};
+use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
 use thalweg::tensor::Tensors;
 use thalweg::{Device, Tensor};
 use thalweg_lock::Mutex;
@@ -20,8 +20,12 @@ use crate::call::{Function, Overload, Passed};
 use crate::convert::{number_object, tensor_of};
 use crate::device::PyDevice;
 use crate::dtype;
-use crate::failure::{call_python, exception, guarded, type_error};
+use crate::failure::{call_python, exception, guarded, type_error, value_error};
 use crate::handle::{Held, PyTensor};
+use crate::table::{parameter_object, type_object};
+
+/// A schema: its text, its parameters and its results.
+type Described<'py> = (String, Vec<Bound<'py, PyDict>>, Vec<Bound<'py, PyDict>>);
 
 thread_local! {
     /// The number of open modes of the thread.
@@ -186,11 +190,7 @@ fn _call_overload<'py>(
     kwargs: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let function = of_one_overload(name)?;
-    let places: Vec<_> = args.iter().collect();
-    let names = kwargs
-        .iter()
-        .map(|(name, value)| Ok((name.cast_into::<PyString>()?, value)))
-        .collect::<PyResult<Vec<_>>>()?;
+    let (places, names) = arguments_of(args, kwargs)?;
     let passed = Passed { receiver: None, places: &places, names: &names };
     guarded(|| function.call(py, &passed))
 }
@@ -204,45 +204,59 @@ fn of_one_overload(name: &str) -> PyResult<&'static Function> {
         return Ok(known);
     }
     let operator = find_operator(name).map_err(|error| exception(&error))?;
-    let function: &'static Function = Box::leak(Box::new(Function {
-        name: operator.base_name().to_owned(),
-        overloads: vec![Overload::new(operator)],
-        results: None,
-        takes_numbers: false,
-    }));
+    let function: &'static Function = Box::leak(Box::new(Function::new(
+        operator.base_name().to_owned(),
+        vec![Overload::new(operator)],
+        None,
+    )));
     made.insert(name.to_owned(), function);
     Ok(function)
 }
 
-/// Returns the schema of an operator by its name with overload, how it is computed, and the parameters' names.
+/// Returns a schema with its parameters and the types of its results.
+fn described<'py>(py: Python<'py>, schema: &Schema) -> PyResult<Described<'py>> {
+    let parameters = schema.parameters.iter().map(|parameter| parameter_object(py, parameter));
+    let results = schema.returns.iter().enumerate().map(|(place, ty)| {
+        let object = type_object(py, ty)?;
+        object.set_item("name", schema.return_names.get(place))?;
+        Ok(object)
+    });
+    Ok((schema.to_string(), parameters.collect::<PyResult<_>>()?, results.collect::<PyResult<_>>()?))
+}
+
+/// Returns the schema of an operator of the table by its name with overload.
 #[pyfunction]
-fn _overload_schema(name: &str) -> PyResult<(String, &'static str, Vec<String>)> {
-    let operator = find_operator(name).map_err(|error| exception(&error))?;
-    let parameters = operator.schema().parameters.iter().map(|parameter| parameter.name.clone());
-    Ok((operator.schema().to_string(), operator.computed_by(), parameters.collect()))
+fn _overload_schema<'py>(py: Python<'py>, name: &str) -> PyResult<Described<'py>> {
+    described(py, find_operator(name).map_err(|error| exception(&error))?.schema())
+}
+
+/// Returns a schema by its text.
+#[pyfunction]
+fn _parsed_schema<'py>(py: Python<'py>, text: &str) -> PyResult<Described<'py>> {
+    described(py, &Schema::parse(text).map_err(|error| value_error(error.to_string()))?)
 }
 
 /// Returns the name with overload of the operator that a call of a function by this name runs, or `None` if no overload fits.
 #[pyfunction]
-fn _overload_of(
+fn _overload_of<'py>(
+    py: Python<'py>,
     name: &str,
-    args: &Bound<'_, PyTuple>,
-    kwargs: &Bound<'_, PyDict>,
+    args: &Bound<'py, PyTuple>,
+    kwargs: &Bound<'py, PyDict>,
 ) -> PyResult<Option<&'static str>> {
     let Some(number) = crate::functions::number_of(name) else { return Ok(None) };
-    let places: Vec<_> = args.iter().collect();
-    let mut names = Vec::new();
-    for (name, value) in kwargs.iter() {
-        let name = name.cast_into::<PyString>()?;
-        if !matches!(&*name.to_cow()?, "out" | "generator" | "requires_grad" | "pin_memory") {
-            names.push((name, value));
-        }
-    }
-    crate::functions::functions()[number].name_of_overload(&Passed {
-        receiver: None,
-        places: &places,
-        names: &names,
-    })
+    let (places, names) = arguments_of(args, kwargs)?;
+    let passed = Passed { receiver: None, places: &places, names: &names };
+    crate::functions::functions()[number].name_of_overload(py, &passed)
+}
+
+/// The arguments of a call by position, and those by name.
+type Arguments<'py> = (Vec<Bound<'py, PyAny>>, Vec<(Bound<'py, PyString>, Bound<'py, PyAny>)>);
+
+/// Returns the arguments of a call.
+fn arguments_of<'py>(args: &Bound<'py, PyTuple>, kwargs: &Bound<'py, PyDict>) -> PyResult<Arguments<'py>> {
+    let named = kwargs.iter().map(|(name, value)| Ok((name.cast_into::<PyString>()?, value)));
+    Ok((args.iter().collect(), named.collect::<PyResult<_>>()?))
 }
 
 /// Returns a number that no other tensor has while this one lives.
@@ -258,5 +272,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_tensor_identity, module)?)?;
     module.add_function(wrap_pyfunction!(_call_overload, module)?)?;
     module.add_function(wrap_pyfunction!(_overload_schema, module)?)?;
+    module.add_function(wrap_pyfunction!(_parsed_schema, module)?)?;
     module.add_function(wrap_pyfunction!(_overload_of, module)?)
 }

@@ -108,15 +108,22 @@ pub fn documentation(function: &Function, is_method: bool) -> String {
     text.trim_end().to_owned()
 }
 
-/// Returns a parameter as a dictionary.
-fn parameter_object<'py>(py: Python<'py>, parameter: &Parameter) -> PyResult<Bound<'py, PyDict>> {
+/// Returns a type as a dictionary.
+pub fn type_object<'py>(py: Python<'py>, ty: &Type) -> PyResult<Bound<'py, PyDict>> {
     let object = PyDict::new(py);
+    object.set_item("kind", ty.kind.name())?;
+    object.set_item("list", ty.list)?;
+    object.set_item("length", ty.length)?;
+    object.set_item("optional", ty.optional)?;
+    object.set_item("optional_elements", ty.optional_elements)?;
+    object.set_item("alias", ty.alias.as_ref().map(|alias| (&alias.set, alias.writes)))?;
+    Ok(object)
+}
+
+/// Returns a parameter as a dictionary.
+pub fn parameter_object<'py>(py: Python<'py>, parameter: &Parameter) -> PyResult<Bound<'py, PyDict>> {
+    let object = type_object(py, &parameter.ty)?;
     object.set_item("name", &parameter.name)?;
-    object.set_item("kind", parameter.ty.kind.name())?;
-    object.set_item("list", parameter.ty.list)?;
-    object.set_item("length", parameter.ty.length)?;
-    object.set_item("optional", parameter.ty.optional)?;
-    object.set_item("optional_elements", parameter.ty.optional_elements)?;
     object.set_item("keyword_only", parameter.keyword_only)?;
     object.set_item("default", parameter.default.as_ref().map(default_text))?;
     Ok(object)

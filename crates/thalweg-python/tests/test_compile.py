@@ -124,6 +124,8 @@ def test_a_module_compiles_in_place():
         model(torch.randn(3, 3))
     assert not torch.compiler.is_compiling()
     same(copy.deepcopy(model)(x), expected)
+    with torch.compiler.set_stance("force_eager"):
+        assert kernels(model, x)[1] == 0
 
 
 def test_parts_may_be_excluded():

@@ -104,6 +104,45 @@ def test_dispatch_modes_receive_operators():
         assert (th.ones(2) + th.ones(2)).tolist() == [4.0, 4.0]
 
 
+def test_operators_of_symbols_reach_dispatch():
+    seen = []
+
+    class Wrapped(th.Tensor):
+        @staticmethod
+        def __new__(cls, elements):
+            return th.Tensor._make_wrapper_subclass(cls, elements.shape, dtype=elements.dtype, device=elements.device, requires_grad=True)
+
+        def __init__(self, elements):
+            self.elements = elements
+
+        __torch_function__ = th._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return Wrapped(func(*[value.elements if isinstance(value, cls) else value for value in args], **(kwargs or {})))
+    x = Wrapped(th.tensor([2.0, 4.0]))
+    assert x.requires_grad and th.mul(5, x).elements.tolist() == [10.0, 20.0]
+    results = [5 - x, 2 ** x, 8 / x, 9 // x, 9 % x, x // 3, x - 1, th.tensor([1.0, 1.0]) - x]
+    assert [result.elements.tolist() for result in results] == [
+        [3.0, 1.0], [4.0, 16.0], [4.0, 2.0], [4.0, 2.0], [1.0, 1.0], [0.0, 1.0], [1.0, 3.0], [-1.0, -3.0]]
+    assert seen[0] == "mul.Tensor" and "rsub.Scalar" in seen and "pow.Scalar" in seen
+    x *= 2
+    assert seen[-1].startswith("mul_.")
+
+
+def test_schemas_say_what_is_written():
+    aten = th.ops.aten
+    assert aten.add_.Tensor._schema.is_mutable and not aten.add.Tensor._schema.is_mutable
+    for name in th._core._operator_names():
+        if "::" not in name:
+            schema = th.ops.overload(name)._schema
+            assert schema.is_mutable == ("!" in str(schema)), name
+    first, *_ = aten.add_.Tensor._schema.arguments
+    assert first.name == "self" and first.type == "Tensor" and first.alias_info.is_write
+    assert aten.sum.dim_IntList._schema.arguments[2].default_value is False and aten.mul.Tensor(th.ones(2), 3).tolist() == [3.0, 3.0]
+
+
 def test_operations_are_counted():
     net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
     with FlopCounterMode(display=False) as counter, th.no_grad():
@@ -146,6 +185,9 @@ def test_operators_of_programs():
     th.ops.thalweg_tests.scaled(x, 3.0).sum().backward()
     assert x.grad.tolist() == [3.0] * 3 and scaled(th.ones(2, device="meta")).shape == (2,)
     assert str(scaled._opoverload._schema) == "thalweg_tests::scaled(Tensor x, float factor=2.0) -> Tensor"
+    assert th.ops.thalweg_tests.scaled.default is scaled._opoverload and [one.name for one in scaled._opoverload._schema.arguments] == ["x", "factor"]
+    th.library.register_vmap(scaled, lambda info, in_dims, x, factor=2.0: (scaled(x, factor) + info.batch_size, in_dims[0]))
+    assert th.func.vmap(lambda x: scaled(x, 3.0))(th.ones(2, 3)).tolist() == [[5.0] * 3] * 2
     with th.library._scoped_library("thalweg_tests", "FRAGMENT") as library:
         library.define("shifted(Tensor x, int by) -> Tensor")
         library.impl("shifted", lambda x, by: x + by, "CompositeExplicitAutograd")

@@ -14,12 +14,14 @@ fails without a reason is printed with its error. A pattern that matches only pa
 import argparse
 import ast
 import collections
+import contextlib
 import fnmatch
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +41,6 @@ REFERENCES = "__refs_"
 def child(file, skip, select, log, seconds):
     """Runs the tests of a file except for the first `skip`, and writes one line before and one line after each."""
     import faulthandler
-    import signal
     import unittest
 
     sys.path[:0] = [str(pathlib.Path(file).parent), str(pathlib.Path(file).parent.parent), str(HERE.parent)]
@@ -225,6 +226,23 @@ def environment(options, log):
     return {**os.environ, "PYTHONPATH": path, "THALWEG_TORCH_TESTING": str(options.torch), "THALWEG_SIMULATED_AS": options.simulated_as}
 
 
+def run_process(command, options, log):
+    """Runs a process until it ends or its time is up, ends those that it started, and returns how it ended."""
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, cwd=options.tests, stdin=subprocess.DEVNULL,
+                                   env=environment(options, log), start_new_session=True)
+        try:
+            status = process.wait(options.seconds * 60)
+        except subprocess.TimeoutExpired:
+            return "the process had to be ended"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        errors.seek(0)
+        return f"exit status {status}: {errors.read().decode(errors='replace')[-300:]}"
+
+
 def run_file(options, file, log):
     """Runs a file, in as many processes as necessary. Returns the outcomes by test name, and the reason if the file could not be
     loaded."""
@@ -233,12 +251,7 @@ def run_file(options, file, log):
         pathlib.Path(log).write_text("")
         command = [sys.executable, str(HERE), "--child", str(options.tests / file), "--skip", str(skip), "--select", options.select, "--log", log,
                    "--seconds", str(options.seconds), "--torch", str(options.torch), "--as", options.simulated_as]
-        try:
-            status = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=options.tests,
-                                    timeout=options.seconds * 60, stdin=subprocess.DEVNULL, env=environment(options, log))
-            ended = f"exit status {status.returncode}: {status.stderr.decode(errors='replace')[-300:]}"
-        except subprocess.TimeoutExpired:
-            ended = "the process had to be ended"
+        ended = run_process(command, options, log)
         names, begun = [], None
         for line in map(json.loads, pathlib.Path(log).read_text().splitlines()):
             if "broken" in line:

@@ -59,7 +59,7 @@ def main(out, version):
     readme = (FOLDER / "README.md").read_text()
     files[f"{info}/METADATA"] = METADATA.format(version=version, python=python, readme=readme).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: thalweg\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files[f"{info}/entry_points.txt"] = b"[pytest11]\nthalweg = thalweg._pytest\n"
+    files[f"{info}/entry_points.txt"] = b"[pytest11]\nthalweg = thalweg._pytest\n\n[torch_dynamo_backends]\nthalweg = thalweg.dynamo:backend\n"
     for licence in ("LICENSE-APACHE", "LICENSE-MIT"):
         files[f"{info}/licenses/{licence}"] = (FOLDER / licence).read_bytes()
     lines = []

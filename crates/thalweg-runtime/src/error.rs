@@ -238,6 +238,11 @@ impl Error {
         self.driver_error().is_some_and(|error| error.is_library_missing())
     }
 
+    /// Returns whether no library of this machine computes the call: it is missing, or does not support the call.
+    pub fn is_without_library(&self) -> bool {
+        self.is_library_missing() || self.is_not_supported()
+    }
+
     /// Returns whether the device, or an installed library, does not support the call.
     pub fn is_not_supported(&self) -> bool {
         self.driver_error().is_some_and(|error| error.is_not_supported())

@@ -58,6 +58,7 @@ pub use error::{Error, ErrorClass, Result};
 pub use event::Event;
 pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{compiler, precompile};
+pub use library::{element_format, if_supported};
 pub use loaded::{KernelKey, LaunchKey, LoadedKernel, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle};

@@ -514,7 +514,20 @@ fn matmul_call(
     })
 }
 
-fn element_format(dtype: DType) -> Option<ElementFormat> {
+/// Returns the result of a library call; `None` if no library of this machine computes it.
+///
+/// # Errors
+/// Every other error of the call.
+pub fn if_supported<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(result) => Ok(Some(result)),
+        Err(error) if error.is_without_library() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the format of a floating-point dtype's elements; `None` for dtypes that libraries do not compute with.
+pub fn element_format(dtype: DType) -> Option<ElementFormat> {
     match dtype {
         DType::F32 => Some(ElementFormat::R_32F),
         DType::F64 => Some(ElementFormat::R_64F),

@@ -311,10 +311,10 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
     let is_of_leaf =
         dtype == options.dtype && tensor.dtype() == DType::F32 && tensor.requires_grad() && tensor.is_leaf();
     if !is_of_leaf {
-        return tensor.to_dtype_in_order(dtype);
+        return tensor.to_dtype(dtype);
     }
     if !options.cache_enabled {
-        return Ok(recorded(tensor, no_grad(|| tensor.to_dtype_in_order(dtype))?));
+        return Ok(recorded(tensor, no_grad(|| tensor.to_dtype(dtype))?));
     }
     let key = (tensor.identity(), dtype);
     if let Some(found) = kept_cast(&key) {
@@ -326,7 +326,7 @@ fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tenso
         Some(former) => recorded(tensor, former),
         None => {
             let version = tensor.writes();
-            let cast = no_grad(|| tensor.to_dtype_in_order(dtype))?;
+            let cast = no_grad(|| tensor.to_dtype(dtype))?;
             kept.map_or(Ok(()), |kept| kept.put(&cast, version))?;
             recorded(tensor, cast)
         }
@@ -363,8 +363,7 @@ impl Backward for CastBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let gradient =
-            gradients[0].as_ref().map(|gradient| gradient.to_dtype_in_order(self.0)).transpose()?;
+        let gradient = gradients[0].as_ref().map(|gradient| gradient.to_dtype(self.0)).transpose()?;
         Ok(Gradients::from_elem(gradient, 1))
     }
 

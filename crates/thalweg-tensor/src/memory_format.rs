@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_ir::{DType, Shape};
+use thalweg_ir::{DType, Shape, inverse_order};
 use thalweg_runtime::{Error, Label, Result, Stream};
 
 use crate::caller::in_call;
@@ -83,16 +83,24 @@ pub(crate) fn is_channels_last(x: &Tensor) -> bool {
 }
 
 /// Returns the view of a tensor whose channels are its last dimension, with the channels before the axes.
-fn from_last(tensor: &Tensor) -> Result<Tensor> {
+pub(crate) fn from_last(tensor: &Tensor) -> Result<Tensor> {
     let rank = tensor.rank();
     let dims: Shape = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
     tensor.permute(&dims)
 }
 
+/// Returns the elements without gaps in an order of dimensions, outermost first; the tensor itself if they already are.
+pub(crate) fn in_order(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
+    match tensor.layout().permute(order)?.is_contiguous() {
+        true => Ok(tensor.clone()),
+        false => tensor.permute(order)?.contiguous()?.permute(&inverse_order(order)),
+    }
+}
+
 /// Returns the elements without gaps, in the order of the shape or with the channels innermost.
 pub(crate) fn laid_out(tensor: &Tensor, channels_last: bool) -> Result<Tensor> {
     match channels_last {
-        true => from_last(&tensor.permute(&channels_last_order(tensor.rank()))?.contiguous()?),
+        true => in_order(tensor, &channels_last_order(tensor.rank())),
         false => tensor.contiguous(),
     }
 }

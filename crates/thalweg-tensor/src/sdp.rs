@@ -324,7 +324,7 @@ fn or_math(results: Result<Tensors>) -> Result<Option<Tensor>> {
     let [_, _, math] = ALLOWED.get();
     match results {
         Ok(mut results) => Ok(Some(results.swap_remove(0))),
-        Err(error) if error.is_not_supported() || error.is_library_missing() => {
+        Err(error) if error.is_without_library() => {
             if math {
                 Ok(None)
             } else {

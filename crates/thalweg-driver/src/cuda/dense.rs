@@ -11,6 +11,7 @@ use thalweg_lock::Mutex;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points};
+use super::workspace::{PART, workspace_of};
 use crate::library::dense::{DenseCall, DenseMethod};
 use crate::{Code, DevicePointer, Error, Result};
 
@@ -91,8 +92,6 @@ const R_64F: u32 = 1;
 const FEW: u64 = 8;
 /// A batch of triangular systems with at most this many rows is one call, and of Cholesky factors with at most twice as many.
 const SMALL: u64 = 256;
-/// The alignment of the parts of the workspace, in bytes.
-const PART: u64 = 256;
 
 #[derive(Clone, Copy, Default)]
 struct Handles {
@@ -228,16 +227,10 @@ impl Dense {
         let mut slot = self.devices[device as usize].lock();
         let handles = self.handles(&mut slot).map_err(|error| error.with_detail(&detail()))?;
         let mut run = self.run(handles, call).map_err(|error| error.with_detail(&detail()))?;
-        let (start, bytes) = call.workspace.unwrap_or((DevicePointer::new(0), 0));
-        if bytes < run.workspace_bytes() || !start.address().is_multiple_of(PART) {
-            let needed = run.workspace_bytes();
-            let detail = format!(
-                "a workspace of {bytes} bytes at {start:?}, where {needed} are needed, aligned to {PART}: {}",
-                detail()
-            );
-            return Err(Error::new(Code::InvalidValue, name(call.method), detail));
-        }
-        run.workspace = start.address();
+        let workspace = workspace_of(call.workspace, run.workspace_bytes()).map_err(|why| {
+            Error::new(Code::InvalidValue, name(call.method), format!("{why}: {}", detail()))
+        })?;
+        run.workspace = workspace.address();
         // SAFETY: handles and stream are alive, and the lock is held, so only this thread uses the handles.
         unsafe {
             check(self.solver.set_stream(handles.solver, stream), detail)?;

@@ -13,9 +13,10 @@ use thalweg_lock::Mutex;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points};
+use super::workspace::workspace_of;
 use crate::library::ElementFormat;
 use crate::library::fourier::{FourierCall, FourierKind, FourierShape};
-use crate::{Code, DevicePointer, Error, Result};
+use crate::{Code, Error, Result};
 
 entry_points! {
     /// libcufft.
@@ -48,9 +49,6 @@ const NAME: &str = "cufftMakePlanMany64";
 
 /// The number of plans of a device at which all are dropped.
 const PLANS: usize = 1024;
-
-/// The alignment of the workspace, in bytes.
-const ALIGNMENT: u64 = 256;
 
 /// A plan of the library.
 struct FourierPlan {
@@ -214,15 +212,9 @@ impl Fourier {
         let detail = || format!("{}, for {}", describe(&call.shape), label());
         let mut state = self.devices[device as usize].lock();
         let plan = self.plan(&mut state, &call.shape).map_err(|error| error.with_detail(&detail()))?;
-        let (start, bytes) = call.workspace.unwrap_or((DevicePointer::new(0), 0));
-        if bytes < plan.workspace_bytes || !start.address().is_multiple_of(ALIGNMENT) {
-            let needed = plan.workspace_bytes;
-            let detail = format!(
-                "a workspace of {bytes} bytes at {start:?}, where {needed} are needed, aligned to {ALIGNMENT}: {}",
-                detail()
-            );
-            return Err(Error::new(Code::InvalidValue, "cufftSetWorkArea", detail));
-        }
+        let workspace = workspace_of(call.workspace, plan.workspace_bytes).map_err(|why| {
+            Error::new(Code::InvalidValue, "cufftSetWorkArea", format!("{why}: {}", detail()))
+        })?;
         if is_captured {
             state.captured.insert(call.shape, Arc::clone(&plan));
         }
@@ -232,7 +224,7 @@ impl Fourier {
         unsafe {
             self.api.check(table.set_stream(plan.raw, stream), detail)?;
             if plan.workspace_bytes > 0 {
-                self.api.check(table.set_workspace(plan.raw, start.address()), detail)?;
+                self.api.check(table.set_workspace(plan.raw, workspace.address()), detail)?;
             }
             let (input, output) = (call.input.address(), call.output.address());
             let is_double = call.shape.format == ElementFormat::R_64F;

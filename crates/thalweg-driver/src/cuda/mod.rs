@@ -48,6 +48,7 @@ mod sys;
 mod table;
 mod tensor_map;
 mod tools;
+mod workspace;
 
 pub use context::ContextGuard;
 pub use search::{Attempt, Found, FoundBy, Library, SearchEnvironment, SearchReport, locate};

@@ -116,6 +116,9 @@ impl RowPrinter<'_> {
             writer.close("");
             writer.close("");
         }
+        if class.lanes == 1 {
+            return;
+        }
         self.open_elements(writer);
         for &number in pass {
             let (lanes, threads) = (class.lanes, class.threads_abreast());

@@ -15,7 +15,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::philox;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 use crate::source::Source;
 
 /// The number of words by which a call advances the generator's offset.
@@ -125,8 +125,7 @@ impl NativeKernel for Placed<KeptWeights, KeptAddresses> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let KeptWeights { heads, queries, keys, .. } = self.kernel;
         let pieces = heads * queries.div_ceil(PIECE) * keys.div_ceil(PIECE);
-        let blocks = pieces.div_ceil(8).min(1 << 20) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [256, 1, 1] })
+        along_x(pieces.div_ceil(8).min(1 << 20), 256_u64)
     }
 
     fn words(&self) -> Words {

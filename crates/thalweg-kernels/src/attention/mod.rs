@@ -27,6 +27,8 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
+use crate::operands::span;
+
 pub use dropout::{Dropout, KeptAddresses, KeptWeights, WORDS};
 pub use host::{Operands, Outputs, run_on_host};
 use source::Unit;
@@ -303,12 +305,8 @@ impl Attention {
 
     /// Returns the number of elements that a tensor over the scores spans, and the bytes of the span that it touches.
     fn span_of_scores(&self, strides: MaskStrides, element: u64) -> (u64, Touch) {
-        let dimensions = [self.batch, self.heads, self.queries, self.keys].into_iter().zip(strides.list());
-        let touch = Touch::of(dimensions.clone(), element);
-        if dimensions.clone().any(|(extent, _)| extent == 0) {
-            return (0, touch);
-        }
-        (dimensions.map(|(extent, step)| (extent - 1) * step).sum::<u64>() + 1, touch)
+        let (extents, strides) = ([self.batch, self.heads, self.queries, self.keys], strides.list());
+        (span(extents, strides), Touch::of(extents.into_iter().zip(strides), element))
     }
 
     /// Checks that the kernels support the description.

@@ -11,7 +11,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 use crate::source::Source;
 
 /// The work of a launch.
@@ -170,8 +170,7 @@ impl NativeKernel for Placed<Compact, [DevicePointer; 5]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let parts = self.kernel.parts() as u32;
-        (parts > 0).then_some(LaunchShape { grid: [parts, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(self.kernel.parts(), BLOCK)
     }
 
     fn words(&self) -> Words {

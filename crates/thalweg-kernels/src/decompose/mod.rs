@@ -21,7 +21,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{Element, c128};
 
 use crate::arguments::{self, arguments, choices};
-use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
 
 /// A decomposition, or a solution by one. The operands of each are listed in order, without the leading (batch, …).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -186,8 +186,7 @@ impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let writes =
             self.kernel.operands().into_iter().any(|(count, _, usage)| count > 0 && usage != Use::Read);
-        let blocks = self.kernel.batch.min((1 << 31) - 1) as u32;
-        (blocks > 0 && writes).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(self.kernel.batch, BLOCK).filter(|_| writes)
     }
 
     fn accesses(&self) -> Accesses {

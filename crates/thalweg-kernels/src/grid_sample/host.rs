@@ -5,7 +5,8 @@ use thalweg_ir::{DType, Element};
 
 use super::{GridSample, Interpolation, Padding};
 use crate::arguments;
-use crate::dtypes::with_float;
+use crate::dtypes::{rounded, with_float};
+use crate::shared::cubic;
 
 pub(super) fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let (sizes, at, []): (GridSample, _, _) = arguments::unpack("grid_sample", launch)?;
@@ -27,11 +28,6 @@ struct Tap {
     slope: f64,
 }
 
-/// Rounds a number to the type in which it is kept: f32, or f64 for elements of f64.
-fn round<T: Element>(value: f64) -> f64 {
-    if T::DTYPE == DType::F64 { value } else { f64::from(value as f32) }
-}
-
 fn clipped(place: Place, last: f64) -> Place {
     match place.at > 0.0 && place.at < last {
         true => place,
@@ -40,7 +36,7 @@ fn clipped(place: Place, last: f64) -> Place {
 }
 
 fn padded<T: Element>(sizes: &GridSample, extent: f64, place: Place) -> Place {
-    let (last, r) = (extent - 1.0, round::<T>);
+    let (last, r) = (extent - 1.0, rounded::<T>);
     match sizes.padding {
         Padding::Zeros => place,
         Padding::Border => clipped(place, last),
@@ -64,21 +60,8 @@ fn padded<T: Element>(sizes: &GridSample, extent: f64, place: Place) -> Place {
     }
 }
 
-/// Returns the weight of a point at a distance below 1, or one farther, and its derivative.
-fn cubic<T: Element>(t: f64, is_far: bool) -> [f64; 2] {
-    let (a, r) = (-0.75, round::<T>);
-    if is_far {
-        let u = r(t + 1.0);
-        let weight = r(r(r(r(r(r(a * u) - 5.0 * a) * u) + 8.0 * a) * u) - 4.0 * a);
-        [weight, r(r(r(r(3.0 * a * u) - 10.0 * a) * u) + 8.0 * a)]
-    } else {
-        let weight = r(r(r(r(r((a + 2.0) * t) - (a + 3.0)) * t) * t) + 1.0);
-        [weight, r(r(r(3.0 * (a + 2.0) * t) - 2.0 * (a + 3.0)) * t)]
-    }
-}
-
 fn taps_of<T: Element>(sizes: &GridSample, axis: usize, coordinate: f64) -> Vec<Tap> {
-    let (extent, r) = (sizes.extents[axis] as f64, round::<T>);
+    let (extent, r) = (sizes.extents[axis] as f64, rounded::<T>);
     let (last, from_zero) = (extent - 1.0, r(coordinate + 1.0));
     let place = match sizes.align_corners {
         true => Place { at: r(from_zero * (last / 2.0)), slope: last / 2.0 },
@@ -96,7 +79,10 @@ fn taps_of<T: Element>(sizes: &GridSample, axis: usize, coordinate: f64) -> Vec<
             let weights = [(t, true), (t, false), (rest, false), (rest, true)];
             (weights.into_iter().enumerate())
                 .map(|(number, (t, is_far))| {
-                    let [weight, slope] = cubic::<T>(t, is_far);
+                    let [weight, slope] = match is_far {
+                        true => [cubic::far::<T>(t), cubic::far_slope::<T>(t)],
+                        false => [cubic::near::<T>(t), cubic::near_slope::<T>(t)],
+                    };
                     let at = Place { at: first + number as f64 - 1.0, slope: 0.0 };
                     let sign = if number < 2 { place.slope } else { -place.slope };
                     tap(padded::<T>(sizes, extent, at).at, weight, r(slope * sign))
@@ -132,7 +118,7 @@ fn run_with<T: Element, S: Element>(
     sizes: &GridSample,
     [input_at, grid_at, output_at, of_input_at, of_grid_at]: [DevicePointer; 5],
 ) -> Result<(), HostFault> {
-    let r = round::<T>;
+    let r = rounded::<T>;
     let ([input_count, grid_count, output_count], [of_input_count, of_grid_count]) =
         (sizes.spans(), sizes.gradients());
     let input = launch.read::<T>(input_at, input_count as usize)?;

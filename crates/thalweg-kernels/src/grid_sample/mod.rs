@@ -16,6 +16,7 @@ use thalweg_ir::host::Fault;
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 use crate::source::Source;
 
 /// The elements that contribute to a point.
@@ -114,26 +115,17 @@ fn print(backward: bool, dtype: DType) -> String {
     Source::new(&name(backward, dtype))
         .elements(dtype)
         .flag("BACKWARD", backward)
-        .print(include_str!("source.cu"))
+        .print(include_str!("kernel.cu"))
 }
 
 impl GridSample {
-    fn span(extents: [u64; 4], strides: [u64; 4]) -> u64 {
-        match extents.contains(&0) {
-            true => 0,
-            false => {
-                1 + extents.iter().zip(strides).map(|(extent, stride)| (extent - 1) * stride).sum::<u64>()
-            }
-        }
-    }
-
     /// Returns the number of elements, counted from the first, of the input, the grid, and the result or its gradient.
     fn spans(&self) -> [u64; 3] {
         let ([height, width], [rows, columns]) = (self.extents, self.points);
         [
-            Self::span([self.batch, self.channels, height, width], self.input_strides),
-            Self::span([self.batch, rows, columns, 2], self.grid_strides),
-            Self::span([self.batch, self.channels, rows, columns], self.output_strides),
+            span([self.batch, self.channels, height, width], self.input_strides),
+            span([self.batch, rows, columns, 2], self.grid_strides),
+            span([self.batch, self.channels, rows, columns], self.output_strides),
         ]
     }
 

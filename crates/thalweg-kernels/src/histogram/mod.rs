@@ -13,7 +13,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::with_float;
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -126,9 +126,7 @@ impl NativeKernel for Placed<Histogram, [DevicePointer; 2]> {
         let Histogram { elements, bins, .. } = self.kernel;
         // A block adds each of its counts to the result, so it must have many more elements.
         let own = FEWEST_ELEMENTS.max(if self.kernel.copies() > 0 { 4 * bins } else { 0 });
-        let blocks = elements.div_ceil(own).clamp(1, MOST_BLOCKS) as u32;
-        (elements > 0 && bins > 0)
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(elements.div_ceil(own).min(MOST_BLOCKS), BLOCK).filter(|_| bins > 0)
     }
 
     fn shared_memory_bytes(&self) -> u32 {

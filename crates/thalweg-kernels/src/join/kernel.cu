@@ -16,7 +16,7 @@ struct Part {
     u64 first;
 };
 
-struct Arguments {
+struct arguments {
     Vector* result;
     u64 rows;
     u64 pitch;
@@ -26,7 +26,7 @@ struct Arguments {
     u64 vector;
 };
 
-extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ Arguments x) {
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     // The last part whose first block is not after this one.
     u32 low = 0, high = u32(x.count);
     while (high - low > 1) {

@@ -12,7 +12,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::with_float;
+use crate::dtypes::{rounded, with_float};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::source::Source;
 use crate::threads::{ranges, share};
@@ -310,7 +310,7 @@ fn run_planes<T: Element>(
                     PoolPass::Average => average(pool, source, target),
                     PoolPass::Greatest => greatest(pool, source, target, &mut found[number * to..][..to]),
                     PoolPass::AverageBackward => of_points_each(pool, target, |window, place| {
-                        round::<T>(source[place].to_f64() / pool.divisor(window))
+                        rounded::<T>(source[place].to_f64() / pool.divisor(window))
                     }),
                     PoolPass::GreatestBackward => {
                         let places = &read[plane * from..][..from];
@@ -321,11 +321,6 @@ fn run_planes<T: Element>(
         });
     }
     share(jobs);
-}
-
-/// Rounds a sum to the type in which it is kept: f32, or f64 for elements of f64.
-fn round<T: Element>(value: f64) -> f64 {
-    if T::DTYPE == DType::F64 { value } else { f64::from(value as f32) }
 }
 
 /// Calls a function with each window of a plane, and its number.
@@ -351,8 +346,8 @@ fn each_place(pool: &Pool, window: [usize; 3], mut call: impl FnMut(usize)) {
 fn average<T: Element>(pool: &Pool, source: &[T], target: &mut [T]) {
     each_window(pool.windows, |window, number| {
         let mut sum = 0.0;
-        each_place(pool, window, |place| sum = round::<T>(sum + source[place].to_f64()));
-        target[number] = T::from_f64(round::<T>(sum / pool.divisor(window)));
+        each_place(pool, window, |place| sum = rounded::<T>(sum + source[place].to_f64()));
+        target[number] = T::from_f64(rounded::<T>(sum / pool.divisor(window)));
     });
 }
 
@@ -378,7 +373,7 @@ fn of_points_each<T: Element>(pool: &Pool, target: &mut [T], part: impl Fn([usiz
         for z in pool.windows_of(0, at[0]) {
             for y in pool.windows_of(1, at[1]) {
                 for x in pool.windows_of(2, at[2]) {
-                    sum = round::<T>(sum + part([z, y, x], (z * height + y) * width + x));
+                    sum = rounded::<T>(sum + part([z, y, x], (z * height + y) * width + x));
                 }
             }
         }
@@ -391,7 +386,7 @@ fn greatest_backward<T: Element>(pool: &Pool, source: &[T], places: &[i64], targ
     let mut sums = vec![0.0; target.len()];
     each_window(pool.windows, |_, number| {
         if let Some(sum) = usize::try_from(places[number]).ok().and_then(|place| sums.get_mut(place)) {
-            *sum = round::<T>(*sum + source[number].to_f64());
+            *sum = rounded::<T>(*sum + source[number].to_f64());
         }
     });
     target.iter_mut().zip(sums).for_each(|(place, sum)| *place = T::from_f64(sum));

@@ -1,11 +1,13 @@
 //! The definition of [`Resample`]: the same sums in the same order on the host.
 
+use bytemuck::Pod;
 use thalweg_driver::{DevicePointer, HostFault, HostLaunch};
-use thalweg_ir::{DType, Element};
+use thalweg_ir::Element;
 
-use super::{Resample, ResampleBy};
+use super::{Resample, ResampleBy, Variant};
 use crate::arguments;
-use crate::dtypes::with_float;
+use crate::dtypes::{rounded, with_float};
+use crate::shared::cubic::{far, near};
 use crate::threads::{ranges, share};
 
 /// The fewest elements for each thread of the host.
@@ -16,17 +18,18 @@ type Taps = Vec<(usize, f64)>;
 
 pub(super) fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let (sizes, at, []): (Resample, _, _) = arguments::unpack("resample", launch)?;
-    with_float!("resample", sizes.dtype, T => run_of::<T>(launch, &sizes, at))
-}
-
-/// Rounds a number to the type in which it is kept: f32, or f64 for elements of f64.
-fn round<T: Element>(value: f64) -> f64 {
-    if T::DTYPE == DType::F64 { value } else { f64::from(value as f32) }
+    match sizes.variant() {
+        Variant::Copy(1) => copy_of::<u8, f32>(launch, &sizes, at),
+        Variant::Copy(2) => copy_of::<u16, f32>(launch, &sizes, at),
+        Variant::Copy(4) => copy_of::<u32, f32>(launch, &sizes, at),
+        Variant::Copy(_) => copy_of::<u64, f64>(launch, &sizes, at),
+        _ => with_float!("resample", sizes.dtype, T => run_of::<T>(launch, &sizes, at)),
+    }
 }
 
 /// Returns the position of a new point on the old axis.
 fn position<T: Element>(sizes: &Resample, axis: usize, to: usize) -> f64 {
-    let r = round::<T>;
+    let r = rounded::<T>;
     let (scale, to) = (r(sizes.scale[axis]), to as f64);
     match sizes.by {
         ResampleBy::Nearest | ResampleBy::LinearCorners | ResampleBy::CubicCorners => r(to * scale),
@@ -46,18 +49,6 @@ fn nearest<T: Element>(sizes: &Resample, axis: usize, to: usize) -> usize {
     at as usize
 }
 
-/// Returns the weights of four points for a distance after the second of them.
-fn cubic<T: Element>(t: f64) -> [f64; 4] {
-    let (a, r) = (-0.75, round::<T>);
-    let far = |t: f64| {
-        let u = r(t + 1.0);
-        r(r(r(r(r(r(a * u) - 5.0 * a) * u) + 8.0 * a) * u) - 4.0 * a)
-    };
-    let near = |t: f64| r(r(r(r(r((a + 2.0) * t) - (a + 3.0)) * t) * t) + 1.0);
-    let rest = r(1.0 - t);
-    [far(t), near(t), near(rest), far(rest)]
-}
-
 fn taps<T: Element>(sizes: &Resample, axis: usize, to: usize) -> Taps {
     let last = sizes.source[axis] as i64 - 1;
     if last == 0 {
@@ -68,14 +59,16 @@ fn taps<T: Element>(sizes: &Resample, axis: usize, to: usize) -> Taps {
         ResampleBy::Linear | ResampleBy::LinearCorners => {
             let place = position::<T>(sizes, axis, to).max(0.0);
             let first = inside(place.floor() as i64);
-            let weight = round::<T>(place - first as f64);
-            vec![(first, round::<T>(1.0 - weight)), (inside(first as i64 + 1), weight)]
+            let weight = rounded::<T>(place - first as f64);
+            vec![(first, rounded::<T>(1.0 - weight)), (inside(first as i64 + 1), weight)]
         }
         ResampleBy::Cubic | ResampleBy::CubicCorners => {
             let place = position::<T>(sizes, axis, to);
             let before = place.floor();
-            let weights = cubic::<T>(round::<T>(place - before)).into_iter();
-            weights
+            let t = rounded::<T>(place - before);
+            let rest = rounded::<T>(1.0 - t);
+            let weights = [far::<T>(t), near::<T>(t), near::<T>(rest), far::<T>(rest)];
+            (weights.into_iter())
                 .enumerate()
                 .map(|(tap, weight)| (inside(before as i64 - 1 + tap as i64), weight))
                 .collect()
@@ -91,7 +84,7 @@ fn uses<T: Element>(sizes: &Resample, axis: usize) -> Vec<Taps> {
         let mut own: Taps = Taps::new();
         for (at, weight) in taps::<T>(sizes, axis, to) {
             match own.iter_mut().find(|(other, _)| *other == at) {
-                Some((_, sum)) => *sum = round::<T>(*sum + weight),
+                Some((_, sum)) => *sum = rounded::<T>(*sum + weight),
                 None => own.push((at, weight)),
             }
         }
@@ -112,35 +105,66 @@ fn uses<T: Element>(sizes: &Resample, axis: usize) -> Vec<Taps> {
     uses
 }
 
+/// Returns, for each point of each axis of the planes that are written, the points that it is computed from.
+fn lists<T: Element>(sizes: &Resample) -> [Vec<Taps>; 3] {
+    [0, 1, 2].map(|axis| match sizes.backward {
+        true => uses::<T>(sizes, axis),
+        false => (0..sizes.target[axis] as usize).map(|to| taps::<T>(sizes, axis, to)).collect(),
+    })
+}
+
+/// Copies elements; their positions are computed in `T`.
+fn copy_of<E: Pod + Send + Sync, T: Element>(
+    launch: &HostLaunch<'_>,
+    sizes: &Resample,
+    [read, written]: [DevicePointer; 2],
+) -> Result<(), HostFault> {
+    let read = launch.read::<E>(read, sizes.span() as usize)?;
+    let written = launch.write::<E>(written, sizes.written() as usize)?;
+    let [by_z, by_y, by_x] = [2, 3, 4].map(|place| sizes.strides[place] as usize);
+    fill(written, sizes, &lists::<T>(sizes), |plane, [of_z, of_y, of_x]| {
+        read[plane + of_z[0].0 * by_z + of_y[0].0 * by_y + of_x[0].0 * by_x]
+    });
+    Ok(())
+}
+
 fn run_of<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &Resample,
     [read, written]: [DevicePointer; 2],
 ) -> Result<(), HostFault> {
     let read = launch.read::<T>(read, sizes.span() as usize)?;
-    let mut rest = launch.write::<T>(written, sizes.written() as usize)?;
-    let lists: [Vec<Taps>; 3] = [0, 1, 2].map(|axis| match sizes.backward {
-        true => uses::<T>(sizes, axis),
-        false => (0..sizes.target[axis] as usize).map(|to| taps::<T>(sizes, axis, to)).collect(),
+    let written = launch.write::<T>(written, sizes.written() as usize)?;
+    let strides = sizes.strides.map(|stride| stride as usize);
+    // A single −0 keeps its sign.
+    let start = if sizes.backward { 0.0 } else { -0.0 };
+    fill(written, sizes, &lists::<T>(sizes), |plane, lists| {
+        T::from_f64(sum_of::<T>(read, plane, (&strides[2..], start), lists))
     });
+    Ok(())
+}
+
+/// Writes each element as the function returns it for the start of its plane and the points of each axis that it is computed from.
+fn fill<E: Send>(
+    written: &mut [E],
+    sizes: &Resample,
+    lists: &[Vec<Taps>; 3],
+    of: impl Fn(usize, [&Taps; 3]) -> E + Sync,
+) {
     let [_, extents] = sizes.passes();
     let [_, height, width] = extents.map(|extent| extent as usize);
     let channels = sizes.channels as usize;
     let points: usize = extents.iter().product::<u64>() as usize;
-    let strides = sizes.strides.map(|stride| stride as usize);
-    // A single −0 keeps its sign.
-    let start = if sizes.backward { 0.0 } else { -0.0 };
+    let [by_image, by_channel] = [0, 1].map(|place| sizes.strides[place] as usize);
     let element = |number: usize| {
         let (image, channel, point) = match sizes.channels_last {
             true => (number / (points * channels), number % channels, number / channels % points),
             false => (number / (points * channels), number / points % channels, number % points),
         };
-        let plane = image * strides[0] + channel * strides[1];
         let [z, y, x] = [point / width / height, point / width % height, point % width];
-        let lists = [&lists[0][z], &lists[1][y], &lists[2][x]];
-        T::from_f64(sum_of::<T>(read, plane, (&strides[2..], start), lists))
+        of(image * by_image + channel * by_channel, [&lists[0][z], &lists[1][y], &lists[2][x]])
     };
-    let mut jobs = Vec::new();
+    let (mut rest, mut jobs) = (written, Vec::new());
     for range in ranges(rest.len(), LEAST_OF_A_THREAD) {
         let (part, later) = rest.split_at_mut(range.len());
         rest = later;
@@ -148,7 +172,6 @@ fn run_of<T: Element>(
         jobs.push(move || part.iter_mut().zip(range).for_each(|(to, number)| *to = element(number)));
     }
     share(jobs);
-    Ok(())
 }
 
 /// Returns the sum of a plane's elements at points of each axis, weighted.
@@ -158,7 +181,7 @@ fn sum_of<T: Element>(
     (strides, start): (&[usize], f64),
     [of_z, of_y, of_x]: [&Taps; 3],
 ) -> f64 {
-    let r = round::<T>;
+    let r = rounded::<T>;
     let mut sum = start;
     for &(z, z_weight) in of_z {
         let mut of_rows = start;

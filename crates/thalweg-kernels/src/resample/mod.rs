@@ -2,8 +2,9 @@
 //!
 //! Along each axis a new point is a weighted sum of one, two or four old ones ([`ResampleBy`]): the nearest, interpolated linearly
 //! or cubically, or one that pads the old axis. The gradient of an old point is the sum over the new points that are computed from
-//! it, which a thread finds by inverting the positions. So several threads never add to one sum, and results always have the same
-//! bits.
+//! it, which a thread finds by inverting the positions; up to eight along an axis are kept in registers, with their weights, for
+//! all planes of the thread. So several threads never add to one sum, and results always have the same bits. A new point that is one
+//! old point is a copy, of elements of any dtype.
 //!
 //! The planes that are read have any strides; those that are written are contiguous, in the order of the shape or with the
 //! channels innermost. The host function (`host`) computes in the same order.
@@ -20,6 +21,7 @@ use thalweg_ir::host::Fault;
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
 use crate::source::Source;
 
 /// The rule by which a new point is computed from old ones. The `Corners` variants place the first and the last points of both
@@ -91,7 +93,7 @@ pub struct Resample {
     pub channels_last: bool,
     /// The rule.
     pub by: ResampleBy,
-    /// The dtype of the elements: a floating-point type. 16-bit floats are summed in f32.
+    /// The dtype of the elements: any of up to 8 bytes for copies, else a floating-point type. 16-bit floats are summed in f32.
     pub dtype: DType,
     /// Whether old planes are written: the gradient.
     pub backward: bool,
@@ -104,40 +106,73 @@ choices! { ResampleBy: ResampleBy::ALL }
 const BLOCK: u64 = 256;
 /// The number of points of a large plane.
 const LARGE: u64 = 1 << 11;
-/// The number of blocks from which a thread computes the same point of several planes.
-const BLOCKS: u64 = 1 << 13;
+/// The number of blocks from which a thread computes the same point of several planes: its positions and weights are the same in all.
+const BLOCKS: u64 = 1 << 12;
 /// The most blocks along the second axis of a grid.
 const MOST_PLANES: u64 = 65_535;
 /// The greatest extent of an axis: twice as many points still have numbers of 32 bits.
 const MOST_POINTS: u64 = 1 << 30;
 
-const TAPS: [usize; 3] = [1, 2, 4];
+/// The types of elements that are copied, one for each width, and the types in which their positions are computed.
+const COPIED: [(usize, &str, &str); 4] =
+    [(1, "u8", "f32"), (2, "u16", "f32"), (4, "u32", "f32"), (8, "u64", "f64")];
 
-fn name(taps: usize, backward: bool, dtype: DType) -> String {
-    let pass = if backward { "_backward" } else { "" };
-    format!("resample_{taps}{pass}_{}", dtype.name())
+/// A variant of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    /// Copies of elements of so many bytes.
+    Copy(usize),
+    /// Sums of the products of old points, so many along each axis, and their weights.
+    Forward(usize, DType),
+    /// The gradient of both.
+    Backward(usize, DType),
 }
 
-/// Returns every variant of the kernel.
-fn variants() -> impl Iterator<Item = (usize, bool, DType)> {
-    let passes = TAPS.into_iter().flat_map(|taps| [false, true].map(|backward| (taps, backward)));
-    passes.flat_map(|(taps, backward)| FLOATS.map(|dtype| (taps, backward, dtype)))
+impl Variant {
+    fn all() -> impl Iterator<Item = Self> {
+        let copies = COPIED.into_iter().map(|(bytes, ..)| Self::Copy(bytes));
+        let forward = [2, 4].into_iter().flat_map(|taps| FLOATS.map(|dtype| Self::Forward(taps, dtype)));
+        let backward = [1, 2, 4].into_iter().flat_map(|taps| FLOATS.map(|dtype| Self::Backward(taps, dtype)));
+        copies.chain(forward).chain(backward)
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Copy(bytes) => format!("resample_copy_{bytes}"),
+            Self::Forward(taps, dtype) => format!("resample_{taps}_{}", dtype.name()),
+            Self::Backward(taps, dtype) => format!("resample_{taps}_backward_{}", dtype.name()),
+        }
+    }
+
+    fn print(self) -> String {
+        let source = Source::new(&self.name()).flag("BACKWARD", matches!(self, Self::Backward(..)));
+        let source = match self {
+            Self::Copy(bytes) => {
+                let found = COPIED.into_iter().find(|(copied, ..)| *copied == bytes).unwrap_or(COPIED[0]);
+                source.define("TAPS", 1).names(found.1, found.2, "", "")
+            }
+            Self::Forward(taps, dtype) | Self::Backward(taps, dtype) => {
+                source.define("TAPS", taps).elements(dtype)
+            }
+        };
+        source.print(include_str!("kernel.cu"))
+    }
 }
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    variants().map(|(taps, backward, dtype)| (name(taps, backward, dtype), print(taps, backward, dtype)))
-}
-
-fn print(taps: usize, backward: bool, dtype: DType) -> String {
-    Source::new(&name(taps, backward, dtype))
-        .elements(dtype)
-        .define("TAPS", taps)
-        .flag("BACKWARD", backward)
-        .print(include_str!("source.cu"))
+    Variant::all().map(|variant| (variant.name(), variant.print()))
 }
 
 impl Resample {
+    fn variant(&self) -> Variant {
+        match (self.by.taps(), self.backward) {
+            (1, false) => Variant::Copy(self.dtype.size_bytes()),
+            (taps, false) => Variant::Forward(taps, self.dtype),
+            (taps, true) => Variant::Backward(taps, self.dtype),
+        }
+    }
+
     /// Returns the extents of the planes that are read, and of those that are written.
     const fn passes(&self) -> [[u64; 3]; 2] {
         if self.backward { [self.target, self.source] } else { [self.source, self.target] }
@@ -155,18 +190,18 @@ impl Resample {
                 ResampleBy::Replicated => MOST_POINTS as i64,
                 _ => return before == 0,
             };
-            size == 0 || extent == 0 || [before, after].iter().all(|&side| (-extent..=most).contains(&side))
+            let least = -(MOST_POINTS as i64);
+            size == 0 || extent == 0 || [before, after].iter().all(|&side| (least..=most).contains(&side))
         })
     }
 
     /// Returns the number of elements of the tensor that is read, counted from its first; 0 if nothing is read.
     fn span(&self) -> u64 {
         let [[z, y, x], _] = self.passes();
-        let extents = [self.images, self.channels, z, y, x];
-        if extents.contains(&0) || self.written() == 0 {
-            return 0;
+        match self.written() {
+            0 => 0,
+            _ => span([self.images, self.channels, z, y, x], self.strides),
         }
-        1 + extents.iter().zip(self.strides).map(|(extent, stride)| (extent - 1) * stride).sum::<u64>()
     }
 
     /// Returns the number of elements that are written.
@@ -188,16 +223,14 @@ impl Resample {
 impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
-        type Variant = (usize, bool, DType);
         static NAMES: std::sync::OnceLock<Vec<(Variant, String)>> = std::sync::OnceLock::new();
-        let names = NAMES.get_or_init(|| variants().map(|of| (of, name(of.0, of.1, of.2))).collect());
-        let Resample { by, backward, dtype, .. } = self.kernel;
-        let own = (by.taps(), backward, dtype);
-        names.iter().find(|(of, _)| *of == own).map_or("resample", |(_, name)| name)
+        let names = NAMES.get_or_init(|| Variant::all().map(|variant| (variant, variant.name())).collect());
+        let own = self.kernel.variant();
+        names.iter().find(|(variant, _)| *variant == own).map_or("resample", |(_, name)| name)
     }
 
     fn source(&self) -> String {
-        print(self.kernel.by.taps(), self.kernel.backward, self.kernel.dtype)
+        self.kernel.variant().print()
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -206,7 +239,8 @@ impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
 
     fn check(&self) -> Result<(), Fault> {
         let Resample { source, target, dtype, .. } = self.kernel;
-        if !FLOATS.contains(&dtype) {
+        let own = self.kernel.variant();
+        if Variant::all().all(|variant| variant != own) {
             return Err(Fault::new(format!("resample: {dtype} is not supported; convert to a float")));
         }
         let is_small = |numbers: &[u64]| {
@@ -243,9 +277,9 @@ impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
         let block = if count < LARGE { BLOCK / 2 } else { BLOCK };
         let (blocks, at_once) = (count.div_ceil(block), (block / count).max(1));
         let rounds = layers.div_ceil(at_once);
-        let wanted = if self.kernel.backward { rounds } else { BLOCKS.div_ceil(blocks).min(rounds) };
+        let planes_at_once = BLOCKS.div_ceil(blocks).min(rounds);
         Some(LaunchShape {
-            grid: [blocks as u32, wanted.clamp(1, MOST_PLANES) as u32, 1],
+            grid: [blocks as u32, planes_at_once.clamp(1, MOST_PLANES) as u32, 1],
             block: [block as u32, 1, 1],
         })
     }
@@ -271,7 +305,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_source() {
         let list =
-            include_str!("source.cu").split("enum By : u64 {").nth(1).and_then(|rest| rest.split('}').next());
+            include_str!("kernel.cu").split("enum By : u64 {").nth(1).and_then(|rest| rest.split('}').next());
         let names = list.expect("the source lists the rules").split(',').map(str::trim);
         let ours = ResampleBy::ALL.map(|by| format!("{by:?}").to_uppercase());
         assert!(names.map(|name| name.replace('_', "")).eq(ours));

@@ -19,7 +19,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
 use crate::source::Source;
 
 /// The operation that combines a point with those before it.
@@ -98,8 +98,6 @@ pub enum Phase {
     /// Scans parts of rows, of which the totals are known.
     Parts = 2,
 }
-
-choices! { Phase: [Phase::Rows, Phase::Totals, Phase::Parts] }
 
 /// One launch of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -326,10 +324,7 @@ impl NativeKernel for Placed<ScanStep, [DevicePointer; 4]> {
             (1, warps) => (rows, warps),
             (_, warps) => (rows.div_ceil(WARP), warps),
         };
-        (scan.elements() > 0).then(|| LaunchShape {
-            grid: [blocks.min((1 << 31) - 1) as u32, 1, 1],
-            block: [(warps * WARP) as u32, 1, 1],
-        })
+        along_x(blocks, warps * WARP).filter(|_| scan.elements() > 0)
     }
 
     fn words(&self) -> Words {

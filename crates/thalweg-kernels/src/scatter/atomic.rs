@@ -18,7 +18,7 @@ use super::combine::typed;
 use super::{Combine, ScatterReduce, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -105,9 +105,8 @@ impl NativeKernel for Placed<ScatterAtomic, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.elements().div_ceil(BLOCK * OWN).min(MOST_BLOCKS) as u32;
-        (!self.kernel.in_order().spans().contains(&0))
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        let blocks = self.kernel.elements().div_ceil(BLOCK * OWN).min(MOST_BLOCKS);
+        along_x(blocks, BLOCK).filter(|_| !self.kernel.in_order().spans().contains(&0))
     }
 
     fn words(&self) -> Words {

@@ -136,4 +136,4 @@ macro_rules! typed {
         }
     }};
 }
-pub(super) use typed;
+pub(crate) use typed;

@@ -7,7 +7,8 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
+use crate::operands::span;
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -41,7 +42,7 @@ pub(crate) fn sources() -> [(String, String); 1] {
 impl LastIndices {
     /// Returns the number of elements that the indices span in memory.
     fn span(&self) -> u64 {
-        if self.count == 0 { 0 } else { 1 + (self.count - 1) * self.stride }
+        span([self.count], [self.stride])
     }
 }
 
@@ -57,8 +58,7 @@ impl NativeKernel for Placed<LastIndices, [DevicePointer; 2]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.count.div_ceil(BLOCK) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(self.kernel.count.div_ceil(BLOCK), BLOCK)
     }
 
     fn accesses(&self) -> Accesses {

@@ -25,6 +25,7 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
 use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::operands::span;
 use crate::source::Source;
 
 pub mod atomic;
@@ -34,6 +35,7 @@ pub mod rows;
 pub mod segments;
 pub mod tile;
 
+pub(crate) use combine::typed;
 pub use combine::{Combine, Term, Wide};
 
 /// The sizes of a launch. See the [module](self).
@@ -65,13 +67,7 @@ impl ScatterReduce {
     pub fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
         let walked = [outer, count, inner];
-        let span = |strides: [u64; 3]| match walked.contains(&0) {
-            true => 0,
-            false => {
-                1 + walked.iter().zip(strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
-            }
-        };
-        [span(self.index_strides), span(self.source_strides), outer * extent * inner]
+        [span(walked, self.index_strides), span(walked, self.source_strides), outer * extent * inner]
     }
 
     /// Runs the kernel on the host, with the same bits as on a GPU.
@@ -107,6 +103,22 @@ impl ScatterReduce {
         let blocks = self.sizes[0].saturating_mul(self.sizes[3]).div_ceil(BLOCK);
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
     }
+}
+
+/// The bytes of a row that a thread handles if they are contiguous and aligned to this number.
+const VECTOR: u64 = 16;
+
+/// Returns the number of elements that a thread handles of rows of this many, for the strides of the source, and the addresses of
+/// source and result.
+fn width_of(dtype: DType, inner: u64, source_strides: [u64; 3], at: [DevicePointer; 2]) -> u64 {
+    let width = VECTOR / dtype.size_bytes() as u64;
+    let is_whole = |elements: u64| elements.is_multiple_of(width);
+    let [strides @ .., by_inner] = source_strides;
+    let fits = by_inner == 1
+        && is_whole(inner)
+        && strides.into_iter().all(is_whole)
+        && at.iter().all(|operand| operand.address().is_multiple_of(VECTOR));
+    if fits { width } else { 1 }
 }
 
 /// Returns the offset of the element at (o, k, i).

@@ -11,9 +11,11 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::combine::typed;
+use super::width_of;
 use crate::arguments::{self, arguments};
 use crate::dtypes::check;
-use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
+use crate::operands::span;
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -33,8 +35,6 @@ arguments! { ScatterRows { sizes, index_stride, source_strides, dtype } }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-/// The bytes of a row that a thread handles if they are contiguous and aligned to this number.
-const VECTOR: u64 = 16;
 
 /// The operands of a launch: indices (i64), the last index of each row plus one (32 bits), source, and result.
 type Operands = [DevicePointer; 4];
@@ -43,24 +43,15 @@ impl ScatterRows {
     /// Returns the numbers of elements that indices, source and result span in memory.
     fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
-        if [outer, count, inner].contains(&0) {
-            return [0, 0, outer * extent * inner];
-        }
-        let [by_outer, by_count, by_inner] = self.source_strides;
-        let source = 1 + (outer - 1) * by_outer + (count - 1) * by_count + (inner - 1) * by_inner;
-        [1 + (count - 1) * self.index_stride, source, outer * extent * inner]
+        let walked = [outer, count, inner];
+        // A row's elements share an index.
+        let index_strides = [0, self.index_stride, 0];
+        [span(walked, index_strides), span(walked, self.source_strides), outer * extent * inner]
     }
 
     /// Returns the number of elements that a thread handles.
     fn width(&self, at: &Operands) -> u64 {
-        let width = VECTOR / self.dtype.size_bytes() as u64;
-        let [.., source, result] = at;
-        let is_whole = |elements: u64| elements.is_multiple_of(width);
-        let fits = self.source_strides[2] == 1
-            && is_whole(self.sizes[3])
-            && self.source_strides[..2].iter().all(|&stride| is_whole(stride))
-            && [source, result].iter().all(|operand| operand.address().is_multiple_of(VECTOR));
-        if fits { width } else { 1 }
+        width_of(self.dtype, self.sizes[3], self.source_strides, [at[2], at[3]])
     }
 
     /// Returns the row of the result that an index names.
@@ -119,9 +110,7 @@ impl NativeKernel for Placed<ScatterRows, Operands> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [outer, _, count, inner] = self.kernel.sizes;
         let items = outer * count * (inner / self.kernel.width(&self.at));
-        let blocks = items.div_ceil(BLOCK).min((1 << 31) - 1) as u32;
-        (!self.kernel.spans().contains(&0))
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(items.div_ceil(BLOCK), BLOCK).filter(|_| !self.kernel.spans().contains(&0))
     }
 
     fn accesses(&self) -> Accesses {

@@ -14,10 +14,11 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::combine::typed;
-use super::{Combine, Term, Wide};
+use super::{Combine, Term, VECTOR, Wide, width_of};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::operands::span;
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -47,9 +48,6 @@ pub const CHUNK: u64 = 32;
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-
-/// The bytes of a row that a thread handles if they are contiguous and aligned to this number.
-const VECTOR: u64 = 16;
 
 /// A key of a place without a row.
 const HOLE: u32 = u32::MAX;
@@ -85,22 +83,12 @@ impl Segments {
     /// Returns the number of elements that the source spans in memory.
     fn span(&self) -> u64 {
         let [outer, _, _, inner] = self.sizes;
-        let walked = [outer, self.source_rows, inner];
-        if walked.contains(&0) {
-            return 0;
-        }
-        1 + walked.iter().zip(self.source_strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
+        span([outer, self.source_rows, inner], self.source_strides)
     }
 
     /// Returns the number of elements that a thread handles.
     fn width(&self, at: &Operands) -> u64 {
-        let width = VECTOR / self.dtype.size_bytes() as u64;
-        let is_whole = |elements: u64| elements.is_multiple_of(width);
-        let fits = self.source_strides[2] == 1
-            && is_whole(self.sizes[3])
-            && self.source_strides[..2].iter().all(|&stride| is_whole(stride))
-            && [at[2], at[3]].iter().all(|operand| operand.address().is_multiple_of(VECTOR));
-        if fits { width } else { 1 }
+        width_of(self.dtype, self.sizes[3], self.source_strides, [at[2], at[3]])
     }
 
     /// Returns the number of lanes that share a chunk.
@@ -190,8 +178,7 @@ impl NativeKernel for Placed<Segments, Operands> {
         let [outer, _, _, inner] = self.kernel.sizes;
         let (width, lanes) = (self.kernel.width(&self.at), self.kernel.lanes(&self.at));
         let items = outer * self.kernel.chunks() * (inner / width).div_ceil(lanes);
-        let blocks = (items * lanes).div_ceil(BLOCK).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x((items * lanes).div_ceil(BLOCK), BLOCK)
     }
 
     fn words(&self) -> Words {

@@ -18,7 +18,8 @@ use super::combine::typed;
 use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::operands::span;
 use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
@@ -88,13 +89,7 @@ impl ScatterTile {
     fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
         let walked = [outer, count, inner];
-        let span = |strides: [u64; 3]| match walked.contains(&0) {
-            true => 0,
-            false => {
-                1 + walked.iter().zip(strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
-            }
-        };
-        [span(self.index_strides), span(self.source_strides), outer * extent * inner]
+        [span(walked, self.index_strides), span(walked, self.source_strides), outer * extent * inner]
     }
 
     fn run<T: Wide>(&self, index: &[i64], source: &[T], mut sums: Vec<T::Sum>) -> Vec<T::Sum> {
@@ -134,8 +129,8 @@ impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [outer, extent, _, inner] = self.kernel.sizes;
         let Tile { columns, places } = self.kernel.tile();
-        let blocks = (outer * inner.div_ceil(columns) * extent.div_ceil(places)).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        let blocks = outer * inner.div_ceil(columns) * extent.div_ceil(places);
+        along_x(blocks, BLOCK)
     }
 
     fn shared_memory_bytes(&self) -> u32 {

@@ -1,6 +1,8 @@
 //! Parts of units that are printed, because their instructions have many operands. The functions that kernels share are files of
 //! CUDA C++ in this folder.
 
+pub(crate) mod cubic;
+
 use thalweg_ir::DType;
 
 /// Returns operands `from` … `to` of an instruction.

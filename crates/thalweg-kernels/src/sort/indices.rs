@@ -6,9 +6,10 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::source::of_digits;
-use super::{BLOCK, DIGITS, SHORT, Work, blocks_that_add};
-use crate::arguments::{self, Argument, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use super::{BLOCK, DIGITS, Operands, SHORT, Work, add_counts, blocks_that_add};
+use crate::arguments::{self, Argument};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::operands::span;
 
 /// The sizes of a sort of indices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -68,20 +69,13 @@ impl SortIndices {
 
     /// Returns the number of elements that the indices span in memory.
     fn span(&self) -> u64 {
-        if self.count == 0 { 0 } else { 1 + (self.count - 1) * self.stride }
+        span([self.count], [self.stride])
     }
 }
 
 impl IndexStep {
-    fn digit(&self) -> u32 {
-        match self.work {
-            Work::Count(digit) | Work::Place(digit) => digit,
-            Work::Rows | Work::Add => 0,
-        }
-    }
-
     fn is_last(&self) -> bool {
-        u64::from(self.digit()) + 1 == self.sort.digits()
+        u64::from(self.work.digit()) + 1 == self.sort.digits()
     }
 
     fn name(&self) -> &'static str {
@@ -108,43 +102,11 @@ pub(super) fn sources() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// The addresses of a launch's operands.
-struct Operands {
-    source: DevicePointer,
-    values: DevicePointer,
-    places: DevicePointer,
-    /// The addresses at which keys are read and written; below, those of places.
-    keys: [DevicePointer; 2],
-    marks: [DevicePointer; 2],
-    counts: DevicePointer,
-    sums: DevicePointer,
-}
-
-arguments! { Operands { source, values, places, keys, marks, counts, sums } }
-
-impl Operands {
-    fn new(step: IndexStep, [source, values, places, scratch]: [DevicePointer; 4]) -> Self {
-        let mut next = scratch;
-        let [first_keys, second_keys, first_marks, second_marks, counts, sums] =
-            step.sort.sections().map(|words| {
-                let first = next;
-                next = first.offset(words * 8);
-                first
-            });
-        let (mut keys, mut marks) = ([second_keys, first_keys], [second_marks, first_marks]);
-        if step.digit() % 2 == 1 {
-            keys.reverse();
-            marks.reverse();
-        }
-        Self { source, values, places, keys, marks, counts, sums }
-    }
-}
-
 /// The words of a step after its addresses, in the order of the CUDA code.
 impl Argument for IndexStep {
     fn write(&self, words: &mut Words) {
         let SortIndices { count, stride, limit } = self.sort;
-        words.extend([1, count, stride, 0, limit, self.sort.digits(), self.digit().into()]);
+        words.extend([1, count, stride, 0, limit, self.sort.digits(), self.work.digit().into()]);
         words.extend([self.sort.tiles(), 0]);
         self.work.write(words);
     }
@@ -174,12 +136,12 @@ impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
             Work::Count(_) | Work::Place(_) => self.kernel.sort.tiles(),
             Work::Add => blocks_that_add(1, self.kernel.sort.tiles()),
         };
-        (self.kernel.sort.count > 0)
-            .then_some(LaunchShape { grid: [blocks as u32, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(blocks, BLOCK).filter(|_| self.kernel.sort.count > 0)
     }
 
     fn words(&self) -> Words {
-        arguments::pack(&Operands::new(self.kernel, self.at), &self.kernel)
+        let IndexStep { sort, work } = self.kernel;
+        arguments::pack(&Operands::new(sort.sections(), work, self.at), &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -188,7 +150,7 @@ impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
         let read = Access::read(source, sort.span() * size_of::<i64>() as u64);
         let results = [values, places].map(|result| Access::write(result, sort.count * 4));
         let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, AccessMode::ReadWrite);
-        let reads = (self.kernel.digit() == 0 && work != Work::Add).then_some(read);
+        let reads = (work.digit() == 0 && work != Work::Add).then_some(read);
         let writes = match work {
             Work::Rows => true,
             Work::Place(_) => self.kernel.is_last(),
@@ -201,11 +163,11 @@ impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let (step, at, []): (IndexStep, Operands, _) = arguments::unpack("sort_indices", launch)?;
     let SortIndices { count, stride, limit } = step.sort;
-    let (count, tiles, shift) = (count as usize, step.sort.tiles() as usize, 8 * step.digit());
+    let (count, tiles, shift) = (count as usize, step.sort.tiles() as usize, 8 * step.work.digit());
     let digit_of = |key: u32| (key >> shift & 0xff) as usize;
     // The keys and the places before the launch's digit.
     let points = || -> Result<Vec<(u32, u32)>, HostFault> {
-        if step.digit() == 0 {
+        if step.work.digit() == 0 {
             let source = launch.read::<i64>(at.source, step.sort.span() as usize)?;
             let key =
                 |k: usize| u64::try_from(source[k * stride as usize]).unwrap_or(limit).min(limit) as u32;
@@ -235,15 +197,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
             }
             Ok(())
         }
-        Work::Add => {
-            let counts = launch.write::<u32>(at.counts, DIGITS as usize * tiles)?;
-            let sums = launch.write::<u32>(at.sums, DIGITS as usize)?;
-            for (line, sum) in counts.chunks_mut(tiles).zip(sums) {
-                *sum = 0;
-                line.iter_mut().for_each(|count| *sum += std::mem::replace(count, *sum));
-            }
-            Ok(())
-        }
+        Work::Add => add_counts(launch, &at, DIGITS as usize, tiles),
         Work::Place(_) => {
             let mut points = points()?;
             points.sort_by_key(|&(key, _)| digit_of(key));

@@ -13,7 +13,7 @@ use super::select::Sizes;
 use super::source::{elements_of, of_long_selection};
 use super::{DTYPES, Sort, check};
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 /// One launch of a selection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -170,8 +170,7 @@ impl NativeKernel for Placed<LongStep, Operands> {
             LongWork::Count(_) | LongWork::CountEqual => select.parts(),
             LongWork::Find(_) | LongWork::Place => 1,
         };
-        let blocks = (select.sort.rows() * parts).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(select.sort.rows() * parts, BLOCK)
     }
 
     fn words(&self) -> Words {

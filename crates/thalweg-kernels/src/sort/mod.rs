@@ -23,7 +23,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 pub use indices::{IndexStep, SortIndices};
 use keys::Keys;
@@ -190,6 +190,14 @@ impl Step {
 }
 
 impl Work {
+    /// Returns the number of the digit.
+    fn digit(self) -> u32 {
+        match self {
+            Self::Count(digit) | Self::Place(digit) => digit,
+            Self::Rows | Self::Add => 0,
+        }
+    }
+
     /// Returns the call of a kernel's body, for elements of a type and this number of points per thread.
     fn call(self, elements: &str, items: u64) -> String {
         let function = match self {
@@ -237,7 +245,7 @@ impl Argument for Step {
     fn write(&self, words: &mut Words) {
         let Sort { outer, length, inner, descending, dtype } = self.sort;
         words.extend([outer, length, inner, u64::from(descending), 0, dtype.size_bytes() as u64]);
-        words.push(self.digit().into());
+        words.push(self.work.digit().into());
         words.push(self.sort.tiles());
         dtype.write(words);
         self.work.write(words);
@@ -275,17 +283,17 @@ impl Argument for Work {
 }
 
 impl Operands {
-    fn new(step: Step, [source, values, places, scratch]: [DevicePointer; 4]) -> Self {
+    /// Returns the operands of a launch, whose scratch memory has sections of these numbers of words.
+    fn new(sections: [u64; 6], work: Work, [source, values, places, scratch]: [DevicePointer; 4]) -> Self {
         let mut next = scratch;
-        let [first_keys, second_keys, first_marks, second_marks, counts, sums] =
-            step.sort.sections().map(|words| {
-                let first = next;
-                next = first.offset(words * 8);
-                first
-            });
+        let [first_keys, second_keys, first_marks, second_marks, counts, sums] = sections.map(|words| {
+            let first = next;
+            next = first.offset(words * 8);
+            first
+        });
         let mut keys = [second_keys, first_keys];
         let mut marks = [second_marks, first_marks];
-        if step.digit() % 2 == 1 {
+        if work.digit() % 2 == 1 {
             keys.reverse();
             marks.reverse();
         }
@@ -294,17 +302,9 @@ impl Operands {
 }
 
 impl Step {
-    /// Returns the number of the digit.
-    fn digit(&self) -> u32 {
-        match self.work {
-            Work::Count(digit) | Work::Place(digit) => digit,
-            Work::Rows | Work::Add => 0,
-        }
-    }
-
     /// Returns whether the launch moves the points by their last digit, and so writes the results.
     fn is_last(&self) -> bool {
-        self.digit() as usize + 1 == self.sort.dtype.size_bytes()
+        self.work.digit() as usize + 1 == self.sort.dtype.size_bytes()
     }
 }
 
@@ -330,12 +330,12 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
             Work::Count(_) | Work::Place(_) => sort.rows() * sort.tiles(),
             Work::Add => blocks_that_add(sort.rows(), sort.tiles()),
         };
-        (sort.elements() > 0)
-            .then(|| LaunchShape { grid: [blocks.min((1 << 31) - 1) as u32, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(blocks, BLOCK).filter(|_| sort.elements() > 0)
     }
 
     fn words(&self) -> Words {
-        arguments::pack(&Operands::new(self.kernel, self.at), &self.kernel)
+        let Step { sort, work } = self.kernel;
+        arguments::pack(&Operands::new(sort.sections(), work, self.at), &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -366,6 +366,20 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
         8 => Host::<u64>::new(launch, step, at).run(),
         _ => Err(HostFault(format!("sort: {} is not a dtype of it", step.sort.dtype))),
     }
+}
+
+/// Replaces each count of a line, which has the counts of one digit in all tiles, by the sum of those before it, and writes the
+/// sum of the line.
+fn add_counts(launch: &HostLaunch<'_>, at: &Operands, lines: usize, tiles: usize) -> Result<(), HostFault> {
+    let counts = launch.write::<u32>(at.counts, lines * tiles)?;
+    let sums = launch.write::<u32>(at.sums, lines)?;
+    for (line, sum) in counts.chunks_mut(tiles).zip(sums) {
+        *sum = 0;
+        for count in line {
+            *sum += std::mem::replace(count, *sum);
+        }
+    }
+    Ok(())
 }
 
 /// A launch on the host, over the bits of elements.
@@ -460,17 +474,8 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
     }
 
     fn add(&self) -> Result<(), HostFault> {
-        let (step, Operands { counts, sums, .. }) = (&self.step, &self.at);
-        let (lines, tiles) = (step.sort.rows() * DIGITS, step.sort.tiles());
-        let counts = self.write::<u32>(*counts, lines * tiles)?;
-        let sums = self.write::<u32>(*sums, lines)?;
-        for (line, sum) in counts.chunks_mut(tiles as usize).zip(sums) {
-            *sum = 0;
-            for count in line {
-                *sum += std::mem::replace(count, *sum);
-            }
-        }
-        Ok(())
+        let sort = &self.step.sort;
+        add_counts(self.launch, &self.at, (sort.rows() * DIGITS) as usize, sort.tiles() as usize)
     }
 
     fn place(&self, digit: u32) -> Result<(), HostFault> {

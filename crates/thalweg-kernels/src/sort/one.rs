@@ -15,7 +15,7 @@ use super::select::Sizes;
 use super::source::{elements_of, of_selection};
 use super::{DTYPES, SHORT, Sort, check};
 use crate::arguments;
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 /// The sizes of a selection: elements are (outer, length, inner), results are (outer, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -104,9 +104,7 @@ impl NativeKernel for Placed<SelectOne, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.sort.rows().min((1 << 31) - 1) as u32;
-        let block = BLOCKS[self.kernel.form()];
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [block, 1, 1] })
+        along_x(self.kernel.sort.rows(), BLOCKS[self.kernel.form()])
     }
 
     fn words(&self) -> Words {

@@ -16,7 +16,7 @@ use super::keys::Keys;
 use super::source::{elements_of, of_selection};
 use super::{SHORT, Sort};
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 /// The sizes of a selection: elements are (outer, length, inner), results are (outer, count, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -144,9 +144,8 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.sort.rows().min((1 << 31) - 1) as u32;
-        (self.kernel.results() > 0)
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCKS[self.kernel.form()], 1, 1] })
+        let results = self.kernel.results();
+        along_x(self.kernel.sort.rows(), BLOCKS[self.kernel.form()]).filter(|_| results > 0)
     }
 
     fn words(&self) -> Words {

@@ -169,7 +169,7 @@ impl MultiheadAttention {
     ) -> Result<Attended> {
         in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
             let (heads, is_batched) = self.split(query, key, value)?;
-            let mask = self.mask(&heads, masks, is_batched)?;
+            let mask = self.mask(&heads, masks, is_batched, false)?;
             let [query, key, value] = &heads;
             let scale = ((self.features / self.heads) as f64).sqrt().recip();
             let mut scores = query.mul_scalar(scale)?.matmul(&key.transpose(-2, -1)?)?;
@@ -201,10 +201,7 @@ impl MultiheadAttention {
     ) -> Result<Tensor> {
         in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
             let (heads, is_batched) = self.split(query, key, value)?;
-            let mask = match self.seen(&heads, masks, is_batched)? {
-                Some(seen) => Some(seen),
-                None => self.mask(&heads, masks, is_batched)?,
-            };
+            let mask = self.mask(&heads, masks, is_batched, true)?;
             let dropout = match &self.options.dropout {
                 Some((p, generator)) if self.training && *p > 0.0 => Some((*p, &**generator)),
                 _ => None,
@@ -284,30 +281,14 @@ impl MultiheadAttention {
         Ok(parts)
     }
 
-    /// Returns the keys that are seen, broadcast to (batch, heads, queries, keys), which attention reads as they are, if they are
-    /// given by the padding alone; otherwise `None`.
-    fn seen(
-        &self,
-        heads: &[Tensor; 3],
-        masks: AttentionMasks<'_>,
-        is_batched: bool,
-    ) -> Result<Option<Tensor>> {
-        let (batch, keys) = (heads[0].shape()[0], heads[1].shape()[2]);
-        let shape = [batch, keys];
-        let padding = masks.key_padding_mask.filter(|mask| {
-            masks.attn_mask.is_none()
-                && mask.dtype() == DType::Bool
-                && mask.shape() == &shape[usize::from(!is_batched)..]
-        });
-        padding.map(|mask| mask.logical_not()?.reshape(&[batch, 1, 1, keys])).transpose()
-    }
-
-    /// Returns the numbers that are added to the scores, broadcast to (batch, heads, queries, keys).
+    /// Returns the numbers that are added to the scores, broadcast to (batch, heads, queries, keys). If `allows_flags`, these are the
+    /// keys that are seen where the padding alone gives them: attention reads them as they are.
     fn mask(
         &self,
         heads: &[Tensor; 3],
         masks: AttentionMasks<'_>,
         is_batched: bool,
+        allows_flags: bool,
     ) -> Result<Option<Tensor>> {
         let [batch, _, queries, _] = [0, 1, 2, 3].map(|dim| heads[0].shape()[dim]);
         let (keys, dtype) = (heads[1].shape()[2], heads[0].dtype());
@@ -344,6 +325,10 @@ impl MultiheadAttention {
         if let Some(mask) = masks.key_padding_mask {
             let shape = [batch, own];
             let shape = &shape[usize::from(!is_batched)..];
+            let is_alone = masks.attn_mask.is_none() && own == keys && mask.shape() == shape;
+            if allows_flags && is_alone && mask.dtype() == DType::Bool {
+                return mask.logical_not()?.reshape(&[batch, 1, 1, keys]).map(Some);
+            }
             add(mask, "key_padding_mask", [shape; 2], [batch, 1, 1, keys])?;
         }
         Ok(sum)

@@ -9,18 +9,13 @@ use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
-use thalweg_tensor::recurrent::{Between, LayerWeights, Network, RecurrentKind, of_input, step};
+use thalweg_tensor::recurrent::{Between, LayerWeights, Network, RecurrentKind, of_input, states, step};
 
 use super::{Entry, EntryMut, Module, PackedSequence, uniform};
 use crate::functional;
 
 /// A kind of recurrent network.
 pub trait RecurrentStep {
-    /// The number of blocks of rows in a weight.
-    const GATES: usize;
-    /// The number of states, including the hidden one.
-    const STATES: usize;
-
     /// Returns the function of a step.
     fn kind(&self) -> RecurrentKind;
 }
@@ -30,9 +25,6 @@ pub trait RecurrentStep {
 pub struct LongShortTerm;
 
 impl RecurrentStep for LongShortTerm {
-    const GATES: usize = 4;
-    const STATES: usize = 2;
-
     fn kind(&self) -> RecurrentKind {
         RecurrentKind::LongShortTerm
     }
@@ -43,9 +35,6 @@ impl RecurrentStep for LongShortTerm {
 pub struct Gated;
 
 impl RecurrentStep for Gated {
-    const GATES: usize = 3;
-    const STATES: usize = 1;
-
     fn kind(&self) -> RecurrentKind {
         RecurrentKind::Gated
     }
@@ -59,9 +48,6 @@ pub struct Elman {
 }
 
 impl RecurrentStep for Elman {
-    const GATES: usize = 1;
-    const STATES: usize = 1;
-
     fn kind(&self) -> RecurrentKind {
         if self.relu { RecurrentKind::Relu } else { RecurrentKind::Tanh }
     }
@@ -193,7 +179,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         device: &Device,
     ) -> Result<Self> {
         in_function("Recurrent::with_kind", Location::caller(), || {
-            if options.proj_size > 0 && (K::STATES < 2 || options.proj_size >= hidden) {
+            if options.proj_size > 0 && (!kind.kind().has_cell() || options.proj_size >= hidden) {
                 return Err(Error::invalid(
                     "proj_size is only supported for LSTM, and has to be smaller than hidden_size",
                 ));
@@ -206,7 +192,7 @@ impl<K: RecurrentStep> Recurrent<K> {
             let layers = (0..options.num_layers * directions)
                 .map(|index| {
                     let inputs = if index < directions { inputs } else { out * directions };
-                    let sizes = [K::GATES, inputs, hidden, options.proj_size];
+                    let sizes = [kind.kind().gates() as usize, inputs, hidden, options.proj_size];
                     Weights::new(sizes, options.bias, generator, device)
                 })
                 .collect::<Result<_>>()?;
@@ -303,12 +289,13 @@ impl<K: RecurrentStep> Recurrent<K> {
         }
         let out = if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden };
         let shapes = [out, self.hidden].map(|features| [self.layers.len(), batch, features]);
+        let count = states(self.kind.kind());
         let Some(given) = given else {
             let zeros = |shape: &[usize; 3]| Tensor::zeros(shape, sequence.dtype(), sequence.device());
-            return shapes[..K::STATES].iter().map(zeros).collect();
+            return shapes[..count].iter().map(zeros).collect();
         };
-        if given.len() != K::STATES {
-            return Err(Error::invalid(format!("it has {} states, not {}", K::STATES, given.len())));
+        if given.len() != count {
+            return Err(Error::invalid(format!("it has {count} states, not {}", given.len())));
         }
         let mut states = Vec::new();
         for (state, shape) in given.iter().zip(&shapes) {
@@ -422,7 +409,8 @@ impl<K: RecurrentStep> RecurrentCell<K> {
         device: &Device,
     ) -> Result<Self> {
         let _entered = enter(Location::caller());
-        Ok(Self { kind, weights: Weights::new([K::GATES, inputs, hidden, 0], bias, generator, device)? })
+        let sizes = [kind.kind().gates() as usize, inputs, hidden, 0];
+        Ok(Self { kind, weights: Weights::new(sizes, bias, generator, device)? })
     }
 
     /// Returns the states after a step, from an input (batch, features) or (features) and states (batch, hidden) or (hidden), by
@@ -431,7 +419,7 @@ impl<K: RecurrentStep> RecurrentCell<K> {
     /// # Errors
     /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
     #[track_caller]
-    pub fn forward(&self, input: &Tensor, states: Option<&[Tensor]>) -> Result<Vec<Tensor>> {
+    pub fn forward(&self, input: &Tensor, given: Option<&[Tensor]>) -> Result<Vec<Tensor>> {
         in_call("RecurrentCell", &[input], Location::caller(), || {
             let features = self.weights.weight_ih.shape()[1];
             if !(1..=2).contains(&input.rank()) || input.shape().last() != Some(&features) {
@@ -442,14 +430,15 @@ impl<K: RecurrentStep> RecurrentCell<K> {
             }
             let mut shape = input.shape().to_vec();
             shape[input.rank() - 1] = self.weights.weight_hh.shape()[1];
-            let states = match states {
-                None => (0..K::STATES)
+            let count = states(self.kind.kind());
+            let states = match given {
+                None => (0..count)
                     .map(|_| Tensor::zeros(&shape, input.dtype(), input.device()))
                     .collect::<Result<Vec<_>>>()?,
                 Some(states) => states.to_vec(),
             };
-            if states.len() != K::STATES || states.iter().any(|state| state.shape() != shape) {
-                return Err(Error::invalid(format!("it takes {} states of shape {shape:?}", K::STATES)));
+            if states.len() != count || states.iter().any(|state| state.shape() != shape) {
+                return Err(Error::invalid(format!("it takes {count} states of shape {shape:?}")));
             }
             let weights = self.weights.tensors();
             let next = |input: &Tensor, states: &[Tensor]| {

@@ -10,6 +10,9 @@ const THREADS: u64 = 256;
 /// The most and the fewest threads of a block that handle neighbouring vectors: a line of memory is eight vectors.
 const ABREAST: [u64; 3] = [32, 16, 8];
 
+/// The same for rows that a thread reduces alone.
+const ABREAST_OF_SHORT: [u64; 4] = [THREADS, 128, 64, 32];
+
 /// The number of blocks that fill a GPU.
 const MANY_BLOCKS: u64 = 256;
 
@@ -34,7 +37,7 @@ pub(super) fn side_by_side(
     let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
     let reads_elements = of_rows.clone().any(|output| at_points[output.value.index()]);
     let scatters = of_rows.clone().any(|output| output.scatter.is_some());
-    if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
+    if body.reductions.is_empty() || class.inner_rank != 1 {
         return None;
     }
     if reads_rows || reads_elements || scatters || body.report.is_some() || body.inputs.len() > 32 {
@@ -68,10 +71,13 @@ pub(super) fn side_by_side(
     if vector == 1 || repeated.count_ones() as usize == body.inputs.len() {
         return None;
     }
-    let abreast = ABREAST.into_iter().find(|abreast| {
+    let is_short = points <= SERIAL_POINTS;
+    let widths = if is_short { &ABREAST_OF_SHORT[..] } else { &ABREAST };
+    let abreast = widths.iter().copied().find(|abreast| {
         geometry.rows() / (abreast * vector) >= MANY_BLOCKS && neighbours >= abreast * vector
     })?;
     let lanes = (THREADS / abreast).min((points / POINTS_OF_A_LANE).next_power_of_two());
+    let lanes = if is_short { 1 } else { lanes };
     Some(Class {
         lanes: lanes as u16,
         vector: vector as u8,

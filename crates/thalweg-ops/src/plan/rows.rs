@@ -50,16 +50,8 @@ pub(super) fn online(body: &Body, geometry: &Geometry, class: Class, alignment_b
 /// operand is contiguous or repeats one element, and there must be registers for them. A block of the most threads keeps what its
 /// registers hold and loads the rest again.
 pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, iteration: &Iteration) -> Option<Class> {
-    let points = geometry.points();
-    if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
-        return None;
-    }
-    let class = Class { repeated: repeated(body, geometry)?, ..class };
-    let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
-    let class = shifted(body, geometry, &class, iteration.alignment_bytes).unwrap_or(class);
+    let (class, points) = in_vectors(body, geometry, class, iteration)?;
     let vector = u64::from(class.vector);
-    // A shifted row may have a vector more.
-    let points = if class.shifted { points + vector - 1 } else { points };
     let of = |threads: u64| Class {
         lanes: (threads * vector) as u16,
         held: points.div_ceil(threads * vector) as u8,
@@ -94,15 +86,8 @@ pub(super) fn held_by(
     class: Class,
     iteration: &Iteration,
 ) -> Option<Class> {
-    let points = geometry.points();
-    if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
-        return None;
-    }
-    let class = Class { repeated: repeated(body, geometry)?, ..class };
-    let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
-    let class = shifted(body, geometry, &class, iteration.alignment_bytes).unwrap_or(class);
+    let (class, points) = in_vectors(body, geometry, class, iteration)?;
     let vector = class.vector;
-    let points = if class.shifted { points + u64::from(vector) - 1 } else { points };
     let threads = u64::from(lanes / u16::from(vector));
     let held = points.div_ceil(u64::from(lanes));
     let class = Class { lanes, held: u8::try_from(held).ok()?, ..class };
@@ -113,6 +98,20 @@ pub(super) fn held_by(
     let is_whole = threads.is_power_of_two() && threads * u64::from(vector) == u64::from(lanes);
     let fits = points_of_a_thread <= POINTS_OF_A_THREAD && points_of_a_thread * bytes <= room as u64;
     (is_whole && fits && (2..=BLOCK).contains(&threads)).then_some(class)
+}
+
+/// Returns the class in which the rows of this geometry are read by vectors, and the number of points of a row with those that a
+/// vector adds to a shifted one; `None` if no threads hold such rows.
+fn in_vectors(body: &Body, geometry: &Geometry, class: Class, iteration: &Iteration) -> Option<(Class, u64)> {
+    let points = geometry.points();
+    if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
+        return None;
+    }
+    let class = Class { repeated: repeated(body, geometry)?, ..class };
+    let class = Class { vector: vector(body, geometry, &class, iteration.alignment_bytes), ..class };
+    let class = shifted(body, geometry, &class, iteration.alignment_bytes).unwrap_or(class);
+    let more = if class.shifted { u64::from(class.vector) - 1 } else { 0 };
+    Some((class, points + more))
 }
 
 /// Returns how many threads keep elements and values of a row; `None` if a block of that many threads does not have registers for

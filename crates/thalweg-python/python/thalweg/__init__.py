@@ -25,7 +25,7 @@ from ._storage import UntypedStorage
 from ._typed_storage import TypedStorage
 from . import _absent, _aliases, _foreach, _methods, _operators, _tensor, _tensor_names, _typed, _typed_storage
 from ._alias import install_as_torch
-from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, profiler, random, return_types
+from . import accelerator, amp, autograd, backends, cuda, nn, optim, profiler, random, return_types
 from . import safetensors, serialization, signal, utils
 # Modules that libraries use from PyTorch besides operators, modules and devices.
 from . import __config__, __future__, _C, _compiling, _draws, compiler, func, functional, futures, jit, masked, overrides, sparse, storage, testing, types, version

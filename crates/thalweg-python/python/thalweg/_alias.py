@@ -4,7 +4,7 @@ After `install_as_torch`, `import torch` imports this package."""
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.metadata
+import importlib.util
 import os
 import re
 import sys
@@ -70,24 +70,6 @@ class TorchVersion(str):
     __hash__ = str.__hash__
 
 
-class _Distribution(importlib.metadata.Distribution):
-    """The distribution `torch`, for programs that check whether PyTorch is installed and which release it is."""
-
-    _FILES = {
-        "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {VERSION}\nSummary: Thalweg under PyTorch's name\n",
-        "top_level.txt": "torch\n",
-        "INSTALLER": "thalweg\n",
-    }
-
-    def read_text(self, filename):
-        """Returns the text of a file of the distribution."""
-        return self._FILES.get(filename)
-
-    def locate_file(self, path):
-        """Returns the path of a file of the distribution."""
-        return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
-
-
 class _SameModule(importlib.abc.Loader):
     """Loads `torch.NAME` as the module `thalweg.NAME`, so that both names refer to one module object."""
 
@@ -125,9 +107,10 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         return importlib.machinery.ModuleSpec(fullname, _SameModule(own), is_package=True)
 
-    def find_distributions(self, context=importlib.metadata.DistributionFinder.Context()):
+    def find_distributions(self, context=None):
         """Returns the distribution if it is the requested one."""
-        return [_Distribution()] if context.name in (None, "torch") else []
+        from ._distribution import Distribution
+        return [Distribution()] if getattr(context, "name", None) in (None, "torch") else []
 
     def invalidate_caches(self):
         """Does nothing: nothing is cached."""

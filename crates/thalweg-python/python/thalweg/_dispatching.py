@@ -1,5 +1,6 @@
 """Operators below autograd that modes and classes receive (`__torch_dispatch__`)."""
 
+import contextlib
 import threading
 
 from . import _core, _torch_functions, ops
@@ -22,21 +23,25 @@ def modes():
     return _local.modes
 
 
+@contextlib.contextmanager
+def without_innermost():
+    """A region without the innermost mode, in which calls still go to the modes."""
+    mode = _local.modes.pop()
+    former = _core._set_dispatch_modes(len(_local.modes))
+    try:
+        yield mode
+    finally:
+        _local.modes.append(mode)
+        _core._set_dispatch_modes(former)
+
+
 def _called(name, args, kwargs):
     """Is called by the extension for each operator while a mode is open."""
-    stack = _local.modes
-    mode = stack.pop()
-    _core._set_dispatch_modes(len(stack))
-    try:
+    with without_innermost() as mode:
         overload = ops.overload(name)
         kinds = tuple({type(value) for value in _tensors(args, kwargs) if type(value) is not Tensor})
         result = mode.__torch_dispatch__(overload, kinds, args, kwargs)
-        if result is NotImplemented:
-            result = overload(*args, **kwargs)
-        return result
-    finally:
-        stack.append(mode)
-        _core._set_dispatch_modes(len(stack))
+        return overload(*args, **kwargs) if result is NotImplemented else result
 
 
 def _tensors(args, kwargs):
@@ -75,19 +80,19 @@ def through_class(cls, func, types, args, kwargs):
     name = getattr(func, "__name__", "")
     if name in ("to", "float", "double", "half", "bfloat16", "cuda", "cpu", "long", "int") and isinstance(args[0], cls):
         return _converted(cls, name, types, args, kwargs)
-    if name in ("detach", "__getitem__", "clone", "_to_copy") or name not in _PLAIN:
-        found = _overload_of(name, args, kwargs)
-        if found is not None:
-            overload, args = found
-            result = cls.__torch_dispatch__(overload, types, args, kwargs)
-            if result is NotImplemented:
-                raise TypeError(f"Multiple dispatch failed for '{overload}'; all __torch_dispatch__ handlers returned NotImplemented")
-            return result
-    with _torch_functions.DisableTorchFunctionSubclass():
-        return func(*args, **kwargs) if name not in _COMPOSED else _COMPOSED[name](cls, func, args, kwargs)
-
-
-_COMPOSED = {}
+    if name == "__rtruediv__":
+        return args[0].reciprocal() * args[1]
+    overload = func if isinstance(func, ops.OpOverload) else None
+    if overload is None and name not in _PLAIN:
+        found, args = _torch_functions.overload_of(name, args, kwargs)
+        overload = None if found is None else ops.overload(found)
+    if overload is None:
+        with _torch_functions.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    result = cls.__torch_dispatch__(overload, types, args, kwargs)
+    if result is NotImplemented:
+        raise TypeError(f"Multiple dispatch failed for '{overload}'; all __torch_dispatch__ handlers returned NotImplemented")
+    return result
 
 
 def _converted(cls, name, types, args, kwargs):
@@ -112,19 +117,6 @@ def _converted(cls, name, types, args, kwargs):
     return cls.__torch_dispatch__(ops.overload("_to_copy"), types, (here,), options)
 
 
-def _overload_of(name, args, kwargs):
-    """Returns the operator that a call of a function runs, with its arguments, or None."""
-    symbol = _torch_functions._BY_SYMBOL.get(name, name)
-    if symbol == "__getitem__":
-        return None
-    with _torch_functions.DisableTorchFunction():
-        try:
-            found = _core._overload_of(symbol, args, kwargs)
-        except (TypeError, RuntimeError, ValueError):
-            found = None
-    return (ops.overload(found), args) if found is not None else None
-
-
 def wrapper(cls, size, strides=None, storage_offset=0, memory_format=None, dtype=None, layout=None, device=None, pin_memory=False,
             requires_grad=False, dispatch_sizes_strides_policy=None, dispatch_device=False, dispatch_layout=False, **_):
     """Returns an instance of a class without elements of its own, with a shape, a dtype and a device: its functions go to `__torch_dispatch__`."""
@@ -136,24 +128,24 @@ def wrapper(cls, size, strides=None, storage_offset=0, memory_format=None, dtype
     else:
         made = _core.empty_strided(list(size), list(strides), dtype=dtype, device="meta")
     made = Tensor.__new__(cls, made)
-    if requires_grad:
-        made.__dict__["_wrapper_requires_grad"] = True
+    with _torch_functions.DisableTorchFunction():
+        made.requires_grad_(bool(requires_grad))
     made.__dict__["_wrapper_device"] = _core.device(device) if device is not None else _core.get_default_device()
-    if "_wrapper_device" not in cls.__dict__.get("_thalweg_wrapper", ()):
-        _give_device(cls)
+    _give_device(cls)
     return made
 
 
 def _give_device(cls):
     """Makes the device of a wrapper the one that it was made with."""
-    if not getattr(cls, "_has_wrapper_device", False):
-        original = _torch_functions._original("device")
-        # A subclass that has a property of its own keeps it.
-        classes = cls.__mro__[:cls.__mro__.index(Tensor)]
-        made = _torch_functions._attributes()["device"]
-        if all(vars(one).get("device", made) is made for one in classes):
-            cls.device = property(lambda self: self.__dict__.get("_wrapper_device") or original.__get__(self))
-        cls._has_wrapper_device = True
+    if "_has_wrapper_device" in vars(cls):
+        return
+    original = _torch_functions._original("device")
+    # A subclass that has a property of its own keeps it.
+    classes = cls.__mro__[:cls.__mro__.index(Tensor)]
+    made = _torch_functions._attributes()["device"]
+    if all(vars(one).get("device", made) is made for one in classes):
+        cls.device = property(lambda self: self.__dict__.get("_wrapper_device") or original.__get__(self))
+    cls._has_wrapper_device = True
 
 
 Tensor._make_wrapper_subclass = staticmethod(wrapper)

@@ -21,7 +21,7 @@ _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 # Modules that are left out with all their contents, by their names under `thalweg`.
 MODULES = {
     **dict.fromkeys((
-        "export", "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
+        "_dynamo", "_dynamo.compiled_autograd", "_inductor", "_inductor.config", "_export", "_functorch", "_higher_order_ops", "_subclasses", "_lazy", "_numpy",
         "_jit_internal", "onnx", "jit", "package", "_lobpcg", "_guards"), _EAGER),
     **dict.fromkeys((
         "distributed.algorithms", "distributed.elastic", 
@@ -60,6 +60,9 @@ NAMES = {
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
         "guaranteed_datapipes_determinism", "non_deterministic"), "there are no pipes of data: say `Dataset` or `IterableDataset`"),
+    "export": dict.fromkeys((
+        "AdditionalInputs", "Constraint", "CustomDecompTable", "ExportBackwardSignature", "FlatArgsAdapter", "ModuleCallEntry", "UnflattenedModule"),
+        "graphs are recorded from one call, have no backward pass, and keep the operators of the table"),
     "": {
         **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), _SPARSE),
         **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "per_tensor_affine"), _QUANTIZED),
@@ -136,7 +139,7 @@ _WITHOUT_ATTRIBUTES = (
 # Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops"}
+    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops", "distributed", "export", "utils.data", "utils.flop_counter", "utils._python_dispatch"}
 
 
 def attributes(module, names=None):

@@ -9,7 +9,6 @@ import codecs
 import collections
 import io
 import pickle
-import zipfile
 
 from . import _core
 from ._results import Size
@@ -117,6 +116,7 @@ class _Pickler(pickle._Pickler):
 
 def save(obj, file, protocol=2):
     """Writes an object to a path or a binary file. Nothing is written if the object cannot be pickled."""
+    import zipfile
     text = io.BytesIO()
     pickler = _Pickler(text, protocol)
     pickler.dump(obj)
@@ -230,6 +230,7 @@ def folder_of(archive):
 
 def load(file, device, allowed, encoding="utf-8"):
     """Reads an object from an archive, with its tensors on one device. `allowed` are classes by name, or None for any class."""
+    import zipfile
     with zipfile.ZipFile(file) as archive:
         folder = folder_of(archive)
 

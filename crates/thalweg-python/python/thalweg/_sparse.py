@@ -254,7 +254,7 @@ def _called(func, args, kwargs):
     """Returns the result of a function of sparse tensors."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
-        name = getattr(func.__self__, "__name__", None) or next(key for key, value in _torch_functions._originals.items() if value is func.__self__)
+        name = _torch_functions.property_name(func)
         if name in ("T", "mT"):
             return _transpose(args[0])
         if name == "grad":

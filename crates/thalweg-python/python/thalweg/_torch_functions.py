@@ -115,6 +115,11 @@ class _Again:
         return repr(self._function)
 
 
+def plain(function):
+    """Returns the function that a mode has received, without what asks its arguments."""
+    return function._function if isinstance(function, _Again) else function
+
+
 def take(function, found, args, kwargs):
     """Returns the result of a call that modes or values take over."""
     found = _ordered(found)
@@ -204,6 +209,38 @@ _BY_SYMBOL = {
     "__mod__": "remainder", "__neg__": "neg", "__pos__": "positive", "__abs__": "abs", "__invert__": "bitwise_not", "__eq__": "eq",
     "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge", "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_",
     "__pow__": "pow"}
+# The functions of the table that the other symbols call, and those that are called with the operands in reverse order.
+_CALLED = _BY_SYMBOL | {
+    "__rsub__": "rsub", "__and__": "bitwise_and", "__rand__": "bitwise_and", "__or__": "bitwise_or", "__ror__": "bitwise_or", "__xor__": "bitwise_xor",
+    "__rxor__": "bitwise_xor", "__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift", "__floordiv__": "floor_divide"}
+for _symbol in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    _CALLED[f"__i{_symbol}__"] = f"{_CALLED[f'__{_symbol}__']}_"
+_REVERSED = {"__rpow__": "pow", "__rfloordiv__": "floor_divide", "__rmod__": "remainder", "__rmatmul__": "matmul", "__rlshift__": "bitwise_left_shift",
+             "__rrshift__": "bitwise_right_shift"}
+
+
+def overload_of(name, args, kwargs):
+    """Returns the name with overload of the operator of the table that a function or a symbol runs, and its positional arguments, or `(None, args)`."""
+    called = _CALLED.get(name, name)
+    if name in _REVERSED:
+        called, args = _REVERSED[name], args[::-1]
+    with DisableTorchFunction():
+        try:
+            found = _core._overload_of(called, tuple(args), kwargs)
+            found = found[0] if isinstance(found, tuple) else found  # DROP
+            return found, args
+        except (TypeError, RuntimeError, ValueError, IndexError):
+            return None, args
+
+
+def property_name(func):
+    """Returns the name of the property of tensors that a function reads or writes, or None."""
+    owner = getattr(func, "__self__", None)
+    if owner is None or getattr(func, "__name__", None) not in ("__get__", "__set__"):
+        return None
+    return getattr(owner, "__name__", None) or next((name for name, value in _originals.items() if value is owner), None)
+
+
 _UNTOUCHED = {
     "__new__", "__init__", "__init_subclass__", "__class__", "__dict__", "__weakref__", "__torch_function__", "__torch_dispatch__", "__getattribute__",
     "__setattr__", "__delattr__", "__hash__", "__dir__", "__doc__", "__module__", "__subclasshook__", "__sizeof__", "__getstate__", "__reduce__",

@@ -34,13 +34,17 @@ def substitute_in_graph(original_fn, **options):
 
 
 def is_compiling():
-    """Returns whether a compiled function runs."""
-    return _core._is_compiling()
+    """Returns whether a compiled function runs, or a program is being exported."""
+    return _is_exporting or _core._is_compiling()
+
+
+# Whether a program is being exported (`torch.export.export`).
+_is_exporting = False
 
 
 def is_exporting():
-    """Returns False."""
-    return False
+    """Returns whether a program is being exported."""
+    return _is_exporting
 
 
 is_dynamo_compiling = is_compiling

@@ -1,6 +1,7 @@
-"""Decorators of TorchScript (`torch.jit`): programs run eagerly, so functions and modules are unchanged."""
+"""TorchScript (`torch.jit`): what is scripted runs eagerly and is unchanged; what is traced is a graph (`torch.export`)."""
 
 import contextlib
+import functools
 import typing
 import warnings
 
@@ -32,15 +33,49 @@ def script(obj=None, optimize=None, _frames_up=0, _rcb=None, example_inputs=None
         if any(is_lazy(tensor) for members in (module._parameters, module._buffers) for tensor in members.values()):
             raise RuntimeError(f"'{name}' of {type(obj).__name__} has uninitialized parameters. Did you forget to run a forward pass?")
     _warn("script")
+    if _is_module(obj) and not hasattr(obj, "save"):
+        obj.save = functools.partial(save, obj)
     return obj
 
 
-def trace(func=None, example_inputs=None, **options):
-    """Returns the function or module unchanged, with a warning on the first call."""
+def trace(func=None, example_inputs=None, *, strict=True, check_trace=True, example_kwarg_inputs=None, **options):
+    """Returns a module that computes the graph of one call: the branches that this call takes, for arguments of all sizes. Parameters and buffers are those
+    of the traced module."""
+    from ._jit_traces import traced
     if func is None:
-        return lambda function: trace(function)
-    _warn("trace")
-    return func
+        return lambda function: trace(function, example_inputs, example_kwarg_inputs=example_kwarg_inputs)
+    return traced(func, example_inputs, example_kwarg_inputs)
+
+
+def trace_module(mod, inputs, **options):
+    """Returns the graph of a module's `forward`: see `trace`."""
+    if set(inputs) != {"forward"}:
+        raise NotImplementedError(f"trace_module of {sorted(set(inputs) - {'forward'})} is left out: trace `forward`")
+    return trace(mod, inputs["forward"])
+
+
+def save(m, f, _extra_files=None):
+    """Writes a module to a path or a binary file: a traced one as its graph, any other as `torch.save` does."""
+    from ._jit_traces import save as write
+    write(m, f, _extra_files)
+
+
+def load(f, map_location=None, _extra_files=None, _restore_shapes=False):
+    """Reads a module that `save` has written. One that was not traced is loaded with the classes of the program."""
+    from ._jit_traces import load as read
+    return read(f, map_location, _extra_files)
+
+
+def freeze(mod, preserved_attrs=None, optimize_numerics=True):
+    """Returns the module, which must be in evaluation mode."""
+    if mod.training:
+        raise RuntimeError("Freezing is currently only implemented for modules in eval mode. Please call .eval() on your module before freezing.")
+    return mod
+
+
+def optimize_for_inference(mod, other_methods=None):
+    """Returns the module."""
+    return mod.eval()
 
 
 def script_if_tracing(fn):
@@ -100,10 +135,6 @@ class ScriptFunction(metaclass=_IsNever):
     """The class of compiled functions, which has no instances."""
 
 
-class TopLevelTracedModule(metaclass=_IsNever):
-    """The class of traced modules, which has no instances."""
-
-
 def script_method(fn):
     """Returns the method unchanged."""
     return fn
@@ -144,7 +175,15 @@ class strict_fusion(contextlib.ContextDecorator):
         pass
 
 
+_rest = rest(__name__)
+
+
+def __getattr__(name):
+    if name == "TopLevelTracedModule":
+        from ._jit_traces import TopLevelTracedModule
+        return TopLevelTracedModule
+    return _rest(name)
+
+
 # Submodules, such as `torch.jit.annotations`, can be imported as if they existed.
 __path__ = []
-
-__getattr__ = rest(__name__)

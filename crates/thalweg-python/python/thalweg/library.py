@@ -26,11 +26,13 @@ class CustomOpDef:
         self._kernels, self._fake, self._backward, self._setup_context, self._vmap = {}, None, None, None, None
         if function is not None:
             functools.update_wrapper(self, function)
-        self._opoverload = _Overload(self, tags)
-        packet = ops.OpOverloadPacket(namespace, base.partition(".")[0], [base])
-        vars(packet)["default"] = self._opoverload
-        vars(packet)["_custom"] = self._opoverload
-        setattr(getattr(ops.ops, namespace), base.partition(".")[0], packet)
+        space, (own, _, overload) = getattr(ops.ops, namespace), base.partition(".")
+        packet = vars(space).get(own)
+        if packet is None:
+            packet = ops.OpOverloadPacket(namespace, own, [])
+            setattr(space, own, packet)
+        self._opoverload = _Overload(self, packet, tags)
+        packet.add(self._opoverload)
         _defined[name] = self
 
     def __call__(self, *args, **kwargs):
@@ -78,7 +80,7 @@ class CustomOpDef:
         self._backward, self._setup_context = backward, setup_context
 
     def register_vmap(self, func=None, /):
-        """Sets what the operator does inside of `vmap`."""
+        """Sets what the operator does inside of `vmap`: `func(info, in_dims, *args)` returns the results and their dimensions."""
         if func is None:
             return self.register_vmap
         self._vmap = func
@@ -119,17 +121,15 @@ class CustomOpDef:
 class _Overload(ops.OpOverload):
     """An operator of a program, as `torch.ops` has it."""
 
-    def __init__(self, operator, tags):
-        packet = ops.OpOverloadPacket(operator._namespace, operator._base, [operator._base])
+    def __init__(self, operator, packet, tags):
         super().__init__(packet, operator._base)
         self._operator, self.tags = operator, list(tags) if isinstance(tags, (list, tuple)) else [tags]
 
     def __call__(self, *args, **kwargs):
         return self._operator(*args, **kwargs)
 
-    @property
-    def _schema(self):
-        return self._operator._schema or f"{self._operator._qualname}(...)"
+    def _described(self):
+        return _core._parsed_schema(self._operator._schema)
 
 
 @contextlib.contextmanager
@@ -256,23 +256,32 @@ def _found(op):
     return _defined[op]
 
 
-def _registering(method):
-    def register(op, *args, **options):
-        options.pop("lib", None), options.pop("_stacklevel", None), options.pop("allow_override", None)
-        if len(args) < 1 + method.needs and None not in args:
-            return lambda function: register(op, *args, function, **options)
-        getattr(_found(op), method.__name__)(*[value for value in args if value is not None], **options)
-        return args[-1]
-    register.__name__ = method.__name__
-    register.__doc__ = method.__doc__
-    return register
+def register_fake(op, func=None, /, *, lib=None, _stacklevel=1, allow_override=False):
+    """Sets the function that computes an operator's shapes, for tensors on the meta device."""
+    return _found(op).register_fake(func) if func is not None else _found(op).register_fake
 
 
-for _name, _needs in (("register_fake", 0), ("register_kernel", 1), ("register_autocast", 1), ("register_vmap", 0), ("register_torch_dispatch", 1)):
-    _method = getattr(CustomOpDef, _name)
-    _method.needs = _needs
-    globals()[_name] = _registering(_method)
-impl_abstract = register_fake  # noqa: F821
+def register_kernel(op, device_types, func=None, /, *, lib=None):
+    """Registers a function of an operator for kinds of devices."""
+    return _found(op).register_kernel(device_types, func)
+
+
+def register_autocast(op, device_type, cast_inputs, /, *, lib=None):
+    """Makes an operator's tensors of floats be converted before each call in a region of autocast."""
+    return _found(op).register_autocast(device_type, cast_inputs)
+
+
+def register_vmap(op, func=None, /, *, lib=None):
+    """Sets what an operator does inside of `vmap`."""
+    return _found(op).register_vmap(func)
+
+
+def register_torch_dispatch(op, torch_dispatch_class, func=None, /, *, lib=None, allow_override=False):
+    """Returns the function: modes receive the operators that an operator calls."""
+    return _found(op).register_torch_dispatch(torch_dispatch_class, func)
+
+
+impl_abstract = register_fake
 
 
 def register_autograd(op, backward, /, *, setup_context=None, lib=None):

@@ -1,6 +1,8 @@
 """Operators by their names with overloads (`torch.ops`): those of the table under `aten`, and those that programs register."""
 
+import ast
 import ctypes
+import functools
 import sys
 import types
 
@@ -40,7 +42,10 @@ class OpOverload:
 
     @property
     def _schema(self):
-        return _Schema(self._packet._namespace, self._full, self._key)
+        return FunctionSchema(self.namespace, self._described())
+
+    def _described(self):
+        return _core._overload_schema(self._key)
 
     @property
     def is_view(self):
@@ -77,24 +82,66 @@ def _named(namespace, name, overload):
     return getattr(getattr(getattr(ops, namespace), name), overload)
 
 
-class _Schema:
+_TYPES = {"ScalarType": "Optional[int]", "Scalar": "number", "Generator": "Generator", "Device": "Device", "Layout": "int", "MemoryFormat": "int"}
+
+
+def _type_name(one):
+    """Returns a type in the notation of PyTorch's messages."""
+    name = _TYPES.get(one["kind"], one["kind"]).removeprefix("Optional[").removesuffix("]")
+    if one["optional_elements"]:
+        name = f"Optional[{name}]"
+    name = f"List[{name}]" if one["list"] else name
+    return f"Optional[{name}]" if one["optional"] else name
+
+
+class Argument:
+    """A parameter or a result of a schema."""
+
+    def __init__(self, described):
+        self.name, self.type, self.N = described["name"] or "", _type_name(described), described["length"]
+        self.kwarg_only, self._default = described.get("keyword_only", False), described.get("default")
+        alias = described["alias"]
+        self.alias_info = alias and types.SimpleNamespace(is_write=alias[1], before_set={alias[0]}, after_set={alias[0]})
+        self.is_out = self.kwarg_only and alias is not None and alias[1]
+
+    @property
+    def default_value(self):
+        """The default, or None."""
+        return None if self._default is None else ast.literal_eval(self._default)
+
+    def has_default_value(self):
+        """Returns whether the argument may be left out."""
+        return self._default is not None
+
+    def __repr__(self):
+        return f"{self.type} {self.name}" + (f"={self._default}" if self._default is not None else "")
+
+
+class FunctionSchema:
     """The schema of an operator."""
 
-    def __init__(self, namespace, name, key):
-        self.name = f"{namespace}::{name.partition('.')[0]}"
-        self.overload_name = name.partition(".")[2]
-        self._text, _, self._names = _core._overload_schema(key)
-        self.is_mutable = name.partition(".")[0].endswith("_")
+    def __init__(self, namespace, described):
+        text, arguments, returns = described
+        name, _, rest = text.partition("(")
+        name = name.rpartition("::")[2]
+        self.name, self.overload_name, self._text = f"{namespace}::{name.partition('.')[0]}", name.partition(".")[2], f"{namespace}::{name}({rest}"
+        self.arguments, self.returns = [Argument(one) for one in arguments], [Argument(one) for one in returns]
+
+    @property
+    def is_mutable(self):
+        """Whether a call writes into an argument."""
+        return any(one.alias_info is not None and one.alias_info.is_write for one in self.arguments)
 
     def __str__(self):
-        return f"{self.name.partition('::')[0]}::{self._text}"
+        return self._text
 
     __repr__ = __str__
 
-    @property
-    def arguments(self):
-        """The parameters."""
-        return [types.SimpleNamespace(name=name) for name in self._names]
+    def __eq__(self, other):
+        return isinstance(other, FunctionSchema) and str(self) == str(other)
+
+    def __hash__(self):
+        return hash(self._text)
 
 
 class OpOverloadPacket:
@@ -109,6 +156,12 @@ class OpOverloadPacket:
     def overloads(self):
         """Returns the names of the overloads."""
         return [name.partition(".")[2] or "default" for name in self._overloads]
+
+    def add(self, overload):
+        """Adds an overload that a program defines."""
+        if overload._full not in self._overloads:
+            self._overloads.append(overload._full)
+        setattr(self, overload._overloadname, overload)
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -148,18 +201,19 @@ def _packet(namespace, name):
     return getattr(getattr(ops, namespace), name)
 
 
-_table = {}
+@functools.cache
+def table():
+    """Returns the entries of the operator table."""
+    return _core._table()
 
 
+@functools.cache
 def _overloads():
     """Returns the names with overload of the operators of the table, by their names."""
-    if not _table:
-        for entry in _core._table():
-            _table.setdefault(entry["name"].partition(".")[0], {})[entry["name"]] = None
-        for name in _core._operator_names():
-            if "::" not in name:
-                _table.setdefault(name.partition(".")[0], {}).setdefault(name)
-    return _table
+    found = {}
+    for name in [entry["name"] for entry in table()] + [name for name in _core._operator_names() if "::" not in name]:
+        found.setdefault(name.partition(".")[0], {})[name] = None
+    return found
 
 
 class _OpNamespace(types.ModuleType):
@@ -170,9 +224,9 @@ class _OpNamespace(types.ModuleType):
         self.name, self._dir = name, []
 
     def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
         found = _overloads().get(name) if self.name in ("aten", "prims") else None
+        if found is None and name.startswith("__"):
+            raise AttributeError(name)
         if found is None and self.name in ("aten", "prims"):
             return placeholder(f"{__name__}.{self.name}.{name}", "the operator is not in the table")
         if found is None:

@@ -6,11 +6,7 @@ is not recorded.
 
 import enum
 import functools
-import gzip
 import os
-import shutil
-import socket
-import tempfile
 import time
 import types
 
@@ -64,6 +60,7 @@ def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0)
 def tensorboard_trace_handler(dir_name, worker_name=None, use_gzip=False):
     """Returns a function for `on_trace_ready` that writes each trace to a separate file in a folder."""
     def write(prof):
+        import socket
         os.makedirs(dir_name, exist_ok=True)
         name = worker_name or f"{socket.gethostname()}_{os.getpid()}"
         prof.export_chrome_trace(os.path.join(dir_name, f"{name}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}"))
@@ -206,6 +203,9 @@ class profile:
         if not path.endswith(".gz"):
             self._recorded().export(path)
             return
+        import gzip
+        import shutil
+        import tempfile
         with tempfile.TemporaryDirectory() as folder:
             plain = os.path.join(folder, "trace.json")
             self._recorded().export(plain)

@@ -1,7 +1,6 @@
 """Seeds and states of the generators of random numbers (`torch.random`)."""
 
 import contextlib
-import secrets
 
 from . import _core
 
@@ -33,6 +32,7 @@ def manual_seed(seed):
 
 def seed():
     """Seeds the default generators with a number from the operating system, and returns it."""
+    import secrets
     manual_seed(secrets.randbits(63))
     return _seed
 

@@ -1,7 +1,6 @@
 """Files in the format `safetensors`: tensors by their names, with metadata. Reading one never runs code."""
 
 import os
-import tempfile
 
 from . import _core
 
@@ -33,6 +32,7 @@ def load_file(filename, device=None):
 
 def save(tensors, metadata=None):
     """Returns tensors by their names as the bytes of a file. Blocks."""
+    import tempfile
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tensors.safetensors")
         save_file(tensors, path, metadata)
@@ -42,6 +42,7 @@ def save(tensors, metadata=None):
 
 def load(data, device=None):
     """Returns the tensors in the bytes of a file, by their names. Blocks."""
+    import tempfile
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tensors.safetensors")
         with open(path, "wb") as written:

@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import pickletools
-import zipfile
 
 from . import _core, _objects
 from .safetensors import load_file, save_file  # noqa: F401
@@ -66,6 +65,7 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
 
 
 def _load(file, device, allowed, options):
+    import zipfile
     encoding = options.get("encoding", "utf-8")
     if zipfile.is_zipfile(file):
         return _objects.load(file, device, allowed, encoding)
@@ -84,6 +84,7 @@ def _load(file, device, allowed, options):
 
 def get_unsafe_globals_in_checkpoint(f):
     """Returns the names of classes and functions of a file that `load(..., weights_only=True)` refuses."""
+    import zipfile
     with zipfile.ZipFile(f) as archive:
         pickled = archive.read(f"{_objects.folder_of(archive)}/data.pkl")
     names, strings = set(), []

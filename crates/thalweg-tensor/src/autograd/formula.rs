@@ -11,7 +11,9 @@ use thalweg_ir::{DType, Shape};
 use thalweg_ops::schema::Schema;
 use thalweg_runtime::{Device, Label, Result};
 
-use super::{Backward, Gradients, Request, Saved, SavedPlace, no_grad, record};
+use super::{
+    Backward, BackwardOptions, Gradients, Request, Saved, SavedPlace, gradients_with, no_grad, record,
+};
 use crate::argument::{Argument, Arguments, Value};
 use crate::dispatch::{Call, Operator};
 use crate::tensor::{Tensor, Tensors};
@@ -219,6 +221,18 @@ impl GradientCall<'_> {
             gradients[tensor] = Some(gradient()?);
         }
         Ok(gradients)
+    }
+
+    /// Returns the gradients of the call as those of operators that computed the results of `outputs` again, from its tensors
+    /// `inputs`, so that they can be differentiated themselves.
+    pub fn recorded(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Gradients> {
+        let of_outputs =
+            (0..outputs.len()).map(|at| self.gradient_of(at).map(Some)).collect::<Result<Vec<_>>>()?;
+        let wanted = (inputs.iter().enumerate()).filter(|&(at, _)| self.wants(at));
+        let wanted: Vec<Tensor> = wanted.map(|(_, input)| input.clone()).collect();
+        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+        let mut found = gradients_with(outputs, &of_outputs, &wanted, options)?.into_iter();
+        self.each(|_| Ok(found.next().flatten()))
     }
 
     /// Returns the gradients of all tensors of the call, each computed if it is required; the function returns `None` for a

@@ -5,12 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_execute::{Temporaries, alignment_of, prepared, run_steps};
+use thalweg_execute::{Kept, Lowered, alignment_of, execute};
 use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
-use thalweg_ir::DType;
-use thalweg_runtime::{
-    Buffer, Device, DevicePointer, Environment, Error, Label, PreparedLaunch, Result, Stream,
-};
+use thalweg_runtime::{Buffer, Device, DevicePointer, Environment, Label, Result, Stream};
 
 use super::count;
 use super::window::{Known, Waiters, Waiting, Window};
@@ -22,8 +19,8 @@ const PROGRAMS_KEPT: usize = 1 << 11;
 /// A program with its launches, once they are loaded.
 struct Ready {
     program: Program,
-    /// The launch of each step, and the alignment of addresses that it relies on.
-    launches: Vec<OnceLock<(u64, Arc<PreparedLaunch>)>>,
+    /// The launch of each step, for the alignment of the first addresses.
+    launches: Vec<OnceLock<Kept>>,
     /// The memory that each step is the first to use, and that which it is the last to use.
     uses: Vec<[Vec<u32>; 2]>,
 }
@@ -106,7 +103,7 @@ fn queue(
         bases[memory as usize] = arena.pointer().offset(offset);
     }
     let mut kept = Vec::with_capacity(program.kept.len());
-    for ((step, launch), [begun, ended]) in program.steps.iter().zip(&ready.launches).zip(&ready.uses) {
+    for ((step, kept_launch), [begun, ended]) in program.steps.iter().zip(&ready.launches).zip(&ready.uses) {
         for &memory in begun {
             if let Some(storage) = &alive[memory as usize] {
                 let buffer = storage.allocated()?;
@@ -114,7 +111,7 @@ fn queue(
                 kept.push((storage, buffer));
             }
         }
-        run(step, launch, &waiters.loops, &bases, stream)?;
+        run(step, kept_launch, &waiters.loops, &bases, stream)?;
         for &memory in ended {
             // What nothing else holds is free for the steps that follow on the stream.
             if let Known::Existing { holder, .. } = &mut waiters.memories[memory as usize] {
@@ -180,7 +177,7 @@ fn line(label: &Label) -> String {
 /// Queues a step.
 fn run(
     step: &Step,
-    launch: &OnceLock<(u64, Arc<PreparedLaunch>)>,
+    kept: &OnceLock<Kept>,
     loops: &[Waiting],
     bases: &[DevicePointer],
     stream: &Stream,
@@ -192,38 +189,8 @@ fn run(
         step.numbers.iter().map(|&(node, slot)| loops[node as usize].numbers[slot as usize]).collect();
     let last = *step.members.last().expect("a step computes a loop");
     let label = loops[last as usize].label;
-    if let Some(steps) = &step.steps {
-        let mut temporaries = StepTemporaries { stream, label, buffers: SmallVec::new() };
-        return run_steps(steps, &numbers, stream, (&inputs, &outputs), &mut temporaries, label);
-    }
-    let alignment = alignment_of(inputs.iter().chain(&outputs).copied());
-    let own;
-    let prepared = match launch.get() {
-        Some((relied_on, launch)) if alignment >= *relied_on => launch,
-        _ => {
-            own = prepared(&step.launch, stream.device(), alignment)?;
-            let _ = launch.set((alignment, Arc::clone(&own)));
-            &own
-        }
-    };
-    stream.launch(prepared, &inputs, &outputs, &numbers, label)
-}
-
-/// Memory for the steps of a launch. It is freed when dropped: reuse on the stream is ordered after the steps.
-struct StepTemporaries<'a> {
-    stream: &'a Stream,
-    label: Label,
-    buffers: SmallVec<[Buffer; 4]>,
-}
-
-impl Temporaries for StepTemporaries<'_> {
-    fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
-        let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
-            Error::invalid("the parts of a reduction have more elements than can be addressed")
-        })?;
-        let buffer = Buffer::labelled(self.stream, bytes, self.label)?;
-        let pointer = buffer.pointer();
-        self.buffers.push(buffer);
-        Ok(pointer)
-    }
+    let kept = kept.get_or_init(|| Kept::new(alignment_of(inputs.iter().chain(&outputs).copied())));
+    let lowered =
+        Lowered { launch: &step.launch, steps: step.steps.as_ref(), numbers: &numbers, kept: Some(kept) };
+    execute(&lowered, stream, (&inputs, &outputs), label)
 }

@@ -11,6 +11,7 @@ use thalweg_ops::table;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
     ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result,
+    element_format,
 };
 
 use crate::autograd::formula::Formula;
@@ -62,13 +63,9 @@ pub fn library_convolves(input: &Tensor, weight: &Tensor) -> bool {
         && ![input, weight].iter().any(|tensor| tensor.shape().contains(&0))
 }
 
+/// Returns the format of elements that the library convolves.
 fn format_of(dtype: DType) -> Option<ElementFormat> {
-    match dtype {
-        DType::F32 => Some(ElementFormat::R_32F),
-        DType::F16 => Some(ElementFormat::R_16F),
-        DType::Bf16 => Some(ElementFormat::R_16BF),
-        _ => None,
-    }
+    element_format(dtype).filter(|&format| format != ElementFormat::R_64F)
 }
 
 /// Calls the operator with the size of the result, followed by stride, padding and dilation of each axis. A bias is added to the

@@ -182,7 +182,7 @@ impl Operands<'_> {
             };
         if is_cudnn && !is_ours {
             match self.by_library(attention, is_backward, stream, label) {
-                Err(error) if is_flash && (error.is_not_supported() || error.is_library_missing()) => {}
+                Err(error) if is_flash && error.is_without_library() => {}
                 done => return done,
             }
         }

@@ -8,7 +8,7 @@ use thalweg_kernels::grid_sample::{GridSample, Interpolation, Padding};
 use thalweg_runtime::{DevicePointer, Error, Result};
 
 use crate::autograd::formula::{Formula, GradientCall};
-use crate::autograd::{BackwardOptions, Gradients, gradients_with, is_grad_enabled};
+use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{self, Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -110,11 +110,5 @@ fn recorded(call: &GradientCall<'_>) -> Result<Gradients> {
     let arguments: Vec<Argument<'_>> = inputs.iter().map(Argument::from).chain(numbers).collect();
     let operator = built_in!("thalweg::grid_sample_by_operators")?;
     let result = dispatch::call(operator, &arguments, None, Location::caller())?;
-    let wanted: Vec<usize> = [0, 1].into_iter().filter(|&input| call.wants(input)).collect();
-    let leaves: Vec<Tensor> = wanted.iter().map(|&input| inputs[input].clone()).collect();
-    let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
-    let found = gradients_with(&[result], &[Some(call.gradient()?)], &leaves, options)?;
-    let mut gradients = Gradients::from_elem(None, 2);
-    wanted.into_iter().zip(found).for_each(|(input, gradient)| gradients[input] = gradient);
-    Ok(gradients)
+    call.recorded(&[result], &inputs)
 }

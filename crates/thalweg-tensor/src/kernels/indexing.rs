@@ -469,43 +469,11 @@ fn combine_sorted(
     }
 }
 
-/// Returns the sums of the rows of a table in bags: each of the indices has a bag, and bags are in order.
-pub(crate) fn sums_of_bags(call: &Call<'_>) -> Result<Tensors> {
-    let (weight, indices, bag) = (call.tensor(0).contiguous()?, call.tensor(1), call.tensor(2));
-    let ([rows, width], indices) = sizes(&weight, indices)?;
-    let bags = usize::try_from(call.int(3)).map_err(|_| Error::invalid("a number is not negative"))?;
-    if bag.dtype() != DType::I64 || bag.elements() != indices.elements() || (rows == 0 && bag.elements() > 0)
-    {
-        return Err(Error::invalid(format!(
-            "{} indices into a table of {rows} rows need an int64 bag each, not {} {:?}",
-            indices.elements(),
-            bag.dtype(),
-            bag.shape()
-        )));
-    }
-    let sums = Tensor::zeros(&[bags, width], weight.dtype(), weight.device())?;
-    let [count, source_rows, columns] = [indices.elements(), rows, width].map(|size| size as u64);
-    if count == 0 || columns == 0 {
-        return Ok(SmallVec::from_elem(sums, 1));
-    }
-    let order = indices.clamp(0, (rows as i64 - 1).max(0))?.to_dtype(DType::I32)?;
-    let keys = bag.to_dtype(DType::I32)?.contiguous()?;
-    let kernel = Segments {
-        sizes: [1, bags as u64, count, columns],
-        source_strides: [source_rows * columns, columns, 1],
-        source_rows,
-        skipped: u64::MAX,
-        combine: Combine::Sum,
-        from_zeros: true,
-        is_later: false,
-        dtype: weight.dtype(),
-    };
-    combine_sorted(kernel, [&keys, &order, &weight, &sums], call.label)?;
-    Ok(SmallVec::from_elem(sums, 1))
-}
-
-/// The most places that read a table whose gradient one launch computes, which compares all indices with each other.
-const FEW_INDICES: usize = 4096;
+/// The most places that read a table whose gradient one launch computes, which compares all indices with each other, and the most
+/// of them for each row. The first place of a row sums the gradients of all of them, so the launch takes as long as the row that is
+/// read most often; sorting takes the same time whatever the indices are.
+const FEW_INDICES: u64 = 4096;
+const FEW_INDICES_OF_A_ROW: u64 = 32;
 
 /// Returns the gradient of a table of embeddings, from the gradient of the rows that were read at indices of any shape.
 pub(crate) fn embedding_gradient(
@@ -519,7 +487,8 @@ pub(crate) fn embedding_gradient(
     let sum = Tensor::zeros(&[embeddings, features], gradient.dtype(), gradient.device())?;
     let (_, indices) = sizes(&sum, indices)?;
     let [count, rows, columns] = [indices.elements(), embeddings, features].map(|size| size as u64);
-    if indices.elements() <= FEW_INDICES || count.max(rows) > SortIndices::MOST || features == 0 {
+    let are_few = count <= FEW_INDICES.min(rows.saturating_mul(FEW_INDICES_OF_A_ROW));
+    if are_few || count.max(rows) > SortIndices::MOST || features == 0 || count == 0 {
         let sizes =
             Sizes { indices: count, embeddings: rows, features: columns, padding, dtype: sum.dtype() };
         let at = [&gradient, &indices, &sum].map(Tensor::pointer);

@@ -5,6 +5,7 @@
 //! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod attention;
+pub(crate) mod bags;
 pub(crate) mod channel_norm;
 pub(crate) mod compact;
 pub(crate) mod convolution;

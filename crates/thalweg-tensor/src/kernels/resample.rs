@@ -3,14 +3,14 @@
 
 use std::panic::Location;
 
-use thalweg_ir::{DType, Shape, element_count};
+use thalweg_ir::{Shape, element_count};
 use thalweg_kernels::Placed;
 use thalweg_kernels::resample::{Resample, ResampleBy};
 use thalweg_runtime::{Error, Result};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{self, Argument, Arguments, Call, Ints, Operator, built_in};
-use crate::memory_format::empty_in;
+use crate::memory_format::{empty_in, from_last};
 use crate::tensor::{Tensor, Tensors};
 
 /// An axis of a call: the extent of the result, the distance between its points, and the number of points before the old ones.
@@ -19,11 +19,6 @@ pub(crate) struct Resized {
     pub size: usize,
     pub scale: f64,
     pub before: i64,
-}
-
-/// Returns whether there is a kernel for a dtype.
-pub(crate) fn resamples(dtype: DType) -> bool {
-    dtype.is_floating_point() && !dtype.is_float8()
 }
 
 /// Returns images (batch, channels, …) of one to three axes, each resized.
@@ -77,34 +72,59 @@ fn run(call: &Call<'_>, backward: bool) -> Result<Tensors> {
     let channels_last = x.rank() > 3 && x.layout().is_like_channels_last();
     let stream = call.device.current_stream();
     let result = empty_in(&shape, x.dtype(), (channels_last, &stream), call.label)?;
+    if result.elements() == 0 {
+        return Ok(Tensors::from_iter([result]));
+    }
+    let is_complex = x.dtype().is_complex();
+    let planes = if is_complex { parts_of(&x, channels_last)? } else { x.clone() };
     let of_axes = |numbers: &[usize]| {
         let mut all = [1; 3];
         all[3 - axes..].iter_mut().zip(numbers).for_each(|(to, &number)| *to = number as u64);
         all
     };
     let (read, written) = (of_axes(&x.shape()[2..]), of_axes(&extents));
-    let strides = x.layout().strides();
+    let strides = planes.layout().strides();
     let [z, y, column] = of_axes(&strides[2..]);
     let mut kernel = Resample {
-        images: shape[0] as u64,
-        channels: shape[1] as u64,
+        images: planes.shape()[0] as u64,
+        channels: planes.shape()[1] as u64,
         source: if backward { written } else { read },
         target: if backward { read } else { written },
         scale: [1.0; 3],
         before: [0; 3],
         strides: [strides[0] as u64, strides[1] as u64, z, y, column],
-        channels_last,
+        channels_last: channels_last || is_complex,
         by,
-        dtype: x.dtype(),
+        dtype: planes.dtype(),
         backward,
     };
     kernel.scale[3 - axes..].copy_from_slice(scale);
     kernel.before[3 - axes..].copy_from_slice(&before);
-    if result.elements() > 0 {
-        let at = [x.pointer(), result.pointer()];
-        stream.launch_native(&Placed { kernel, at }, call.label)?;
-    }
+    let at = [planes.pointer(), result.pointer()];
+    stream.launch_native(&Placed { kernel, at }, call.label)?;
     Ok(Tensors::from_iter([result]))
+}
+
+/// Returns the parts of complex images as channels, so that a result with the channels innermost has the elements of the complex
+/// result: both parts of a plane, or with the channels last those of an image's planes.
+fn parts_of(x: &Tensor, channels_last: bool) -> Result<Tensor> {
+    let parts = x.view_as_real()?;
+    let (rank, shape) = (parts.rank(), parts.shape());
+    let axes = 2..rank - 1;
+    let apart = match channels_last {
+        true => {
+            let order: Shape = [0].into_iter().chain(axes.clone()).chain([1, rank - 1]).collect();
+            let nested: Shape =
+                [shape[0]].into_iter().chain(axes.map(|dim| shape[dim])).chain([2 * shape[1]]).collect();
+            parts.permute(&order)?.reshape(&nested)?
+        }
+        false => {
+            let nested: Shape =
+                [shape[0] * shape[1]].into_iter().chain(axes.map(|dim| shape[dim])).chain([2]).collect();
+            parts.reshape(&nested)?
+        }
+    };
+    from_last(&apart)
 }
 
 fn gradient(call: &GradientCall<'_>, operator: &'static Operator) -> Result<Tensor> {

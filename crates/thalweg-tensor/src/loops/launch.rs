@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_execute::Temporaries;
-use thalweg_ir::DType;
 use thalweg_ops::lower::{LaunchNumbers, LoopLaunch, Operand};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
-use thalweg_runtime::{Buffer, DevicePointer, Error, Label, Result, Stream};
+use thalweg_runtime::{Error, Label, Result};
 
 use crate::deferred::{self, Deferral};
 use crate::tensor::Tensor;
@@ -19,26 +17,6 @@ pub(crate) type Operands<'a> = SmallVec<[Operand<'a>; 8]>;
 pub(crate) fn operands<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Operands<'a> {
     let operand = |tensor: &'a Tensor| Operand { dtype: tensor.dtype(), layout: tensor.layout() };
     tensors.into_iter().map(operand).collect()
-}
-
-/// Memory for the steps of a launch, from the caching allocator. It is freed when dropped: reuse on the stream is ordered after
-/// the steps.
-pub(super) struct StepTemporaries<'a> {
-    pub(super) stream: &'a Stream,
-    pub(super) label: Label,
-    pub(super) buffers: SmallVec<[Buffer; 4]>,
-}
-
-impl Temporaries for StepTemporaries<'_> {
-    fn allocate(&mut self, dtype: DType, elements: u64) -> Result<DevicePointer> {
-        let bytes = elements.checked_mul(dtype.size_bytes() as u64).ok_or_else(|| {
-            Error::invalid("the parts of a reduction have more elements than can be addressed")
-        })?;
-        let buffer = Buffer::labelled(self.stream, bytes, self.label)?;
-        let pointer = buffer.pointer();
-        self.buffers.push(buffer);
-        Ok(pointer)
-    }
 }
 
 /// Defers a launch on the current stream, if the thread defers loops and may defer this one. Returns whether it did.
@@ -82,8 +60,7 @@ pub(crate) fn launch(
     let stream = outputs[0].device().current_stream();
     let read: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
     let written: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
-    let mut temporaries = StepTemporaries { stream: &stream, label, buffers: SmallVec::new() };
-    thalweg_execute::run(launch, &stream, (&read, &written), &mut temporaries, label)
+    thalweg_execute::run(launch, &stream, (&read, &written), label)
 }
 
 /// Launches an operator whose operands have individual placements over rows and inner dimensions.

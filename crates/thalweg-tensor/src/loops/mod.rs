@@ -7,13 +7,13 @@ mod launch;
 mod resolved;
 
 use smallvec::SmallVec;
-use thalweg_execute::{alignment_of, prepared, run_steps, to_runtime_error};
+use thalweg_execute::{Lowered, execute, to_runtime_error};
 use thalweg_ops::lower::LoopLaunch;
 pub(crate) use thalweg_ops::lower::widen;
 use thalweg_ops::{DTypeRule, LoopOp};
 use thalweg_runtime::{Label, OutOfRangeReport, RangeOf, Result};
 
-use self::launch::{StepTemporaries, put_off};
+use self::launch::put_off;
 use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use self::backward::{LoopBackward, autograd, node};
@@ -50,22 +50,9 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
-    if let Some(steps) = lowered.steps() {
-        let mut temporaries =
-            StepTemporaries { stream: &stream, label: call.label, buffers: SmallVec::new() };
-        run_steps(steps, &numbers, &stream, (&inputs, &results), &mut temporaries, call.label)?;
-        return Ok(outputs);
-    }
-    let results_alignment = alignment_of(results.iter().copied());
-    let own;
-    let launch = if results_alignment >= resolved.alignment_bytes {
-        resolved.launch(call)?
-    } else {
-        // The memory comes from an upstream with a smaller alignment than the caching allocator's.
-        own = prepared(lowered.launch(), call.device, results_alignment)?;
-        &own
-    };
-    stream.launch(launch, &inputs, &results, &numbers, call.label)?;
+    let kept = Some(&resolved.kept);
+    let lowered = Lowered { launch: lowered.launch(), steps: lowered.steps(), numbers: &numbers, kept };
+    execute(&lowered, &stream, (&inputs, &results), call.label)?;
     Ok(outputs)
 }
 

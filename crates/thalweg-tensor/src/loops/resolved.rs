@@ -1,14 +1,14 @@
 //! [`Resolved`]: a call of a loop operator with everything derived from its tensors, cached per thread.
 
 use std::cell::RefCell;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bytemuck::cast_slice;
 use rustc_hash::FxHashMap;
-use thalweg_execute::{alignment_of, prepared, to_runtime_error};
+use thalweg_execute::{Kept, alignment_of, to_runtime_error};
 use thalweg_ops::lower::{LoopArguments, LoweredLoop, signature_of};
 use thalweg_ops::{LoopOp, Signature, Space, default_dtype};
-use thalweg_runtime::{PreparedLaunch, Result, Stream};
+use thalweg_runtime::{Result, Stream};
 
 use super::call::LoopCall;
 use super::launch::operands;
@@ -19,10 +19,8 @@ use crate::tensor::{Tensor, Tensors};
 #[derive(Debug)]
 pub(crate) struct Resolved {
     pub(crate) lowered: LoweredLoop,
-    /// The launch, once a kernel of the loop has been requested.
-    launch: OnceLock<Arc<PreparedLaunch>>,
-    /// The alignment of the addresses of inputs and outputs that the launch relies on.
-    pub(super) alignment_bytes: u64,
+    /// The launch, for addresses aligned as those of the inputs.
+    pub(super) kept: Kept,
 }
 
 /// The number of calls that a thread keeps resolved: a few times the number in the largest models.
@@ -109,16 +107,7 @@ impl Resolved {
         let operands = operands(call.tensors.iter().copied());
         let lowered =
             LoweredLoop::new(call.operator, &operands, &call.arguments).map_err(to_runtime_error)?;
-        Ok(Self { lowered, launch: OnceLock::new(), alignment_bytes })
-    }
-
-    /// Returns the launch, planned and loaded once.
-    pub(super) fn launch(&self, call: &LoopCall<'_>) -> Result<&Arc<PreparedLaunch>> {
-        if let Some(launch) = self.launch.get() {
-            return Ok(launch);
-        }
-        let launch = prepared(self.lowered.launch(), call.device, self.alignment_bytes)?;
-        Ok(self.launch.get_or_init(|| launch))
+        Ok(Self { lowered, kept: Kept::new(alignment_bytes) })
     }
 
     /// Allocates the results, or takes memory that is offered for them. Returns also whether their layouts and dtypes are as planned.

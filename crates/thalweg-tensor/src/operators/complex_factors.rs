@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::complex_matrices::{Stack, adjoint, identity};
 use super::complex_spectra::{spectrum_of, triangle};
-use super::decompose::{transposed, unpacked};
+use super::decompose::{permutations, transposed, unpacked};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -61,21 +61,13 @@ pub(super) fn lu(x: &Tensor, name: &str, pivot: bool) -> Result<Tensors> {
     eliminated(&a.matrices, pivot)?.iter().map(|result| a.to_result(result)).collect()
 }
 
-/// Returns the matrices P (batch, rows, rows) of swapped rows (batch, count).
-fn permutation(pivots: &Tensor, rows: usize) -> Result<Tensor> {
-    let order = super::decompose::order_of(pivots, rows)?;
-    let places = Tensor::arange(rows, 0, 1, DType::I64, pivots.device())?;
-    let chosen = places.unsqueeze(-1)?.eq(&order.unsqueeze(1)?)?;
-    chosen.to_dtype(DType::F64)?.to_dtype(DType::C128)
-}
-
 /// Returns P, L and U of matrices.
 pub(super) fn lu_parts(call: &Call<'_>) -> Result<Tensors> {
     let a = Stack::new("linalg.lu", call.tensor(0))?;
     let [packed, pivots, _] = eliminated(&a.matrices, call.bool(1))?;
     let [lower, upper] = unpacked(&packed)?;
     let order = match call.bool(1) {
-        true => a.to_result(&permutation(&pivots, a.sizes()[1])?)?,
+        true => a.to_result(&permutations(&pivots, a.sizes()[1])?.to_dtype(DType::C128)?)?,
         false => Tensor::empty(&[0], call.tensor(0).dtype(), call.device)?,
     };
     Ok(Tensors::from_iter([order, a.to_result(&lower)?, a.to_result(&upper)?]))
@@ -87,7 +79,10 @@ pub(super) fn lu_unpack(call: &Call<'_>) -> Result<Tensors> {
     let [count, rows, columns] = a.sizes();
     let nothing = || Tensor::empty(&[0], call.tensor(0).dtype(), call.device);
     let pivots = call.tensor(1).reshape(&[count, rows.min(columns)])?;
-    let order = if call.bool(3) { a.to_result(&permutation(&pivots, rows)?)? } else { nothing()? };
+    let order = match call.bool(3) {
+        true => a.to_result(&permutations(&pivots, rows)?.to_dtype(DType::C128)?)?,
+        false => nothing()?,
+    };
     let [lower, upper] = match call.bool(2) {
         true => {
             let [lower, upper] = unpacked(&a.matrices)?;

@@ -168,24 +168,6 @@ operators! {
     /// first; negative numbers remove elements.
     "constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"
         fn constant_pad_nd(pad: ints, value: scalar) = Differentiable(constant_pad, &CONSTANT_PAD), complex: Taken;
-    /// Returns the tensor with its last dimension mirrored at both ends.
-    "reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
-        fn reflection_pad1d(padding: ints) = Composite(|call| border(call, 1, true).map(single));
-    /// Returns the tensor with its last two dimensions mirrored at both ends.
-    "reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
-        fn reflection_pad2d(padding: ints) = Composite(|call| border(call, 2, true).map(single));
-    /// Returns the tensor with its last three dimensions mirrored at both ends.
-    "reflection_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
-        fn reflection_pad3d(padding: ints) = Composite(|call| border(call, 3, true).map(single));
-    /// Returns the tensor with the ends of its last dimension repeated.
-    "replication_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
-        fn replication_pad1d(padding: ints) = Composite(|call| border(call, 1, false).map(single));
-    /// Returns the tensor with the ends of its last two dimensions repeated.
-    "replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
-        fn replication_pad2d(padding: ints) = Composite(|call| border(call, 2, false).map(single));
-    /// Returns the tensor with the ends of its last three dimensions repeated.
-    "replication_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
-        fn replication_pad3d(padding: ints) = Composite(|call| border(call, 3, false).map(single));
     /// Returns the tensor repeated along each dimension; more numbers than dimensions add leading dimensions.
     "repeat(Tensor self, SymInt[] repeats) -> Tensor"
         fn repeat(repeats: sizes) = Composite(|call| {
@@ -278,16 +260,15 @@ pub(super) fn pad(x: &Tensor, padding: &[i64], value: Scalar) -> Result<Tensor> 
     super::call(built_in!("constant_pad_nd")?, &arguments, None, std::panic::Location::caller())
 }
 
-/// Reads the options of a new tensor, from a position in the schema on: dtype, layout, device, pinned memory.
-pub(super) fn options(call: &Call<'_>, at: usize) -> Result<Option<DType>> {
+/// Reads the options of a new tensor, from a position in the schema on: dtype, layout, device, pinned memory. Returns the call on
+/// the device that is named, and the dtype.
+pub(super) fn options<'a>(call: &'a Call<'a>, at: usize) -> Result<(Call<'a>, Option<DType>)> {
     check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
-    match call.argument(at + 2) {
-        Argument::Device(device) if device != call.device => Err(Error::invalid(format!(
-            "the tensor is on {}; make the new one there, and move it to {device} with `to_device`",
-            call.device
-        ))),
-        _ => Ok(call.optional_dtype(at)),
-    }
+    let device = match call.argument(at + 2) {
+        Argument::Device(device) => device,
+        _ => call.device,
+    };
+    Ok((Call { device, ..*call }, call.optional_dtype(at)))
 }
 
 /// Returns the first tensor on the device that an argument names, if it names one.
@@ -305,22 +286,26 @@ fn filled(
     at: usize,
     dtype: impl FnOnce() -> DType,
 ) -> Result<Tensors> {
-    let dtype = options(call, at)?.unwrap_or_else(dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or_else(dtype);
     Tensor::full(&extents(size)?, value, dtype, call.device).map(single)
 }
 
 fn filled_like(call: &Call<'_>, value: Scalar, at: usize) -> Result<Tensors> {
-    let dtype = options(call, at)?.unwrap_or(call.tensor(0).dtype());
-    made_like(call, at + 4, |shape| Tensor::full(shape, value, dtype, call.device)).map(single)
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(call.tensor(0).dtype());
+    made_like(&call, at + 4, |shape| Tensor::full(shape, value, dtype, call.device)).map(single)
 }
 
 fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Tensor> {
-    let dtype = options(call, at)?.unwrap_or(dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(dtype);
     uninitialized(Tensor::result_on(shape, dtype, &call.device.current_stream(), call.label)?)
 }
 
 fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype: DType) -> Result<Tensor> {
-    let dtype = options(call, at)?.unwrap_or(dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(dtype);
     if size.len() != stride.len() {
         return Err(Error::invalid(format!(
             "dimensionality of sizes ({}) must match dimensionality of strides ({})",
@@ -353,7 +338,8 @@ fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype
 /// Returns start, start + step, … before an end, which is excluded.
 fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result<Tensor> {
     let whole = [start, end, step].iter().all(|number| !number.is_floating_point());
-    let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { default_dtype() });
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or(if whole { DType::I64 } else { default_dtype() });
     let [from, to, by] = [start, end, step].map(Scalar::to_f64);
     if by == 0.0 || by.is_nan() {
         return Err(Error::invalid("step must be nonzero"));
@@ -386,7 +372,8 @@ fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result
 
 fn linspace(call: &Call<'_>) -> Result<Tensor> {
     let [start, end] = [call.scalar(0), call.scalar(1)];
-    let dtype = options(call, 3)?.unwrap_or_else(default_dtype);
+    let (call, named) = options(call, 3)?;
+    let dtype = named.unwrap_or_else(default_dtype);
     let Ok(steps) = usize::try_from(call.int(2)) else {
         return Err(Error::invalid("number of steps must be non-negative"));
     };
@@ -415,7 +402,8 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
             return Err(Error::invalid(format!("{name} must be greater or equal to 0, got {extent}")));
         }
     }
-    let dtype = options(call, at)?.unwrap_or_else(default_dtype);
+    let (call, named) = options(call, at)?;
+    let dtype = named.unwrap_or_else(default_dtype);
     let size = size.map(|extent| extent as usize);
     let result = Tensor::zeros(&size, dtype, call.device)?;
     no_grad(|| diagonal(&result, 0, 0, 1)?.fill_(1))?;
@@ -478,14 +466,12 @@ fn converted(
     dtype: DType,
     (copies, format): (bool, Option<i64>),
 ) -> Result<Tensor> {
-    let converted = x.to_dtype(dtype)?;
-    if !copies && format.is_none_or(|format| format == 1) || dtype != x.dtype() && format.is_none() {
-        return Ok(converted);
-    }
     match format {
+        _ if dtype != x.dtype() => x.cast(dtype, format, call.label.location),
+        _ if copies => copied_in_format(call, x, format),
+        None | Some(1) => Ok(x.clone()),
         // Returned unchanged if it already has the layout.
-        Some(format @ (0 | 2 | 3)) if !copies => in_format(&converted, format),
-        _ => copied_in_format(call, &converted, format),
+        Some(format) => in_format(x, format),
     }
 }
 
@@ -536,65 +522,6 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
         copy_into(call, &source, &result.with_layout(layout), x.dtype())?;
     }
     in_format(&result, format_of(x)).map(single)
-}
-
-/// Returns the tensor with its last dimensions mirrored, or their ends repeated.
-fn border(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor> {
-    in_format(&bordered(call, dimensions, reflects)?, format_of(call.tensor(0)))
-}
-
-fn bordered(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor> {
-    let (x, padding) = (call.tensor(0), call.ints(1));
-    let name = call.operator.name();
-    if padding.len() != 2 * dimensions {
-        return Err(Error::invalid(format!(
-            "padding size is expected to be {}, but got: {}",
-            2 * dimensions,
-            padding.len()
-        )));
-    }
-    let has_batch = x.rank() == dimensions + 2;
-    let is_valid = (has_batch || x.rank() == dimensions + 1)
-        && x.shape()[usize::from(has_batch)..].iter().all(|&extent| extent > 0);
-    if !is_valid {
-        return Err(Error::invalid(format!(
-            "{name}: Expected {}D or {}D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but \
-             got: {:?}",
-            dimensions + 1,
-            dimensions + 2,
-            x.shape()
-        )));
-    }
-    let mut result = x.clone();
-    for (at, pair) in padding.chunks_exact(2).enumerate() {
-        let (dim, before, after) = (x.rank() - 1 - at, pair[0], pair[1]);
-        let extent = x.shape()[dim] as i64;
-        if reflects && (before >= extent || after >= extent) {
-            return Err(Error::invalid(format!(
-                "Argument #4: Padding size should be less than the corresponding input dimension, but got: padding ({before}, \
-                 {after}) at dimension {dim} of input {:?}",
-                x.shape()
-            )));
-        }
-        let whole = extent.checked_add(before).and_then(|sum| sum.checked_add(after));
-        let Some(whole) = whole.filter(|&whole| whole >= 1) else {
-            return Err(Error::invalid(format!(
-                "input ({:?}) is too small: with padding ({before}, {after}) nothing of dimension {dim} is left",
-                x.shape()
-            )));
-        };
-        if (before, after) == (0, 0) {
-            continue;
-        }
-        let places = Tensor::arange(whole as usize, -before, 1i64, DType::I64, x.device())?;
-        let last = extent - 1;
-        let places = match reflects {
-            true => places.abs()?.sub_scalar(last)?.abs()?.neg()?.add_scalar(last)?,
-            false => places.clamp(0i64, last)?,
-        };
-        result = index_select(&result, dim as i64, &places)?;
-    }
-    if result.shares_storage_with(x) { result.copied(call.label.location) } else { Ok(result) }
 }
 
 /// Returns the tensor repeated along each dimension; there are at least as many numbers as the tensor has dimensions.

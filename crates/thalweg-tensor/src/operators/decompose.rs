@@ -235,6 +235,13 @@ pub(super) fn order_of(pivots: &Tensor, rows: usize) -> Result<Tensor> {
     super::call(built_in!("thalweg::permutation")?, &arguments, None, std::panic::Location::caller())
 }
 
+/// Returns the matrices P (batch, rows, rows) whose product with the rows restores the order before the swaps.
+pub(super) fn permutations(pivots: &Tensor, rows: usize) -> Result<Tensor> {
+    let order = order_of(pivots, rows)?;
+    let places = Tensor::arange(rows, 0, 1, DType::I64, pivots.device())?;
+    places.unsqueeze(-1)?.eq(&order.unsqueeze(1)?)?.to_dtype(DType::F64)
+}
+
 /// Returns the rows of matrices in their order after swaps, or, if `is_backward`, in their order before.
 pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<Tensor> {
     let [batch, rows, columns] = sizes(x)?;

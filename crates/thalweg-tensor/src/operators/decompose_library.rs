@@ -6,7 +6,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result};
+use thalweg_runtime::{DenseCall, DenseMethod, DevicePointer, Label, Result, if_supported};
 
 use super::decompose::{empty, transposed};
 use crate::tensor::Tensor;
@@ -21,7 +21,13 @@ fn is_worth(batch: usize, least: usize) -> bool {
     batch <= MOST_IN_TURN || least >= LARGE
 }
 
-/// Queues a call over (batch, rows, columns), unless no library takes it.
+/// Returns whether a library may compute a batch of matrices now: one that has elements, on a device, outside of a capture.
+fn may_compute(x: &Tensor, sizes: [usize; 3]) -> Result<bool> {
+    let stream = x.device().current_stream();
+    Ok(!sizes.contains(&0) && !stream.device().is_meta() && !stream.is_capturing()?)
+}
+
+/// Queues a call over (batch, rows, columns), for which `may_compute` holds. Returns whether a library took it.
 fn queue(
     method: DenseMethod,
     [batch, rows, columns]: [usize; 3],
@@ -30,10 +36,6 @@ fn queue(
     label: Label,
 ) -> Result<bool> {
     let stream = operands[0].device().current_stream();
-    // Nothing waits for a tensor that has only a shape.
-    if [batch, rows, columns].contains(&0) || stream.device().is_meta() || stream.is_capturing()? {
-        return Ok(false);
-    }
     let null = DevicePointer::new(0);
     let mut call = DenseCall {
         method,
@@ -59,11 +61,7 @@ fn queue(
             lists.push(addresses);
         }
     }
-    match stream.library_dense(&call, label) {
-        Ok(()) => Ok(true),
-        Err(error) if error.is_library_missing() || error.is_not_supported() => Ok(false),
-        Err(error) => Err(error),
-    }
+    Ok(if_supported(stream.library_dense(&call, label))?.is_some())
 }
 
 /// Returns a copy whose columns are contiguous: the rows of the transposes.
@@ -78,28 +76,28 @@ pub(super) fn cholesky(
     [batch, n]: [usize; 2],
     label: Label,
 ) -> Result<Option<Tensor>> {
-    match queue(DenseMethod::Cholesky, [batch, n, n], &[a, info], true, label)? {
-        true => a.tril(0).map(Some),
-        false => Ok(None),
-    }
+    let sizes = [batch, n, n];
+    let is_done = may_compute(a, sizes)? && queue(DenseMethod::Cholesky, sizes, &[a, info], true, label)?;
+    if is_done { a.tril(0).map(Some) } else { Ok(None) }
 }
 
 /// Solves triangular systems in place of their right sides.
 pub(super) fn triangular(
     a: &Tensor,
     b: &Tensor,
-    [batch, n, columns]: [usize; 3],
+    sizes: [usize; 3],
     [upper, transposed, unit]: [bool; 3],
     label: Label,
 ) -> Result<bool> {
     let method = DenseMethod::Triangular { upper, transposed, unit };
-    queue(method, [batch, n, columns], &[a, b], true, label)
+    Ok(may_compute(a, sizes)? && queue(method, sizes, &[a, b], true, label)?)
 }
 
 /// Returns both factors in one tensor, the swapped rows, and the state.
 pub(super) fn lu(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[Tensor; 3]>> {
     let [batch, rows, columns] = sizes;
-    if rows != columns && !is_worth(batch, rows.min(columns)) {
+    let is_worth = rows == columns || is_worth(batch, rows.min(columns));
+    if !is_worth || !may_compute(x, sizes)? {
         return Ok(None);
     }
     let factors = by_columns(x)?;
@@ -113,7 +111,7 @@ pub(super) fn lu(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[
 pub(super) fn qr(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[Tensor; 2]>> {
     let [batch, rows, columns] = sizes;
     let least = rows.min(columns);
-    if !is_worth(batch, least) {
+    if !is_worth(batch, least) || !may_compute(x, sizes)? {
         return Ok(None);
     }
     let packed = by_columns(x)?;
@@ -130,7 +128,8 @@ pub(super) fn reflectors(
     [batch, rows, count, width]: [usize; 4],
     label: Label,
 ) -> Result<Option<Tensor>> {
-    if !is_worth(batch, count) || count > width {
+    let sizes = [batch, rows, count];
+    if !is_worth(batch, count) || count > width || !may_compute(vectors, sizes)? {
         return Ok(None);
     }
     let mut columns = transposed(&vectors.detach())?;
@@ -140,22 +139,26 @@ pub(super) fn reflectors(
     }
     let columns = columns.copied(Location::caller())?;
     let method = DenseMethod::Reflectors { width: width as u64 };
-    let is_done = queue(method, [batch, rows, count], &[&columns, factors], false, label)?;
+    let is_done = queue(method, sizes, &[&columns, factors], false, label)?;
     if is_done { transposed(&columns).map(Some) } else { Ok(None) }
 }
 
 /// Returns the eigenvalues and eigenvectors of symmetric matrices, which are overwritten.
 pub(super) fn eigen(a: &Tensor, [batch, n]: [usize; 2], label: Label) -> Result<Option<[Tensor; 2]>> {
+    let sizes = [batch, n, n];
+    if !may_compute(a, sizes)? {
+        return Ok(None);
+    }
     let values = empty(a, &[batch, n], DType::F64, label)?;
     let info = Tensor::zeros(&[batch], DType::I32, a.device())?;
-    let is_done = queue(DenseMethod::Eigen, [batch, n, n], &[a, &values, &info], false, label)?;
+    let is_done = queue(DenseMethod::Eigen, sizes, &[a, &values, &info], false, label)?;
     if is_done { Ok(Some([values, transposed(a)?])) } else { Ok(None) }
 }
 
 /// Returns left singular vectors, singular values and right singular vectors of tall matrices.
 pub(super) fn singular(x: &Tensor, sizes: [usize; 3], label: Label) -> Result<Option<[Tensor; 3]>> {
     let [batch, rows, columns] = sizes;
-    if !is_worth(batch, columns) || columns > rows {
+    if !is_worth(batch, columns) || columns > rows || !may_compute(x, sizes)? {
         return Ok(None);
     }
     let a = by_columns(x)?;

@@ -1,6 +1,7 @@
 //! Tables of embeddings: rows at indices, their gradients, and bags of rows.
 
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::Scalar;
+use thalweg_kernels::bags::BagMode;
 use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 
@@ -8,8 +9,9 @@ use super::Body::{Composite, Differentiable};
 use super::index::{gathered, long, number_like};
 use super::view::extents;
 use super::{call as call_operator, operators, single};
-use crate::autograd::formula::Formula;
+use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::kernels::bags;
 use crate::kernels::indexing::{self, call_scatter as scatter};
 use crate::tensor::{Tensor, Tensors};
 
@@ -25,9 +27,14 @@ operators! {
             let rows = extents(&[call.int(2)])?[0];
             embedding_dense_backward(call, gradient, &indices, rows, (call.int(3), call.bool(4))).map(single)
         }, &EMBEDDING_BACKWARD);
-    /// Returns the sums of the rows of a table at indices in bags: `bag` is that of each index, in order.
-    "thalweg::sums_of_bags(Tensor weight, Tensor indices, Tensor bag, int bags) -> Tensor"
-        = Differentiable(indexing::sums_of_bags, &SUMS_OF_BAGS);
+    /// Returns the sum (0), mean (1) or maximum (2) of the rows of a table in bags, the bag of each index, the number of rows that
+    /// count in each bag, and the index of each maximum, -1 in a bag without rows. Rows of a sum may have factors. `padding` is an index
+    /// that does not count, -1 if there is none.
+    "thalweg::bags(Tensor weight, Tensor indices, Tensor offsets, Tensor? per_sample_weights, int mode, int padding, int bags, bool scale_grad_by_freq) -> (Tensor, Tensor, Tensor, Tensor)"
+        = Differentiable(bags::bags, &BAGS);
+    /// Returns the scalar product of each index's row of a table with the gradient of its bag, 0 for the index `padding`.
+    "thalweg::bag_products(Tensor grad, Tensor weight, Tensor indices, Tensor bag, int padding) -> Tensor"
+        = Differentiable(bags::products, &BAG_PRODUCTS);
     /// Returns the sum (0), mean (1) or maximum (2) of the rows of each bag, which are at the indices from its offset to the next
     /// one's; the bag of each index; the number of rows that count in each bag; and, for a maximum, its row.
     "embedding_bag.padding_idx(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, bool include_last_offset, int? padding_idx) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -157,139 +164,123 @@ fn check_bags(call: &Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the sums of the rows at indices, which are checked, in bags.
-fn sums_of_bags(
-    call: &Call<'_>,
-    weight: &Tensor,
-    [indices, bag]: [&Tensor; 2],
-    bags: usize,
-) -> Result<Tensor> {
-    {
-        let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
-        let arguments = [indices.into(), (weight.shape()[0] as i64).into()];
-        call_operator(built_in!("thalweg::index_check")?, &arguments, None, call.label.location)?;
-    }
-    let arguments = [weight.into(), indices.into(), bag.into(), (bags as i64).into()];
-    call_operator(built_in!("thalweg::sums_of_bags")?, &arguments, None, call.label.location)
+/// The gradients of bags: of a row, the sum of the gradients of the bags that have it; of a factor, a product.
+static BAGS: Formula = Formula {
+    inputs: &[0, 1, 3],
+    outputs: &[1, 2, 3],
+    backward: |call| {
+        let (mode, gradient) = (bags::mode_of(call, 4)?, call.gradient()?);
+        let (indices, bag) = (call.saved(1)?, call.result(1)?);
+        call.each(|tensor| match (tensor, mode) {
+            (0, BagMode::Max) => of_maxima(&gradient, &call.result(3)?, call.shape(0)[0]).map(Some),
+            (0, _) => of_table(call, gradient.clone(), [&indices, &bag]).map(Some),
+            _ => {
+                let weight = call.saved(0)?;
+                let arguments = [
+                    (&gradient).into(),
+                    (&weight).into(),
+                    (&indices).into(),
+                    (&bag).into(),
+                    call.int(5).into(),
+                ];
+                call_operator(built_in!("thalweg::bag_products")?, &arguments, None, call.label().location)
+                    .map(Some)
+            }
+        })
+    },
+};
+
+/// Returns the gradient of the table of a call of `thalweg::bags` that sums or averages rows.
+fn of_table(call: &GradientCall<'_>, gradient: Tensor, [indices, bag]: [&Tensor; 2]) -> Result<Tensor> {
+    let gradient = match bags::mode_of(call, 4)? {
+        BagMode::Mean => {
+            let sizes = call.result(2)?.clamp_min(1)?.to_dtype(gradient.dtype())?;
+            gradient.div(&sizes.unsqueeze(1)?)?
+        }
+        _ => gradient,
+    };
+    let gradient = gradient.index_select(0, bag)?;
+    let gradient = match call.tensor_count() > 3 {
+        true => gradient.mul(&call.saved(3)?.unsqueeze(1)?)?,
+        false => gradient,
+    };
+    let rows = call.shape(0)[0] as i64;
+    let arguments =
+        [(&gradient).into(), indices.into(), rows.into(), call.int(5).into(), call.bool(7).into()];
+    call_operator(built_in!("embedding_dense_backward")?, &arguments, None, call.label().location)
 }
 
-/// The gradient of sums in bags: each row's is the sum of the gradients of the bags that read it.
-static SUMS_OF_BAGS: Formula = Formula {
-    inputs: &[1, 2],
+/// Returns the gradient of a table of this many rows whose maxima are at these indices, -1 where a bag has none.
+fn of_maxima(gradient: &Tensor, maxima: &Tensor, rows: usize) -> Result<Tensor> {
+    let zero = number_like(gradient, Scalar::F64(0.0))?;
+    let gradient = maxima.ge_scalar(0)?.select_where(gradient, &zero)?;
+    let width = gradient.shape()[1];
+    Tensor::zeros(&[rows, width], gradient.dtype(), gradient.device())?.scatter_add(
+        0,
+        &maxima.clamp_min(0)?,
+        &gradient,
+    )
+}
+
+/// The gradients of products with bags' gradients: those of the products times the other rows, summed per bag and per row.
+static BAG_PRODUCTS: Formula = Formula {
+    inputs: &[0, 1, 2, 3],
     outputs: &[],
     backward: |call| {
-        call.one(0, || {
-            let (indices, bag) = (call.saved(1)?, call.saved(2)?);
-            let gradient = call.gradient()?.index_select(0, &bag)?;
-            let rows = call.shape(0)[0] as i64;
-            let arguments =
-                [(&gradient).into(), (&indices).into(), rows.into(), (-1i64).into(), false.into()];
-            call_operator(built_in!("embedding_dense_backward")?, &arguments, None, call.label().location)
+        let (indices, bag) = (call.saved(2)?, call.saved(3)?);
+        let gradient = match call.int(4) {
+            padding @ 0.. => {
+                let zero = number_like(&call.gradient()?, Scalar::F64(0.0))?;
+                indices.eq_scalar(padding)?.select_where(&zero, &call.gradient()?)?
+            }
+            _ => call.gradient()?,
+        };
+        let gradient = gradient.unsqueeze(1)?;
+        call.each(|tensor| {
+            let (other, own) = if tensor == 0 { (&indices, &bag) } else { (&bag, &indices) };
+            let rows = call.saved(1 - tensor)?.index_select(0, other)?.mul(&gradient)?;
+            let zeros = Tensor::zeros(call.shape(tensor), rows.dtype(), call.device())?;
+            zeros.index_add(0, own, &rows).map(Some)
         })
     },
 };
 
 fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
     check_bags(call)?;
-    let (weight, mode) = (call.tensor(0), call.int(4));
+    let weight = call.tensor(0);
     let (indices, offsets) = (long(call.tensor(1), "embedding_bag")?, long(call.tensor(2), "embedding_bag")?);
-    let (count, rows) = (indices.elements(), weight.shape()[0] as i64);
+    let rows = weight.shape()[0] as i64;
     let padding = match padding {
         Some(padding) if !(-rows..rows).contains(&padding) => {
             return Err(Error::invalid("padding_idx must be within the number of embeddings"));
         }
-        Some(padding) => Some(padding.rem_euclid(rows)),
-        None => None,
+        Some(padding) => padding.rem_euclid(rows),
+        None => -1,
     };
-    let bags = offsets.elements() - usize::from(call.bool(7));
-    let device = call.device;
-    // Each offset begins a bag; the first is 0.
-    let ones = Tensor::ones(&[bags], DType::I64, device)?;
-    let begins =
-        Tensor::zeros(&[count + 1], DType::I64, device)?.index_add(0, &offsets.narrow(0, 0, bags)?, &ones)?;
-    let bag = begins.narrow(0, 0, count)?.cumsum(0)?.sub_scalar(1)?;
-    let counted = match padding {
-        Some(padding) => indices.ne_scalar(padding)?,
-        None => Tensor::ones(&[count], DType::Bool, device)?,
-    };
-    let sizes =
-        Tensor::zeros(&[bags], DType::I64, device)?.index_add(0, &bag, &counted.to_dtype(DType::I64)?)?;
-    let width = weight.shape()[1];
-    let nothing = || Tensor::zeros(&[0, width], DType::I64, device);
-    let is_wide = weight.dtype().compute() == weight.dtype();
-    let is_plain = padding.is_none() && call.optional_tensor(6).is_none() && rows > 0;
-    if is_plain && (mode == 0 || mode == 1 && is_wide) {
-        let sums = sums_of_bags(call, weight, [&indices, &bag], bags)?;
-        let result = match mode {
-            0 => sums,
-            _ => sums.div(&sizes.clamp_min(1)?.to_dtype(weight.dtype())?.unsqueeze(1)?)?,
-        };
-        return Ok(Tensors::from_iter([result, bag, sizes, nothing()?]));
-    }
-    let read = {
-        let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
-        weight.index_select(0, &indices)?
-    };
-    let wide = weight.dtype().compute();
-    let zeros = Tensor::zeros(&[bags, width], wide, device)?;
-    let kept = counted.unsqueeze(1)?;
-    let zero = Tensor::zeros(&[], weight.dtype(), device)?;
-    let result = if mode == 2 {
-        let lowest = Tensor::full(&[], f64::NEG_INFINITY, weight.dtype(), device)?;
-        let index = bag.unsqueeze(1)?.expand(&[count, width])?;
-        let source = kept.select_where(&read, &lowest)?;
-        let most = Tensor::full(&[bags, width], f64::NEG_INFINITY, weight.dtype(), device)?
-            .scatter_reduce(0, &index, &source, "amax", true)?;
-        sizes.gt_scalar(0)?.unsqueeze(1)?.select_where(&most, &zero)?
-    } else {
-        let weighted = match call.optional_tensor(6) {
-            Some(weights) => read.to_dtype(wide)?.mul(&weights.to_dtype(wide)?.unsqueeze(1)?)?,
-            None => read.to_dtype(wide)?,
-        };
-        let source = kept.select_where(&weighted, &zero.to_dtype(wide)?)?;
-        let sum = zeros.index_add(0, &bag, &source)?;
-        match mode {
-            1 => sum.div(&sizes.clamp_min(1)?.to_dtype(wide)?.unsqueeze(1)?)?,
-            _ => sum,
-        }
-        .to_dtype(weight.dtype())?
-    };
-    let maxima = Tensor::zeros(&[if mode == 2 { bags } else { 0 }, width], DType::I64, device)?;
-    Ok(Tensors::from_iter([result, bag, sizes, maxima]))
+    let bags = (offsets.elements() - usize::from(call.bool(7))) as i64;
+    let factors = call.optional_tensor(6);
+    let arguments = [
+        weight.into(),
+        (&indices).into(),
+        (&offsets).into(),
+        factors.map_or(Argument::None, Argument::Tensor),
+        call.int(4).into(),
+        padding.into(),
+        bags.into(),
+        call.bool(3).into(),
+    ];
+    let _report = OutOfRangeReport::of("embedding_bag", RangeOf::Dimension(0));
+    built_in!("thalweg::bags")?.call(&arguments, None, call.label)
 }
 
 fn of_sample_weights(call: &Call<'_>) -> Result<Tensor> {
-    let [gradient, weight, indices, bag] = [0, 1, 2, 4].map(|place| call.tensor(place));
     if call.int(5) != 0 {
         return Err(Error::invalid(
             "embedding_bag_backward: per_sample_weights only supported for mode='sum'",
         ));
     }
-    let fits = gradient.rank() == 2
-        && weight.rank() == 2
-        && gradient.shape()[1] == weight.shape()[1]
-        && gradient.dtype() == weight.dtype()
-        && indices.rank() == 1
-        && bag.shape() == indices.shape();
-    if !fits {
-        return Err(Error::invalid(format!(
-            "embedding_bag_backward: a gradient {:?} {}, a weight {:?} {}, indices {:?} and their bags {:?} do not fit together",
-            gradient.shape(),
-            gradient.dtype(),
-            weight.shape(),
-            weight.dtype(),
-            indices.shape(),
-            bag.shape()
-        )));
-    }
-    let (indices, bag) = (long(indices, "embedding_bag")?, long(bag, "embedding_bag")?);
-    let wide = weight.dtype().compute();
-    let rows = |tensor: &Tensor, index: &Tensor| tensor.index_select(0, index)?.to_dtype(wide);
-    let products = rows(gradient, &bag)?.mul(&rows(weight, &indices)?)?.sum(&[1], false)?;
-    let padding = call.int(6);
-    let products = match padding {
-        0.. => indices.eq_scalar(padding)?.select_where(&products.zeros_like()?, &products)?,
-        _ => products,
-    };
-    products.to_dtype(weight.dtype())
+    let (indices, bag) = (long(call.tensor(2), "embedding_bag")?, long(call.tensor(4), "embedding_bag")?);
+    let arguments =
+        [call.tensor(0).into(), call.tensor(1).into(), (&indices).into(), (&bag).into(), call.int(6).into()];
+    call_operator(built_in!("thalweg::bag_products")?, &arguments, None, call.label.location)
 }

@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use thalweg_ir::{DType, Shape, inverse_order};
-use thalweg_runtime::{ElementFormat, FourierKind, FourierShape, Label, Result};
+use thalweg_ir::{Shape, inverse_order};
+use thalweg_runtime::{FourierKind, FourierShape, Label, Result, element_format, if_supported};
 
 use crate::tensor::Tensor;
 
@@ -85,15 +85,9 @@ fn transform(
     last: usize,
     label: Label,
 ) -> Result<Option<Tensor>> {
-    let format = match x.dtype() {
-        DType::F32 | DType::C64 => ElementFormat::R_32F,
-        DType::F64 | DType::C128 => ElementFormat::R_64F,
-        _ => return Ok(None),
-    };
-    if x.elements() == 0 || dims.is_empty() {
-        return Ok((!dims.is_empty())
-            .then(|| x.clone())
-            .filter(|_| kind == FourierKind::Complex { forward: true }));
+    let Some(format) = element_format(x.dtype().real()) else { return Ok(None) };
+    if x.elements() == 0 {
+        return Ok(None);
     }
     let others: Shape = (0..x.rank()).filter(|dim| !dims.contains(dim)).collect();
     let order: Shape = others.iter().chain(dims).copied().collect();
@@ -124,9 +118,6 @@ fn transform(
     };
     let stream = x.device().current_stream();
     let result = Tensor::empty_on(&extents, dtype, &stream, label)?;
-    match stream.library_fourier(&shape, [numbers.pointer(), result.pointer()], label) {
-        Ok(()) => result.permute(&inverse_order(&order)).map(Some),
-        Err(error) if error.is_library_missing() || error.is_not_supported() => Ok(None),
-        Err(error) => Err(error),
-    }
+    let queued = stream.library_fourier(&shape, [numbers.pointer(), result.pointer()], label);
+    if_supported(queued)?.map(|()| result.permute(&inverse_order(&order))).transpose()
 }

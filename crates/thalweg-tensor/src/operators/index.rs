@@ -12,7 +12,7 @@ use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
 use super::Body::{Composite, Differentiable, Kernel, Pair};
 use super::create::pad;
 use super::repeated::gathered_in_place;
-use super::view::{diagonal, extents, select, slice, wrap};
+use super::view::{extents, wrap};
 use super::window::is_recorded;
 use super::{complex, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
@@ -86,54 +86,6 @@ operators! {
             let along = Along::of(call, "scatter_reduce");
             along.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
         }), first: Consumed;
-    /// Returns the tensor with the slices of a source, times alpha, added to those at a list of indices.
-    "index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"
-        fn index_add(dim: int, index: tensor, source: tensor) = Composite(index_add), first: Consumed;
-    /// Returns the tensor with the slices of a source written at a list of indices.
-    "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"
-        fn index_copy(dim: int, index: tensor, source: tensor) = Composite(|call| {
-            Places::of(call, "index_copy_", call.tensor(3))?.scatter(call.tensor(3), Combine::Replace).map(single)
-        }), first: Consumed;
-    /// Returns the tensor with a number written at a list of indices; negative indices are counted from the end.
-    "index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
-        fn index_fill(dim: int, index: tensor, value: scalar) = Composite(|call| {
-            let value = Tensor::full(&[], call.scalar(3), call.tensor(0).dtype(), call.device)?;
-            index_fill(call, &value)
-        }), first: Consumed;
-    /// Returns the tensor with the only element of another written at a list of indices.
-    "index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor"
-        fn index_fill_tensor(dim: int, index: tensor, value: tensor)
-        = Composite(|call| {
-        let value = call.tensor(3);
-        if value.rank() != 0 {
-            return Err(Error::invalid(format!(
-                "index_fill_ only supports a 0-dimensional value tensor, but got tensor with {} dimension(s).",
-                value.rank()
-            )));
-        }
-        index_fill(call, &value.to_dtype(call.tensor(0).dtype())?)
-    }), first: Consumed;
-    /// Returns the tensor with the slices of a source combined with those at a list of indices: `prod`, `mean`, `amax` or `amin`.
-    "index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"
-        fn index_reduce(dim: int, index: tensor, source: tensor, reduce: str, include_self: bool) = Composite(|call| {
-            let slices = Places::of(call, "index_reduce_", call.tensor(3))?;
-            slices.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
-        }), first: Consumed;
-    /// Returns the tensor with one slice of a dimension replaced.
-    "select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"
-        fn select_scatter(src: tensor, dim: int, index: int) = Composite(|call| {
-            with_part(call, |x| select(x, call.int(2), call.int(3)))
-        });
-    /// Returns the tensor with every `step`th slice of a dimension replaced.
-    "slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"
-        fn slice_scatter(src: tensor, dim: int, start: optional_int, end: optional_int, step: int) = Composite(|call| {
-            with_part(call, |x| slice(x, call.int(2), (call.optional_int(3), call.optional_int(4)), call.int(5)))
-        });
-    /// Returns the tensor with the diagonals of two dimensions replaced.
-    "diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"
-        fn diagonal_scatter(src: tensor, offset: int, dim1: int, dim2: int) = Composite(|call| {
-            with_part(call, |x| diagonal(x, call.int(2), call.int(3), call.int(4)))
-        });
     /// Returns the elements of a dimension at indices, which are broadcast against the other dimensions; without a dimension, of
     /// all elements as one row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
@@ -269,7 +221,7 @@ pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
 }
 
 /// Returns the name of an operator, without the `_` of its in-place form.
-fn name_of(call: &Call<'_>) -> &'static str {
+pub(super) fn name_of(call: &Call<'_>) -> &'static str {
     call.label.operator.trim_end_matches('_')
 }
 
@@ -293,7 +245,7 @@ pub(super) fn outer_inner(x: &Tensor, dim: usize) -> Result<Tensor> {
 }
 
 /// Returns a tensor with at least one dimension.
-fn at_least_1d(x: &Tensor) -> Result<Tensor> {
+pub(super) fn at_least_1d(x: &Tensor) -> Result<Tensor> {
     if x.rank() == 0 { x.reshape(&[1]) } else { Ok(x.clone()) }
 }
 
@@ -441,12 +393,12 @@ impl<'a> Along<'a> {
 }
 
 /// A write whose arguments fit: a target, and indices and source in its form, if there are any.
-struct Write {
-    x: Tensor,
-    dim: usize,
-    source: Tensor,
+pub(super) struct Write {
+    pub(super) x: Tensor,
+    pub(super) dim: usize,
+    pub(super) source: Tensor,
     /// The indices and the source in the form of the target; `None` if nothing is written.
-    parts: Option<[Tensor; 2]>,
+    pub(super) parts: Option<[Tensor; 2]>,
 }
 
 impl Write {
@@ -460,13 +412,13 @@ impl Write {
         self.x.sub(&at_least_1d(&self.source)?.narrow(0, 0, 0)?.sum(&[], false)?)
     }
 
-    fn combined(&self, combine: Combine) -> Result<Tensor> {
+    pub(super) fn combined(&self, combine: Combine) -> Result<Tensor> {
         let Some([index, source]) = &self.parts else { return self.unchanged() };
         let target = outer_inner(&at_least_1d(&self.x)?, self.dim)?;
         scatter(&target, index, source, combine)?.reshape(self.x.shape())
     }
 
-    fn reduced(&self, reduce: &str, include_self: bool) -> Result<Tensor> {
+    pub(super) fn reduced(&self, reduce: &str, include_self: bool) -> Result<Tensor> {
         let (combine, is_mean) = match reduce {
             "sum" => (Combine::Sum, false),
             "mean" => (Combine::Sum, true),
@@ -533,129 +485,6 @@ fn neutral(combine: Combine, dtype: DType) -> Scalar {
         Combine::Min => highest,
         Combine::Replace | Combine::Sum => Scalar::I64(0),
     }
-}
-
-/// A write of slices at a list of indices of a dimension.
-struct Places {
-    x: Tensor,
-    dim: usize,
-    index: Tensor,
-}
-
-impl Places {
-    /// Checks the arguments of a write of slices of a dimension.
-    fn of(call: &Call<'_>, operator: &'static str, source: &Tensor) -> Result<Places> {
-        let (x, index) = (call.tensor(0), call.tensor(2));
-        let dim = wrap(call.int(1), x.rank())?;
-        if index.rank() > 1 {
-            return Err(Error::index(format!("{operator}(): Index is supposed to be a vector")));
-        }
-        if source.dtype() != x.dtype() {
-            return Err(Error::invalid(format!(
-                "{operator}(): self ({}) and source ({}) must have the same scalar type",
-                x.dtype(),
-                source.dtype()
-            )));
-        }
-        let index = long(index, operator)?;
-        let count = index.elements();
-        let along = source.shape().get(dim).copied().unwrap_or(1);
-        if source.rank() == 0 && count != 1 || along != count {
-            return Err(Error::invalid(format!(
-                "{operator}(): Number of indices ({count}) should be equal to source.size(dim): ({along}), for dim: {dim}"
-            )));
-        }
-        let mut wanted: Shape = at_least_1d(x)?.shape().into();
-        wanted[dim] = count;
-        if at_least_1d(source)?.shape() != wanted.as_slice() {
-            return Err(Error::invalid(format!(
-                "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = {:?} \
-                 source.shape = {:?}",
-                x.shape(),
-                source.shape()
-            )));
-        }
-        let extent = at_least_1d(x)?.shape()[dim];
-        let index = checked(&index, (0, extent), (name_of(call), RangeOf::Dimension(dim)))?;
-        Ok(Places { x: x.clone(), dim, index })
-    }
-
-    fn write(&self, source: &Tensor) -> Result<Write> {
-        let Self { x, dim, index } = self;
-        let rows = outer_inner(&at_least_1d(source)?, *dim)?;
-        if rows.elements() == 0 {
-            return Ok(Write { x: x.clone(), dim: *dim, source: source.clone(), parts: None });
-        }
-        let index = index.reshape(&[1, index.elements(), 1])?.expand(rows.shape())?;
-        Ok(Write { x: x.clone(), dim: *dim, source: source.clone(), parts: Some([index, rows]) })
-    }
-
-    fn scatter(&self, source: &Tensor, combine: Combine) -> Result<Tensor> {
-        self.write(source)?.combined(combine)
-    }
-
-    fn reduce(&self, source: &Tensor, reduce: &str, include_self: bool) -> Result<Tensor> {
-        if reduce == "sum" {
-            return Err(Error::invalid(
-                "index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got sum.",
-            ));
-        }
-        self.write(source)?.reduced(reduce, include_self)
-    }
-}
-
-fn index_add(call: &Call<'_>) -> Result<Tensors> {
-    let (source, alpha) = (call.tensor(3), call.scalar(4));
-    let places = Places::of(call, "index_add_", source)?;
-    if alpha.to_f64() == 1.0 {
-        return places.scatter(source, Combine::Sum).map(single);
-    }
-    if alpha.is_floating_point() && !source.dtype().is_floating_point() {
-        return Err(Error::invalid(
-            "For integral input tensors, argument alpha must not be a floating point number.",
-        ));
-    }
-    let scaled = source.mul(&number_like(source, alpha)?)?;
-    places.scatter(&scaled, Combine::Sum).map(single)
-}
-
-fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
-    let x = call.tensor(0);
-    let dim = wrap(call.int(1), x.rank())?;
-    let index = long(call.tensor(2), "index_fill_")?;
-    if index.rank() > 1 {
-        return Err(Error::index("index_fill_(): Index is supposed to be a vector"));
-    }
-    let mut shape: Shape = at_least_1d(x)?.shape().into();
-    let extent = shape[dim];
-    shape[dim] = index.elements();
-    let index = index.reshape(&[index.elements()])?;
-    let index = checked(&index, (-(extent as i64), extent), ("index_fill", RangeOf::Dimension(dim)))?;
-    if !(is_grad_enabled() && value.requires_grad()) {
-        let source = value.expand(&shape)?;
-        return Places { x: x.clone(), dim, index }.scatter(&source, Combine::Replace).map(single);
-    }
-    // An index that occurs twice is filled once: the value's gradient is the sum over the filled slices.
-    let none = Tensor::zeros(x.shape(), DType::Bool, call.device)?;
-    let all = Tensor::ones(&shape, DType::Bool, call.device)?;
-    let is_filled = Places { x: none, dim, index }.scatter(&all, Combine::Replace)?;
-    is_filled.select_where(value, x).map(single)
-}
-
-/// Returns a copy of the first tensor in which the second replaces a part.
-pub(super) fn with_part(call: &Call<'_>, part: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
-    let (x, source) = (call.tensor(0), call.tensor(1));
-    let whole = x.copied(call.label.location)?;
-    let part = part(&whole)?;
-    if part.shape() != source.shape() {
-        return Err(Error::invalid(format!(
-            "expected src to have a size equal to the slice of self. src size = {:?}, slice size = {:?}",
-            source.shape(),
-            part.shape()
-        )));
-    }
-    part.copy_(source)?;
-    Ok(single(whole))
 }
 
 fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {

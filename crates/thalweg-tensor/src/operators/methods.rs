@@ -90,21 +90,27 @@ impl Tensor {
         call(built_in!("thalweg::arange")?, &arguments, Some(device), Location::caller())
     }
 
-    /// Returns the elements in another dtype; the tensor itself if it has that dtype.
+    /// Returns the elements in another dtype, in the order of dimensions that the tensor has in memory; the tensor itself if it has that
+    /// dtype.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        in_call("to_dtype", &[self], Location::caller(), || {
-            check_conversion(self.dtype(), dtype)?;
-            call(built_in!("thalweg::copy")?, &[self.into(), dtype.into()], None, Location::caller())
-        })
+        in_call("to_dtype", &[self], Location::caller(), || self.cast(dtype, None, Location::caller()))
     }
 
-    /// Returns the elements in another dtype, in the order of dimensions that the tensor has in memory, if it has no gaps.
-    pub(crate) fn to_dtype_in_order(&self, dtype: DType) -> Result<Self> {
-        in_order_like(self, None, |x| x.to_dtype(dtype))
+    /// Returns a copy of the elements in another dtype and in a memory format; without one, in the order of dimensions that the tensor
+    /// has.
+    pub(crate) fn cast(
+        &self,
+        dtype: DType,
+        format: Option<i64>,
+        location: &'static Location<'static>,
+    ) -> Result<Self> {
+        check_conversion(self.dtype(), dtype)?;
+        let copy = built_in!("thalweg::copy")?;
+        in_order_like(self, format, |x| call(copy, &[x.into(), dtype.into()], None, location))
     }
 
     /// Returns the elements row-major without gaps; the tensor itself if they already are.

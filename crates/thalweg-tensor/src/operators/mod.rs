@@ -47,6 +47,7 @@ mod grid;
 mod in_place_methods;
 mod indefinite;
 mod index;
+mod index_slices;
 mod join;
 mod least_squares;
 mod linalg;

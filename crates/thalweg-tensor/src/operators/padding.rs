@@ -8,7 +8,7 @@ use super::Body::Composite;
 use super::create::pad as pad_constant;
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call};
-use crate::kernels::resample::{Resized, resample, resamples};
+use crate::kernels::resample::{Resized, resample};
 use crate::tensor::Tensor;
 
 operators! {
@@ -16,6 +16,24 @@ operators! {
     /// the ends (`reflect`), the ends themselves (`replicate`), or those of the other side (`circular`).
     "pad(Tensor self, SymInt[] pad, str mode=\"constant\", float? value=None) -> Tensor"
         fn pad(pad: ints, mode: str, value: optional_float) = Composite(|call| pad(call).map(single)), autocast: Parts;
+    /// Returns the tensor with its last dimension mirrored at both ends.
+    "reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
+        fn reflection_pad1d(padding: ints) = Composite(|call| border(call, 1, Mode::Reflect).map(single));
+    /// Returns the tensor with its last two dimensions mirrored at both ends.
+    "reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
+        fn reflection_pad2d(padding: ints) = Composite(|call| border(call, 2, Mode::Reflect).map(single));
+    /// Returns the tensor with its last three dimensions mirrored at both ends.
+    "reflection_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
+        fn reflection_pad3d(padding: ints) = Composite(|call| border(call, 3, Mode::Reflect).map(single));
+    /// Returns the tensor with the ends of its last dimension repeated.
+    "replication_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
+        fn replication_pad1d(padding: ints) = Composite(|call| border(call, 1, Mode::Replicate).map(single));
+    /// Returns the tensor with the ends of its last two dimensions repeated.
+    "replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
+        fn replication_pad2d(padding: ints) = Composite(|call| border(call, 2, Mode::Replicate).map(single));
+    /// Returns the tensor with the ends of its last three dimensions repeated.
+    "replication_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
+        fn replication_pad3d(padding: ints) = Composite(|call| border(call, 3, Mode::Replicate).map(single));
 }
 
 /// The elements with which a dimension is padded.
@@ -69,16 +87,33 @@ fn pad(call: &Call<'_>) -> Result<Tensor> {
             x.shape()
         )));
     }
-    let is_grown = padding.iter().all(|&count| count >= 0) && padding.iter().any(|&count| count > 0);
-    if resamples(x.dtype()) && is_grown {
-        return padded(x, &padding, mode);
+    padded(x, &padding, mode)
+}
+
+/// Returns the call's tensor with its last dimensions mirrored, or their ends repeated.
+fn border(call: &Call<'_>, dimensions: usize, mode: Mode) -> Result<Tensor> {
+    let (x, padding) = (call.tensor(0), call.ints(1));
+    if padding.len() != 2 * dimensions {
+        return Err(Error::invalid(format!(
+            "padding size is expected to be {}, but got: {}",
+            2 * dimensions,
+            padding.len()
+        )));
     }
-    let mut result = x.clone();
-    for axis in 0..axes {
-        let sides = [padding[2 * axis], padding[2 * axis + 1]];
-        result = pad_axis(&result, x.rank() - 1 - axis, sides, mode)?;
+    let has_batch = x.rank() == dimensions + 2;
+    let is_valid = (has_batch || x.rank() == dimensions + 1)
+        && x.shape()[usize::from(has_batch)..].iter().all(|&extent| extent > 0);
+    if !is_valid {
+        return Err(Error::invalid(format!(
+            "{}: Expected {}D or {}D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but \
+             got: {:?}",
+            call.operator.name(),
+            dimensions + 1,
+            dimensions + 2,
+            x.shape()
+        )));
     }
-    if padding.iter().all(|&count| count == 0) { result.copied(call.label.location) } else { Ok(result) }
+    padded(x, &padding, mode)
 }
 
 /// Returns a value as a number, an integer for integer dtypes.
@@ -86,14 +121,23 @@ fn number(value: f64, dtype: DType) -> Scalar {
     if dtype.is_floating_point() { Scalar::F64(value) } else { Scalar::I64(value as i64) }
 }
 
-/// Returns floats padded along all axes at once.
+/// Returns a tensor padded along its last dimensions, the last one first.
 fn padded(x: &Tensor, padding: &[i64], mode: Mode) -> Result<Tensor> {
     let axes = padding.len() / 2;
-    let mut list = Vec::with_capacity(axes);
+    let (mut x, mut list) = (x.clone(), Vec::with_capacity(axes));
     for axis in 0..axes {
         let dim = x.rank() - axes + axis;
-        let [before, after] = [0, 1].map(|side| padding[2 * (axes - 1 - axis) + side]);
-        list.push(Resized { size: mode.size(x, dim, [before, after])?, scale: 1.0, before });
+        let mut sides = [0, 1].map(|side| padding[2 * (axes - 1 - axis) + side]);
+        let size = mode.size(&x, dim, sides)?;
+        if mode == Mode::Circular && sides.iter().any(|&side| side < 0) {
+            // Removed elements are not reused by the circular padding.
+            let [first, removed] = sides.map(|side| side.saturating_neg().max(0));
+            let end = (x.shape()[dim] as i64).saturating_sub(removed).max(0);
+            x = x.slice(dim as i64, Some(first), Some(end), 1)?;
+            sides = sides.map(|side| side.max(0));
+            mode.size(&x, dim, sides)?;
+        }
+        list.push(Resized { size, scale: 1.0, before: sides[0] });
     }
     let by = match mode {
         Mode::Reflect => ResampleBy::Reflected,
@@ -102,7 +146,7 @@ fn padded(x: &Tensor, padding: &[i64], mode: Mode) -> Result<Tensor> {
     };
     match x.rank() - axes {
         1 => resample(&x.unsqueeze(0)?, by, &list)?.squeeze(0),
-        _ => resample(x, by, &list),
+        _ => resample(&x, by, &list),
     }
 }
 
@@ -110,15 +154,15 @@ impl Mode {
     /// Returns the extent of a padded dimension, if the padding is valid.
     fn size(self, x: &Tensor, dim: usize, [before, after]: [i64; 2]) -> Result<usize> {
         let extent = x.shape()[dim] as i64;
-        let limit = match self {
-            Self::Reflect => extent - 1,
-            Self::Circular => extent,
-            Self::Replicate => i64::MAX,
+        let (limit, argument) = match self {
+            Self::Reflect => (extent - 1, "Argument #4: "),
+            Self::Circular => (extent, ""),
+            Self::Replicate => (i64::MAX, ""),
         };
         if before > limit || after > limit {
             return Err(Error::invalid(format!(
-                "Padding size should be less than the corresponding input dimension, but got: padding ({before}, {after}) at dimension \
-                 {dim} of input {:?}",
+                "{argument}Padding size should be less than the corresponding input dimension, but got: padding ({before}, {after}) at \
+                 dimension {dim} of input {:?}",
                 x.shape()
             )));
         }
@@ -129,29 +173,4 @@ impl Mode {
             ))
         })
     }
-}
-
-fn pad_axis(x: &Tensor, dim: usize, [before, after]: [i64; 2], mode: Mode) -> Result<Tensor> {
-    if before == 0 && after == 0 {
-        return Ok(x.clone());
-    }
-    if mode == Mode::Circular && (before < 0 || after < 0) {
-        // Removed elements are not reused by the circular padding.
-        let kept = x.slice(
-            dim as i64,
-            Some(before.saturating_neg().max(0)),
-            Some((x.shape()[dim] as i64).saturating_sub(after.saturating_neg().max(0)).max(0)),
-            1,
-        )?;
-        return pad_axis(&kept, dim, [before.max(0), after.max(0)], mode);
-    }
-    let (extent, size) = (x.shape()[dim] as i64, mode.size(x, dim, [before, after])?);
-    let places = Tensor::arange(size, before.saturating_neg(), 1, DType::I64, x.device())?;
-    let places = match mode {
-        Mode::Replicate => places.clamp(0, extent - 1)?,
-        Mode::Circular => places.remainder_scalar(extent)?,
-        // Mirrored at 0, then at the last index.
-        Mode::Reflect => places.abs()?.neg()?.add_scalar(extent - 1)?.abs()?.neg()?.add_scalar(extent - 1)?,
-    };
-    x.index_select(dim as i64, &places)
 }

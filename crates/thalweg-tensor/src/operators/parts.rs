@@ -5,7 +5,7 @@ use thalweg_ops::Autocast;
 use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 
 use super::Body::{Differentiable, Kernel, Pair};
-use super::OpDef;
+use super::{Complex, OpDef};
 use crate::kernels::{
     attention, channel_norm, convolution, creation, cross_entropy, dropout, fused_attention, grid_sample,
     indexing, linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
@@ -157,12 +157,18 @@ pub(super) static OPERATORS: &[OpDef] = &[
         "thalweg::grid_sample(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor",
         Differentiable(grid_sample::forward, &grid_sample::GRADIENT),
     ),
-    OpDef::part(
-        "thalweg::resample(Tensor self, int by, int[] size, float[] scale, int[] before) -> Tensor",
-        Differentiable(resample::forward, &resample::GRADIENT),
-    ),
-    OpDef::part(
-        "thalweg::resample_backward(Tensor self, int by, int[] size, float[] scale, int[] before) -> Tensor",
-        Differentiable(resample::backward, &resample::BACKWARD_GRADIENT),
-    ),
+    OpDef {
+        complex: Complex::Taken,
+        ..OpDef::part(
+            "thalweg::resample(Tensor self, int by, int[] size, float[] scale, int[] before) -> Tensor",
+            Differentiable(resample::forward, &resample::GRADIENT),
+        )
+    },
+    OpDef {
+        complex: Complex::Taken,
+        ..OpDef::part(
+            "thalweg::resample_backward(Tensor self, int by, int[] size, float[] scale, int[] before) -> Tensor",
+            Differentiable(resample::backward, &resample::BACKWARD_GRADIENT),
+        )
+    },
 ];

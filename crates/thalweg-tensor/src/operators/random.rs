@@ -6,7 +6,8 @@ use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::view::{check_options, extents, made_like};
+use super::create::options;
+use super::view::{extents, made_like};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::no_grad;
@@ -20,25 +21,25 @@ use crate::warning::warn;
 operators! {
     /// Returns numbers in [0, 1).
     "rand(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, default_dtype(), |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |call, dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers in [0, 1), with a tensor's shape.
     "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn rand_like() = Composite(|call| {
             let x = call.tensor(0);
-            new(call, 1, x.dtype(), |dtype| made_like(call, 5, |shape| uniform(call, shape, [0.0, 1.0], dtype)))
+            new(call, 1, x.dtype(), |call, dtype| made_like(call, 5, |shape| uniform(call, shape, [0.0, 1.0], dtype)))
         }), generator: true;
     /// Returns numbers with mean 0 and variance 1.
     "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, default_dtype(), |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
+        = Composite(|call| new(call, 1, default_dtype(), |call, dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype))), generator: true;
     /// Returns numbers with mean 0 and variance 1, with a tensor's shape.
     "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         fn randn_like() = Composite(|call| {
             let x = call.tensor(0);
-            new(call, 1, x.dtype(), |dtype| made_like(call, 5, |shape| normal(call, shape, [0.0, 1.0], dtype)))
+            new(call, 1, x.dtype(), |call, dtype| made_like(call, 5, |shape| normal(call, shape, [0.0, 1.0], dtype)))
         }), generator: true;
     /// Returns the numbers 0 to n − 1 in random order, by sorting keys of 48 random bits.
     "randperm(SymInt n, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 1, DType::I64, |dtype| {
+        = Composite(|call| new(call, 1, DType::I64, |call, dtype| {
             let shape = extents(&[call.int(0)])?;
             let half = || uniform(call, &shape, [0.0, 1.0], DType::F32)?.to_dtype(DType::F64);
             let keys = half()?.mul_scalar(f64::from(1 << 24))?.add(&half()?)?;
@@ -46,12 +47,12 @@ operators! {
         })), generator: true;
     /// Returns integers in [0, high).
     "randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 2, DType::I64, |dtype| {
+        = Composite(|call| new(call, 2, DType::I64, |call, dtype| {
             integers(call, &extents(&call.ints(1))?, [0, call.int(0)], dtype)
         })), generator: true;
     /// Returns integers in [low, high).
     "randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 3, DType::I64, |dtype| {
+        = Composite(|call| new(call, 3, DType::I64, |call, dtype| {
             integers(call, &extents(&call.ints(2))?, [call.int(0), call.int(1)], dtype)
         })), generator: true;
     /// Returns integers in [0, high), with a tensor's shape.
@@ -59,14 +60,14 @@ operators! {
         = Composite(|call| {
             let x = call.tensor(0);
             let bounds = [0, call.int(1)];
-            new(call, 2, x.dtype(), |dtype| made_like(call, 6, |shape| integers(call, shape, bounds, dtype)))
+            new(call, 2, x.dtype(), |call, dtype| made_like(call, 6, |shape| integers(call, shape, bounds, dtype)))
         }), generator: true;
     /// Returns integers in [low, high), with a tensor's shape.
     "randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             let x = call.tensor(0);
             let bounds = [call.int(1), call.int(2)];
-            new(call, 3, x.dtype(), |dtype| made_like(call, 7, |shape| integers(call, shape, bounds, dtype)))
+            new(call, 3, x.dtype(), |call, dtype| made_like(call, 7, |shape| integers(call, shape, bounds, dtype)))
         }), generator: true;
     /// Returns 1 with the probability given by each element, else 0. The gradient is 0.
     "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"
@@ -128,7 +129,7 @@ operators! {
         }, &NOTHING);
     /// Returns numbers with a mean and a standard deviation.
     "normal.float_float(float mean, float std, SymInt[] size, *, Generator? generator=None, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
-        = Composite(|call| new(call, 4, default_dtype(), |dtype| {
+        = Composite(|call| new(call, 4, default_dtype(), |call, dtype| {
             normal(call, &extents(&call.ints(2))?, [call.float(0), call.float(1)], dtype)
         }));
     /// Sets every element to a number in [from, to).
@@ -235,10 +236,10 @@ fn new(
     call: &Call<'_>,
     at: usize,
     dtype: DType,
-    draw: impl FnOnce(DType) -> Result<Tensor>,
+    draw: impl FnOnce(&Call<'_>, DType) -> Result<Tensor>,
 ) -> Result<Tensors> {
-    check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
-    draw(call.optional_dtype(at).unwrap_or(dtype)).map(single)
+    let (call, named) = options(call, at)?;
+    draw(&call, named.unwrap_or(dtype)).map(single)
 }
 
 /// Writes drawn numbers into the first tensor, which must have floats.

@@ -165,13 +165,6 @@ impl Axis {
         let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         Tensor::arange(self.size, 0, 1, dtype, x.device())
     }
-
-    /// Returns the elements nearest to the new points, of any dtype.
-    fn nearest(&self, x: &Tensor, offset: f64) -> Result<Tensor> {
-        let places = self.points(x)?.add_scalar(offset)?.mul_scalar(self.scale)?;
-        let index = places.floor()?.to_dtype(DType::I64)?.clamp(0, self.extent as i64 - 1)?;
-        x.index_select(self.dimension, &index)
-    }
 }
 
 /// Returns the call's input, resized by a rule.
@@ -187,17 +180,11 @@ fn as_input(call: &Call<'_>, images: Tensor) -> Result<Tensors> {
 }
 
 fn nearest(call: &Call<'_>, count: usize, by: ResampleBy) -> Result<Tensors> {
-    let mut x = call.tensor(0).clone();
-    if x.dtype() != DType::U8 {
-        check_floats(call)?;
-        return resized(call, by, &places(call, count, 2, false)?);
-    }
     // Bytes are images; other integers are refused as by PyTorch.
-    let offset = if by == ResampleBy::NearestExact { 0.5 } else { 0.0 };
-    for axis in places(call, count, 2, false)? {
-        x = axis.nearest(&x, offset)?;
+    if call.tensor(0).dtype() != DType::U8 {
+        check_floats(call)?;
     }
-    as_input(call, x)
+    resized(call, by, &places(call, count, 2, false)?)
 }
 
 fn interpolated(call: &Call<'_>, count: usize, [edges, corners]: [ResampleBy; 2]) -> Result<Tensors> {

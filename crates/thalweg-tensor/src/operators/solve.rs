@@ -8,7 +8,9 @@ use thalweg_ir::{DType, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::decompose::{signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked};
+use super::decompose::{
+    permutations, signs, solve_cholesky, solve_triangular, swapped, transposed, unpacked,
+};
 use super::{call_all, complex_factors, complex_matrices, complex_spectra, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -79,7 +81,7 @@ operators! {
             let a = Stack::new("linalg.lu", call.tensor(0))?;
             let packed = a.call(built_in!("thalweg::lu")?, &[call.bool(1).into()])?;
             let [lower, upper] = unpacked(&packed[0])?;
-            let order = if call.bool(1) { a.give_rows(&permutation(&packed[1], a.rows())?)? } else { a.nothing()? };
+            let order = if call.bool(1) { a.give_rows(&permutations(&packed[1], a.rows())?)? } else { a.nothing()? };
             Ok(Tensors::from_iter([order, a.give_rows(&lower)?, a.give_rows(&upper)?]))
         }), complex: Parts(complex_factors::lu_parts);
     /// Returns the factors P, L and U from the result of `linalg_lu_factor`; those that are not requested are empty.
@@ -90,7 +92,7 @@ operators! {
             if call.tensor(1).dtype() != DType::I32 {
                 return Err(Error::invalid("torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype."));
             }
-            let order = if call.bool(3) { a.give_rows(&permutation(&pivots_of(&a, call.tensor(1))?, a.rows())?)? } else { a.nothing()? };
+            let order = if call.bool(3) { a.give_rows(&permutations(&pivots_of(&a, call.tensor(1))?, a.rows())?)? } else { a.nothing()? };
             let [lower, upper] = if call.bool(2) {
                 let [lower, upper] = unpacked(&a.matrices)?;
                 [a.give_rows(&lower)?, a.give_rows(&upper)?]
@@ -434,13 +436,6 @@ fn pivots_of(a: &Stack, pivots: &Tensor) -> Result<Tensor> {
         )));
     }
     pivots.reshape(&[a.count(), count])
-}
-
-/// Returns the matrices P whose product with the rows restores the order before the swaps.
-fn permutation(pivots: &Tensor, rows: usize) -> Result<Tensor> {
-    let batch = pivots.shape()[0];
-    let eye = Tensor::ones(&[rows], DType::F64, pivots.device())?.diag_embed(0, 0, 1)?;
-    transposed(&swapped(&eye.unsqueeze(0)?.expand(&[batch, rows, rows])?.contiguous()?, pivots, false)?)
 }
 
 fn complex_lu(call: &Call<'_>, name: &str, checks: bool) -> Result<Tensors> {

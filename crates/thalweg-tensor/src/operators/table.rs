@@ -4,10 +4,10 @@ use thalweg_ops::structured;
 
 use super::{
     advanced_index, alias, assemble, attention, calculus, compare, complex, complex_functions, counting,
-    create, ctc, decompose, distance, eigenvalues, einsum, embedding, fft, grid, indefinite, index, join,
-    least_squares, linalg, loss, margin, matrix, matrix_norm, norm, norm_backward, padding, parts, pointwise,
-    pool, quantized, random, recurrent, recurrent_networks, reduce, resample, scan, segment, sliding, solve,
-    sort, special, split, statistics, stft, unpool, view, view_copy, window,
+    create, ctc, decompose, distance, eigenvalues, einsum, embedding, fft, grid, indefinite, index,
+    index_slices, join, least_squares, linalg, loss, margin, matrix, matrix_norm, norm, norm_backward,
+    padding, parts, pointwise, pool, quantized, random, recurrent, recurrent_networks, reduce, resample,
+    scan, segment, sliding, solve, sort, special, split, statistics, stft, unpool, view, view_copy, window,
 };
 use crate::dispatch::{Entries, OpDef, OperatorTable};
 
@@ -19,6 +19,7 @@ static FAMILIES: &[&[OpDef]] = &[
     view::OPERATORS,
     create::OPERATORS,
     index::OPERATORS,
+    index_slices::OPERATORS,
     embedding::OPERATORS,
     advanced_index::OPERATORS,
     linalg::OPERATORS,

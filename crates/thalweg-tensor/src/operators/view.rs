@@ -12,7 +12,7 @@ use crate::dtype_name::named;
 use crate::host_room::host_room;
 use crate::kernels::reshape::{check_count, expand, inferred, view};
 use crate::kernels::views::{ViewBackward, record_split, record_view};
-use crate::memory_format::{channels_last_order, format_order};
+use crate::memory_format::{format_order, in_order};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -615,30 +615,26 @@ pub(super) fn layout_in(shape: &[usize], format: i64) -> Result<Layout> {
 pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
     match format_order(x.rank(), format)? {
         None => x.contiguous(),
-        Some(order) if x.layout().permute(&order)?.is_contiguous() => Ok(x.clone()),
-        Some(order) => x.permute(&order)?.contiguous()?.permute(&inverse_order(&order)),
+        Some(order) => in_order(x, &order),
     }
 }
 
 /// Returns the order of dimensions, outermost first, of a tensor like another in a memory format; `None` if it is the order of
-/// the shape. Without a format, or to preserve it, this is the other's own order, if it has no gaps.
+/// the shape. Without a format, or to preserve it, this is the other's own order.
 fn order_like(x: &Tensor, format: Option<i64>) -> Result<Option<Shape>> {
-    let (None | Some(1)) = format else { return format_order(x.rank(), format.unwrap_or(0)) };
-    if x.is_contiguous() {
-        return Ok(None);
+    match format {
+        None | Some(1) => Ok((!x.is_contiguous()).then(|| x.layout().kept_order())),
+        Some(format) => format_order(x.rank(), format),
     }
-    let order = x.layout().dense_order();
-    let has_gaps = order.is_none() && !x.is_dense() && x.layout().is_like_channels_last();
-    Ok(if has_gaps { Some(channels_last_order(x.rank())) } else { order })
 }
 
-/// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has, if it has no gaps.
+/// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has.
 pub(super) fn copied_in_format(call: &Call<'_>, x: &Tensor, format: Option<i64>) -> Result<Tensor> {
     in_order_like(x, format, |x| x.copied(call.label.location))
 }
 
-/// Makes a tensor of a tensor in a memory format; without one, in the order of dimensions that it has, if it has no gaps. `make` returns
-/// a contiguous tensor of the shape that it is passed.
+/// Makes a tensor of a tensor in a memory format; without one, in the order of dimensions that it has. `make` returns a contiguous
+/// tensor of the shape that it is passed.
 pub(super) fn in_order_like(
     x: &Tensor,
     format: Option<i64>,

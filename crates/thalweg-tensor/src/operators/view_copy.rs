@@ -1,9 +1,8 @@
-//! Copies of views: each is the view of its name, in new memory.
+//! Copies of views: each is the view of its name, in new memory; and copies of tensors in which another tensor replaces a view.
 
 use super::Body::Composite;
-use super::index::with_part;
-use super::operators;
-use super::view::as_strided;
+use super::view::{as_strided, diagonal, select, slice};
+use super::{operators, single};
 use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 use thalweg_runtime::{Error, Result};
@@ -66,6 +65,21 @@ operators! {
     /// Returns a copy of the memory as elements of another dtype.
     "view_copy.dtype(Tensor self, ScalarType dtype) -> Tensor"
         = Composite(|call| copied(call, built_in!("view.dtype")?));
+    /// Returns the tensor with one slice of a dimension replaced.
+    "select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"
+        fn select_scatter(src: tensor, dim: int, index: int) = Composite(|call| {
+            with_part(call, |x| select(x, call.int(2), call.int(3)))
+        });
+    /// Returns the tensor with every `step`th slice of a dimension replaced.
+    "slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"
+        fn slice_scatter(src: tensor, dim: int, start: optional_int, end: optional_int, step: int) = Composite(|call| {
+            with_part(call, |x| slice(x, call.int(2), (call.optional_int(3), call.optional_int(4)), call.int(5)))
+        });
+    /// Returns the tensor with the diagonals of two dimensions replaced.
+    "diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"
+        fn diagonal_scatter(src: tensor, offset: int, dim1: int, dim2: int) = Composite(|call| {
+            with_part(call, |x| diagonal(x, call.int(2), call.int(3), call.int(4)))
+        });
     /// Returns the tensor with the elements at these strides of its memory replaced.
     "as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"
         fn as_strided_scatter(src: tensor, size: sizes, stride: sizes, storage_offset: optional_int) = Composite(|call| {
@@ -93,4 +107,20 @@ fn check_part(call: &Call<'_>) -> Result<()> {
 fn copied(call: &Call<'_>, view: &'static Operator) -> Result<Tensors> {
     let views = view.call(call.arguments, None, call.label)?;
     views.iter().map(|view| view.copied(call.label.location)).collect()
+}
+
+/// Returns a copy of the first tensor in which the second replaces a part.
+fn with_part(call: &Call<'_>, part: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
+    let (x, source) = (call.tensor(0), call.tensor(1));
+    let whole = x.copied(call.label.location)?;
+    let part = part(&whole)?;
+    if part.shape() != source.shape() {
+        return Err(Error::invalid(format!(
+            "expected src to have a size equal to the slice of self. src size = {:?}, slice size = {:?}",
+            source.shape(),
+            part.shape()
+        )));
+    }
+    part.copy_(source)?;
+    Ok(single(whole))
 }

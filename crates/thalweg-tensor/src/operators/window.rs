@@ -1,7 +1,7 @@
 //! Windows over images of one, two or three axes: columns, convolutions.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, if_supported};
 
 use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
@@ -453,11 +453,7 @@ impl Convolution {
         let axes = size.len() - 2;
         let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
         let window = [stride, padding, dilation].map(of_axes);
-        match convolution::call(operands, computed, size, &window, self.groups, after) {
-            Ok(result) => Ok(Some(result)),
-            Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
-            Err(error) => Err(error),
-        }
+        if_supported(convolution::call(operands, computed, size, &window, self.groups, after))
     }
 
     /// Refuses numbers that are negative, or 0 where that is not valid, with PyTorch's message.

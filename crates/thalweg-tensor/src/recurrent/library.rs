@@ -10,14 +10,14 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
-    DevicePointer, ElementFormat, Error, RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart,
-    RecurrentPass, RecurrentShape, RecurrentStates, Result, Stream,
+    DevicePointer, Error, RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart, RecurrentPass,
+    RecurrentShape, RecurrentStates, Result, Stream, element_format, if_supported,
 };
 
 use super::{LayerWeights, Network, states, steps};
 use crate::argument::{Argument, Arguments};
 use crate::autograd::formula::{Formula, GradientCall};
-use crate::autograd::{BackwardOptions, Gradients, gradients_with, is_grad_enabled};
+use crate::autograd::{Gradients, is_grad_enabled};
 use crate::caller::label_at;
 use crate::dispatch::{Call, Ints, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -40,16 +40,6 @@ pub(crate) fn kind_of(number: i64) -> Result<RecurrentKind> {
         2 => Ok(RecurrentKind::LongShortTerm),
         3 => Ok(RecurrentKind::Gated),
         _ => Err(Error::invalid(format!("unknown mode {number} of a recurrent network: it is 0 to 3"))),
-    }
-}
-
-fn format_of(dtype: DType) -> Option<ElementFormat> {
-    match dtype {
-        DType::F32 => Some(ElementFormat::R_32F),
-        DType::F64 => Some(ElementFormat::R_64F),
-        DType::F16 => Some(ElementFormat::R_16F),
-        DType::Bf16 => Some(ElementFormat::R_16BF),
-        _ => None,
     }
 }
 
@@ -98,7 +88,7 @@ fn shape_of(
         bidirectional: network.bidirectional,
         has_biases: head.biases.is_some(),
         lengths,
-        format: format_of(input.dtype())?,
+        format: element_format(input.dtype())?,
         allow_tf32: cudnn::allow_tf32(),
     };
     let fits = shape.fault().is_none() && first.len() == states(network.kind) && fits(network, &shape, first);
@@ -127,11 +117,7 @@ fn fits(network: &Network<'_>, shape: &RecurrentShape, first: &[Tensor]) -> bool
 
 /// Returns the memory of a shape; `None` if there is no library that supports it.
 fn memory_of(stream: &Stream, shape: &RecurrentShape) -> Result<Option<RecurrentMemory>> {
-    match stream.recurrent_memory(shape) {
-        Ok(memory) => Ok(Some(memory)),
-        Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
-        Err(error) => Err(error),
-    }
+    if_supported(stream.recurrent_memory(shape))
 }
 
 /// Returns the starts and shapes of the parts of the buffer of weights, in PyTorch's order.
@@ -266,7 +252,8 @@ fn described(call: &impl Arguments, dtype: DType, inputs: usize) -> Result<Recur
         bidirectional: call.bool(8),
         has_biases: call.bool(9),
         lengths: lengths.iter().map(|&length| u32::try_from(length).unwrap_or(0)).collect(),
-        format: format_of(dtype).ok_or_else(|| Error::invalid(format!("a recurrent network of {dtype}")))?,
+        format: element_format(dtype)
+            .ok_or_else(|| Error::invalid(format!("a recurrent network of {dtype}")))?,
         allow_tf32: cudnn::allow_tf32(),
     })
 }
@@ -479,11 +466,5 @@ fn by_steps(call: &GradientCall<'_>) -> Result<Gradients> {
     let batch_sizes = (inputs[0].rank() == 2).then_some(sizes.as_slice());
     let (output, last) = steps::run(&network, &inputs[0], &inputs[2..], batch_sizes)?;
     let outputs: Vec<Tensor> = [output].into_iter().chain(last).collect();
-    let of_outputs =
-        (0..outputs.len()).map(|place| call.gradient_of(place).map(Some)).collect::<Result<Vec<_>>>()?;
-    let wanted: Vec<usize> = (0..inputs.len()).filter(|&place| call.wants(place)).collect();
-    let targets: Vec<Tensor> = wanted.iter().map(|&place| inputs[place].clone()).collect();
-    let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
-    let mut found = gradients_with(&outputs, &of_outputs, &targets, options)?.into_iter();
-    call.each(|_| Ok(found.next().flatten()))
+    call.recorded(&outputs, &inputs)
 }

@@ -8,6 +8,8 @@ mod autocast;
 mod autograd;
 mod backward_operators;
 mod bad_input;
+mod bags;
+
 mod channel_norms;
 mod checkpoint;
 mod compile;

@@ -348,34 +348,6 @@ fn check_backward_sum(x: &Tensor) {
 }
 
 #[test]
-fn bags_are_sums_of_rows_of_a_table() {
-    let mut numbers = Numbers(10);
-    let weight = random(&[30, 9], 11);
-    let list = numbers.indices(5000, 30, 0);
-    // Bags of many rows, of none, and of one.
-    let offsets = [0i64, 3000, 3000, 3001, 3040];
-    let ends = [3000usize, 3000, 3001, 3040, 5000];
-    let rows = values(&weight);
-    let mut expected = vec![0.0; 5 * 9];
-    for (bag, (&begin, &end)) in offsets.iter().zip(&ends).enumerate() {
-        for &row in &list[begin as usize..end] {
-            (0..9).for_each(|i| expected[bag * 9 + i] += rows[row as usize * 9 + i]);
-        }
-    }
-    let bags = |weight: &Tensor, mode: i64| {
-        weight.embedding_bag(&long(&list), &long(&offsets), false, mode, false, None, false).unwrap()[0]
-            .clone()
-    };
-    assert_close(&values(&bags(&weight, 0)), &expected, 1e-12);
-    for (bag, &begin) in offsets.iter().enumerate() {
-        let size = (ends[bag] - begin as usize).max(1) as f64;
-        expected[bag * 9..][..9].iter_mut().for_each(|sum| *sum /= size);
-    }
-    assert_close(&values(&bags(&weight, 1)), &expected, 1e-12);
-    check_gradient(&weight, |weight| bags(weight, 1));
-}
-
-#[test]
 fn windows_add_their_gradients() {
     let x = random(&[2, 11, 3], 12);
     for (size, step) in [(3, 1), (4, 2), (5, 5), (2, 4), (11, 3)] {

@@ -2,12 +2,13 @@
 //! which is the transpose.
 
 use thalweg_ir::DType;
+use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::gradients;
 use thalweg_tensor::dispatch::Value;
 
 use crate::norms::call;
-use crate::support::{assert_close, device, random, values};
+use crate::support::{assert_close, device, on_own_device, random, values};
 
 /// Numbers that follow from a seed.
 struct Draw(u64);
@@ -205,6 +206,144 @@ fn padded_images_of_drawn_shapes_equal_the_definition() {
             check(&format!("{mode} {extents:?} by {sides:?}"), &x, run, &taps);
         }
     }
+}
+
+/// Returns a tensor padded along its last dimensions one after another, by lists of indices; negative sides remove elements.
+fn padded_by_indices(x: &Tensor, mode: &str, sides: &[[i64; 2]]) -> Tensor {
+    let mut x = x.clone();
+    for (axis, &[before, after]) in sides.iter().enumerate() {
+        let dim = x.rank() - sides.len() + axis;
+        let extent = x.shape()[dim] as i64;
+        // The circular padding does not reuse what it removes.
+        let (first, kept, [before, after]) = match mode {
+            "circular" => {
+                let [first, removed] = [before, after].map(|side| (-side).max(0));
+                (first, extent - first - removed, [before.max(0), after.max(0)])
+            }
+            _ => (0, extent, [before, after]),
+        };
+        let places: Vec<i64> = (0..kept + before + after)
+            .map(|to| first + padded_from(mode, kept as usize, to - before) as i64)
+            .collect();
+        let index = Tensor::from_slice(&places, &[places.len()], &device()).unwrap();
+        x = x.index_select(dim as i64, &index).unwrap();
+    }
+    x
+}
+
+/// Returns complex numbers of these real parts.
+fn complex(real: &Tensor, seed: u64, dtype: DType) -> Tensor {
+    let imaginary = random(real.shape(), seed);
+    call("complex", &[Value::Tensor(real.clone()), Value::Tensor(imaginary)])
+        .remove(0)
+        .to_dtype(dtype)
+        .unwrap()
+}
+
+/// Draws the sides of an axis, so that something is left of it.
+fn drawn_sides(draw: &mut Draw, mode: &str, extent: usize) -> [i64; 2] {
+    loop {
+        let most = match mode {
+            "reflect" => extent - 1,
+            "replicate" => extent + 3,
+            _ => extent,
+        };
+        let sides = [0, 1].map(|_| draw.below(most + extent + 1) as i64 - extent as i64);
+        let removed: i64 = sides.iter().map(|side| (-side).max(0)).sum();
+        let left =
+            if mode == "circular" { extent as i64 - removed } else { extent as i64 + sides[0] + sides[1] };
+        let kept = extent as i64 - removed;
+        if left > 0 && (mode != "circular" || sides.iter().all(|&side| side <= kept)) {
+            return sides;
+        }
+    }
+}
+
+#[test]
+fn padding_of_every_dtype_selects_by_indices() {
+    let floats = [DType::F64, DType::F32, DType::F16, DType::Bf16, DType::C64, DType::C128];
+    let others = [DType::I64, DType::I32, DType::U8, DType::Bool, DType::F8E5m2];
+    let mut draw = Draw(47);
+    for turn in 0..99 {
+        let dtype = *floats.iter().chain(&others).nth(turn % 11).unwrap();
+        let mode = ["reflect", "replicate", "circular"][draw.below(3)];
+        let axes = 1 + draw.below(3);
+        let shape: Vec<usize> =
+            (0..axes + 2).map(|dim| if dim < 2 { 1 + draw.below(3) } else { 2 + draw.below(5) }).collect();
+        let sides: Vec<[i64; 2]> =
+            shape[2..].iter().map(|&extent| drawn_sides(&mut draw, mode, extent)).collect();
+        let x = match dtype.is_complex() {
+            true => complex(&draw.images(&shape, DType::F64), 5, dtype),
+            false if dtype == DType::Bool => draw.images(&shape, DType::F64).gt_scalar(0.0).unwrap(),
+            false => draw
+                .images(&shape, DType::F64)
+                .mul_scalar(100.0)
+                .unwrap()
+                .abs()
+                .unwrap()
+                .to_dtype(dtype)
+                .unwrap(),
+        };
+        let x = if draw.below(4) == 0 { x.select(0, 0).unwrap() } else { x };
+        let padding: Vec<i64> = sides.iter().rev().flatten().copied().collect();
+        let name = match (mode, draw.below(2)) {
+            ("reflect", 0) => format!("reflection_pad{axes}d"),
+            ("replicate", 0) => format!("replication_pad{axes}d"),
+            _ => "pad".to_owned(),
+        };
+        let run = |x: &Tensor| {
+            let mut arguments = vec![Value::Tensor(x.clone()), Value::Ints(padding.clone())];
+            if name == "pad" {
+                arguments.push(Value::Str(mode.to_owned()));
+            }
+            call(&name, &arguments).remove(0)
+        };
+        let parts =
+            |x: &Tensor| if dtype.is_complex() { values(&x.view_as_real().unwrap()) } else { values(x) };
+        let what = format!("{name} {mode} {dtype} {:?} by {sides:?}", x.shape());
+        if others.contains(&dtype) {
+            let (found, expected) = (run(&x), padded_by_indices(&x, mode, &sides));
+            assert_eq!((found.shape(), parts(&found)), (expected.shape(), parts(&expected)), "{what}");
+            continue;
+        }
+        let leaf = x.detach().requires_grad_().unwrap();
+        let (found, expected) = (run(&leaf), padded_by_indices(&leaf, mode, &sides));
+        assert_eq!((found.shape(), parts(&found)), (expected.shape(), parts(&expected)), "{what}");
+        let g = random(found.shape(), 9);
+        let g = if dtype.is_complex() { complex(&g, 10, dtype) } else { g.to_dtype(dtype).unwrap() };
+        let gradient = |y: Tensor| {
+            parts(gradients(&[y], &[Some(g.clone())], &[leaf.clone()]).unwrap()[0].as_ref().unwrap())
+        };
+        let tolerance = if dtype.size_bytes() == 2 { 4e-2 } else { 1e-5 };
+        assert_close(&gradient(found), &gradient(expected), tolerance);
+    }
+}
+
+#[test]
+fn padding_is_one_launch_and_so_is_its_gradient() {
+    on_own_device(|| {
+        if !device().is_simulated() {
+            return;
+        }
+        let _current = Stream::new(&device()).unwrap().make_current();
+        for dtype in [DType::F32, DType::C64] {
+            let x = random(&[2, 3, 5, 6], 1).to_dtype(dtype).unwrap().requires_grad_().unwrap();
+            let g = random(&[2, 3, 7, 4], 2).to_dtype(dtype).unwrap();
+            for mode in ["reflect", "replicate", "circular"] {
+                let arguments =
+                    [Value::Tensor(x.clone()), Value::Ints(vec![-3, 1, 1, 1]), Value::Str(mode.to_owned())];
+                let run = || {
+                    let y = call("pad", &arguments).remove(0);
+                    gradients(&[y], &[Some(g.clone())], &[x.clone()])
+                };
+                run().unwrap();
+                let (graph, _) = Graph::capture(&device(), CaptureOptions::default(), run).unwrap();
+                // The gradient of what a slice removed is written as well.
+                let count = if mode == "circular" { 4 } else { 2 };
+                assert!(graph.description().unwrap().nodes.len() <= count, "{mode} {dtype}");
+            }
+        }
+    });
 }
 
 #[test]

@@ -364,3 +364,56 @@ fn sizes_are_integers_of_any_type_and_tuples() {
     assert_refused(x.new_zeros((-1, 2)), "negative");
     assert_refused(x.transpose(0, 1).unwrap().view(&[-1]), "view");
 }
+
+#[test]
+fn conversions_and_clones_keep_the_order_of_dimensions() {
+    // Shapes and strides, and the strides of the results of PyTorch 2.11.
+    let cases: [(&[i64], &[i64], &[usize]); 24] = [
+        (&[3, 2], &[4, 1], &[2, 1]),
+        (&[4, 4], &[8, 1], &[4, 1]),
+        (&[4, 2], &[1, 4], &[1, 4]),
+        (&[3, 4, 4], &[4, 24, 1], &[4, 12, 1]),
+        (&[4, 4, 4], &[4, 16, 1], &[4, 16, 1]),
+        (&[2, 2, 4], &[16, 4, 1], &[8, 4, 1]),
+        (&[2, 3, 2], &[2, 8, 1], &[2, 4, 1]),
+        (&[2, 1, 2], &[6, 2, 1], &[2, 2, 1]),
+        (&[1, 2, 3, 3], &[18, 1, 6, 2], &[18, 1, 6, 2]),
+        (&[1, 4, 2, 4], &[1, 3, 48, 12], &[1, 1, 16, 4]),
+        (&[1, 3, 1, 3], &[1, 6, 1, 2], &[1, 3, 1, 1]),
+        (&[2, 1, 4, 4], &[32, 4, 1, 4], &[16, 4, 1, 4]),
+        (&[1, 1, 2, 3], &[12, 12, 6, 1], &[6, 6, 3, 1]),
+        (&[4, 3, 3, 1], &[1, 4, 12, 12], &[1, 4, 12, 12]),
+        (&[4, 1, 2, 3], &[2, 8, 1, 8], &[2, 8, 1, 8]),
+        (&[4, 4, 3, 3], &[144, 36, 12, 2], &[36, 9, 3, 1]),
+        (&[2, 4, 3, 4], &[96, 24, 4, 1], &[48, 12, 4, 1]),
+        (&[4, 2, 3, 1, 1], &[6, 1, 2, 2, 2], &[6, 1, 2, 2, 2]),
+        (&[3, 4, 1, 3, 4], &[0, 12, 12, 4, 48], &[48, 3, 3, 1, 12]),
+        (&[3, 2, 3, 2, 1], &[24, 12, 4, 2, 1], &[12, 6, 2, 1, 1]),
+        (&[4, 1, 3, 1, 3], &[2, 8, 16, 2, 48], &[1, 4, 4, 1, 12]),
+        (&[1, 2, 4, 3, 2], &[3, 48, 3, 1, 24], &[3, 24, 3, 1, 12]),
+        (&[3, 3, 1, 1, 2], &[12, 1, 12, 36, 6], &[6, 1, 6, 18, 3]),
+        (&[4, 3, 2, 4, 4], &[96, 1, 48, 12, 3], &[96, 1, 48, 12, 3]),
+    ];
+    let memory = ramp(&[2048]);
+    for (shape, strides, expected) in cases {
+        let x = call("as_strided", &[of(&memory), ints(shape), ints(strides), Value::None]);
+        let strides_of = |y: &Tensor| -> Vec<usize> {
+            let strides = y.layout().strides().iter().zip(y.shape());
+            strides.map(|(&stride, &extent)| if extent > 1 { stride } else { 1 }).collect()
+        };
+        let expected: Vec<usize> = expected
+            .iter()
+            .zip(shape)
+            .map(|(&stride, &extent)| if extent > 1 { stride } else { 1 })
+            .collect();
+        let narrow = x.to_dtype(DType::F32).unwrap();
+        assert_eq!(strides_of(&narrow), expected, "{shape:?} {strides:?}");
+        assert_eq!(values(&narrow), values(&x), "{shape:?} {strides:?}");
+        assert_eq!(strides_of(&call("clone", &[of(&x), Value::None])), expected, "{shape:?} {strides:?}");
+        let half = call(
+            "to.dtype",
+            &[of(&x), Value::DType(DType::F16), Value::Bool(false), Value::Bool(true), Value::None],
+        );
+        assert_eq!(strides_of(&half), expected, "{shape:?} {strides:?}");
+    }
+}

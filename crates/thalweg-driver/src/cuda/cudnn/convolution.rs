@@ -12,8 +12,9 @@ use super::descriptors::{
     ALIGNMENT_BYTES, Api, Descriptor, attribute, id, kind, numerical_notes, of_type, plans_of, pointwise,
 };
 use super::graph::{Format, Pointwise};
-use super::{Cudnn, DeviceState, kept, workspace_of};
+use super::{Cudnn, DeviceState, kept};
 use crate::cuda::sys::RawStream;
+use crate::cuda::workspace::workspace_of;
 use crate::library::ElementFormat;
 use crate::library::convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 use crate::{Code, DevicePointer, Error, Result};

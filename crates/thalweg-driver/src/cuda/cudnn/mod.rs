@@ -31,6 +31,7 @@ use self::graph::Role;
 use self::recurrent::RecurrentPlan;
 use super::search::SearchEnvironment;
 use super::sys::RawStream;
+use super::workspace::{PART, workspace_of};
 use crate::library::ElementFormat;
 use crate::library::attention::{
     AttentionCall, AttentionGradients, AttentionMask, AttentionOperand, AttentionShape,
@@ -56,9 +57,6 @@ const LENGTH_MULTIPLE: u64 = 128;
 
 /// The first version that accepts an infinite score for masked positions.
 const TAKES_INFINITY: usize = 91_000;
-
-/// The alignment of the parts of the workspace, in bytes.
-const PART: u64 = 256;
 
 /// The number of a device's plans at which its cache is emptied.
 const PLANS: usize = 1024;
@@ -348,18 +346,6 @@ impl Cudnn {
             unsafe { self.api.execute(handle, stream, &plan.descriptor, bindings, workspace.address()) };
         outcome.map_err(|error| error.with_detail(&detail()))
     }
-}
-
-/// Returns the start of a call's workspace, or why it is not suitable.
-fn workspace_of(given: Option<(DevicePointer, u64)>, needed: u64) -> Result<DevicePointer, String> {
-    let (start, bytes) = given.unwrap_or((DevicePointer::new(0), 0));
-    if bytes < needed {
-        return Err(format!("a workspace of {bytes} bytes; {needed} are needed"));
-    }
-    if !start.address().is_multiple_of(PART) {
-        return Err(format!("the workspace at {start:?} is not aligned to {PART} bytes"));
-    }
-    Ok(start)
 }
 
 /// Returns the address that a call passes for a role; `None` for scratch memory in the workspace.

@@ -12,9 +12,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::descriptors::{Api, CudnnTable};
-use super::{Cudnn, DeviceState, kept, workspace_of};
+use super::{Cudnn, DeviceState, kept};
 use crate::cuda::sys::RawStream;
 use crate::cuda::table::CallStatus;
+use crate::cuda::workspace::workspace_of;
 use crate::library::ElementFormat;
 use crate::library::recurrent::{
     RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart, RecurrentPass, RecurrentShape,

@@ -392,14 +392,3 @@ fn strides_of_dimensions_without_a_next_element_do_not_matter() {
     };
     assert_eq!(query(3), query(0));
 }
-
-#[test]
-fn a_workspace_that_is_small_or_not_aligned_is_refused() {
-    let with = |address, bytes| {
-        let workspace = Some((DevicePointer::new(address), bytes));
-        super::workspace_of(workspace, 512)
-    };
-    assert_eq!(with(0x1000, 512), Ok(DevicePointer::new(0x1000)));
-    assert!(with(0x1000, 511).expect_err("it is small").contains("512 are needed"));
-    assert!(with(0x1080, 512).expect_err("it is not aligned").contains("256"));
-}

@@ -1,6 +1,5 @@
 """Random numbers of devices (`torch.cuda.random`)."""
 
-import secrets
 
 from .. import _core
 from ..random import get_rng_state, initial_seed, manual_seed as _manual_seed, set_rng_state
@@ -19,6 +18,7 @@ manual_seed_all = manual_seed
 
 def seed():
     """Seeds the generator of the current device with a random number from the operating system."""
+    import secrets
     _manual_seed(secrets.randbits(63))
 
 

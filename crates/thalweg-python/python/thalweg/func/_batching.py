@@ -139,10 +139,9 @@ for _name in ("tolist", "__int__", "__float__", "__index__", "__complex__", "num
 def called(func, args, kwargs):
     """Returns the result of a function of mapped tensors."""
     name = getattr(func, "__name__", "")
-    owner = getattr(func, "__self__", None)
-    if name in ("__get__", "__set__") and owner is not None:
-        name, func = getattr(owner, "__name__", None) or _property_name(owner), (func if name == "__set__" else owner)
-        return _property(name, func, args)
+    attribute = _torch_functions.property_name(func)
+    if attribute is not None:
+        return _property(attribute, func if name == "__set__" else func.__self__, args)
     if name in _OWN:
         with _Off():
             return func(*args, **kwargs)
@@ -157,10 +156,6 @@ def called(func, args, kwargs):
     if name in _rules.RANDOM:
         return random(func, name, args, kwargs)
     return _rules.apply(func, name, args, kwargs, level)
-
-
-def _property_name(owner):
-    return next(name for name, value in _torch_functions._originals.items() if value is owner)
 
 
 def _property(name, func, args):
@@ -245,16 +240,25 @@ def function_called(function, args):
     if not has_rule:
         raise RuntimeError(f"You tried to vmap over {name}, but it does not have vmap support. Please override and implement the vmap staticmethod or set "
                            "generate_vmap_rule=True.")
-    info = VmapInfo(level.size, level.randomness)
-    dims = tuple(0 if isinstance(value, Tensor) and physical(value, level)[1] else None for value in args)
-    found = function.vmap(info, dims, *[physical(value, level)[0] if isinstance(value, Tensor) else value for value in args])
+    return by_rule(function.vmap, f"The vmap staticmethod of {name}", args, {}, level)
+
+
+def by_rule(rule, shown, args, kwargs, level):
+    """Returns the result of a function of the program for all slices, by the rule that the program gives."""
+    def place(value):
+        if isinstance(value, (list, tuple)):
+            return type(value)([place(part) for part in value])
+        return 0 if isinstance(value, Tensor) and physical(value, level)[1] else None
+
+    def mapped(value, dim):
+        if isinstance(value, (list, tuple)):
+            return type(value)([mapped(*pair) for pair in zip(value, dim if isinstance(dim, (list, tuple)) else [dim] * len(value))])
+        return value if dim is None else Batched.of(value.movedim(dim, 0), level)
+    values, named = replaced((tuple(args), kwargs), lambda tensor: physical(tensor, level)[0])
+    found = rule(VmapInfo(level.size, level.randomness), tuple(place(value) for value in args), *values, **named)
     if not (isinstance(found, tuple) and len(found) == 2):
-        raise RuntimeError(f"The vmap staticmethod of {name} must return a tuple of the outputs and their dimensions (output, out_dims)")
-    output, out_dims = found
-    if not isinstance(output, (tuple, list)):
-        return output if out_dims is None else Batched.of(output.movedim(out_dims, 0), level)
-    places = out_dims if isinstance(out_dims, (tuple, list)) else [out_dims] * len(output)
-    return type(output)([value if place is None else Batched.of(value.movedim(place, 0), level) for value, place in zip(output, places)])
+        raise RuntimeError(f"{shown} must return a tuple of the outputs and their dimensions (output, out_dims)")
+    return mapped(*found)
 
 
 class VmapInfo(collections.namedtuple("VmapInfo", ["batch_size", "randomness"])):

@@ -5,10 +5,11 @@ from the mapped one on. Products, convolutions, subscripts and a few others have
 (`by_slices`).
 """
 
+import functools
 import re
 
-from .. import _core
-from ._batching import Batched, _dummy, batch_of, find, physical, replaced
+from .. import _core, _torch_functions, ops
+from ._batching import Batched, _dummy, batch_of, by_rule, find, physical, replaced
 from ._vmap import _RANDOM as RANDOM
 
 Tensor = _core.Tensor
@@ -36,15 +37,10 @@ _FOLDED = frozenset(
     + [f"max_pool{dims}d_with_indices" for dims in (1, 2, 3)])
 _LOSSES = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div",
                      "soft_margin_loss"))
-_table = {}
-
-
+@functools.cache
 def _entries():
     """Returns the entries of the operator table, by name with overload."""
-    if not _table:
-        for entry in _core._table():
-            _table[entry["name"]] = entry
-    return _table
+    return {entry["name"]: entry for entry in ops.table()}
 
 
 def wrapped(result, level):
@@ -54,6 +50,9 @@ def wrapped(result, level):
 
 def apply(func, name, args, kwargs, level):
     """Returns the result of a function of tensors that a map maps."""
+    registered = getattr(getattr(_torch_functions.plain(func), "_operator", None), "_vmap", None)
+    if registered is not None:
+        return by_rule(registered, f"The vmap rule of {func}", args, kwargs, level)
     rule = RULES.get(name) or (_elementwise if name in _ELEMENTWISE else None)
     if rule is None and name in _FOLDED:
         rule = _folded
@@ -94,7 +93,7 @@ def _stacked(results):
 
 def _derived(func, name, args, kwargs, level):
     """Returns the result of an operator whose entry says how, or `NotImplemented`."""
-    full = _overload(name, args, kwargs)
+    full, _ = _torch_functions.overload_of(name, args, kwargs)
     entry = _entries().get(full)
     if entry is None:
         return NotImplemented
@@ -131,15 +130,6 @@ def _derived(func, name, args, kwargs, level):
         # A view that was changed in place.
         Tensor._share(args[0], _dummy(args[0]._value))
     return args[0]
-
-
-def _overload(name, args, kwargs):
-    from .. import _torch_functions
-    with _torch_functions.DisableTorchFunction():
-        try:
-            return _core._overload_of(_torch_functions._BY_SYMBOL.get(name, name), args, kwargs)
-        except (TypeError, RuntimeError, ValueError, IndexError):
-            return None
 
 
 def _default(parameter):
@@ -228,7 +218,7 @@ def _plain(value):
 
 def _loss(func, name, args, kwargs, level):
     """Returns a loss that is the mean or the sum of the losses of elements."""
-    bound = _bound(_entries()[_overload(name, args, kwargs) or name], args, kwargs)
+    bound = _bound(_entries()[_torch_functions.overload_of(name, args, kwargs)[0] or name], args, kwargs)
     reduction = bound.pop("reduction", 1) if bound is not None else 1
     if bound is None or not isinstance(bound.get("target"), Tensor):
         return NotImplemented

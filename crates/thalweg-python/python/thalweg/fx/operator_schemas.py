@@ -1,9 +1,10 @@
 """Arguments of calls in the order of signatures (`torch.fx.operator_schemas`)."""
 
+import functools
 import inspect
 import typing
 
-from .. import _core
+from .. import _core, ops
 
 __all__ = ["ArgsKwargsPair", "check_for_mutable_operation", "get_signature_for_torch_op", "normalize_function", "normalize_module"]
 
@@ -15,15 +16,13 @@ class ArgsKwargsPair(typing.NamedTuple):
     kwargs: dict
 
 
-_signatures = {}
-
-
+@functools.cache
 def _overloads():
     """Returns the overloads of the operator table, by the names of their functions."""
-    if not _signatures:
-        for entry in _core._table():
-            _signatures.setdefault(entry["function"], []).append(entry)
-    return _signatures
+    found = {}
+    for entry in ops.table():
+        found.setdefault(entry["function"], []).append(entry)
+    return found
 
 
 _DEFAULTS = {"None": None, "True": True, "False": False}

@@ -16,16 +16,6 @@ _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always
           "_load_state_dict_post_hooks")
 
 
-def _begin_compiled(module, args):
-    """Begins the region of a compiled call."""
-    _core._begin_compiled()
-
-
-def _end_compiled(module, args, output):
-    """Ends the region of a compiled call."""
-    _core._end_compiled()
-
-
 class Module(States):
     """A part of a network: parameters, buffers and submodules as attributes, and a `forward`."""
 
@@ -33,6 +23,7 @@ class Module(States):
     dump_patches = False
     call_super_init = False
     _version = 1
+    _is_compiled = False
 
     def __init__(self, *args, **kwargs):
         if not self.call_super_init and (args or kwargs):
@@ -53,9 +44,15 @@ class Module(States):
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args, **kwargs):
+        if self._is_compiled:
+            return _compiling.compiled(self._call_impl)(*args, **kwargs)
         if not _calls.is_hooked(self):
             return self.forward(*args, **kwargs)
         return _calls.hooked_call(self, args, kwargs)
+
+    def _call_impl(self, *args, **kwargs):
+        """Calls `forward` with the hooks, uncompiled."""
+        return _calls.hooked_call(self, args, kwargs) if _calls.is_hooked(self) else self.forward(*args, **kwargs)
 
     def __setstate__(self, state):
         """Restores the module's state from a file, which PyTorch may have written."""
@@ -452,10 +449,7 @@ class Module(States):
     def compile(self, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None, disable=False):
         """Fuses the loops of the module's calls, in place: see `torch.compile`."""
         _compiling.check(backend, mode, options)
-        if disable or backend == "eager" or _begin_compiled in self._forward_pre_hooks.values():
-            return
-        self.register_forward_pre_hook(_begin_compiled, prepend=True)
-        self.register_forward_hook(_end_compiled, always_call=True)
+        self._is_compiled = not disable and backend != "eager"
 
     def cuda(self, device=None):
         """Moves parameters and buffers to a GPU, in place."""

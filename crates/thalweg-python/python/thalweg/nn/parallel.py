@@ -4,7 +4,7 @@ import contextlib
 import sys
 import types
 
-from .. import _core, distributed
+from .. import _core
 from ._data_parallel import DataParallel, data_parallel
 from .module import Module
 
@@ -31,6 +31,7 @@ class DistributedDataParallel(Module):
         super().__init__()
         if device_mesh is not None:
             process_group = device_mesh.get_group(0)
+        from .. import distributed
         self.process_group = distributed._check("DistributedDataParallel", process_group)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise RuntimeError("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
@@ -59,6 +60,7 @@ class DistributedDataParallel(Module):
 
     def _synchronize(self, tensors):
         """Gives the tensors of all ranks the values of the first."""
+        from .. import distributed
         for tensor in tensors:
             distributed.broadcast(tensor.detach(), group=self.process_group, group_src=0)
 
@@ -97,6 +99,7 @@ class DistributedDataParallel(Module):
     def _mean(self, flat, size, parameters, gradients):
         if self._hook is not None:
             return self._hook(self._state, _Bucket(flat, parameters, gradients)).wait()
+        from .. import distributed
         flat = flat / size
         distributed.all_reduce(flat, group=self.process_group)
         return flat

@@ -142,7 +142,9 @@ class _Recurrent(Module):
         mode = self._mode()
         options = self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional, False
         if sizes is not None:
-            return _core._network(input, states, self._flat_weights, _MODES.index(mode), *options, sizes)
+            arguments = input, states, self._flat_weights, _MODES.index(mode), *options, sizes
+            # Only long short-term memory has cells.
+            return _core._call_overload("thalweg::network", arguments, {})[:1 + len(states)]
         return getattr(_core, mode)(input, states if mode == "lstm" else states[0], self._flat_weights, *options)
 
     def _turned(self, input, hx):

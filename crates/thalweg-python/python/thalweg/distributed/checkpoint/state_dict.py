@@ -60,3 +60,26 @@ def set_state_dict(model, optimizers, *, model_state_dict, optim_state_dict, opt
     """Loads the states of a module and of an optimizer."""
     set_model_state_dict(model, model_state_dict, options=options)
     set_optimizer_state_dict(model, optimizers, optim_state_dict)
+
+
+def _init_optim_state(optimizer):
+    """Gives a new optimizer the state that its first step would make; parameters keep their values.
+
+    An optimizer that has state, or whose parameters have gradients, stays as it is.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if optimizer.state or any(parameter.grad is not None for parameter in parameters):
+        return
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.grad = parameter.detach().clone().zero_()
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    decays = [group.get("weight_decay") for group in optimizer.param_groups]
+    for group, rate, decay in zip(optimizer.param_groups, rates, decays):
+        group.update({} if rate is None else {"lr": 0.0}, **({} if decay is None else {"weight_decay": 0.0}))
+    try:
+        optimizer.step()
+    finally:
+        for group, rate, decay in zip(optimizer.param_groups, rates, decays):
+            group.update({} if rate is None else {"lr": rate}, **({} if decay is None else {"weight_decay": decay}))
+        optimizer.zero_grad(set_to_none=True)

@@ -129,7 +129,7 @@ def _whole(func, args, kwargs):
     """Returns the result of a function of entire tensors."""
     from ...func._batching import replaced
     name = getattr(func, "__name__", "")
-    owner = getattr(getattr(func, "__self__", None), "__name__", None) if name == "__get__" else name
+    owner = _torch_functions.property_name(func) or name
     if owner in _OWN:
         with _torch_functions.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)

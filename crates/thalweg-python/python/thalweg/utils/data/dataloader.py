@@ -6,6 +6,7 @@ import types
 
 from . import _utils  # noqa: F401
 from ._utils.collate import default_collate, default_convert
+from ._utils.fetch import Fetcher
 from ._utils.pin_memory import pin_memory as _pinned
 from ._utils.processes import _MultiProcessingDataLoaderIter
 from ._utils.worker import get_worker_info  # noqa: F401
@@ -26,28 +27,13 @@ class _BaseDataLoaderIter:
     def __init__(self, loader):
         self._loader, self._dataset, self._num_yielded = loader, loader.dataset, 0
         self._sampler_iter = iter(loader._index_sampler)
-        self._rows = iter(self._dataset) if loader._is_iterable else None
+        self._fetcher = Fetcher(loader.dataset, loader._is_iterable, loader._auto_collation, loader.collate_fn, loader.drop_last)
 
     def __iter__(self):
         return self
 
-    def _fetched(self, numbers):
-        """Returns the samples at the given indices, or the next ones of a dataset without indices."""
-        if self._rows is None:
-            if not self._loader._auto_collation:
-                return self._dataset[numbers]
-            if callable(getattr(self._dataset, "__getitems__", None)):
-                return self._dataset.__getitems__(numbers)
-            return [self._dataset[number] for number in numbers]
-        if not self._loader._auto_collation:
-            return next(self._rows)
-        rows = list(itertools.islice(self._rows, len(numbers)))
-        if not rows or (self._loader.drop_last and len(rows) < len(numbers)):
-            raise StopIteration
-        return rows
-
     def __next__(self):
-        batch = self._loader.collate_fn(self._fetched(next(self._sampler_iter)))
+        batch = self._fetcher.fetch(next(self._sampler_iter))
         self._num_yielded += 1
         return _pinned(batch) if self._loader.pin_memory else batch
 

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import itertools
 import os
 import random
 import sys
@@ -13,6 +12,7 @@ import types
 from .... import _core
 from .... import random as generators
 from ....nn.parameter import Parameter
+from .fetch import Fetcher
 
 _worker_info = None
 # How often a worker looks whether the program is still there, in seconds.
@@ -193,34 +193,6 @@ def _thawed(values):
 # ---- The process ---------------------------------------------------------------------------------------------------
 
 
-class _Fetcher:
-    """Makes the batches of a dataset."""
-
-    def __init__(self, dataset, is_iterable, auto_collation, collate_fn, drop_last):
-        self.dataset, self.auto_collation, self.collate_fn, self.drop_last = dataset, auto_collation, collate_fn, drop_last
-        self.rows = iter(dataset) if is_iterable else None
-        self.has_ended = False
-
-    def fetch(self, numbers):
-        """Returns the batch of indices, or the next one of a dataset without indices."""
-        if self.rows is None:
-            if not self.auto_collation:
-                return self.collate_fn(self.dataset[numbers])
-            if callable(getattr(self.dataset, "__getitems__", None)):
-                return self.collate_fn(self.dataset.__getitems__(numbers))
-            return self.collate_fn([self.dataset[number] for number in numbers])
-        if self.has_ended:
-            raise StopIteration
-        if not self.auto_collation:
-            return self.collate_fn(next(self.rows))
-        rows = list(itertools.islice(self.rows, len(numbers)))
-        if len(rows) < len(numbers):
-            self.has_ended = True
-            if not rows or self.drop_last:
-                raise StopIteration
-        return self.collate_fn(rows)
-
-
 def _worker_loop(options, indices, results, worker_id, is_forked):
     """Runs in a worker: takes indices and sends batches, until it receives None or the program has ended."""
     global _worker_info
@@ -234,7 +206,7 @@ def _worker_loop(options, indices, results, worker_id, is_forked):
         try:
             if init is not None:
                 init(worker_id)
-            fetcher = _Fetcher(dataset, options["is_iterable"], options["auto_collation"], collate_fn, options["drop_last"])
+            fetcher = Fetcher(dataset, options["is_iterable"], options["auto_collation"], collate_fn, options["drop_last"])
         except Exception as error:
             failure = Failure(error, f"in DataLoader worker process {worker_id}")
         _serve(options, indices, results, worker_id, dataset, collate_fn, fetcher, failure, parent)
@@ -260,7 +232,7 @@ def _serve(options, indices, results, worker_id, dataset, collate_fn, fetcher, f
             results.send((None, message))
             has_ended = False
             try:
-                fetcher = _Fetcher(dataset, options["is_iterable"], options["auto_collation"], collate_fn, options["drop_last"])
+                fetcher = Fetcher(dataset, options["is_iterable"], options["auto_collation"], collate_fn, options["drop_last"])
             except Exception as error:
                 failure = Failure(error, f"in DataLoader worker process {worker_id}")
             continue

@@ -4,7 +4,7 @@
 #define BACKWARD 0
 #endif
 
-struct Arguments {
+struct arguments {
     const Element* input;
     const Element* grid;
     // Forward the result; backward the gradient of the result, which is read.
@@ -49,7 +49,7 @@ static __device__ __forceinline__ Place clipped(const Place place, const Sum las
     return {place.at >= last ? last : place.at <= Sum(0) ? Sum(0) : place.at, Sum(0)};
 }
 
-static __device__ __forceinline__ Place padded(const Arguments& x, const Sum extent, const Place place) {
+static __device__ __forceinline__ Place padded(const arguments& x, const Sum extent, const Place place) {
     const Sum last = extent - Sum(1);
     if (x.padding == BORDER) {
         return clipped(place, last);
@@ -80,7 +80,7 @@ static __device__ __forceinline__ void cubic(const Sum t, Sum& weight, Sum& slop
     }
 }
 
-static __device__ __forceinline__ Taps taps_of(const Arguments& x, const u32 axis, const Sum coordinate) {
+static __device__ __forceinline__ Taps taps_of(const arguments& x, const u32 axis, const Sum coordinate) {
     const Sum extent = Sum(x.extents[axis]), last = extent - Sum(1), from_zero = coordinate + Sum(1);
     Place place;
     if (x.align_corners) {
@@ -126,7 +126,7 @@ static __device__ __forceinline__ Taps taps_of(const Arguments& x, const u32 axi
     return taps;
 }
 
-[[maybe_unused]] static __device__ __forceinline__ Sum forward(const Arguments& x, const Element* plane, const Taps& of_y, const Taps& of_x) {
+static __device__ __forceinline__ Sum forward(const arguments& x, const Element* plane, const Taps& of_y, const Taps& of_x) {
     Sum sum = Sum(0);
     #pragma unroll
     for (i32 j = 0; j < 4; ++j) {
@@ -146,7 +146,7 @@ static __device__ __forceinline__ Taps taps_of(const Arguments& x, const u32 axi
 #if BACKWARD
 // Adds a point's part of the gradient of the input, and returns its parts of the gradient of the grid: along y, and along x.
 static __device__ __forceinline__ void backward(
-    const Arguments& x, const Element* plane, Sum* to, const Sum gradient, const Taps& of_y, const Taps& of_x, Sum& along_y, Sum& along_x) {
+    const arguments& x, const Element* plane, Sum* to, const Sum gradient, const Taps& of_y, const Taps& of_x, Sum& along_y, Sum& along_x) {
     #pragma unroll
     for (i32 j = 0; j < 4; ++j) {
         #pragma unroll
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void backward(
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ Arguments x) {
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const u64 plane = x.points[0] * x.points[1], count = x.batch * plane;
     for (u64 own = u64(blockIdx.x) * 256 + threadIdx.x; own < count; own += u64(gridDim.x) * 256) {
         const u64 image = own / plane, point = own - image * plane;

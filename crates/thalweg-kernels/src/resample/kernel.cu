@@ -5,7 +5,7 @@
 #define BACKWARD 0
 #endif
 
-struct Arguments {
+struct arguments {
     const Element* read;
     Element* written;
     u64 images;
@@ -31,22 +31,22 @@ struct Taps {
     i32 count;
 };
 
-[[maybe_unused]] static __device__ __forceinline__ i32 clamped(const i32 at, const i32 last) {
+static __device__ __forceinline__ i32 clamped(const i32 at, const i32 last) {
     return at < 0 ? 0 : at > last ? last : at;
 }
 
-[[maybe_unused]] static __device__ __forceinline__ Sum far(const Sum t) {
+static __device__ __forceinline__ Sum far(const Sum t) {
     const Sum a = Sum(-0.75), u = t + Sum(1);
     return ((a * u - Sum(5) * a) * u + Sum(8) * a) * u - Sum(4) * a;
 }
 
-[[maybe_unused]] static __device__ __forceinline__ Sum near(const Sum t) {
+static __device__ __forceinline__ Sum near(const Sum t) {
     const Sum a = Sum(-0.75);
     return ((a + Sum(2)) * t - (a + Sum(3))) * t * t + Sum(1);
 }
 
 // The position of a new point on the old axis; a nearest point is at or before it.
-[[maybe_unused]] static __device__ __forceinline__ Sum position(const Arguments& x, const u32 axis, const i32 to) {
+static __device__ __forceinline__ Sum position(const arguments& x, const u32 axis, const i32 to) {
     const Sum scale = Sum(x.scale[axis]);
     switch (x.by) {
         case NEAREST: case LINEAR_CORNERS: case CUBIC_CORNERS: return Sum(to) * scale;
@@ -55,7 +55,7 @@ struct Taps {
     }
 }
 
-[[maybe_unused]] static __device__ __forceinline__ i32 nearest(const Arguments& x, const u32 axis, const i32 to) {
+static __device__ __forceinline__ i32 nearest(const arguments& x, const u32 axis, const i32 to) {
     const i32 last = i32(x.source[axis]) - 1;
     const i32 moved = to - i32(x.before[axis]);
     switch (x.by) {
@@ -70,7 +70,7 @@ struct Taps {
     }
 }
 
-[[maybe_unused]] static __device__ __forceinline__ Taps taps_of(const Arguments& x, const u32 axis, const i32 to) {
+static __device__ __forceinline__ Taps taps_of(const arguments& x, const u32 axis, const i32 to) {
     Taps taps;
     const i32 last = i32(x.source[axis]) - 1;
     taps.count = last == 0 ? 1 : TAPS;
@@ -108,7 +108,7 @@ struct Range {
     i32 count;
 };
 
-[[maybe_unused]] static __device__ __forceinline__ Range uses_of(const Arguments& x, const u32 axis, const i32 at) {
+static __device__ __forceinline__ Range uses_of(const arguments& x, const u32 axis, const i32 at) {
     const i32 last = i32(x.source[axis]) - 1, size = i32(x.target[axis]);
     if (x.by == REFLECTED || x.by == CIRCULAR) {
         return {0, 3};
@@ -134,7 +134,7 @@ struct Range {
 }
 
 // The new point with a number among those that may be computed from an old one, or -1.
-[[maybe_unused]] static __device__ __forceinline__ i32 use(const Arguments& x, const u32 axis, const i32 at, const Range range, const i32 number) {
+static __device__ __forceinline__ i32 use(const arguments& x, const u32 axis, const i32 at, const Range range, const i32 number) {
     const i32 last = i32(x.source[axis]) - 1, before = i32(x.before[axis]);
     i32 to = range.first + number;
     if (x.by == REFLECTED) {
@@ -147,7 +147,7 @@ struct Range {
 }
 
 // The weight of an old point in a new one.
-[[maybe_unused]] static __device__ __forceinline__ Sum weight_of(const Arguments& x, const u32 axis, const i32 at, const i32 to) {
+static __device__ __forceinline__ Sum weight_of(const arguments& x, const u32 axis, const i32 at, const i32 to) {
     if (to < 0) {
         return Sum(0);
     }
@@ -169,7 +169,7 @@ struct Places {
     i32 count;
 };
 
-[[maybe_unused]] static __device__ __forceinline__ Places places_of(const Arguments& x, const u32 axis, const i32 to) {
+static __device__ __forceinline__ Places places_of(const arguments& x, const u32 axis, const i32 to) {
     const Taps taps = taps_of(x, axis, to);
     Places places;
     places.count = taps.count;
@@ -181,8 +181,13 @@ struct Places {
     return places;
 }
 
+#if !BACKWARD
 // Sums begin with -0, so that a single -0 keeps its sign.
-[[maybe_unused]] static __device__ __forceinline__ Sum forward(const Element* plane, const Places (&places)[3]) {
+static __device__ __forceinline__ Element forward(const Element* plane, const Places (&places)[3]) {
+#if TAPS == 1
+    // Elements of other dtypes are copied as numbers of their width.
+    return plane[places[0].at[0] + places[1].at[0] + places[2].at[0]];
+#else
     Sum sum = Sum(-0.0);
     #pragma unroll
     for (i32 z = 0; z < TAPS; ++z) {
@@ -207,43 +212,130 @@ struct Places {
         }
         sum += places[0].weight[z] * of_rows;
     }
-    return sum;
+    return STORE(sum);
+#endif
+}
+#else
+// The new points that are computed from an old one along an axis, at most MOST of them, from the first point of the plane, with
+// their weights. The others have weight 0.
+template <i32 MOST> struct Uses {
+    u64 at[MOST];
+    Sum weight[MOST];
+
+    __device__ __forceinline__ Uses(const arguments& x, const u32 axis, const i32 of, const Range range) {
+        #pragma unroll
+        for (i32 number = 0; number < MOST; ++number) {
+            const i32 to = number < range.count ? use(x, axis, of, range, number) : -1;
+            weight[number] = weight_of(x, axis, of, to);
+            at[number] = to < 0 ? 0 : u64(to) * x.strides[axis + 2];
+        }
+    }
+};
+
+// Leaves out the new points at both ends of a range that are not computed from the old one.
+static __device__ __forceinline__ Range without_ends(const arguments& x, const u32 axis, const i32 of, Range range) {
+    if (x.by == REFLECTED || x.by == CIRCULAR) {
+        return range;
+    }
+    while (range.count > 0 && weight_of(x, axis, of, use(x, axis, of, range, range.count - 1)) == Sum(0)) {
+        --range.count;
+    }
+    while (range.count > 0 && weight_of(x, axis, of, use(x, axis, of, range, 0)) == Sum(0)) {
+        ++range.first;
+        --range.count;
+    }
+    return range;
 }
 
-[[maybe_unused]] static __device__ __forceinline__ Sum backward(const Arguments& x, const Element* plane, const i32 (&at)[3]) {
-    const Range of_z = uses_of(x, 0, at[0]), of_y = uses_of(x, 1, at[1]), of_x = uses_of(x, 2, at[2]);
+// The gradient of an old point in a plane: a sum over the new points that are computed from it, each the last axis within the second
+// within the first. `Rows` sums over the second and the last axis.
+template <class Rows>
+static __device__ __forceinline__ Sum over_depth(const arguments& x, const Element* plane, const i32 of, const Range range, const Rows& rows) {
     Sum sum = Sum(0);
-    for (i32 k = 0; k < of_z.count; ++k) {
-        const i32 z = use(x, 0, at[0], of_z, k);
-        const Sum z_weight = weight_of(x, 0, at[0], z);
-        if (z_weight == Sum(0)) {
-            continue;
+    for (i32 number = 0; number < range.count; ++number) {
+        const i32 z = use(x, 0, of, range, number);
+        const Sum weight = weight_of(x, 0, of, z);
+        if (weight != Sum(0)) {
+            sum += weight * rows(plane + u64(z) * x.strides[2]);
         }
-        Sum of_rows = Sum(0);
-        for (i32 j = 0; j < of_y.count; ++j) {
-            const i32 y = use(x, 1, at[1], of_y, j);
-            const Sum y_weight = weight_of(x, 1, at[1], y);
-            if (y_weight == Sum(0)) {
-                continue;
-            }
-            const Element* row = plane + u64(z) * x.strides[2] + u64(y) * x.strides[3];
-            Sum of_row = Sum(0);
-            for (i32 i = 0; i < of_x.count; ++i) {
-                const i32 column = use(x, 2, at[2], of_x, i);
-                const Sum weight = weight_of(x, 2, at[2], column);
-                if (weight != Sum(0)) {
-                    of_row += weight * LOAD(row[u64(column) * x.strides[4]]);
-                }
-            }
-            of_rows += y_weight * of_row;
-        }
-        sum += z_weight * of_rows;
     }
     return sum;
 }
 
+// The sum over the second and the last axis, from lists of their points.
+template <i32 MOST>
+static __device__ __forceinline__ Sum over_lists(const Element* plane, const Uses<MOST>& rows, const Uses<MOST>& columns) {
+    Sum sum = Sum(0);
+    #pragma unroll
+    for (i32 j = 0; j < MOST; ++j) {
+        if (rows.weight[j] == Sum(0)) {
+            continue;
+        }
+        Sum of_row = Sum(0);
+        #pragma unroll
+        for (i32 i = 0; i < MOST; ++i) {
+            if (columns.weight[i] != Sum(0)) {
+                of_row += columns.weight[i] * LOAD(plane[rows.at[j] + columns.at[i]]);
+            }
+        }
+        sum += rows.weight[j] * of_row;
+    }
+    return sum;
+}
+
+// The gradient of an old point, from lists.
+template <i32 MOST> struct FromLists {
+    const arguments& x;
+    const i32 depth;
+    const Range range;
+    const Uses<MOST> rows, columns;
+
+    __device__ __forceinline__ FromLists(const arguments& x, const i32 (&of)[3], const Range (&ranges)[3])
+        : x(x), depth(of[0]), range(ranges[0]), rows(x, 1, of[1], ranges[1]), columns(x, 2, of[2], ranges[2]) {}
+
+    __device__ __forceinline__ Element operator()(const Element* plane) const {
+        return STORE(over_depth(x, plane, depth, range, [&](const Element* part) { return over_lists(part, rows, columns); }));
+    }
+};
+
+// The sum over the second and the last axis for any number of points, whose weights are computed for each plane.
+static __device__ __forceinline__ Sum
+over_ranges(const arguments& x, const Element* plane, const i32 (&of)[3], const Range rows, const Range columns) {
+    Sum sum = Sum(0);
+    for (i32 j = 0; j < rows.count; ++j) {
+        const i32 y = use(x, 1, of[1], rows, j);
+        const Sum y_weight = weight_of(x, 1, of[1], y);
+        if (y_weight == Sum(0)) {
+            continue;
+        }
+        Sum of_row = Sum(0);
+        for (i32 i = 0; i < columns.count; ++i) {
+            const i32 column = use(x, 2, of[2], columns, i);
+            const Sum weight = weight_of(x, 2, of[2], column);
+            if (weight != Sum(0)) {
+                of_row += weight * LOAD(plane[u64(y) * x.strides[3] + u64(column) * x.strides[4]]);
+            }
+        }
+        sum += y_weight * of_row;
+    }
+    return sum;
+}
+#endif
+
+// Computes the points of a thread, one in each of its planes. `Point` gets the first element of a plane.
+template <class Point>
+static __device__ __forceinline__ void
+over_planes(const arguments& x, const u32 own, const u32 channel, const u32 count, const u32 layer, const u32 layers, const Point& point) {
+    const u64 planes = x.channels_last ? x.images : x.images * x.channels;
+    for (u64 plane = u64(blockIdx.y) * layers + layer; plane < planes; plane += u64(gridDim.y) * layers) {
+        const u64 image = x.channels_last ? plane : plane / x.channels;
+        const u64 of_image = x.channels_last ? u64(channel) : plane - image * x.channels;
+        x.written[plane * count + own] = point(x.read + image * x.strides[0] + of_image * x.strides[1]);
+    }
+}
+
 // Each block handles `count` elements of several planes at once if a plane is smaller than a block.
-extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ Arguments x) {
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const u64* extents = BACKWARD ? x.source : x.target;
     const u32 depth = u32(extents[0]), height = u32(extents[1]), width = u32(extents[2]);
     const u32 inner = x.channels_last ? u32(x.channels) : 1;
@@ -261,18 +353,27 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ A
         at[0] = i32(line / height);
         at[1] = i32(line - u32(at[0]) * height);
     }
-#if !BACKWARD
-    const Places places[3] = {places_of(x, 0, at[0]), places_of(x, 1, at[1]), places_of(x, 2, at[2])};
-#endif
-    const u64 planes = x.channels_last ? x.images : x.images * x.channels;
-    for (u64 plane = u64(blockIdx.y) * layers + layer; plane < planes; plane += u64(gridDim.y) * layers) {
-        const u64 image = x.channels_last ? plane : plane / x.channels;
-        const u64 of_image = x.channels_last ? u64(channel) : plane - image * x.channels;
-        const Element* read = x.read + image * x.strides[0] + of_image * x.strides[1];
 #if BACKWARD
-        x.written[plane * count + own] = STORE(backward(x, read, at));
-#else
-        x.written[plane * count + own] = STORE(forward(read, places));
-#endif
+    Range ranges[3];
+    #pragma unroll
+    for (u32 axis = 0; axis < 3; ++axis) {
+        ranges[axis] = without_ends(x, axis, at[axis], uses_of(x, axis, at[axis]));
     }
+    const i32 most = ranges[1].count > ranges[2].count ? ranges[1].count : ranges[2].count;
+    // The lanes of a warp use lists of one length.
+    if (__all_sync(__activemask(), most <= 4)) {
+        over_planes(x, own, channel, count, layer, layers, FromLists<4>(x, at, ranges));
+    } else if (__all_sync(__activemask(), most <= 8)) {
+        over_planes(x, own, channel, count, layer, layers, FromLists<8>(x, at, ranges));
+    } else {
+        over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) {
+            return STORE(over_depth(x, plane, at[0], ranges[0], [&](const Element* part) {
+                return over_ranges(x, part, at, ranges[1], ranges[2]);
+            }));
+        });
+    }
+#else
+    const Places places[3] = {places_of(x, 0, at[0]), places_of(x, 1, at[1]), places_of(x, 2, at[2])};
+    over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) { return forward(plane, places); });
+#endif
 }

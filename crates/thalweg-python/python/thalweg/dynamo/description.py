@@ -1,0 +1,75 @@
+"""Descriptions of programs: what `_core.Program` is made of."""
+
+from thalweg._core import Place
+
+
+class Description:
+    """The steps of a program, with the slots of its values.
+
+    A step is a tuple of its kind (`call`, `integer`, `foreign`), the parts of the kind, and its node of the graph.
+    """
+
+    def __init__(self):
+        self.steps, self.reads, self.slots = [], [], 0
+        self.inputs, self.outputs, self.constants = [], [], []
+        # The slots whose objects of PyTorch are needed after their first use, and those that live to the end of a call.
+        self.kept, self.lasting = [], []
+
+    def slot(self):
+        """Returns a new slot."""
+        self.slots += 1
+        return self.slots - 1
+
+    def call(self, operator, arguments, results, node, writes=None):
+        """Adds a call of an operator. Each result is None, or a slot with strides."""
+        strides = [stride for result in results if result and result[1] for stride in result[1]]
+        self._add("call", (operator, arguments, results, writes), places(arguments) + places(strides), node)
+
+    def integer(self, name, operands):
+        """Adds a computation with integers, and returns its result."""
+        slot = self.slot()
+        self.add_integer(name, list(operands), slot)
+        return Place(slot)
+
+    def add_integer(self, name, operands, slot):
+        """Adds a computation with integers, whose result is in a slot."""
+        self._add("integer", (name, operands, slot), places(operands), f"an integer ({name})")
+
+    def foreign(self, function, arguments, results, is_one, changes, node):
+        """Adds a call of a function of PyTorch. `arguments` are slots."""
+        self._add("foreign", (function, arguments, results, is_one, changes), list(arguments), node)
+
+    def _add(self, kind, parts, reads, node):
+        self.steps.append((kind, parts, node))
+        self.reads.append(reads)
+
+    def parts(self):
+        """Returns steps, slots, inputs and outputs as `_core.Program` takes them."""
+        kept = {*self.lasting, *places(self.outputs)}
+        last = [[] for _ in self.steps]
+        for number in reversed(range(len(self.steps))):
+            kind, parts, _ = self.steps[number]
+            for slot in [*self.reads[number], *results_of(kind, parts)]:
+                if slot not in kept:
+                    kept.add(slot)
+                    last[number].append(slot)
+        steps = [(kind, parts, dead, node) for (kind, parts, node), dead in zip(self.steps, last)]
+        return steps, self.slots, self.inputs, self.outputs
+
+
+def results_of(kind, parts):
+    """Returns the slots that a step writes."""
+    if kind == "integer":
+        return [parts[2]]
+    if kind == "foreign":
+        return [slot for slot in parts[2] if slot is not None]
+    return [result[0] for result in parts[2] if result]
+
+
+def places(value):
+    """Returns the slots that a value refers to."""
+    if isinstance(value, Place):
+        return [value.number]
+    if isinstance(value, (list, tuple)):
+        return [slot for element in value for slot in places(element)]
+    return []

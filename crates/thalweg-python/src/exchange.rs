@@ -1,0 +1,197 @@
+//! Tensors of another front end (PyTorch) as ours, and back.
+//!
+//! Memory of a GPU is used in place, by its address. The simulated GPU has memory of its own, so tensors in the host's memory are
+//! copied to it, with their strides, and back.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use thalweg::dispatch::{Argument, as_ints, find_operator};
+use thalweg::ir::Layout;
+use thalweg::tensor::caller::label_at;
+use thalweg::{DType, Device, Tensor};
+
+use crate::dlpack::over;
+use crate::failure::{run, type_error};
+
+/// The functions of the front end.
+pub struct Exchange {
+    /// The dtypes of the front end with ours.
+    dtypes: Vec<(Py<PyAny>, DType)>,
+    /// Makes a tensor of a shape, strides and a dtype, without writing its elements.
+    empty_strided: Py<PyAny>,
+    /// Makes a tensor over the memory of another one: of a shape, strides and an offset.
+    alias: Py<PyAny>,
+}
+
+/// An object that keeps memory alive, and is released with the interpreter lock.
+struct Owner(Option<Py<PyAny>>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let object = self.0.take();
+        Python::attach(|_| drop(object));
+    }
+}
+
+/// Returns the number of bytes from the first to the last element.
+fn span_bytes(layout: &Layout, dtype: DType) -> usize {
+    if layout.elements() == 0 {
+        return 0;
+    }
+    let last: usize =
+        layout.shape().iter().zip(layout.strides()).map(|(&extent, &stride)| (extent - 1) * stride).sum();
+    (last + 1) * dtype.size_bytes()
+}
+
+impl Exchange {
+    /// Reads the functions from a dictionary.
+    pub fn read(functions: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let dtypes = (functions.as_any().get_item("dtypes")?.try_iter()?)
+            .map(|pair| {
+                let (theirs, ours): (Py<PyAny>, Bound<'_, crate::dtype::PyDType>) = pair?.extract()?;
+                Ok((theirs, ours.get().held()?))
+            })
+            .collect::<PyResult<_>>()?;
+        let function = |name| Ok::<_, PyErr>(functions.as_any().get_item(name)?.unbind());
+        Ok(Self { dtypes, empty_strided: function("empty_strided")?, alias: function("alias")? })
+    }
+
+    /// Returns a tensor of the front end as ours.
+    pub fn read_tensor(&self, object: &Bound<'_, PyAny>, device: &Device) -> PyResult<Tensor> {
+        let py = object.py();
+        let theirs = object.getattr("dtype")?;
+        let known = self.dtypes.iter().find(|(known, _)| known.is(&theirs));
+        let (_, dtype) = known.ok_or_else(|| type_error(format!("there are no tensors of {theirs}")))?;
+        if dtype.is_complex() && object.call_method0("is_conj")?.is_truthy()? {
+            return self.read_tensor(&object.call_method0("resolve_conj")?, device);
+        }
+        if object.call_method0("is_neg")?.is_truthy()? {
+            return self.read_tensor(&object.call_method0("resolve_neg")?, device);
+        }
+        let shape: Vec<usize> = object.getattr("shape")?.extract()?;
+        let strides: Vec<usize> = object.call_method0("stride")?.extract()?;
+        let address: u64 = object.call_method0("data_ptr")?.extract()?;
+        if !device.is_simulated() {
+            let strides: Vec<i64> = strides.iter().map(|&stride| stride as i64).collect();
+            let owner = Owner(Some(object.clone().unbind()));
+            return over(py, address, &shape, &strides, *dtype, device.index(), owner);
+        }
+        let layout = Layout::new(&shape, &strides, 0).map_err(|error| type_error(error.to_string()))?;
+        // SAFETY: the front end keeps the tensor's memory while `object` lives, and its elements are in this range. Nothing
+        // writes there while this thread holds the interpreter lock, as far as the program orders its own writes.
+        let bytes = unsafe { host_bytes(address, span_bytes(&layout, *dtype)) };
+        run(py, || from_host(bytes, &layout, *dtype, device))
+    }
+
+    /// Returns one of our tensors as a new one of the front end, with the same strides.
+    pub fn write_tensor<'py>(&self, py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+        let layout = tensor.layout();
+        let known = self.dtypes.iter().find(|(_, dtype)| *dtype == tensor.dtype());
+        let (theirs, _) = known.ok_or_else(|| type_error(format!("PyTorch has no {}", tensor.dtype())))?;
+        let shape = PyTuple::new(py, layout.shape())?;
+        let strides = PyTuple::new(py, layout.strides())?;
+        let object = self.empty_strided.bind(py).call1((shape, strides, theirs.bind(py)))?;
+        if layout.elements() == 0 {
+            return Ok(object);
+        }
+        if tensor.device().is_simulated() {
+            self.copy_to_host(py, tensor, &object)?;
+        } else {
+            let target = self.read_tensor(&object, tensor.device())?;
+            run(py, || target.copy_(tensor).map(drop))?;
+        }
+        Ok(object)
+    }
+
+    /// Returns one of our tensors as a view of the tensor of the front end whose memory it is in.
+    pub fn view_of<'py>(&self, base: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+        let py = base.py();
+        let known =
+            self.dtypes.iter().find(|(theirs, _)| base.getattr("dtype").is_ok_and(|own| own.is(theirs)));
+        if known.is_none_or(|(_, dtype)| *dtype != tensor.dtype()) {
+            return self.write_tensor(py, tensor);
+        }
+        let first: usize = base.call_method0("storage_offset")?.extract()?;
+        self.aliased(base, tensor, first + tensor.layout().offset())
+    }
+
+    /// Returns a tensor of the front end over the memory of another one, with the shape and the strides of one of ours.
+    fn aliased<'py>(
+        &self,
+        base: &Bound<'py, PyAny>,
+        tensor: &Tensor,
+        offset: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = base.py();
+        let shape = PyTuple::new(py, tensor.layout().shape())?;
+        let strides = PyTuple::new(py, tensor.layout().strides())?;
+        self.alias.bind(py).call1((base, shape, strides, offset))
+    }
+
+    /// Returns several of our tensors, over one storage and of one dtype, as new ones of the front end that share memory.
+    pub fn write_shared<'py>(&self, py: Python<'py>, tensors: &[Tensor]) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let full = || tensors.iter().filter(|tensor| tensor.elements() > 0);
+        let end = |tensor: &Tensor| {
+            tensor.layout().offset()
+                + span_bytes(tensor.layout(), tensor.dtype()) / tensor.dtype().size_bytes()
+        };
+        let first = full().map(|tensor| tensor.layout().offset()).min().unwrap_or(0);
+        let last = full().map(end).max().unwrap_or(first);
+        let Some(one) = full().next() else {
+            return tensors.iter().map(|tensor| self.write_tensor(py, tensor)).collect();
+        };
+        let flat = run(py, || strided(one, &[last - first], &[1], first))?;
+        let base = self.write_tensor(py, &flat)?;
+        (tensors.iter())
+            .map(|tensor| self.aliased(&base, tensor, tensor.layout().offset().saturating_sub(first)))
+            .collect()
+    }
+
+    /// Copies one of our tensors, on the simulated GPU, into a tensor of the front end in the host's memory, of the same strides.
+    pub fn copy_to_host(&self, py: Python<'_>, tensor: &Tensor, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let count = span_bytes(tensor.layout(), tensor.dtype());
+        if count == 0 {
+            return Ok(());
+        }
+        let address: usize = object.call_method0("data_ptr")?.extract()?;
+        // SAFETY: the tensor has these strides, so that its elements take this many bytes from its address on. `object` keeps
+        // the memory alive, and no other reference to it exists in Rust.
+        let target = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, count) };
+        let label = label_at("results", std::panic::Location::caller());
+        run(py, || tensor.device().current_stream().copy_to_host(target, tensor.pointer(), label))
+    }
+}
+
+/// Returns bytes of the host's memory.
+///
+/// # Safety
+/// The bytes are in memory that lives and is not written as long as they are used.
+unsafe fn host_bytes<'a>(address: u64, count: usize) -> &'a [u8] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(address as *const u8, count) }
+}
+
+/// Makes a tensor of a layout from the bytes from its first to its last element.
+fn from_host(bytes: &[u8], layout: &Layout, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
+    let label = label_at("inputs", std::panic::Location::caller());
+    if layout.is_contiguous() {
+        let tensor = Tensor::empty(layout.shape(), dtype, device)?;
+        device.current_stream().copy_from_host(tensor.pointer(), bytes, label)?;
+        return Ok(tensor);
+    }
+    let flat = Tensor::empty(&[bytes.len() / dtype.size_bytes()], dtype, device)?;
+    device.current_stream().copy_from_host(flat.pointer(), bytes, label)?;
+    strided(&flat, layout.shape(), layout.strides(), 0)
+}
+
+/// Returns a view of a tensor's memory.
+fn strided(tensor: &Tensor, shape: &[usize], strides: &[usize], offset: usize) -> thalweg::Result<Tensor> {
+    let label = label_at("as_strided", std::panic::Location::caller());
+    let arguments =
+        [tensor.into(), as_ints(shape).into(), as_ints(strides).into(), Argument::Int(offset as i64)];
+    let mut made = find_operator("as_strided")?.call(&arguments, None, label)?;
+    Ok(made.swap_remove(0))
+}

@@ -1,0 +1,159 @@
+"""`torch.compile(backend="thalweg")` in PyTorch itself. Without PyTorch these tests are left out; `test_dynamo_programs` has stored
+graphs of the same models.
+
+    PYTHONPATH=python /path/of/pytorch/bin/python tests/run.py test_dynamo.
+"""
+
+import importlib.util
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "dynamo"))
+
+REASON = "PyTorch is not installed for this interpreter"
+
+
+def with_pytorch(test):
+    """Returns a test that is left out, with the reason, where PyTorch cannot be imported."""
+
+    def run():
+        if importlib.util.find_spec("torch") is None or "thalweg" in getattr(sys.modules.get("torch"), "__file__", ""):
+            return REASON
+        import torch
+
+        from thalweg import dynamo
+
+        if not torch.__version__.startswith("2.11."):
+            return f"the backend supports PyTorch 2.11, and this is {torch.__version__}"
+        torch._dynamo.reset()
+        dynamo.register()
+        torch.manual_seed(0)
+        return test(torch, dynamo)
+
+    return run
+
+
+def trained(torch, function, parameters, inputs):
+    """Returns the result of a function, and all gradients."""
+    result = function(*inputs)
+    results = result if isinstance(result, tuple) else (result,)
+    leaves = [leaf for leaf in [*parameters, *inputs] if leaf.requires_grad]
+    roots = [one for one in results if one.requires_grad]
+    gradients = torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots]) if roots else ()
+    return [*results, *gradients]
+
+
+@with_pytorch
+def test_models_compute_what_they_compute_without_it(torch, dynamo):
+    import models
+
+    for name, (make, shapes, trains) in models.MODELS.items():
+        model = make()
+        parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+        makers = [(lambda shape: torch.randint(0, shape[1], shape[0])) if isinstance(shape[0], tuple) else torch.rand for shape in shapes]
+        inputs = [make_one(shape) for make_one, shape in zip(makers, shapes)]
+        inputs = [one.requires_grad_(trains and one.is_floating_point()) for one in inputs]
+        compiled = torch.compile(model, backend="thalweg", fullgraph=True)
+        expected = trained(torch, model, parameters, inputs) if trains else []
+        for found, other in zip(trained(torch, compiled, parameters, inputs) if trains else [], expected, strict=True):
+            assert found.stride() == other.stride() and found.dtype == other.dtype
+            torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")
+    assert all(not graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+
+
+@with_pytorch
+def test_a_size_is_no_guard(torch, dynamo):
+    import models
+
+    model = models.Block()
+    compiled, parameters = torch.compile(model, backend="thalweg", dynamic=True), list(model.parameters())
+    for tokens in range(3, 23):
+        x = torch.rand(2, tokens, 16)
+        for found, expected in zip(trained(torch, compiled, parameters, [x]), trained(torch, model, parameters, [x]), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert [graph.kind for graph in dynamo.compiled()] == ["forward", "backward"], dynamo.compiled()
+
+
+@with_pytorch
+def test_writes_and_views_are_those_of_the_function(torch, dynamo):
+    def function(x, y):
+        x[0].mul_(3)
+        y += x.sum()
+        z = x + 1
+        return z, z.view(-1), y, x.t(), x[1:]
+
+    def run(called):
+        x, y = torch.arange(12.0).view(3, 4), torch.ones(2)
+        results = called(x, y)
+        results[0].zero_()
+        results[3][0, 1] = 7.0
+        return [*results, x, y], results[2] is y, results[3].data_ptr() == x.data_ptr()
+
+    found, expected = run(torch.compile(function, backend="thalweg", fullgraph=True)), run(function)
+    torch.testing.assert_close(found[0], expected[0])
+    assert found[1:] == expected[1:] == (True, True)
+
+
+@with_pytorch
+def test_draws_and_branches_are_left_to_pytorch(torch, dynamo):
+    def function(x):
+        x = torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x)
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) * 2
+
+    x = torch.ones(64)
+    torch.manual_seed(3)
+    expected, state = function(x), torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.testing.assert_close(torch.compile(function, backend="thalweg")(x), expected)
+    assert torch.equal(torch.get_rng_state(), state), "the generator is where it would be"
+    (graph,) = dynamo.compiled()
+    names = {operator for operator, _ in graph.passed_on}
+    assert {"aten.rand_like.default", "cond"} <= names and "random numbers" in repr(graph), graph
+
+
+@with_pytorch
+def test_inputs_die_after_their_last_use(torch, dynamo):
+    import weakref
+
+    from thalweg.dynamo import entry
+
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    module = torch.fx.symbolic_trace(lambda x: torch.ops.aten.sin.default(torch.ops.aten.exp.default(x)))
+    with torch._subclasses.FakeTensorMode() as mode:
+        FakeTensorProp(module, mode).propagate(mode.from_tensor(torch.ones(4)))
+    module.graph.output_node().args = ((module.graph.output_node().args[0],),)
+    call = entry.compile_flat(module, [], kind="inference")
+    x = torch.ones(4)
+    inputs, alive = [x], weakref.ref(x)
+    del x
+    result = call(inputs)
+    assert inputs == [] and alive() is None and call._boxed_call
+    torch.testing.assert_close(result[0], torch.ones(4).exp().sin())
+
+
+@with_pytorch
+def test_requests_are_refused_by_name(torch, dynamo):
+    for keywords, part in (({"mode": "reduce-overhead"}, "CUDA graphs"), ({"options": {"fast": True}}, "has no options")):
+        try:
+            torch.compile(lambda x: x + 1, backend="thalweg", **keywords)(torch.ones(2))
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            assert part in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+    assert "thalweg" in torch._dynamo.list_backends()
+
+
+@with_pytorch
+def test_an_optimizer_steps_as_without_it(torch, dynamo):
+    layers = [torch.nn.Linear(4, 4) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    optimizers = [torch.optim.AdamW(layer.parameters(), lr=0.1) for layer in layers]
+    steps = [optimizers[0].step, torch.compile(optimizers[1].step, backend="thalweg")]
+    for _ in range(3):
+        for layer, optimizer, step in zip(layers, optimizers, steps):
+            optimizer.zero_grad()
+            layer(torch.ones(2, 4)).square().sum().backward()
+            step()
+    for one, other in zip(layers[0].parameters(), layers[1].parameters()):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
