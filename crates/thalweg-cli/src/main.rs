@@ -14,6 +14,7 @@
 mod audit;
 mod bench;
 mod doctor;
+mod explain;
 mod generate;
 mod memory;
 mod ops;
@@ -61,6 +62,7 @@ enum Command {
     Audit(audit::AuditArgs),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
+    Explain(explain::ExplainArgs),
     Memory(memory::MemoryArgs),
     Ops(ops::OpsArgs),
     Precompile(precompile::PrecompileArgs),
@@ -87,6 +89,7 @@ fn run() -> ExitCode {
         Command::Audit(arguments) => Ok(audit::run(&arguments)),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
+        Command::Explain(arguments) => explain::run(&arguments),
         Command::Memory(arguments) => memory::run(&arguments),
         Command::Ops(arguments) => ops::run(&arguments),
         Command::Precompile(arguments) => precompile::run(&arguments),

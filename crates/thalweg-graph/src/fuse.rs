@@ -576,10 +576,11 @@ fn has_exponentials(body: &Body) -> bool {
     body.nodes.iter().zip(0..).any(is_exponential)
 }
 
-/// Returns whether the order in which a reduction combines elements affects its result.
+/// Returns whether the order in which a reduction combines elements affects its result: sums are rounded, and which zero is the
+/// greatest of zeros of both signs depends on the order.
 fn rounds(body: &Body) -> bool {
     body.reductions.iter().any(|reduction| {
-        matches!(reduction.op, ReduceOp::Sum | ReduceOp::Product)
+        matches!(reduction.op, ReduceOp::Sum | ReduceOp::Product | ReduceOp::Max | ReduceOp::Min)
             && body.dtype(reduction.value).is_floating_point()
     })
 }

@@ -20,7 +20,7 @@ pub struct Apart {
 }
 
 /// Returns the numbers of the nodes whose results are read.
-fn live(segment: &Segment) -> Vec<u32> {
+pub(crate) fn live(segment: &Segment) -> Vec<u32> {
     let mut live = Vec::new();
     let mut read: Vec<Touched> = Vec::new();
     for (number, node) in segment.nodes.iter().enumerate().rev() {
@@ -49,9 +49,8 @@ struct Grouping<'s> {
     apart: Vec<Apart>,
 }
 
-/// Returns the loops of a segment in an order in which they may run, and the pairs that were not fused.
-pub(crate) fn grouped(segment: &Segment, machine: &Machine) -> (Vec<Loop>, Vec<Apart>) {
-    let live = live(segment);
+/// Returns the loops of a segment's nodes in an order in which they may run, and the pairs that were not fused.
+pub(crate) fn grouped(segment: &Segment, live: Vec<u32>, machine: &Machine) -> (Vec<Loop>, Vec<Apart>) {
     let mut grouping = Grouping { segment, machine, loops: Vec::new(), later: Vec::new(), apart: Vec::new() };
     for &number in &live {
         let node = &segment.nodes[number as usize];

@@ -3,7 +3,7 @@
 //! A [`Segment`] is a list of [launches](thalweg_ops::lower::LoopLaunch) in program order, with the memory that each reads and
 //! writes. [`plan`] makes a [`Program`] of it, with the same bits in all memory that is read afterwards:
 //!
-//! - work that nothing reads is left out;
+//! - work that nothing reads is left out, and what several loops compute is computed once;
 //! - loops become one loop by [composition of their bodies](thalweg_ir::compose), where that is allowed and not slower ([`fuse`]
 //!   says when): what a loop reads from another one then never is in memory, and what both read is read once;
 //! - what remains between the loops gets offsets in one arena, so its size is known before the program runs.
@@ -20,7 +20,9 @@ mod grouping;
 mod loops;
 mod machine;
 mod program;
+mod record;
 mod segment;
+mod twins;
 
 pub use fuse::Refusal;
 pub use grouping::Apart;

@@ -6,10 +6,11 @@ use smallvec::SmallVec;
 use thalweg_ops::lower::{LoopLaunch, Steps};
 
 use crate::arena::{Interval, offsets};
-use crate::grouping::{Apart, grouped};
+use crate::grouping::{Apart, grouped, live};
 use crate::loops::Loop;
 use crate::machine::Machine;
 use crate::segment::{Lifetime, Operand, Segment, Touched};
+use crate::twins::join_twins;
 
 /// A launch of a program.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub struct Program {
     pub arena_bytes: u64,
     /// The pairs of nodes that are not fused although the second one reads what the first one writes.
     pub apart: Vec<Apart>,
+    /// The pairs of nodes of which the second one is left out, since the first one computes the same.
+    pub twins: Vec<(u32, u32)>,
     /// The bytes that the nodes read and write one by one, and those that the steps do.
     pub traffic_bytes: [u64; 2],
 }
@@ -50,7 +53,16 @@ pub struct Program {
 /// # Panics
 /// If a launch does not fit its operands.
 pub fn plan(segment: &Segment, machine: &Machine) -> Program {
-    let (loops, apart) = grouped(segment, machine);
+    let joined;
+    let (mut live, mut segment) = (live(segment), segment);
+    let mut twins = Vec::new();
+    if may_repeat(segment) {
+        let mut changed = segment.clone();
+        twins = join_twins(&mut changed, &mut live);
+        joined = changed;
+        segment = &joined;
+    }
+    let (loops, apart) = grouped(segment, live, machine);
     let lives = |lifetime: Lifetime| {
         let is_touched =
             |memory: &u32| loops.iter().any(|of| of.touched.iter().any(|touched| touched.memory == *memory));
@@ -75,7 +87,25 @@ pub fn plan(segment: &Segment, machine: &Machine) -> Program {
         segment.nodes.iter().map(|node| bytes(&node.touched())).sum(),
         loops.iter().map(|of| bytes(&of.touched)).sum(),
     ];
-    Program { steps: loops.into_iter().map(step).collect(), kept, placed, arena_bytes, apart, traffic_bytes }
+    Program {
+        steps: loops.into_iter().map(step).collect(),
+        kept,
+        placed,
+        arena_bytes,
+        apart,
+        twins,
+        traffic_bytes,
+    }
+}
+
+/// Returns whether two nodes have one body and read the same.
+fn may_repeat(segment: &Segment) -> bool {
+    let nodes = &segment.nodes;
+    let repeats = |place: usize| {
+        let node = &nodes[place];
+        nodes[..place].iter().any(|other| other.launch.id == node.launch.id)
+    };
+    (1..nodes.len()).any(repeats)
 }
 
 /// Returns whether a loop may write memory where it reads other memory: point by point, the same elements.
@@ -109,7 +139,8 @@ fn step(of: Loop) -> Step {
 }
 
 impl Program {
-    /// Returns the bytes that the program allocates: the arena, and what is kept.
+    /// Returns the bytes that the program allocates: the arena, and what is kept. Without rows that are combined by several launches,
+    /// which take memory of their own, it needs no more at any time.
     pub fn allocated_bytes(&self, segment: &Segment) -> u64 {
         self.arena_bytes
             + self.kept.iter().map(|&memory| segment.memories[memory as usize].bytes).sum::<u64>()
@@ -138,8 +169,13 @@ impl fmt::Display for Described<'_> {
             program.steps.len(),
             program.arena_bytes
         )?;
-        if computed < names.len() {
-            writeln!(f, "  left out, since nothing reads their results: {}", names.len() - computed)?;
+        let unread = names.len() - computed - program.twins.len();
+        if unread > 0 {
+            writeln!(f, "  left out, since nothing reads their results: {unread}")?;
+        }
+        for (first, second) in &program.twins {
+            let [first, second] = [first, second].map(|node| names[*node as usize].as_str());
+            writeln!(f, "  computed once: {first} and {second}")?;
         }
         for step in program.steps.iter().filter(|step| step.members.len() > 1) {
             let members: Vec<&str> =

@@ -39,12 +39,14 @@ pub struct Operand {
 /// A launch with its operands.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The launch. Its numbers have no influence on the program.
+    /// The launch. Its numbers have no influence on the program, but for whether they are those of another node.
     pub launch: LoopLaunch,
     /// The operands that are read, one per input of the body.
     pub inputs: SmallVec<[Operand; 4]>,
     /// The operands that are written, one per output of the body.
     pub outputs: SmallVec<[Operand; 2]>,
+    /// The first node of the segment with the same body and the same numbers: the node itself if there is no other.
+    pub numbers_of: u32,
 }
 
 /// Launches in program order.

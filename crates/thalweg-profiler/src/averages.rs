@@ -1,16 +1,16 @@
-//! [`KeyAverages`]: sums per operator.
+//! [`KeyAverages`]: sums per operator, and per region of the program.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 
-use crate::trace::{Activity, Trace};
+use crate::trace::{Activity, Span, Trace};
 
 /// The sums of an operator.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Average {
-    /// The operator.
+    /// The operator, or the name of a region.
     pub operator: String,
     /// The number of calls of the operator. If no call was seen: the number of commands that the operator submitted, or, if it
     /// has only kernels in graphs, the number of kernels that ran.
@@ -62,6 +62,7 @@ impl KeyAverages {
         rows.add_commands(trace);
         rows.add_activities(trace);
         rows.add_memory(trace);
+        rows.add_regions(trace);
         let mut rows: Vec<Average> = rows.0.into_values().collect();
         rows.sort_by(|a, b| {
             (Reverse(a.device_nanoseconds), &a.operator).cmp(&(Reverse(b.device_nanoseconds), &b.operator))
@@ -140,6 +141,27 @@ impl Rows {
             if is_first || is_by_itself(activity) {
                 row.bytes = row.bytes.saturating_add(activity.bytes);
             }
+        }
+    }
+}
+
+impl Rows {
+    /// Adds the regions of the program, of which operators are parts.
+    fn add_regions(&mut self, trace: &Trace) {
+        let mut outermost: HashMap<u64, Vec<Span>> = HashMap::new();
+        for call in trace.operators.iter().filter(|call| call.parent.is_none()) {
+            outermost.entry(call.thread).or_default().push(call.span);
+        }
+        for region in &trace.annotations {
+            let calls = outermost.get(&region.thread).map_or(&[][..], Vec::as_slice);
+            let first = calls.partition_point(|call| call.start < region.span.start);
+            let within = calls[first..].iter().take_while(|call| call.end <= region.span.end);
+            let nanoseconds = region.span.nanoseconds();
+            let row = self.of(&region.name);
+            row.count += 1;
+            row.host_nanoseconds += nanoseconds;
+            row.self_host_nanoseconds +=
+                nanoseconds.saturating_sub(within.map(|call| call.nanoseconds()).sum());
         }
     }
 }

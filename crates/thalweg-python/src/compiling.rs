@@ -1,6 +1,7 @@
 //! Compiled functions: the regions that `torch.compile` runs functions in.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::sync::Once;
 
 use pyo3::prelude::*;
@@ -9,6 +10,7 @@ use thalweg::tensor::compile::{self, Region};
 
 use crate::failure::run;
 use crate::lines::Reader;
+use crate::trees;
 
 thread_local! {
     /// The regions that this thread is in.
@@ -19,7 +21,8 @@ thread_local! {
 #[pyfunction]
 fn _begin_compiled() {
     static LINES: Once = Once::new();
-    if Environment::get().explain_compile {
+    let environment = Environment::get();
+    if environment.explain_compile || environment.explain_file.is_some() {
         // The explanation names the lines of the program, for the rest of the process.
         LINES.call_once(|| std::mem::forget(Reader::new()));
     }
@@ -63,17 +66,25 @@ fn _is_compiling() -> bool {
     compile::is_compiling()
 }
 
-/// Forgets the programs of this thread.
+/// Forgets the programs and the graphs of this thread.
 #[pyfunction]
 fn _forget_programs() {
     compile::reset();
+    trees::forget();
 }
 
-/// Returns what the compiled functions of this thread did: the numbers of loops, segments, kernels and programs.
+/// Returns the folder of compiled kernels, if they are kept.
 #[pyfunction]
-fn _compile_counters() -> (u64, u64, u64, u64) {
+fn _kernel_folder() -> Option<PathBuf> {
+    Environment::get().cache_directory.as_ref().map(|base| base.join("kernels"))
+}
+
+/// Returns what the compiled functions of this thread did: the numbers of loops, segments, kernels and programs, and of loops that
+/// waited while another kernel was queued.
+#[pyfunction]
+fn _compile_counters() -> (u64, u64, u64, u64, u64) {
     let counters = compile::counters();
-    (counters.loops, counters.segments, counters.kernels, counters.programs)
+    (counters.loops, counters.segments, counters.kernels, counters.programs, counters.passed)
 }
 
 /// Registers the functions.
@@ -83,5 +94,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_end_compiled, module)?)?;
     module.add_function(wrap_pyfunction!(_is_compiling, module)?)?;
     module.add_function(wrap_pyfunction!(_forget_programs, module)?)?;
+    module.add_function(wrap_pyfunction!(_kernel_folder, module)?)?;
     module.add_function(wrap_pyfunction!(_compile_counters, module)?)
 }

@@ -11,7 +11,7 @@ use thalweg::tensor::caller::label_at;
 use thalweg::{DType, Device, Tensor};
 
 use crate::dlpack::over;
-use crate::failure::{run, type_error};
+use crate::failure::{run, runtime, type_error};
 
 /// The functions of the front end.
 pub struct Exchange {
@@ -70,16 +70,17 @@ impl Exchange {
         }
         let shape: Vec<usize> = object.getattr("shape")?.extract()?;
         let strides: Vec<usize> = object.call_method0("stride")?.extract()?;
-        let address: u64 = object.call_method0("data_ptr")?.extract()?;
+        let layout = Layout::new(&shape, &strides, 0).map_err(|error| type_error(error.to_string()))?;
+        let count = span_bytes(&layout, *dtype);
+        let address = address_of(object, count)?;
         if !device.is_simulated() {
             let strides: Vec<i64> = strides.iter().map(|&stride| stride as i64).collect();
             let owner = Owner(Some(object.clone().unbind()));
             return over(py, address, &shape, &strides, *dtype, device.index(), owner);
         }
-        let layout = Layout::new(&shape, &strides, 0).map_err(|error| type_error(error.to_string()))?;
-        // SAFETY: the front end keeps the tensor's memory while `object` lives, and its elements are in this range. Nothing
-        // writes there while this thread holds the interpreter lock, as far as the program orders its own writes.
-        let bytes = unsafe { host_bytes(address, span_bytes(&layout, *dtype)) };
+        // SAFETY: the front end keeps the tensor's memory while `object` lives, and its elements are in this range. A program
+        // that writes a tensor while another thread of it computes with the tensor has undefined results in the front end, too.
+        let bytes = unsafe { host_bytes(address, count) };
         run(py, || from_host(bytes, &layout, *dtype, device))
     }
 
@@ -98,7 +99,7 @@ impl Exchange {
             self.copy_to_host(py, tensor, &object)?;
         } else {
             let target = self.read_tensor(&object, tensor.device())?;
-            run(py, || target.copy_(tensor).map(drop))?;
+            run(py, || target.copy_(tensor))?;
         }
         Ok(object)
     }
@@ -153,13 +154,28 @@ impl Exchange {
         if count == 0 {
             return Ok(());
         }
-        let address: usize = object.call_method0("data_ptr")?.extract()?;
+        let address = address_of(object, count)?;
         // SAFETY: the tensor has these strides, so that its elements take this many bytes from its address on. `object` keeps
         // the memory alive, and no other reference to it exists in Rust.
         let target = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, count) };
         let label = label_at("results", std::panic::Location::caller());
         run(py, || tensor.device().current_stream().copy_to_host(target, tensor.pointer(), label))
     }
+}
+
+/// Returns the address of a tensor of the front end, after a check that its storage holds this many bytes from there on: a
+/// program may have given the memory back (`resize_`).
+fn address_of(object: &Bound<'_, PyAny>, count: usize) -> PyResult<u64> {
+    let held: usize = object.call_method0("untyped_storage")?.call_method0("nbytes")?.extract()?;
+    let offset: usize = object.call_method0("storage_offset")?.extract()?;
+    let before = offset * object.call_method0("element_size")?.extract::<usize>()?;
+    if count > 0 && before + count > held {
+        return Err(runtime(format!(
+            "the tensor's elements take {} bytes of a storage that has {held}: its memory was given back",
+            before + count
+        )));
+    }
+    object.call_method0("data_ptr")?.extract()
 }
 
 /// Returns bytes of the host's memory.
@@ -190,8 +206,9 @@ fn from_host(bytes: &[u8], layout: &Layout, dtype: DType, device: &Device) -> th
 /// Returns a view of a tensor's memory.
 fn strided(tensor: &Tensor, shape: &[usize], strides: &[usize], offset: usize) -> thalweg::Result<Tensor> {
     let label = label_at("as_strided", std::panic::Location::caller());
-    let arguments =
-        [tensor.into(), as_ints(shape).into(), as_ints(strides).into(), Argument::Int(offset as i64)];
+    let (shape, strides) = (as_ints(shape), as_ints(strides));
+    let arguments: [Argument<'_>; 4] =
+        [tensor.into(), shape.into(), strides.into(), Argument::Int(offset as i64)];
     let mut made = find_operator("as_strided")?.call(&arguments, None, label)?;
     Ok(made.swap_remove(0))
 }

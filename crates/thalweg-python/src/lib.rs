@@ -55,8 +55,10 @@ mod protocol;
 mod readings;
 mod record;
 mod regions;
+mod steps;
 mod table;
 mod tensor;
+mod trees;
 mod tunable;
 
 use pyo3::prelude::*;
@@ -86,6 +88,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     profiler::register(module)?;
     tunable::register(module)?;
     callable::register(module)?;
+    trees::register(module)?;
     check::register(module)?;
     compiling::register(module)?;
     communicator::register(module)?;

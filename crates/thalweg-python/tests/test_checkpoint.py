@@ -4,7 +4,7 @@ PyTorch."""
 import threading
 
 import thalweg as th
-from support import raises
+from support import close, raises
 from thalweg.autograd.gradcheck import GradcheckError
 from thalweg.utils.checkpoint import CheckpointError, checkpoint, checkpoint_sequential
 
@@ -237,3 +237,23 @@ def test_checkpoints_with_regions_and_explanations():
     y = checkpoint(other, x, use_reentrant=False, debug=True)
     with raises(CheckpointError, "You are seeing this error because you passed `debug=True` to checkpoint"):
         y.sum().backward()
+
+
+def test_policies_keep_results():
+    from thalweg.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    net, x = th.nn.Sequential(th.nn.Linear(3, 4), th.nn.GELU(), th.nn.Linear(4, 2)), th.randn(5, 3)
+    net(x).square().sum().backward()
+    expected = net[0].weight.grad.clone()
+    runs = {False: [], True: []}
+
+    def policy(ctx, op, *args, **kwargs):
+        runs[ctx.is_recompute].append(op)
+        return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+    kept = [th.ops.aten.gelu.default, th.ops.overload("thalweg::linear")]
+    for chosen in (policy, kept):
+        net.zero_grad()
+        checkpoint(net, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(chosen)).square().sum().backward()
+        close(net[0].weight.grad, expected.tolist())
+    assert runs[False] and runs[True] and set(kept) <= set(runs[True])
+    with raises(ValueError, "OpOverloadPacket"):
+        create_selective_checkpoint_contexts([th.ops.aten.mm])

@@ -1,6 +1,7 @@
 """Programs of several ranks: collectives, modules whose gradients or parameters are shared, and the switches that such programs
 set."""
 
+import contextlib
 import copy
 import os
 import pathlib
@@ -276,3 +277,107 @@ def test_switches():
     assert not th.backends.mps.is_available()
     assert th.accelerator.is_available() == th.cuda.is_available()
     assert (th.accelerator.current_accelerator() is None) == (not th.cuda.is_available())
+
+
+def wrapped(rank, ranks):
+    from functools import partial
+    from thalweg.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+    from thalweg.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+    for name, value in STATE.items():
+        net.get_parameter(name).data.copy_(value)
+    x, losses = th.arange(32.0).view(8, 4).sin(), []
+    if ranks > 1:
+        net = FullyShardedDataParallel(net, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}) if rank < 2 else partial(size_based_auto_wrap_policy, min_num_params=20))
+        assert net.module[0].weight.shape[0] < 5 and [name for name, _ in net.named_parameters()] == list(STATE)
+    optimizer = th.optim.AdamW(net.parameters(), lr=0.1)
+    for _ in range(3):
+        for part in (0, 1):
+            own = x[4 * part:4 * part + 4][rank::ranks]
+            with net.no_sync() if ranks > 1 and part == 0 else contextlib.nullcontext():
+                loss = (net(own) - own.sum(1, keepdim=True)).square().mean()
+                loss.backward()
+        norm = net.clip_grad_norm_(0.5) if ranks > 1 else nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(norm.item())
+    if ranks > 1:
+        state, optimizer_state = net.state_dict(), FullyShardedDataParallel.optim_state_dict(net, optimizer)
+        with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)):
+            assert bool(net.state_dict()) == (rank == 0)
+        assert optimizer_state["state"]["0.weight"]["exp_avg"].shape == (5, 4)
+        optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(net, optimizer, optimizer_state))
+        again = FullyShardedDataParallel.optim_state_dict(net, optimizer)
+        assert th.equal(again["state"]["2.weight"]["exp_avg_sq"], optimizer_state["state"]["2.weight"]["exp_avg_sq"])
+        with FullyShardedDataParallel.summon_full_params(net):
+            net.module[2].bias.data.fill_(3.0)
+        assert net.state_dict()["2.bias"].tolist() == [3.0]
+        net.load_state_dict(state)
+        assert th.equal(net.state_dict()["2.bias"], state["2.bias"])
+        return losses, {name: value.tolist() for name, value in state.items()}
+    return losses, {name: value.tolist() for name, value in net.state_dict().items()}
+
+
+def test_the_first_wrapper_trains_as_the_module():
+    STATE.clear()
+    STATE.update({name: value.detach() for name, value in nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1)).named_parameters()})
+    losses, state = wrapped(0, 1)
+    for norms, found in dist.run_ranks(wrapped, 2, (2,)):
+        close(norms, losses, 1e-4)
+        for name, value in state.items():
+            close(found[name], value, 1e-4)
+
+
+def divided(rank, sequence):
+    from thalweg.distributed import init_device_mesh
+    from thalweg.distributed.tensor import Replicate, Shard
+    from thalweg.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
+    mesh = init_device_mesh("cpu", (2,))
+    net = Feed()
+    net.load_state_dict(STATE)
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    if sequence:
+        plan = {"norm": SequenceParallel(), "first": ColwiseParallel(input_layouts=Shard(1)), "second": RowwiseParallel(output_layouts=Shard(1))}
+        parallelize_module(net, mesh, PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)))
+    parallelize_module(net, mesh, plan)
+    x = th.arange(48.0).view(2, 4, 6).sin()
+    output = net(x)
+    share = th.arange(48.0).view(2, 4, 6).cos()
+    (output * (share.chunk(2, 1)[rank] if sequence else share)).sum().backward()
+    whole = dist._functional_collectives.all_gather_tensor(output, 1) if sequence else output
+    gradients = {}
+    for name, parameter in net.named_parameters():
+        placement = parameter.placements[0] if hasattr(parameter, "placements") else Replicate()
+        gradients[name] = th.cat(dist.group.WORLD.tensors(parameter.grad, "gradient"), placement.dim) if placement.is_shard() else parameter.grad
+    assert net.first.weight.full_tensor().shape == (8, 6) and net.first.weight.to_local().shape == (4, 6)
+    return whole.tolist(), {name: value.tolist() for name, value in gradients.items()}
+
+
+class Feed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.second(self.first(self.norm(x)).relu())
+
+
+def test_layers_are_divided_among_ranks():
+    net = Feed()
+    STATE.clear()
+    STATE.update(net.state_dict())
+    x = th.arange(48.0).view(2, 4, 6).sin()
+    output = net(x)
+    (output * th.arange(48.0).view(2, 4, 6).cos()).sum().backward()
+    for sequence in (False, True):
+        for found, gradients in dist.run_ranks(divided, 2, (sequence,)):
+            close(found, output.tolist(), 1e-5)
+            for name, parameter in net.named_parameters():
+                close(gradients[name], parameter.grad.tolist(), 1e-4)
+
+
+def test_ranks_with_devices_of_their_own():
+    folder = pathlib.Path(__file__).parent
+    run = subprocess.run([sys.executable, folder / "programs" / "ranks.py"], capture_output=True, text=True, timeout=60, env={
+        **os.environ, "PYTHONPATH": str(folder.parent / "python"), "THALWEG_SIM_DEVICES": "2"})
+    assert run.stdout == "'rank 1 ends'\n", run.stdout + run.stderr

@@ -124,7 +124,7 @@ def test_programs_import_what_is_left_out():
         def typed(x: Optional[DTensor], y: "DTensor | None" = None) -> torch.fx.GraphModule: ...
         class Wrapped(Join): ...
         for use in (lambda: torch.onnx.export(1), Wrapped, lambda: torch.sparse_bsr_tensor(1),
-                    lambda: torch.distributed.fsdp.ShardingStrategy.FULL_SHARD()):
+                    lambda: torch.distributed.fsdp.UnshardHandle()):
             try:
                 use()
             except NotImplementedError as error:

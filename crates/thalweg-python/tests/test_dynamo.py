@@ -115,7 +115,7 @@ def test_draws_and_branches_are_left_to_pytorch(torch, dynamo):
 def test_inputs_die_after_their_last_use(torch, dynamo):
     import weakref
 
-    from thalweg.dynamo import entry
+    from thalweg.dynamo import _entry
 
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
@@ -123,7 +123,7 @@ def test_inputs_die_after_their_last_use(torch, dynamo):
     with torch._subclasses.FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(mode.from_tensor(torch.ones(4)))
     module.graph.output_node().args = ((module.graph.output_node().args[0],),)
-    call = entry.compile_flat(module, [], kind="inference")
+    call = _entry.compile_flat(module, [], kind="inference")
     x = torch.ones(4)
     inputs, alive = [x], weakref.ref(x)
     del x
@@ -157,3 +157,29 @@ def test_an_optimizer_steps_as_without_it(torch, dynamo):
             step()
     for one, other in zip(layers[0].parameters(), layers[1].parameters()):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@with_pytorch
+def test_graphs_for_a_gpu_compile_without_one(torch, dynamo):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from thalweg.dynamo import _entry
+
+    if torch.cuda.is_available():
+        return "there is a GPU, on which the graph would run"
+
+    def function(x, weight):
+        y = torch.nn.functional.rms_norm(x @ weight, (6,), eps=1e-5)
+        return torch.nn.functional.interpolate(y[None, None], scale_factor=2.0, mode="bilinear").softmax(-1), y.sort(-1).values
+
+    shapes = [(4, 3), (3, 6)]
+    with FakeTensorMode():
+        fakes = [torch.empty(shape, device="cuda") for shape in shapes]
+        graph = make_fx(function)(*fakes)
+    call = _entry.compile_flat(graph, fakes, kind="inference")
+    (compiled,) = dynamo.compiled()
+    assert not compiled.passed_on and compiled.taken > 4, compiled
+    inputs = [torch.rand(shape) for shape in shapes]
+    for found, expected in zip(call(list(inputs)), function(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(FOLDER / "dynamo"))
 
 import values  # noqa: E402
 
-from thalweg.dynamo import stored  # noqa: E402
+from thalweg.dynamo import _stored  # noqa: E402
 
 
 def tensor_of(text):
@@ -40,7 +40,7 @@ def run_model(name, model):
     known = {key: of_seed(source) for key, source in model["sources"].items()}
     before = thalweg._core._compile_counters()
     for number, graph in enumerate(model["graphs"]):
-        program = stored.from_json(graph["program"], thalweg.device("sim", 0))
+        program = _stored.from_json(graph["program"], thalweg.device("sim", 0))
         inputs = [(known[one["as"]].clone() if "as" in one else tensor_of(one)) if isinstance(one, dict) else one for one in graph["inputs"]]
         own = list(inputs)
         results = program(inputs)
@@ -73,12 +73,12 @@ def test_stored_graphs_compute_what_pytorch_computes():
 
 
 def test_an_error_names_the_node():
-    from thalweg.dynamo.description import Description
+    from thalweg.dynamo._description import Description
 
     made = Description()
     first, result = made.slot(), made.slot()
-    made.inputs, made.outputs = [first], [stored.Place(result)]
-    made.call("view", [stored.Place(first), [7]], [(result, None)], "node `view` of aten.view.default, File model.py, line 3")
+    made.inputs, made.outputs = [first], [_stored.Place(result)]
+    made.call("view", [_stored.Place(first), [7]], [(result, None)], "node `view` of aten.view.default, File model.py, line 3")
     program = thalweg._core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[])
     try:
         program([thalweg.ones(6)])
@@ -90,12 +90,12 @@ def test_an_error_names_the_node():
 
 
 def test_integers_are_computed_as_python_does():
-    from thalweg.dynamo.description import Description
+    from thalweg.dynamo._description import Description
 
     made = Description()
     slots = [made.slot() for _ in range(3)]
     made.inputs = slots
-    first, second, x = (stored.Place(slot) for slot in slots)
+    first, second, x = (_stored.Place(slot) for slot in slots)
     names = ["add", "sub", "mul", "floordiv", "mod", "max", "min"]
     made.outputs = [made.integer(name, [first, second]) for name in names] + [made.integer("size", [x, 1])]
     program = thalweg._core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[])

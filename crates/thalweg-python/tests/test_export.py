@@ -74,6 +74,17 @@ def test_values_decide_nothing():
     assert export(Fixed(), (th.ones(2),)).module()(th.ones(2)).tolist() == [2.0, 2.0] and not th.compiler.is_exporting()
 
 
+def test_mapped_functions_are_recorded():
+    class Mask(nn.Module):
+        def forward(self, x):
+            rows, columns = th.arange(x.shape[0]), th.arange(x.shape[1])
+            kept = th.vmap(th.vmap(lambda row, column: (x[row, column] > 0) & (column <= row), (None, 0)), (0, None))
+            return x.masked_fill(~kept(rows, columns), 0.0)
+    module = export(Mask(), (th.randn(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},)).module()
+    x = th.randn(6, 5)
+    assert module(x).tolist() == Mask()(x).tolist()
+
+
 def test_traced_modules_are_graphs():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.5)).eval()
     traced = th.jit.trace(model, th.randn(2, 3))

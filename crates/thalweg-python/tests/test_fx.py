@@ -116,3 +116,23 @@ def test_a_subscript_may_be_symbolic():
     table = th.arange(6.0).view(3, 2)
     traced = fx.symbolic_trace(lambda x: table[: x.size(0), 1] + x)
     assert traced(th.zeros(2)).tolist() == [1.0, 3.0]
+
+
+def test_graphs_are_divided():
+    from thalweg.fx.passes.split_module import split_module
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    traced = fx.symbolic_trace(net)
+    parts = split_module(traced, net, lambda node: int(node.name == "_2"))
+    x = th.randn(5, 3)
+    assert [name for name, _ in parts.named_children()] == ["submod_0", "submod_1"] and th.equal(parts(x), net(x))
+    assert parts.submod_1.graph.find_nodes(op="call_module")[0].target == "2"
+
+
+def test_functions_are_recorded():
+    from thalweg.fx.experimental.proxy_tensor import make_fx
+    weight = th.ones(3)
+    made = make_fx(lambda x, pair: {"y": (x * weight).sin() + pair[0], "n": pair[1]}, tracing_mode="symbolic")(th.ones(2, 3), [th.ones(2, 3), 5])
+    x = th.randn(4, 3)
+    found = made(x, [x, 5])
+    assert th.equal(found["y"], x.sin() + x) and found["n"] == 5
+    assert th.ops.aten.sin.default in [node.target for node in made.graph.nodes]

@@ -217,3 +217,17 @@ def test_sparse_tensors():
         x.cumsum(0)
     with raises(RuntimeError, "expected sparse tensor layout"):
         th.ones(2).indices()
+
+
+def test_each_mode_sees_attributes():
+    class Seen(TorchFunctionMode):
+        def __init__(self):
+            self.names = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.names.append(th._torch_functions.property_name(func) or func.__name__)
+            return func(*args, **(kwargs or {}))
+    x = th.ones(2, 3)
+    with Seen() as outer, Seen() as inner:
+        assert x.shape == (2, 3) and x.size(0) == 2 and len(x) == 2 and (x + 1).T.shape == (3, 2)
+    assert outer.names == inner.names and inner.names[0] == "shape" and "add" in inner.names and "T" in inner.names

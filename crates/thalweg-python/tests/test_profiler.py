@@ -115,3 +115,17 @@ def test_what_it_refuses():
         prof.key_averages().table(sort_by="colour")
     with raises(AssertionError, "Invalid profiler schedule"):
         schedule(wait=0, warmup=0, active=0)
+
+
+def test_short_code_is_timed():
+    from thalweg.utils import benchmark
+    calls = []
+    timer = benchmark.Timer("call(x)", setup="x = torch.ones(2)", globals={"call": lambda x: calls.append(x.shape)}, label="a call", sub_label="row", description="column")
+    found = timer.timeit(3)
+    assert len(calls) == 3 + 2 and calls[0] == (2,) and found.number_per_run == 3 and found.mean == found.median == found.raw_times[0] / 3
+    runs = timer.blocked_autorange(min_run_time=0.001)
+    assert sum(runs.raw_times) >= 0.001 and "a call: row" in repr(runs)
+    table = str(benchmark.Compare([runs]))
+    assert table.startswith("[a call]\n") and "column" in table and "row" in table
+    one = benchmark.Measurement(2, [2.0, 4.0, 6.0, 8.0])
+    assert (one.median, one.mean, one.iqr) == (2.5, 2.5, 1.5) and one.has_warnings

@@ -31,7 +31,7 @@ def test_stubs_have_every_name():
 
 def test_stubs_have_every_module():
     written = dict(stubs.stubs())
-    files = {str(path.relative_to(CRATE / "python/thalweg").with_suffix(".pyi")) for path in (CRATE / "python/thalweg").rglob("*.py")}
+    files = {str(path.relative_to(CRATE / "python/thalweg").with_suffix(".pyi")) for path in filter(stubs.has_stub, (CRATE / "python/thalweg").rglob("*.py"))}
     assert set(written) == files | {"_core.pyi"}
     for name, text in written.items():
         ast.parse(text, name)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(FOLDER / "dynamo"))
 import models  # noqa: E402
 import values  # noqa: E402
 
-from thalweg.dynamo import backend, entry, stored  # noqa: E402
+from thalweg.dynamo import _entry, _stored, backend  # noqa: E402
 
 
 def filled(shape, seed, below=None):
@@ -41,8 +41,8 @@ class Recorder:
         self.known, self.graphs = known, []
 
     def compile_flat(self, gm, example_inputs, *, kind):
-        importer = entry.Importer(gm)
-        program = stored.as_json(importer.description())
+        importer = _entry.Importer(gm)
+        program = _stored.as_json(importer.description())
         run = torch.fx.Interpreter(gm)
 
         def call(inputs):
@@ -50,7 +50,8 @@ class Recorder:
             texts = [described(one, self.known) if isinstance(one, torch.Tensor) else one for one in own]
             with torch.no_grad():
                 results = run.run(*inputs)
-            changed = {place: described(one, {}) for place, (one, former) in enumerate(zip(inputs, own)) if isinstance(one, torch.Tensor) and not torch.equal(one, former)}
+            pairs = [(place, one, former) for place, (one, former) in enumerate(zip(inputs, own)) if isinstance(one, torch.Tensor)]
+            changed = {place: described(one, {}) for place, one, former in pairs if not torch.equal(one, former)}
             number = len(self.graphs)
             outputs = [described(one, {}) if isinstance(one, torch.Tensor) else one for one in results]
             self.graphs.append({"kind": kind, "program": program, "inputs": texts, "outputs": outputs, "changed": changed})
@@ -61,7 +62,7 @@ class Recorder:
         return call
 
 
-def recorded(make, shapes, trains):
+def recorded(make, shapes, trains, is_dynamic):
     """Returns the graphs of a model."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -83,20 +84,20 @@ def recorded(make, shapes, trains):
         seed += 1
         inputs.append(made.requires_grad_(trains and not is_integer))
     recorder = Recorder(known)
-    former, entry.compile_flat = entry.compile_flat, recorder.compile_flat
+    former, _entry.compile_flat = _entry.compile_flat, recorder.compile_flat
     try:
         with torch.set_grad_enabled(trains):
-            results = torch.compile(model, backend=backend, fullgraph=True)(*inputs)
+            results = torch.compile(model, backend=backend, fullgraph=True, dynamic=is_dynamic)(*inputs)
         if trains:
             results = [one for one in (results if isinstance(results, tuple) else [results]) if one.requires_grad]
             torch.autograd.backward(results, [filled(one.shape, 100 + place) for place, one in enumerate(results)])
     finally:
-        entry.compile_flat = former
+        _entry.compile_flat = former
     return {"sources": sources, "graphs": recorder.graphs}
 
 
 def main():
-    made = {name: recorded(*model) for name, model in models.MODELS.items()}
+    made = {name: recorded(*model, name in models.DYNAMIC) for name, model in models.MODELS.items()}
     text = json.dumps(made, separators=(",", ":"))
     path = FOLDER / "goldens/dynamo_programs.json.gz"
     path.write_bytes(gzip.compress(text.encode(), mtime=0))

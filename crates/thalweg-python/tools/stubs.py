@@ -283,6 +283,11 @@ def package_stub():
         "def compile(model: Any = ..., **options: Any) -> Any: ...", ""])
 
 
+def has_stub(path):
+    """Returns whether a file of the package has stubs: those of PyTorch's backend import PyTorch, and are not for users."""
+    return path.parent.name != "dynamo" or path.name == "__init__.py"
+
+
 def stubs():
     """Yields the stub files, as pairs of a path in the package and a text."""
     yield "_core.pyi", core_stub()
@@ -291,7 +296,7 @@ def stubs():
                         and not overload["function"].startswith("_") and not keyword.iskeyword(overload["function"])
                         and not overload["function"].endswith("_")})
     package = FOLDER / "thalweg"
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(filter(has_stub, package.rglob("*.py"))):
         inner = path.relative_to(package)
         module = ".".join(inner.with_suffix("").parts).removesuffix(".__init__")
         if module != "__init__":

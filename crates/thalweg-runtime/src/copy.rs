@@ -75,7 +75,7 @@ impl Stream {
         let parameters = [address(target), address(source), bytes];
         let parameters = bytemuck::bytes_of(&parameters);
         let command = Command::Other { label, accesses: &accesses, parameters };
-        self.submit(command, || self.device().driver().copy_async(self.handle(), &copy))
+        self.submit_listed(command, || self.device().driver().copy_async(self.handle(), &copy))
     }
 
     /// Copies ordinary host memory to the device. After the return, `source` may be changed.
@@ -85,7 +85,9 @@ impl Stream {
         }
         let access = Access::write(target, source.len() as u64);
         let command = Command::Other { label, accesses: &[access], parameters: &[] };
-        self.submit(command, || self.device().driver().copy_from_host(self.handle(), target, source, label))
+        self.submit_listed(command, || {
+            self.device().driver().copy_from_host(self.handle(), target, source, label)
+        })
     }
 
     /// Copies device memory to ordinary host memory. Blocks until the copy is complete.
@@ -113,7 +115,7 @@ impl Stream {
         let parameters: [u64; 4] = [target.address(), unit, value, count];
         let parameters = bytemuck::bytes_of(&parameters);
         let command = Command::Other { label, accesses: &[access], parameters };
-        self.submit(command, || self.device().driver().fill_async(self.handle(), &fill))
+        self.submit_listed(command, || self.device().driver().fill_async(self.handle(), &fill))
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Environment {
     /// `THALWEG_EXPLAIN=compile`: writes to standard error, once per segment of a compiled function, what became one kernel, and why
     /// other loops did not.
     pub explain_compile: bool,
+    /// `THALWEG_EXPLAIN_FILE`: a file to which the same is appended, one JSON object per segment, for `thalweg explain` to draw.
+    pub explain_file: Option<PathBuf>,
     /// `THALWEG_SIM_DEVICES`: the number of simulated GPUs (default 1).
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
@@ -138,6 +140,7 @@ impl Environment {
                 .map(PathBuf::from),
             explain: flag("THALWEG_EXPLAIN"),
             explain_compile: variable("THALWEG_EXPLAIN").is_some_and(|value| value == "compile"),
+            explain_file: variable("THALWEG_EXPLAIN_FILE").filter(|path| !path.is_empty()).map(PathBuf::from),
             sim_devices,
             sim_memory_bytes,
             meta_memory_bytes,

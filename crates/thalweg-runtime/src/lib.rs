@@ -51,7 +51,7 @@ mod stream_state;
 pub mod tunable;
 
 pub use communicator::{CollectivePart, Communicator};
-pub use deferred::{QueueDeferred, queue_deferred, set_deferred};
+pub use deferred::{Before, QueueDeferred, queue_deferred, set_deferred};
 pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, ErrorClass, Result};
@@ -66,8 +66,10 @@ pub use out_of_range::{OutOfRangeReport, RangeOf};
 pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;
+pub use thalweg_driver::{
+    Access, CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label,
+};
 pub use thalweg_driver::{Activation, ActivationPass, MatmulActivation, MatmulEpilogue};
-pub use thalweg_driver::{CaptureMode, CommunicatorId, DevicePointer, ExternalMemory, ExternalStream, Label};
 pub use thalweg_driver::{ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat};
 pub use thalweg_driver::{DenseCall, DenseMethod, DenseUse};
 pub use thalweg_driver::{FourierCall, FourierKind, FourierShape};

@@ -21,7 +21,7 @@ use thalweg_driver::{
 use thalweg_kernels::Accesses;
 use thalweg_memory::StreamId;
 
-use crate::deferred::queue_deferred;
+use crate::deferred::{Before, has_deferred, queue_deferred, queue_deferred_before};
 use crate::device::{Device, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;
@@ -67,6 +67,8 @@ impl Stream {
     }
 
     fn made(device: &Device, priority: i32, label: Label) -> Result<Self> {
+        // The pool may hand out a stream without a call of the driver.
+        device.check_process("Stream::new")?;
         let (least, greatest) = device.properties().stream_priority_range;
         let priority = priority.clamp(greatest.min(least), least.max(greatest));
         let state = device.check(device.stream_pool().take(device.driver(), device.index(), priority))?;
@@ -152,6 +154,11 @@ impl Stream {
     /// Returns the driver's handle.
     pub fn handle(&self) -> StreamHandle {
         self.state.handle
+    }
+
+    /// Returns the number of the device, and the driver's handle, which distinguish streams.
+    pub fn key(&self) -> (u64, StreamHandle) {
+        (self.device.number(), self.handle())
     }
 
     /// Returns the id by which allocators refer to the stream.
@@ -249,6 +256,18 @@ impl Stream {
         self.submit_in(self.device.captures().info(self), command, call)
     }
 
+    /// Submits a command that touches exactly the memory that it lists, and does nothing else: deferred work that has nothing to do
+    /// with it waits on.
+    pub(crate) fn submit_listed(
+        &self,
+        command: Command<'_>,
+        call: impl FnOnce() -> thalweg_driver::Result<()>,
+    ) -> Result<()> {
+        let before = Before::Command { stream: self.key(), accesses: command.accesses() };
+        queue_deferred_before(command.label(), before)?;
+        self.submit_in(self.device.captures().info(self), command, call)
+    }
+
     /// Submits a command to a stream that takes part in `capture`, or in no capture, as queried before.
     fn submit_in(
         &self,
@@ -264,26 +283,31 @@ impl Stream {
         Ok(())
     }
 
-    /// Lists the ranges of a submission if they are read by the driver, a sanitizer, or a capture. Returns the capture that the
-    /// command becomes part of.
+    /// Lists the ranges of a submission if they are read by the driver, a sanitizer, or a capture, or decide which deferred work must
+    /// run before it, which is queued. Returns the capture that the command becomes part of.
     #[inline]
     fn list_accesses(
         &self,
         accesses: &mut Accesses,
         list: impl FnOnce(&mut Accesses),
-    ) -> Option<CaptureInfo> {
+        label: Label,
+    ) -> Result<Option<CaptureInfo>> {
+        if has_deferred() {
+            list(accesses);
+            queue_deferred_before(label, Before::Command { stream: self.key(), accesses })?;
+            return Ok(self.device.captures().info(self));
+        }
         let capture = self.device.captures().info(self);
         if capture.is_some() || self.device.reads_accesses() {
             list(accesses);
         }
-        capture
+        Ok(capture)
     }
 
     /// Submits a kernel, whose ranges are listed only if they are read: by the driver, a sanitizer, or a capture.
     pub(crate) fn submit_launch(&self, launch: Launch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
-        queue_deferred(launch.label)?;
         let mut accesses = Accesses::new();
-        let capture = self.list_accesses(&mut accesses, list);
+        let capture = self.list_accesses(&mut accesses, list, launch.label)?;
         let launch = Launch { accesses: &accesses, ..launch };
         let call = || self.device.driver().launch(self.handle(), &launch);
         self.submit_in(capture, Command::Launch(&launch), call)
@@ -295,9 +319,8 @@ impl Stream {
         launch: LibraryLaunch<'_>,
         list: impl FnOnce(&mut Accesses),
     ) -> Result<()> {
-        queue_deferred(launch.label)?;
         let mut accesses = Accesses::new();
-        let capture = self.list_accesses(&mut accesses, list);
+        let capture = self.list_accesses(&mut accesses, list, launch.label)?;
         let launch = LibraryLaunch { accesses: &accesses, ..launch };
         let command =
             Command::Other { label: launch.label, accesses: &accesses, parameters: launch.arguments };

@@ -311,6 +311,11 @@ impl DeferredHolder {
         storage.deferred_holders.fetch_add(1, Ordering::AcqRel);
         Self(storage)
     }
+
+    /// Returns whether only deferred loops hold the storage.
+    pub(crate) fn is_alone(&self) -> bool {
+        Storage::holders(&self.0) == 0
+    }
 }
 
 impl Drop for DeferredHolder {

@@ -4,6 +4,7 @@ mod audit;
 #[path = "../../../thalweg-memory-tools/tests/it/browser.rs"]
 mod browser;
 mod doctor;
+mod explain;
 mod looking;
 mod memory;
 mod ops;

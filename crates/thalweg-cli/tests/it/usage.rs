@@ -4,9 +4,10 @@ use std::process::{Command, Stdio};
 
 use crate::{program, scratch, text, thalweg};
 
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 15] = [
     &["audit"],
     &["doctor"],
+    &["explain"],
     &["memory"],
     &["memory", "show"],
     &["memory", "replay"],

@@ -76,7 +76,8 @@ impl Builder {
 
     fn add(&mut self, launch: LoopLaunch, inputs: &[&Value], output: &Value) {
         let inputs = inputs.iter().map(|input| input.operand()).collect();
-        self.0.nodes.push(Node { launch, inputs, outputs: SmallVec::from_slice(&[output.operand()]) });
+        let (outputs, numbers_of) = (SmallVec::from_slice(&[output.operand()]), self.0.nodes.len() as u32);
+        self.0.nodes.push(Node { launch, inputs, outputs, numbers_of });
     }
 
     fn keep(&mut self, value: &Value) {
@@ -236,4 +237,28 @@ fn the_same_segment_has_the_same_program() {
     // A kernel does not depend on the sizes.
     assert_eq!(one.steps[0].launch.id, larger.steps[0].launch.id);
     assert_eq!(one.steps[0].launch.body, larger.steps[0].launch.body);
+}
+
+#[test]
+fn what_is_computed_twice_is_computed_once() {
+    let mut builder = Builder::default();
+    let (x, y) = (builder.input(&[40]), builder.input(&[40]));
+    let [one, other] = [(); 2].map(|()| builder.call(&exp, &[&x]));
+    let [sum, again] = [&one, &other].map(|value| builder.call(&add, &[value, &y]));
+    let product = builder.call(&mul, &[&sum, &again]);
+    builder.keep(&product);
+    let program = builder.plan();
+    assert_eq!(program.twins, [(0, 1), (2, 3)]);
+    assert_eq!(members(&program), [[0, 2, 4]]);
+    // What is kept is written, and what is written over in between is computed again.
+    builder.keep(&other);
+    assert_eq!(builder.plan().twins, []);
+    let mut builder = Builder::default();
+    let x = builder.input(&[40]);
+    let one = builder.call(&exp, &[&x]);
+    builder.write_over(&mul, &[&x, &one], &x);
+    let other = builder.call(&exp, &[&x]);
+    let product = builder.call(&mul, &[&one, &other]);
+    builder.keep(&product);
+    assert_eq!(builder.plan().twins, []);
 }

@@ -1,4 +1,5 @@
-"""`torch.compile`: functions whose loops are fused. The function itself runs as it is written, each time."""
+"""`torch.compile`: functions whose loops are fused. The function itself runs as it is written, each time, unless its calls are
+captured."""
 
 import functools
 
@@ -6,6 +7,9 @@ from . import _core
 
 BACKENDS = ("inductor", "cudagraphs", "eager", "aot_eager", "thalweg")
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "lite")
+# The modes in which calls are captured as graphs.
+CAPTURING = ("reduce-overhead", "max-autotune")
+STANCES = ("default", "eager_then_compile", "aot_eager_then_compile", "force_eager", "eager_on_recompile", "fail_on_recompile")
 # The stance of `torch.compiler.set_stance`: under "force_eager" compiled functions run as they would uncompiled.
 _stance = "default"
 
@@ -13,8 +17,15 @@ _stance = "default"
 def set_stance(stance):
     """Sets the stance, and returns the former one."""
     global _stance
+    if stance not in STANCES:
+        raise RuntimeError(f"invalid torch.compile stance '{stance}': one of {', '.join(STANCES)}")
     former, _stance = _stance, stance
     return former
+
+
+def stance():
+    """Returns the stance."""
+    return _stance
 
 
 def _in_region(begin, function):
@@ -35,14 +46,18 @@ def _in_region(begin, function):
     return inside
 
 
-def compiled(function):
-    """Returns the function with its loops fused."""
+def compiled(function, captures=False, fullgraph=False):
+    """Returns the function with its loops fused, and its calls captured as graphs if that is requested."""
     inside = _in_region(_core._begin_compiled, function)
+    if captures:
+        from ._capturing import captured
+        inside = captured(function, inside, fullgraph)
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         return function(*args, **kwargs) if _stance == "force_eager" else inside(*args, **kwargs)
     call._torchdynamo_orig_callable = function
+    call._captured = getattr(inside, "_captured", None)
     return call
 
 
@@ -62,6 +77,8 @@ def check(backend, mode, options):
         raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
     if mode is not None and mode not in MODES:
         raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(MODES)}")
+    if options is not None and not isinstance(options, dict):
+        raise RuntimeError(f"options are a dictionary, not {type(options).__name__}")
     if not isinstance(backend, str):
         raise NotImplementedError("torch.compile: a backend that is a function expects an FX graph, and none is made: the function itself runs; leave `backend` out")
     if backend not in BACKENDS:
@@ -70,18 +87,22 @@ def check(backend, mode, options):
 
 def compile(model=None, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None, disable=False):
     """Returns the model or function with its loops fused: `torch.compile`. It computes the same bits. Nothing is traced, so there is
-    nothing to break or to trace again: branches, prints, hooks and new sizes need no option, and `fullgraph`, `dynamic`, `mode` and
-    `options` change nothing. `THALWEG_EXPLAIN=compile` shows what became one kernel."""
+    nothing to break or to trace again: branches, prints, hooks and new sizes need no option, and `dynamic` changes nothing.
+
+    In the modes "reduce-overhead" and "max-autotune", and with the option "triton.cudagraphs", a call that is like an earlier one
+    replays a graph, and Python does not run. A function for which that would make a difference runs without a graph; with
+    `fullgraph` it is an error. `THALWEG_EXPLAIN=compile` shows what became one kernel, and what is not captured."""
     check(backend, mode, options)
     if model is None:
         return lambda model: compile(
             model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
     if disable or backend == "eager":
         return model
+    captures = mode in CAPTURING or backend == "cudagraphs" or bool((options or {}).get("triton.cudagraphs"))
     from .nn.module import Module
     if isinstance(model, Module):
         from .nn.compiled import OptimizedModule
-        return OptimizedModule(model)
+        return OptimizedModule(model, captures, fullgraph)
     if not callable(model):
         raise RuntimeError(f"A module or a function is compiled, not {type(model).__name__}")
-    return compiled(model)
+    return compiled(model, captures, fullgraph)

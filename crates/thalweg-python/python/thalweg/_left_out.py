@@ -26,9 +26,9 @@ MODULES = {
     **dict.fromkeys((
         "distributed.algorithms", "distributed.elastic", 
         "distributed.nn", "distributed.optim", "distributed.pipelining", "distributed.rpc", "distributed.rpc.api", 
-        "distributed._composable", "distributed._functional_collectives",
+        "distributed._composable",
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
-        "distributed.constants", "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
+        "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),
     "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
     "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
@@ -42,7 +42,6 @@ MODULES = {
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
     "utils.data.graph": "there are no pipes of data: say `Dataset` or `IterableDataset`",
-    "utils.benchmark": "time with `time.perf_counter` after `cuda.synchronize`, or with events",
     "nn.utils._expanded_weights": "transforms of functions are left out",
     "nn.utils._per_sample_grad": "transforms of functions are left out",
     "numa": "threads are those of the device",
@@ -50,10 +49,9 @@ MODULES = {
 
 # Names that are left out of modules that exist.
 NAMES = {
-    "optim": {"SparseAdam": "gradients are dense"},
     "masked": dict.fromkeys(("MaskedTensor", "masked_tensor", "as_masked_tensor", "is_masked_tensor"), "there are no masked tensors"),
     "autograd.profiler": dict.fromkeys(
-        ("EventList", "FunctionEvent", "profile", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
+        ("EventList", "FunctionEvent", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
     "nn": dict.fromkeys(("Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
@@ -139,7 +137,8 @@ _WITHOUT_ATTRIBUTES = (
 # Existing modules that are imported on first access.
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
-    "_ops", "autograd.forward_ad", "fx", "hub", "library", "ops", "distributed", "export", "utils.data", "utils.flop_counter", "utils._python_dispatch"}
+    "_ops", "_vmap_internals", "autograd.forward_ad", "distributed", "export", "fx", "hub", "library", "ops", "utils._python_dispatch",
+    "utils.benchmark", "utils.data", "utils.flop_counter"}
 
 
 def attributes(module, names=None):

@@ -10,7 +10,7 @@ _OTHER_LIBRARY = "it is part of a library of PyTorch's that is not used here"
 _REMOVED = "PyTorch has removed it as well, and refuses calls"
 _INSIDE = "it is part of PyTorch's inside, and Thalweg's is another one"
 _FILES = "files are read and written by `load` and `save`"
-_SHARDED = "`fully_shard` is here, and not PyTorch's first wrapper of sharded modules"
+_SHARDED = "parameters are gathered when they are used, and nothing is gathered ahead"
 
 # For each reason the names, by the modules that PyTorch has them in.
 _GROUPS = {
@@ -74,7 +74,7 @@ _GROUPS = {
             GRID_SAMPLE_INTERPOLATION_MODES GRID_SAMPLE_PADDING_MODES TYPE_CHECKING assert_int_or_pair reproducibility_notes sparse_support_notes
             tf32_notes""",
         "nn.parallel": "gather parallel_apply replicate scatter", "nn.utils": "clip_grad_norm stateless", "random": "default_generator",
-        "utils": "cmake_prefix_path set_module swap_tensors",
+        "utils": "cmake_prefix_path set_module",
         "utils._pytree": "DumpableContext FlattenFunc FromDumpableContextFn PyTreeSpec ToDumpableContextFn UnflattenFunc is_structseq_instance",
         "utils.checkpoint": """
             CheckpointFunction CheckpointPolicy DefaultDeviceType GraphExecGroup SAC_IGNORED_OPS SelectiveCheckpointContext check_backward_validity
@@ -87,12 +87,7 @@ _GROUPS = {
             get_default_load_endianness get_default_mmap_options location_tag mkdtemp normalize_storage_type register_package set_crc32_options
             set_default_load_endianness set_default_mmap_options skip_data storage_to_tensor_type validate_cuda_device validate_hpu_device""",
     },
-    _SHARDED: {
-        "distributed.fsdp": """
-            BackwardPrefetch CPUOffload FullOptimStateDictConfig FullStateDictConfig LocalOptimStateDictConfig LocalStateDictConfig MixedPrecision
-            OptimStateDictConfig OptimStateKeyType ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy StateDictConfig
-            StateDictSettings StateDictType UnshardHandle share_comm_ctx""",
-    },
+    _SHARDED: {"distributed.fsdp": "UnshardHandle share_comm_ctx"},
 }
 _reasons = {}
 

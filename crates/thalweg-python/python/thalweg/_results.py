@@ -47,8 +47,11 @@ class Size(tuple):
 def _extent(place, size):
     """Returns an extent of a shape from an integer or an object that converts to one."""
     whole = getattr(getattr(size, "dtype", None), "is_floating_point", None) is False and size.dim() == 0
-    if isinstance(size, int) or whole:
+    if isinstance(size, bool) or whole:
         return int(size)
+    if isinstance(size, int):
+        # An extent of a program that is being exported knows how it follows from the inputs.
+        return size
     try:
         return operator.index(size)
     except TypeError:

@@ -228,8 +228,13 @@ def _checked_indices(x):
 
 
 def _printed(x, *_, **__):
-    return (f"tensor(indices={x._places!r},\n       values={x._elements!r},\n       size={tuple(x.shape)}, nnz={x._places.shape[1]}, "
-            f"layout={x.layout!r})")
+    def shown(name, value):
+        """Returns a part of the text, with its lines below one another."""
+        return f"{name}={value!r}".replace("\n", "\n" + " " * (len(name) + 1))
+    parts = [("indices", x._places), ("values", x._elements)] if not x.is_sparse_csr else [
+        ("crow_indices", _crow(x)), ("col_indices", _coalesce(x)._places[1]), ("values", _coalesce(x)._elements)]
+    text = ",\n".join(shown(name, value) for name, value in parts).replace("\n", "\n" + " " * 7)
+    return f"tensor({text},\n       size={tuple(x.shape)}, nnz={x._places.shape[1]}, layout={x.layout!r})"
 
 
 _FUNCTIONS = {
@@ -242,7 +247,7 @@ _FUNCTIONS = {
     "cuda": lambda x, *args: _converted(x, "cuda"), "cpu": lambda x: _converted(x, "cpu"), "to_sparse_csr": _as_csr, "to_sparse": _as_coo,
     "to_sparse_coo": _as_coo, "neg": _values(_core.neg), "abs": _values(_core.abs), "relu": _values(_core.relu), "sqrt": _values(_core.sqrt),
     "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _values(lambda values: values.detach()),
-    "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "__str__": _printed, "__format__": _printed,
+    "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
     "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
 _OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",

@@ -111,9 +111,9 @@ def _array_namespace(self, /, *, api_version=None):
 _plain_repr = Tensor.__repr__
 
 
-def _repr(self):
-    """Returns the tensor as text. That of a subclass begins with the name of the class."""
-    text, kind = _plain_repr(self), type(self)
+def _repr(self, *, tensor_contents=None):
+    """Returns the tensor as text. That of a subclass begins with the name of the class. `tensor_contents` is shown in the place of the elements."""
+    text, kind = _plain_repr(self) if tensor_contents is None else f"tensor({tensor_contents})", type(self)
     if kind is Tensor or kind.__torch_function__ is _disabled_torch_function_impl:
         return text
     name = kind.__name__

@@ -92,7 +92,7 @@ def _ordered(values):
 
 
 class _Again:
-    """A function that a mode receives with arguments that override it: calling it asks the arguments."""
+    """A function that a mode receives while arguments or further modes override it: calling it asks them."""
 
     def __init__(self, function):
         self._function = function
@@ -116,7 +116,7 @@ class _Again:
 
 
 def plain(function):
-    """Returns the function that a mode has received, without what asks its arguments."""
+    """Returns the function that a mode has received, without the wrapper that asks its arguments."""
     return function._function if isinstance(function, _Again) else function
 
 
@@ -129,7 +129,8 @@ def take(function, found, args, kwargs):
         mode = stack.pop()
         former = _core._set_function_modes(len(stack))
         try:
-            result = mode.__torch_function__(_Again(function) if found else function, kinds, args, kwargs)
+            # Attributes of tensors that are not operators ask the next mode by this alone.
+            result = mode.__torch_function__(_Again(function) if found or stack else function, kinds, args, kwargs)
         finally:
             stack.append(mode)
             _core._set_function_modes(former)

@@ -3,7 +3,7 @@ nothing."""
 
 import contextlib
 
-from . import _compiling, _core
+from . import _artifacts, _capturing, _compiling, _core
 from ._compiling import compile  # noqa: F401
 
 
@@ -51,8 +51,21 @@ is_dynamo_compiling = is_compiling
 
 
 def reset():
-    """Forgets the programs of compiled functions. Kernels stay compiled."""
+    """Forgets the programs and the graphs of compiled functions. Kernels stay compiled."""
+    _capturing.reset()
     _core._forget_programs()
+
+
+def save_cache_artifacts():
+    """Returns the machine code of all kernels that are kept, as bytes, and what is in them; None if there is none. The same kernels
+    give the same bytes. Programs are not in them: to plan one takes microseconds."""
+    return _artifacts.save()
+
+
+def load_cache_artifacts(serialized_artifacts):
+    """Keeps the machine code of kernels that `save_cache_artifacts` returned, on this machine or another one, and returns what was in
+    the bytes. A kernel is found by its source, its options, the architecture and the compiler."""
+    return _artifacts.load(serialized_artifacts)
 
 
 def cudagraph_mark_step_begin():

@@ -1,4 +1,4 @@
-"""TorchScript (`torch.jit`): what is scripted runs eagerly and is unchanged; what is traced is a graph (`torch.export`)."""
+"""TorchScript (`torch.jit`): scripted functions run eagerly and are unchanged; traced ones are graphs (`torch.export`)."""
 
 import contextlib
 import functools

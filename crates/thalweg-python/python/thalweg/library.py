@@ -5,7 +5,7 @@ import functools
 import inspect
 import typing
 
-from . import _core, ops
+from . import _core, _dispatching, ops
 from ._core import Tensor
 from ._left_out import attributes as _attributes
 
@@ -49,6 +49,13 @@ class CustomOpDef:
         return self._computed(*args, **kwargs) if self._backward is None else _with_gradient(self, args, kwargs)
 
     def _computed(self, *args, **kwargs):
+        if not _dispatching.modes():
+            return self._by_device(*args, **kwargs)
+        with _dispatching.without_innermost() as mode:
+            result = mode.__torch_dispatch__(self._opoverload, (), args, kwargs)
+            return self._by_device(*args, **kwargs) if result is NotImplemented else result
+
+    def _by_device(self, *args, **kwargs):
         tensor = next(_tensors(args, kwargs), None)
         kind = _BACKENDS.get(tensor.device.type, "CUDA") if tensor is not None else "CPU"
         if kind == "Meta" and self._fake is not None:
@@ -80,7 +87,7 @@ class CustomOpDef:
         self._backward, self._setup_context = backward, setup_context
 
     def register_vmap(self, func=None, /):
-        """Sets what the operator does inside of `vmap`: `func(info, in_dims, *args)` returns the results and their dimensions."""
+        """Sets the rule of the operator inside of `vmap`: `func(info, in_dims, *args)` returns the results and their dimensions."""
         if func is None:
             return self.register_vmap
         self._vmap = func
@@ -272,7 +279,7 @@ def register_autocast(op, device_type, cast_inputs, /, *, lib=None):
 
 
 def register_vmap(op, func=None, /, *, lib=None):
-    """Sets what an operator does inside of `vmap`."""
+    """Sets the rule of an operator inside of `vmap`."""
     return _found(op).register_vmap(func)
 
 

@@ -14,6 +14,7 @@ from . import _core
 from ._absent import _Absent
 from ._regions import Open
 from ._left_out import attributes as _attributes
+from .autograd import kineto_available  # noqa: F401
 
 
 class ProfilerActivity(enum.Enum):
@@ -220,11 +221,6 @@ class profile:
 
 
 itt = _Absent(f"{__name__}.itt", "Intel's marks of time, which there are none of here.")
-def kineto_available():
-    """Returns False: timelines are Thalweg's own, in Kineto's format."""
-    return False
-
-
 _LEFT_OUT = {
     "ExecutionTraceObserver": "a timeline has the commands", "supported_activities": "commands and calls are always recorded",
 }

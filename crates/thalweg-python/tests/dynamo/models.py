@@ -104,7 +104,8 @@ class Images(nn.Module):
 def losses(x):
     """Returns the sum of several losses."""
     y = x.detach().flip(0)
-    return F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(x, y) + F.binary_cross_entropy_with_logits(x, y.sigmoid()) + F.softplus(x).mean() + F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")
+    of_points = F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(x, y) + F.softplus(x).mean()
+    return of_points + F.binary_cross_entropy_with_logits(x, y.sigmoid()) + F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")
 
 
 def step(parameter, gradient, first, second):
@@ -132,3 +133,6 @@ MODELS = {
     "losses": (lambda: losses, [(4, 6)], True),
     "step": (lambda: step, [(4, 3)] * 4, False),
 }
+
+# The models whose stored graphs take sizes as integers.
+DYNAMIC = {"block", "recurrent"}

@@ -7,9 +7,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_execute::{Kept, Lowered, alignment_of, execute};
 use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
-use thalweg_runtime::{Buffer, Device, DevicePointer, Environment, Label, Result, Stream};
+use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
 use super::count;
+use super::explain::explain;
 use super::window::{Known, Waiters, Waiting, Window};
 use crate::storage::Storage;
 
@@ -23,10 +24,12 @@ struct Ready {
     launches: Vec<OnceLock<Kept>>,
     /// The memory that each step is the first to use, and that which it is the last to use.
     uses: Vec<[Vec<u32>; 2]>,
+    /// The bytes that the program allocates.
+    allocated_bytes: u64,
 }
 
 impl Ready {
-    fn new(program: Program) -> Self {
+    fn new(program: Program, segment: &Segment) -> Self {
         let of = |step: &Step| -> Vec<u32> {
             let operands = step.inputs.iter().chain(&step.outputs);
             let mut used: Vec<u32> = operands.map(|operand| operand.memory).collect();
@@ -43,7 +46,8 @@ impl Ready {
             .map(|step| [without(step, &used[..step]), without(step, &used[step + 1..])])
             .collect();
         let launches = program.steps.iter().map(|_| OnceLock::new()).collect();
-        Self { program, launches, uses }
+        let allocated_bytes = program.allocated_bytes(segment);
+        Self { program, launches, uses, allocated_bytes }
     }
 }
 
@@ -58,9 +62,8 @@ pub(super) fn forget_programs() {
 }
 
 impl Window {
-    /// Queues the loops that wait, before a call with this label; `None` if an address is read.
-    pub(super) fn flush(&self, before: Option<Label>) -> Result<()> {
-        let mut waiters = std::mem::take(&mut *self.waiters());
+    /// Queues loops that waited, before a call with this label; `None` if an address is read.
+    pub(super) fn queue(&self, mut waiters: Waiters, before: Option<Label>) -> Result<()> {
         let Some(stream) = waiters.stream.take() else { return Ok(()) };
         let alive: Vec<Option<Arc<Storage>>> = (waiters.memories.iter())
             .map(|known| match known {
@@ -90,6 +93,8 @@ fn queue(
     count(|counters| {
         counters.segments += 1;
         counters.kernels += program.steps.len() as u64;
+        counters.repeated += program.twins.len() as u64;
+        counters.planned_bytes = ready.allocated_bytes;
     });
     let label = waiters.loops.last().expect("a window with a stream has loops").label;
     let arena = Buffer::labelled(stream, program.arena_bytes, label)?;
@@ -141,10 +146,8 @@ fn program(
     let has_clusters = device.with_clusters(Ok).unwrap_or(false);
     let program = plan(&segment, &Machine { shared_memory_bytes, has_clusters });
     count(|counters| counters.programs += 1);
-    if Environment::get().explain_compile {
-        explain(&program, waiters, before);
-    }
-    let ready = Arc::new(Ready::new(program));
+    explain(&program, &segment, waiters, before);
+    let ready = Arc::new(Ready::new(program, &segment));
     let _ = PROGRAMS_OF_THREAD.try_with(|programs| {
         let mut programs = programs.borrow_mut();
         if programs.len() >= PROGRAMS_KEPT {
@@ -153,25 +156,6 @@ fn program(
         programs.insert(waiters.key.as_slice().into(), Arc::clone(&ready));
     });
     ready
-}
-
-/// Writes to standard error what became one kernel, and why other loops did not.
-fn explain(program: &Program, waiters: &Waiters, before: Option<Label>) {
-    let name = |waiting: &Waiting| format!("{} ({})", waiting.label.operator, line(&waiting.label));
-    let names: Vec<String> = waiters.loops.iter().map(name).collect();
-    let end = match before {
-        Some(label) => format!("{} ({})", label.operator, line(&label)),
-        None => "the address of a result was read".to_owned(),
-    };
-    eprint!("compile: a segment that ends before {end}: {}", program.describe(&names));
-}
-
-/// Returns the line of a label: that of a program in another language, if there is one.
-fn line(label: &Label) -> String {
-    match label.program {
-        Some(line) => format!("{}:{}", line.file, line.line),
-        None => format!("{}:{}", label.location.file(), label.location.line()),
-    }
 }
 
 /// Queues a step.

@@ -1,9 +1,10 @@
 //! Deferred loops: inside a [`Region`], loops wait in a [window](window) until something could notice, and then run as a program.
 //!
 //! The function of a compiled region runs as it is written, each time. What it computes by loops is only noted: the loop, its
-//! operands, and results whose memory is allocated later. The wait ends when a command of another kind is queued, when an address
-//! is read, when the host waits, or with the region. The loops noted until then are a [`Segment`](thalweg_graph::Segment), and which of
-//! its results are read afterwards is known exactly: those whose storage is still alive. Its program is planned once, and kept.
+//! operands, and results whose memory is allocated later. The wait ends when the host waits, or with the region, and for loops that
+//! have something to do with it when a command of another kind is queued, or an address is read; the others wait on. The loops noted
+//! until then are a [`Segment`](thalweg_graph::Segment), and which of its results are read afterwards is known exactly: those whose
+//! storage is still alive. Its program is planned once, and kept.
 //!
 //! # Invariants
 //! - Nothing notices the deferral: before every call that could, the runtime [queues what was deferred](thalweg_runtime::queue_deferred),
@@ -11,6 +12,7 @@
 //! - Deferred loops of a thread belong to one stream: that on which they would have been queued.
 //! - A program that failed leaves its results without memory: every later use of them reports the failure.
 
+mod explain;
 mod flush;
 mod window;
 
@@ -18,7 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use thalweg_runtime::{Buffer, Error, Label, Result, Stream, queue_deferred, set_deferred};
+use thalweg_runtime::{Before, Buffer, Error, Label, Result, Stream, queue_deferred, set_deferred};
 
 use crate::storage::{Promise, Storage};
 
@@ -32,7 +34,7 @@ thread_local! {
     static WINDOW: RefCell<Option<Arc<Window>>> = const { RefCell::new(None) };
     /// The failure of deferred work that a caller could not be told: the next command reports it.
     static FAILED: RefCell<Option<Error>> = const { RefCell::new(None) };
-    static COUNTERS: Cell<Counters> = const { Cell::new(Counters { loops: 0, segments: 0, kernels: 0, programs: 0 }) };
+    static COUNTERS: Cell<Counters> = const { Cell::new(Counters::NONE) };
 }
 
 /// Counts of what the compiled functions of a thread did.
@@ -46,6 +48,17 @@ pub struct Counters {
     pub kernels: u64,
     /// The programs that were planned: one per segment that was new.
     pub programs: u64,
+    /// The loops that waited while a command of another kind was queued.
+    pub passed: u64,
+    /// The loops that were left out since another one computed the same.
+    pub repeated: u64,
+    /// The bytes that the last segment allocated, as planned: the most that it needed at a time.
+    pub planned_bytes: u64,
+}
+
+impl Counters {
+    const NONE: Self =
+        Self { loops: 0, segments: 0, kernels: 0, programs: 0, passed: 0, repeated: 0, planned_bytes: 0 };
 }
 
 /// Returns what compiled functions of this thread did so far.
@@ -147,10 +160,22 @@ pub(crate) fn put_off(deferral: Deferral<'_>) -> Result<bool> {
     Ok(true)
 }
 
-/// Queues the deferred work of this thread, before a call with this label.
-fn queue(label: Label) -> Result<()> {
+/// Queues the deferred work of this thread as far as it must run before a call with this label.
+fn queue(label: Label, before: Before<'_>) -> Result<()> {
     set_deferred(None);
-    let queued = window().flush(Some(label));
+    let window = window();
+    let taken = match before {
+        Before::Anything => window.take(),
+        Before::Command { stream, accesses } => {
+            let (taken, passed) = window.take_before_command(|own| own.key() == stream, accesses);
+            count(|counters| counters.passed += passed);
+            taken
+        }
+    };
+    let queued = window.queue(taken, Some(label));
+    if window.is_waiting() {
+        set_deferred(Some(queue));
+    }
     FAILED.take().map_or(queued, Err)
 }
 
@@ -177,7 +202,11 @@ impl Promise for Memory {
 
     fn keep(&self, storage: &Storage) {
         let kept = || -> Result<()> {
-            self.window.flush(None)?;
+            let taken = self.window.take_before_reading(storage);
+            let former = set_deferred(None);
+            let queued = self.window.queue(taken, None);
+            set_deferred(former);
+            queued?;
             if storage.is_pending() {
                 self.window.check(storage)?;
                 storage.fulfil(self.allocate()?);

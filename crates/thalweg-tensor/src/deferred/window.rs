@@ -8,7 +8,8 @@ use thalweg_execute::alignment_of;
 use thalweg_graph::{Lifetime, Memory, Node, Operand, Segment};
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_ops::lower::{LaunchNumbers, LoopLaunch};
-use thalweg_runtime::{DevicePointer, Error, Label, Result, Stream};
+
+use thalweg_runtime::{Access, DevicePointer, Error, Label, Result, Stream};
 
 use crate::storage::{DeferredHolder, Storage};
 
@@ -41,7 +42,7 @@ impl Deferral<'_> {
 /// The memory of operands.
 pub(super) enum Known {
     /// Memory that exists. Its storage is kept until the last loop that uses it is queued.
-    Existing { holder: Option<DeferredHolder>, pointer: DevicePointer },
+    Existing { holder: Option<DeferredHolder>, pointer: DevicePointer, bytes: u64 },
     /// Memory that is to be allocated, if anything reads it afterwards: if its storage is alive.
     Pending { storage: Weak<Storage>, bytes: u64 },
 }
@@ -51,14 +52,20 @@ pub(super) struct Waiting {
     pub node: Node,
     pub numbers: LaunchNumbers,
     pub label: Label,
+    /// Whether it has waited while a command of another kind was queued.
+    pub has_let_pass: bool,
 }
 
 /// The loops that wait, and their operands.
+///
+/// Loops with memory in common are a *family*: they may be fused, and one may depend on another. Families are independent.
 #[derive(Default)]
 pub(super) struct Waiters {
     pub stream: Option<Stream>,
     pub loops: Vec<Waiting>,
     pub memories: Vec<Known>,
+    /// A memory of the same family for each memory; itself if it represents the family.
+    families: Vec<u32>,
     /// The number of each storage's memory, by the storage's address. A storage whose memory is pending keeps that address while it
     /// is listed, even if it is dropped.
     places: FxHashMap<usize, u32>,
@@ -98,7 +105,49 @@ impl Window {
         let inputs = read.into_iter().map(|place| waiters.operand(place)).collect();
         let outputs = written.into_iter().map(|place| waiters.operand(place)).collect();
         let launch = LoopLaunch { scalars: LaunchNumbers::new(), ..launch.clone() };
-        waiters.loops.push(Waiting { node: Node { launch, inputs, outputs }, numbers, label });
+        let numbers_of = waiters.numbers_of(launch.id, &numbers);
+        let node = Node { launch, inputs, outputs, numbers_of };
+        waiters.unite(&node);
+        waiters.loops.push(Waiting { node, numbers, label, has_let_pass: false });
+    }
+
+    /// Returns whether any loop waits.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiters().loops.is_empty()
+    }
+
+    /// Takes all loops that wait.
+    pub(super) fn take(&self) -> Waiters {
+        std::mem::take(&mut *self.waiters())
+    }
+
+    /// Takes the loops that must run before the address of a storage is read.
+    pub(super) fn take_before_reading(&self, storage: &Storage) -> Waiters {
+        let mut waiters = self.waiters();
+        let Some(&memory) = waiters.places.get(&std::ptr::from_ref(storage).addr()) else {
+            return Waiters::default();
+        };
+        let family = waiters.family(memory);
+        waiters.take_families(&FxHashSet::from_iter([family]))
+    }
+
+    /// Takes the loops that must run before a command that touches this memory, and those that would need more memory while they wait
+    /// than their results. Returns them, and the number of loops that wait on and did not before.
+    pub(super) fn take_before_command(
+        &self,
+        is_of_stream: impl FnOnce(&Stream) -> bool,
+        accesses: &[Access],
+    ) -> (Waiters, u64) {
+        let mut waiters = self.waiters();
+        if !waiters.stream.as_ref().is_some_and(is_of_stream) {
+            return (std::mem::take(&mut *waiters), 0);
+        }
+        let mut families = waiters.touched(accesses);
+        families.extend(waiters.greedy());
+        let taken = waiters.take_families(&families);
+        let waiting = waiters.loops.iter_mut().filter(|waiting| !waiting.has_let_pass);
+        let passed = waiting.map(|waiting| waiting.has_let_pass = true).count() as u64;
+        (taken, passed)
     }
 
     /// Remembers the failure of a program that was to write these storages.
@@ -129,15 +178,122 @@ impl Waiters {
         let next = self.memories.len() as u32;
         let memory = *self.places.entry(Arc::as_ptr(&storage).addr()).or_insert(next);
         if memory == next {
+            self.families.push(next);
             self.memories.push(match storage.promised_bytes() {
                 Some(bytes) => Known::Pending { storage: Arc::downgrade(&storage), bytes },
                 None => {
-                    Known::Existing { pointer: storage.pointer(), holder: Some(DeferredHolder::new(storage)) }
+                    let (pointer, bytes) = (storage.pointer(), storage.buffer().size_bytes());
+                    Known::Existing { pointer, bytes, holder: Some(DeferredHolder::new(storage)) }
                 }
             });
         }
         self.key.extend_from_slice(&[u64::from(memory), offset]);
         Operand { memory, offset }
+    }
+
+    /// Returns the first loop with the same body and numbers as the next one, and makes it a part of the key.
+    fn numbers_of(&mut self, id: u64, numbers: &[u64]) -> u32 {
+        let next = self.loops.len();
+        if numbers.is_empty() {
+            return next as u32;
+        }
+        let is_alike =
+            |waiting: &Waiting| waiting.node.launch.id == id && waiting.numbers.as_slice() == numbers;
+        let found = self.loops.iter().position(is_alike).unwrap_or(next) as u32;
+        self.key.push(u64::from(found));
+        found
+    }
+
+    /// Returns the memory that represents the family of a memory.
+    fn family(&self, mut memory: u32) -> u32 {
+        while self.families[memory as usize] != memory {
+            memory = self.families[memory as usize];
+        }
+        memory
+    }
+
+    /// Makes the operands of a loop one family.
+    fn unite(&mut self, node: &Node) {
+        let family = self.family(node.outputs[0].memory);
+        for operand in node.inputs.iter().chain(&node.outputs) {
+            let other = self.family(operand.memory);
+            self.families[other as usize] = family;
+            self.families[operand.memory as usize] = family;
+        }
+    }
+
+    /// Returns the families of loops that a command could affect or be affected by.
+    fn touched(&self, accesses: &[Access]) -> FxHashSet<u32> {
+        let mut families = FxHashSet::default();
+        for (memory, known) in (0..).zip(&self.memories) {
+            let Known::Existing { pointer, bytes, .. } = known else { continue };
+            let (start, end) = (pointer.address(), pointer.address() + bytes);
+            let is_written = || {
+                let mut outputs = self.loops.iter().flat_map(|waiting| &waiting.node.outputs);
+                outputs.any(|output| output.memory == memory)
+            };
+            let meets = |access: &Access| {
+                access.start < end
+                    && start < access.start + access.bytes
+                    && (access.mode.writes() || is_written())
+            };
+            if accesses.iter().any(meets) {
+                families.insert(self.family(memory));
+            }
+        }
+        families
+    }
+
+    /// Returns the families that hold more bytes that nothing else holds than their results have.
+    fn greedy(&self) -> impl Iterator<Item = u32> {
+        let mut needs: FxHashMap<u32, i64> = FxHashMap::default();
+        for (memory, known) in (0..).zip(&self.memories) {
+            let need = match known {
+                Known::Existing { holder: Some(holder), bytes, .. } if holder.is_alone() => *bytes as i64,
+                Known::Existing { .. } => continue,
+                Known::Pending { storage, bytes } if storage.strong_count() > 0 => -(*bytes as i64),
+                Known::Pending { .. } => continue,
+            };
+            *needs.entry(self.family(memory)).or_default() += need;
+        }
+        needs.into_iter().filter(|(_, need)| *need > 0).map(|(family, _)| family)
+    }
+
+    /// Takes the loops of families, in their order. The others remain, in theirs.
+    fn take_families(&mut self, families: &FxHashSet<u32>) -> Self {
+        if families.is_empty() {
+            return Self::default();
+        }
+        let of: Vec<u32> = (0..self.memories.len() as u32).map(|memory| self.family(memory)).collect();
+        let all = std::mem::take(self);
+        if all.loops.iter().all(|waiting| families.contains(&of[waiting.node.outputs[0].memory as usize])) {
+            return all;
+        }
+        let (mut taken, mut numbers) = (Self::default(), Vec::with_capacity(of.len()));
+        let mut addresses = vec![0; of.len()];
+        all.places.iter().for_each(|(&address, &memory)| addresses[memory as usize] = address);
+        for ((known, family), address) in all.memories.into_iter().zip(&of).zip(addresses) {
+            let side = if families.contains(family) { &mut taken } else { &mut *self };
+            let number = side.memories.len() as u32;
+            side.memories.push(known);
+            side.families.push(number);
+            side.places.insert(address, number);
+            numbers.push(number);
+        }
+        for mut waiting in all.loops {
+            let family = of[waiting.node.outputs[0].memory as usize];
+            let side = if families.contains(&family) { &mut taken } else { &mut *self };
+            side.stream.clone_from(&all.stream);
+            side.key.extend(waiting.node.launch.key(0));
+            for operand in waiting.node.inputs.iter_mut().chain(&mut waiting.node.outputs) {
+                operand.memory = numbers[operand.memory as usize];
+                side.key.extend_from_slice(&[u64::from(operand.memory), operand.offset]);
+            }
+            waiting.node.numbers_of = side.numbers_of(waiting.node.launch.id, &waiting.numbers);
+            side.unite(&waiting.node);
+            side.loops.push(waiting);
+        }
+        taken
     }
 
     /// Returns the segment, and completes its key by what the memory is. `alive` has the storages that are alive.

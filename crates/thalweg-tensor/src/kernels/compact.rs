@@ -25,7 +25,7 @@ pub(crate) struct Selection {
 impl Flags {
     /// Counts the elements that are not 0, or truth values that are true.
     pub(crate) fn new(x: &Tensor, label: Label) -> Result<Self> {
-        let flags = x.detach().to_dtype(DType::Bool)?.contiguous()?;
+        let flags = x.detach().contiguous_as(DType::Bool)?;
         let kernel = Compact::count(flags.elements() as u64);
         let stream = x.device().current_stream();
         let counts = Tensor::empty_on(&[kernel.parts() as usize], DType::I64, &stream, label)?;

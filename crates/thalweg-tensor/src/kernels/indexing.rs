@@ -356,7 +356,7 @@ impl Scatter<'_> {
         match target {
             Target::Zeros(shape) => Tensor::zeros(&shape, dtype, self.source.device()),
             Target::Copied(target) if target.dtype() == dtype => target.owned(self.label.location),
-            Target::Copied(target) => target.to_dtype(dtype)?.contiguous(),
+            Target::Copied(target) => target.contiguous_as(dtype),
         }
     }
 
@@ -394,7 +394,7 @@ impl Scatter<'_> {
     fn tiles(&self, sizes: [u64; 4], source: &Tensor, target: Target<'_>, dtype: DType) -> Result<Tensor> {
         let [outer, extent, _, inner] = sizes.map(|size| size as usize);
         let former = match target {
-            Target::Copied(target) => Some(target.to_dtype(dtype)?.contiguous()?),
+            Target::Copied(target) => Some(target.contiguous_as(dtype)?),
             Target::Zeros(_) => None,
         };
         let stream = source.device().current_stream();

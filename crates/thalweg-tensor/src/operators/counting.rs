@@ -161,7 +161,7 @@ fn as_int32(places: &Tensor, wanted: bool) -> Result<Tensor> {
 fn search(call: &Call<'_>, sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
     let dtype = sorted.dtype().promote(values.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
     let dtype = if dtype.is_floating_point() { dtype } else { DType::I64 };
-    let operand = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.contiguous();
+    let operand = |tensor: &Tensor| tensor.detach().contiguous_as(dtype);
     let (row, values) = (operand(sorted)?, operand(values)?);
     let length = row.shape().last().copied().unwrap_or(1);
     let rows = if row.rank() > 1 { row.shape()[..row.rank() - 1].iter().product() } else { 1usize };

@@ -217,7 +217,7 @@ fn lu(call: &Call<'_>) -> Result<Tensors> {
 }
 
 fn permutation(call: &Call<'_>) -> Result<Tensor> {
-    let pivots = call.tensor(0).to_dtype(DType::I32)?.contiguous()?;
+    let pivots = call.tensor(0).contiguous_as(DType::I32)?;
     let &[batch, count] = pivots.shape() else { return Err(Error::invalid("pivots are (batch, rows)")) };
     let rows = usize::try_from(call.int(1)).map_err(|_| Error::invalid("rows are not negative"))?;
     batch

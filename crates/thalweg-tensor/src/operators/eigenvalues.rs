@@ -78,7 +78,7 @@ fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let shape: Shape = batch.iter().copied().chain([rows]).collect();
     let values = values.reshape(&shape)?.to_dtype(narrow)?;
     // Stored by columns, as in LAPACK.
-    let vectors = transposed(&results[1])?.reshape(x.shape())?.to_dtype(narrow)?.contiguous()?;
+    let vectors = transposed(&results[1])?.reshape(x.shape())?.contiguous_as(narrow)?;
     Ok(Tensors::from_iter([values, transposed(&vectors)?]))
 }
 

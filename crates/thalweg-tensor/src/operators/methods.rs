@@ -122,6 +122,12 @@ impl Tensor {
         self.copied(Location::caller())
     }
 
+    /// Returns the elements in another dtype, row-major without gaps; the tensor itself if they already are.
+    #[track_caller]
+    pub(crate) fn contiguous_as(&self, dtype: DType) -> Result<Self> {
+        if dtype == self.dtype() { self.contiguous() } else { self.cast(dtype, Some(0), Location::caller()) }
+    }
+
     /// Returns a copy of the elements in new memory.
     pub(crate) fn copied(&self, location: &'static Location<'static>) -> Result<Self> {
         call(built_in!("thalweg::copy")?, &[self.into(), self.dtype().into()], None, location)

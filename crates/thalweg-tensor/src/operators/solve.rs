@@ -262,7 +262,8 @@ impl Stack {
             }
         }
         let count = batch.iter().product();
-        let matrices = x.to_dtype(DType::F64)?.reshape(&[count, rows, columns])?;
+        let wide = if x.dtype() == DType::F64 { x.clone() } else { x.contiguous_as(DType::F64)? };
+        let matrices = wide.reshape(&[count, rows, columns])?;
         Ok(Self { matrices, batch: batch.into(), dtype: x.dtype() })
     }
 
@@ -313,11 +314,7 @@ impl Stack {
     pub(super) fn give_rows(&self, result: &Tensor) -> Result<Tensor> {
         let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
         let result = result.reshape(&shape)?;
-        if result.dtype().is_floating_point() {
-            result.to_dtype(self.dtype)?.contiguous()
-        } else {
-            Ok(result)
-        }
+        if result.dtype().is_floating_point() { result.contiguous_as(self.dtype) } else { Ok(result) }
     }
 
     fn identity(&self) -> Result<Tensor> {

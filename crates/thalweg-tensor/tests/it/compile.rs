@@ -1,6 +1,7 @@
 //! Compiled functions: what becomes one kernel, and that nothing notices it.
 
 use thalweg_ir::DType;
+use thalweg_runtime::sim::Check;
 use thalweg_runtime::{CaptureOptions, Event, Graph, Result, Stream};
 use thalweg_tensor::compile::{Counters, compile, compiled, counters, excluded, is_compiling};
 use thalweg_tensor::{Tensor, no_grad};
@@ -149,6 +150,69 @@ fn other_kernels_and_parts_that_are_excluded_end_a_segment() {
     assert_eq!(counters().loops - before.loops, 2);
 }
 
+/// Runs a function as [`measured`] does, and returns the numbers of kernels, and of loops that waited while another command ran.
+fn passing(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) -> (u64, u64) {
+    let before = counters().passed;
+    let (_, kernels) = measured(inputs, function);
+    (kernels, (counters().passed - before) / 2)
+}
+
+#[test]
+fn loops_wait_while_kernels_run_that_have_nothing_to_do_with_them() {
+    let inputs = [random(&[32, 48], 41), random(&[48, 64], 42), random(&[48, 64], 43)];
+    // What the first product gives is activated where the second one is read.
+    let gated = |x: &[Tensor]| Ok(vec![x[0].matmul(&x[1])?.silu()?.mul(&x[0].matmul(&x[2])?)?]);
+    assert_eq!(passing(&inputs, gated), (1, 1));
+    // The second product reads what the loops write, so they run before, and only they.
+    let chained = |x: &[Tensor]| {
+        let gate = x[0].matmul(&x[1])?.silu()?;
+        let turned = x[2].mul_scalar(2.0)?;
+        Ok(vec![gate.mul(&x[0].matmul(&turned)?)?])
+    };
+    assert_eq!(passing(&inputs, chained), (2, 1));
+    // A loop that reads what the product only reads may wait; one that reads what a kernel writes over may not.
+    let shared = |x: &[Tensor]| {
+        let y = x[0].exp()?;
+        let z = x[0].matmul(&x[1])?;
+        Ok(vec![y.mul(&y)?.sum(&[1], true)?.add(&z)?, y])
+    };
+    assert_eq!(passing(&inputs, shared).1, 1);
+    let written_over = |x: &[Tensor]| {
+        let (own, index) = (x[0].mul_scalar(1.0)?, Tensor::arange(32, 0, 1, DType::I64, x[0].device())?);
+        let former = own.matmul(&x[1])?;
+        let doubled = own.mul_scalar(2.0)?;
+        own.index_add_(0, &index, &x[0])?;
+        Ok(vec![doubled.add_scalar(1.0)?, own, former])
+    };
+    measured(&inputs, written_over);
+}
+
+#[test]
+fn what_waits_takes_no_more_memory_than_its_results() {
+    on_own_device(|| {
+        let device = device();
+        let (x, weight) = (random(&[256, 256], 44), random(&[256, 256], 45));
+        let peak = |is_compiled: bool| {
+            device.synchronize().unwrap();
+            device.allocator().reset_peak_memory_stats();
+            let work = || {
+                let mut sums = Vec::new();
+                for _ in 0..6 {
+                    // A small result of large memory that dies: it does not wait for the end.
+                    sums.push(x.matmul(&weight)?.sum(&[], false)?);
+                }
+                Ok(sums)
+            };
+            let sums = if is_compiled { compiled(work) } else { work() }.unwrap();
+            device.synchronize().unwrap();
+            drop(sums);
+            device.max_memory_allocated() - device.memory_allocated()
+        };
+        let (eager, compiled) = (peak(false), peak(true));
+        assert!(compiled <= eager + 256 * 256 * 4, "{compiled} bytes compiled, {eager} eager");
+    });
+}
+
 #[test]
 fn gradients_are_compiled_with_what_recorded_them() {
     let weight = random(&[48], 13).requires_grad_().unwrap();
@@ -226,6 +290,45 @@ fn streams_events_and_records_of_use_come_after_the_loops() {
 }
 
 #[test]
+fn streams_that_load_compute_and_store_have_no_race() {
+    Check::new().seeds(0..20).run(|gpu| {
+        let device = gpu.device();
+        let work = || -> Result<Vec<Tensor>> {
+            let [load, own, store] = [(); 3].map(|()| Stream::new(device).unwrap());
+            let weight = Tensor::full(&[8, 8], 0.5, DType::F32, device)?;
+            [&load, &own, &store]
+                .into_iter()
+                .try_for_each(|stream| stream.wait_stream(&device.current_stream()))?;
+            let mut stored = Vec::new();
+            for step in 0..3 {
+                let loaded = {
+                    let _load = load.make_current();
+                    Tensor::full(&[8, 8], f64::from(step), DType::F32, device)?.add_scalar(1.0)?
+                };
+                own.wait_stream(&load)?;
+                let computed = {
+                    let _own = own.make_current();
+                    let gate = loaded.matmul(&weight)?.tanh()?;
+                    gate.mul(&loaded.exp()?.matmul(&weight)?)?
+                };
+                loaded.record_use(&own);
+                store.wait_stream(&own)?;
+                {
+                    let _store = store.make_current();
+                    stored.push(computed.mul_scalar(2.0)?.add_scalar(1.0)?);
+                }
+                computed.record_use(&store);
+            }
+            device.current_stream().wait_stream(&store)?;
+            Ok(stored)
+        };
+        let stored = compiled(work).unwrap();
+        assert_eq!(stored.iter().map(values).collect::<Vec<_>>().len(), 3);
+        device.synchronize().unwrap();
+    });
+}
+
+#[test]
 fn a_compiled_function_is_captured_and_its_kernels_are_replayed() {
     on_own_device(|| {
         let device = device();
@@ -278,6 +381,65 @@ fn temporary_memory_is_never_allocated_and_the_peak_is_no_higher() {
         let (eager, compiled) = (peak(false), peak(true));
         assert!(compiled <= eager / 2, "{compiled} bytes compiled, {eager} eager");
     });
+}
+
+#[test]
+fn the_peak_is_known_before_and_is_what_is_measured() {
+    type Function = fn(&Tensor) -> Result<Vec<Tensor>>;
+    let functions: [Function; 4] = [
+        |x| Ok(vec![x.exp()?.mul_scalar(2.0)?]),
+        |x| Ok(vec![x.exp()?, x.sin()?.sum(&[0], true)?]),
+        // What is between kernels is in the arena: columns of what was computed, and rows of it.
+        |x| {
+            let y = x.exp()?.softmax(0)?;
+            let z = y.transpose(0, 1)?.softmax(0)?.mul(&y.sum(&[1], false)?)?;
+            Ok(vec![z])
+        },
+        |x| {
+            let (rows, columns) = (x.softmax(1)?, x.softmax(0)?);
+            Ok(vec![rows.mul(&columns)?.softmax(0)?.add(&rows)?])
+        },
+    ];
+    on_own_device(|| {
+        let device = device();
+        let x = random(&[48, 56], 27);
+        let requested = |which: &str| {
+            let name = format!("requested_bytes.all.{which}");
+            let stats = device.allocator().memory_stats();
+            stats.into_iter().find(|(known, _)| *known == name).expect("it is counted").1 as u64
+        };
+        let mut has_arena = false;
+        for function in functions {
+            for _ in 0..2 {
+                device.synchronize().unwrap();
+                device.allocator().reset_peak_memory_stats();
+                let (before, segments) = (requested("current"), counters().segments);
+                let results = compiled(|| function(&x)).unwrap();
+                has_arena |= counters().planned_bytes > results[0].storage_bytes();
+                if counters().segments == segments + 1 {
+                    assert_eq!(requested("peak") - before, counters().planned_bytes);
+                }
+            }
+        }
+        assert!(has_arena);
+    });
+}
+
+#[test]
+fn what_is_computed_twice_is_computed_once() {
+    let inputs = [random(&[30, 40], 28)];
+    let before = counters().repeated;
+    let twice = |x: &[Tensor]| {
+        let one = x[0].mul_scalar(2.0)?.exp()?;
+        let other = x[0].mul_scalar(2.0)?.exp()?;
+        Ok(vec![one.mul(&other)?])
+    };
+    assert_eq!(measured(&inputs, twice).1, 1);
+    assert_eq!(counters().repeated - before, 4, "two loops of two calls");
+    // Other numbers, and drawn ones, are other computations.
+    let other = |x: &[Tensor]| Ok(vec![x[0].mul_scalar(2.0)?.sub(&x[0].mul_scalar(3.0)?)?]);
+    measured(&inputs, other);
+    assert_eq!(counters().repeated - before, 4);
 }
 
 #[test]

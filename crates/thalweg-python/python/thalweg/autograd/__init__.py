@@ -10,6 +10,11 @@ from .grad_mode import (  # noqa: F401
     _unsafe_preserve_version_counter, enable_grad, inference_mode, is_multithreading_enabled, no_grad, set_grad_enabled, set_multithreading_enabled)
 
 
+def kineto_available():
+    """Returns False: timelines are Thalweg's own, in Kineto's format."""
+    return False
+
+
 def _listed(value):
     """Returns a sequence of tensors and graph edges as a list. A single one counts as a list of one."""
     return [value] if isinstance(value, (_core.Tensor, graph.GradientEdge)) or value is None else list(value)

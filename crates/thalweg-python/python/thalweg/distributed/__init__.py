@@ -1,23 +1,24 @@
 """Process groups (`torch.distributed`): ranks are processes, which a launcher starts, or threads.
 
-Tensors are exchanged through the host (`_hub.py`), for the simulated GPU and GPUs alike. Groups over NCCL are in the Rust crate
-(`thalweg::distributed`).
+Tensors of GPUs are exchanged by NCCL, unless the backend is gloo, and so are those of simulated GPUs of one process. All others go
+through the host (`_hub.py`).
 """
 
 import datetime
 import os
 import threading
 
+from .. import _core
 from .._left_out import attributes
 from ._collectives import (  # noqa: F401
     P2POp, all_gather, all_gather_coalesced, all_gather_into_tensor, all_gather_object, all_reduce, all_reduce_coalesced, all_to_all,
     all_to_all_single, barrier, batch_isend_irecv, broadcast, broadcast_object_list, gather, gather_object, irecv, isend, monitored_barrier, recv,
     recv_object_list, reduce, reduce_scatter, reduce_scatter_tensor, scatter, scatter_object_list, send, send_object_list)
 from ._group import ProcessGroup, ReduceOp, Work, _make_nccl_premul_sum  # noqa: F401
+from .constants import default_pg_timeout
 from ._stores import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: F401
 
 _BACKENDS = ("nccl", "gloo", "mpi", "threads", "cuda:nccl", "cpu:gloo,cuda:nccl", "cpu:gloo", "cuda:gloo")
-default_pg_timeout = datetime.timedelta(seconds=1800)
 reduce_op = ReduceOp
 
 
@@ -45,6 +46,9 @@ class Backend(str):
     """The name of a backend."""
 
     UNDEFINED, GLOO, NCCL, MPI, UCC, XCCL, FAKE = "undefined", "gloo", "nccl", "mpi", "ucc", "xccl", "fake"
+    backend_list = [UNDEFINED, GLOO, NCCL]
+    default_device_backend_map = {"cpu": GLOO, "cuda": NCCL}
+    backend_capability = {GLOO: ["cpu", "cuda"], NCCL: ["cuda"]}
 
     def __new__(cls, name):
         if not isinstance(name, str):
@@ -56,7 +60,7 @@ class _World:
     """The groups of a process, or of a thread that is a rank."""
 
     def __init__(self):
-        self.group, self.groups, self.store, self.count, self.client = None, {}, None, 0, None
+        self.group, self.groups, self.store, self.count, self.client, self.device = None, {}, None, 0, None, None
 
 
 _process = _World()
@@ -106,11 +110,17 @@ def is_gloo_available():
 
 
 def is_nccl_available():
-    """Returns False: groups over NCCL are in the Rust crate."""
+    """Returns whether there are GPUs, whose tensors NCCL exchanges."""
+    from ..cuda import is_available
+    return is_available()
+
+
+def is_mpi_available():
+    """Returns False: tensors are exchanged by NCCL, or through the host."""
     return False
 
 
-is_mpi_available = is_ucc_available = is_xccl_available = is_nccl_available
+is_ucc_available = is_xccl_available = is_mpi_available
 
 
 def is_backend_available(backend):
@@ -149,7 +159,7 @@ def init_process_group(backend=None, init_method=None, timeout=None, world_size=
         world.store = store if store is not None else _meeting(url, own, ranks, timeout)
         world.client = world.store._hub
         world.client.join(own)
-    world.group = ProcessGroup(world.client, range(ranks), own, "0", timeout, (backend or "gloo").lower())
+    world.group = ProcessGroup(world.client, range(ranks), own, "0", timeout, (backend or "cpu:gloo,cuda:nccl").lower(), world.store)
     world.groups, world.count = {"0": world.group}, 1
     if ranks > 1:
         world.group.exchange(None, "init_process_group")
@@ -273,7 +283,8 @@ def new_group(ranks=None, timeout=None, backend=None, pg_options=None, use_local
     world.count += 1
     if whole._own not in ranks:
         return GroupMember.NON_GROUP_MEMBER
-    made = ProcessGroup(world.client, ranks, whole._own, name, timeout or whole._timeout, (backend or whole._backend).lower())
+    made = ProcessGroup(world.client, ranks, whole._own, name, timeout or whole._timeout, (backend or whole._backend).lower(), world.store,
+                        world.device)
     world.groups[name] = made
     return made
 
@@ -332,10 +343,11 @@ class DebugLevel:
     OFF, INFO, DETAIL = 0, 1, 2
 
 
-def run_ranks(function, nprocs, args=()):
+def run_ranks(function, nprocs, args=(), *, devices=None):
     """Calls a function with a rank and further arguments in as many threads as there are ranks, in which the group of all ranks is
-    made already, and returns the results. All share the simulated GPU. If one raises, the others get an error where they wait for
-    it, and its exception is raised."""
+    made already, and returns the results. With `devices` each rank has one of them as its current device, and their tensors are
+    exchanged directly: GPUs by NCCL, simulated ones (`THALWEG_SIM_DEVICES`) in the same way. Otherwise all share the current device.
+    If one raises, the others get an error where they wait for it, and its exception is raised."""
     from ._hub import Hub
     hub, results, errors = Hub(), [None] * nprocs, {}
 
@@ -343,13 +355,19 @@ def run_ranks(function, nprocs, args=()):
         _thread.world = world = _World()
         world.client, world.store = hub, HashStore()
         world.store._hub = hub
-        world.group = ProcessGroup(hub, range(nprocs), rank, "0", default_pg_timeout, "threads")
+        if devices is not None:
+            world.device = _core.device(devices[rank])
+            _core._set_current_device(world.device)
+        world.group = ProcessGroup(hub, range(nprocs), rank, "0", default_pg_timeout, "threads", world.store, world.device)
         world.groups, world.count = {"0": world.group}, 1
         try:
             results[rank] = function(rank, *args)
         except BaseException as error:
             errors.setdefault(rank, error)
             hub.leave(rank, f": {type(error).__name__}: {error}")
+            for own in world.groups.values():
+                for communicator in own._communicators.values():
+                    communicator.abort(f"{type(error).__name__}: {error}")
         finally:
             _thread.world = None
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank-{rank}") for rank in range(nprocs)]

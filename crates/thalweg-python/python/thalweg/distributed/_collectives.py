@@ -11,8 +11,17 @@ def _group(name, group):
     return _check(name, group)
 
 
-def _done(async_op, result=None):
-    return Work(result=result) if async_op else None
+def _done(async_op, result=None, between_gpus=None):
+    """Returns a `Work` that waits for a collective, or None after the current stream has been made to wait for it."""
+    work = Work(result=result, between_gpus=between_gpus)
+    return work if async_op else (work.wait(), None)[1]
+
+
+def _direct(own, op, *tensors):
+    """Returns the communicator of GPUs, or None if tensors go through the host, and the name and factor of a reduction."""
+    named = getattr(op, "name", None), getattr(op, "factor", None)
+    communicator = own.communicator(*tensors) if op is None or named[1] is not None or named[0] in ("SUM", "AVG", "PRODUCT", "MIN", "MAX") else None
+    return communicator, (named[0] or "SUM", named[1])
 
 
 def _tensor(name, tensor):
@@ -62,6 +71,9 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
     _tensor("all_reduce", tensor)
     if own is None:
         return None
+    direct, named = _direct(own, op, tensor)
+    if direct is not None:
+        return _done(async_op, [tensor], direct.all_reduce(tensor, named))
     factor = getattr(op, "factor", None)
     mine = tensor if factor is None else tensor * factor
     if own.size() > 1 or factor is not None:
@@ -83,6 +95,9 @@ def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_
     if own is None:
         return None
     root = _root(own, dst, group_dst, "dst")
+    direct, named = _direct(own, op, tensor)
+    if direct is not None:
+        return _done(async_op, [tensor], direct.reduce(tensor, root, named))
     found = own.tensors(tensor, "reduce")
     if own.rank() == root and own.size() > 1:
         _put(tensor, reduced(found, op))
@@ -96,6 +111,9 @@ def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
     if own is None:
         return None
     root = _root(own, src, group_src, "src")
+    direct, _ = _direct(own, None, tensor)
+    if direct is not None:
+        return _done(async_op, [tensor], direct.broadcast(tensor, root))
     if own.size() > 1:
         found = own.exchange(packed(tensor) if own.rank() == root else None, "broadcast")
         if own.rank() != root:
@@ -110,6 +128,9 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
         return None
     if len(tensor_list) != own.size():
         raise ValueError(f"all_gather: the list has {len(tensor_list)} tensors, and the group {own.size()} rank{'s' * (own.size() > 1)}")
+    direct, _ = _direct(own, None, tensor, *tensor_list)
+    if direct is not None:
+        return _done(async_op, tensor_list, direct.all_gather(tensor_list, tensor))
     for target, source in zip(tensor_list, own.tensors(tensor, "all_gather")):
         _put(target, source)
     return _done(async_op, tensor_list)
@@ -132,6 +153,9 @@ def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=Fal
     if output_tensor.numel() != input_tensor.numel() * own.size():
         raise ValueError(f"all_gather_into_tensor: the output has {output_tensor.numel()} elements, and the {own.size()} inputs "
                          f"{input_tensor.numel()} each")
+    direct, _ = _direct(own, None, output_tensor, input_tensor)
+    if direct is not None:
+        return _done(async_op, [output_tensor], direct.all_gather_into_tensor(output_tensor, input_tensor))
     _put(output_tensor, _core.cat([source.reshape(-1) for source in own.tensors(input_tensor, "all_gather_into_tensor")]))
     return _done(async_op, [output_tensor])
 
@@ -145,6 +169,9 @@ def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group
     if own is None:
         return None
     root = _root(own, dst, group_dst, "dst")
+    direct, _ = _direct(own, None, tensor)
+    if direct is not None:
+        return _done(async_op, gather_list, direct.gather(tensor, gather_list, root))
     found = own.tensors(tensor, "gather")
     if own.rank() == root:
         if gather_list is None or len(gather_list) != own.size():
@@ -163,6 +190,9 @@ def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, gro
     is_root = own.rank() == root
     if is_root and (scatter_list is None or len(scatter_list) != own.size()):
         raise ValueError("Argument ``scatter_list`` must be specified on source rank, with one tensor for each rank.")
+    direct, _ = _direct(own, None, tensor)
+    if direct is not None:
+        return _done(async_op, [tensor], direct.scatter(tensor, scatter_list, root))
     found = own.exchange([packed(one) for one in scatter_list] if is_root else None, "scatter")
     _put(tensor, unpacked(found[root][own.rank()], tensor.device))
     return _done(async_op, [tensor])
@@ -173,6 +203,9 @@ def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=Fal
     own = _group("reduce_scatter", group)
     if own is None:
         return None
+    direct, named = _direct(own, op, output, *input_list)
+    if direct is not None:
+        return _done(async_op, [output], direct.reduce_scatter(output, list(input_list), named))
     found = own.exchange([packed(one) for one in input_list], "reduce_scatter")
     _put(output, reduced([unpacked(messages[own.rank()], output.device) for messages in found], op))
     return _done(async_op, [output])
@@ -185,6 +218,9 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
         return None
     if input.numel() != output.numel() * own.size():
         raise ValueError(f"reduce_scatter_tensor: the input has {input.numel()} elements, and the {own.size()} outputs {output.numel()} each")
+    direct, named = _direct(own, op, output, input)
+    if direct is not None:
+        return _done(async_op, [output], direct.reduce_scatter_tensor(output, input, named))
     parts = input.detach().reshape(own.size(), -1).unbind(0)
     return reduce_scatter(output, list(parts), op, group, async_op)
 
@@ -197,6 +233,9 @@ def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False
     own = _group("all_to_all", group)
     if own is None:
         return None
+    direct, _ = _direct(own, None, *output_tensor_list, *input_tensor_list)
+    if direct is not None:
+        return _done(async_op, output_tensor_list, direct.all_to_all(list(output_tensor_list), list(input_tensor_list)))
     found = own.exchange([packed(one) for one in input_tensor_list], "all_to_all")
     for target, messages in zip(output_tensor_list, found):
         _put(target, unpacked(messages[own.rank()], target.device))
@@ -208,6 +247,10 @@ def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=
     own = _group("all_to_all_single", group)
     if own is None:
         return None
+    direct, _ = _direct(own, None, output, input)
+    if direct is not None:
+        sizes = [None if one is None else list(one) for one in (output_split_sizes, input_split_sizes)]
+        return _done(async_op, [output], direct.all_to_all_single(output, input, *sizes))
 
     def parts(tensor, sizes):
         return list(tensor.split(list(sizes) if sizes else tensor.shape[0] // own.size()))
@@ -231,7 +274,11 @@ def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
     """Sends a tensor to a rank."""
     own = _group("isend", group)
     _tensor("isend", tensor)
-    own.post(packed(tensor), _peer(own, dst, group_dst, "destination"), tag)
+    peer = _peer(own, dst, group_dst, "destination")
+    direct, _ = _direct(own, None, tensor)
+    if direct is not None:
+        return Work(between_gpus=direct.exchange([(True, tensor, own._place(peer, "destination"))]))
+    own.post(packed(tensor), peer, tag)
     return Work()
 
 
@@ -245,6 +292,13 @@ def irecv(tensor, src=None, group=None, tag=0, group_src=None):
     own = _group("irecv", group)
     _tensor("irecv", tensor)
     source = _peer(own, src, group_src, "source")
+    direct, _ = _direct(own, None, tensor)
+    if direct is not None:
+        if source is None:
+            raise ValueError("recv from any rank is left out between GPUs: name the rank")
+        work = Work(result=[tensor], between_gpus=direct.exchange([(False, tensor, own._place(source, "source"))]))
+        work.source = source
+        return work
 
     def finish():
         work.source, message = own.take(source, tag, "recv")
@@ -273,6 +327,11 @@ def batch_isend_irecv(p2p_op_list):
     """Begins several sends and receives, in any order."""
     if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to to be of type ``torch.distributed.P2POp``.")
+    own = _group("batch_isend_irecv", p2p_op_list[0].group)
+    direct, _ = _direct(own, None, *[one.tensor for one in p2p_op_list])
+    if direct is not None:
+        peers = [own._place(_peer(own, one.peer, one.group_peer, "peer"), "peer") for one in p2p_op_list]
+        return [Work(between_gpus=direct.exchange([(one.op is isend, one.tensor, peer) for one, peer in zip(p2p_op_list, peers)]))]
     return [one.op(one.tensor, one.peer, one.group, one.tag, one.group_peer) for one in p2p_op_list]
 
 

@@ -65,21 +65,24 @@ def unpacked(message, device):
 
 
 class Work:
-    """A collective in progress. It is complete, unless it waits for a message."""
+    """A collective in progress. It is complete, unless it waits for a message, or for GPUs."""
 
-    def __init__(self, finish=None, result=None):
-        self._finish, self._result, self._error = finish, result, None
+    def __init__(self, finish=None, result=None, between_gpus=None):
+        self._finish, self._result, self._error, self._between_gpus = finish, result, None, between_gpus
 
     def wait(self, timeout=None):
         """Waits until the collective is complete, and returns True."""
         if self._finish is not None:
             finish, self._finish = self._finish, None
             finish()
+        if self._between_gpus is not None:
+            # The current stream waits, and not the host.
+            self._between_gpus.wait()
         return True
 
     def is_completed(self):
         """Returns whether the collective is complete."""
-        return self._finish is None
+        return self._finish is None and (self._between_gpus is None or self._between_gpus.is_completed())
 
     is_success = is_completed
 
@@ -90,6 +93,8 @@ class Work:
     def synchronize(self):
         """Waits until the collective is complete."""
         self.wait()
+        if self._between_gpus is not None:
+            self._between_gpus.synchronize()
 
     def exception(self):
         """Returns None: errors are raised by `wait`."""
@@ -107,8 +112,9 @@ class Work:
 class ProcessGroup:
     """Ranks that exchange tensors."""
 
-    def __init__(self, hub, ranks, rank, name, timeout, backend):
-        self._hub, self._ranks, self._own = hub, list(ranks), rank
+    def __init__(self, hub, ranks, rank, name, timeout, backend, store=None, device=None):
+        self._hub, self._ranks, self._own, self._store, self._device = hub, list(ranks), rank, store, device
+        self._communicators = {}
         self._group_name, self._timeout, self._backend = name, timeout, backend
         self._round, self._counts = 0, {}
 
@@ -132,6 +138,20 @@ class ProcessGroup:
         if rank not in self._ranks:
             raise ValueError(f"{what} is rank {rank}, which is not in the group of the ranks {self._ranks}")
         return self._ranks.index(rank)
+
+    def communicator(self, *tensors):
+        """Returns the communicator of the ranks' GPUs, or None for tensors that go through the host. It is made by the
+        first collective of all ranks that needs it."""
+        device = tensors[0].device
+        if len(self._ranks) == 1 or self._store is None or self._backend == "gloo" or not all(tensor.device == device for tensor in tensors):
+            return None
+        if device != self._device and not tensors[0]._is_on_gpu:
+            return None
+        key = str(device)
+        if key not in self._communicators:
+            self._communicators[key] = _core._Communicator(
+                self._store, f"{self._group_name}/{device.type}", self.rank(), self.size(), device, seconds(self._timeout))
+        return self._communicators[key]
 
     def exchange(self, value, what):
         """Returns the values of all ranks, in their order. All must call it, for the same collective."""

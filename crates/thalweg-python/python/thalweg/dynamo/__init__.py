@@ -7,7 +7,7 @@ graphs of the process, with what was taken and what was passed on, and why.
 This package needs the real PyTorch beside Thalweg; nothing of it is imported by `import thalweg`.
 """
 
-from .report import CompiledGraph, compiled, forget
+from ._report import CompiledGraph, compiled, forget
 
 __all__ = ["CompiledGraph", "Refused", "backend", "compiled", "forget", "register"]
 
@@ -18,14 +18,14 @@ class Refused(RuntimeError):
 
 def backend(gm, example_inputs, *, mode=None, options=None, name=None):
     """Compiles a graph of PyTorch's compiler; the function that `torch.compile(backend="thalweg")` calls."""
-    from .entry import compile_graph
+    from ._entry import compile_graph
 
     return compile_graph(gm, example_inputs, mode=mode, options=options)
 
 
 def register():
     """Registers the backend under its name with PyTorch, where the installed package has not done so."""
-    from .entry import register_by_name
+    from ._entry import register_by_name
 
     register_by_name(backend)
 

@@ -40,7 +40,7 @@ class ModuleCallSignature:
 
 
 class Inputs:
-    """The inputs that calls of an exported program pass: the names of arguments, and what is fixed of each leaf."""
+    """The inputs that calls of an exported program pass: the names of arguments, and the fixed facts of each leaf."""
 
     def __init__(self, names, spec, leaves, shapes):
         self.names, self.spec = names, spec
@@ -247,7 +247,7 @@ def export(mod, args, kwargs=None, *, dynamic_shapes=None, strict=False, preserv
 
 
 def _name_state(module, recorder):
-    """Makes inputs of a graph from a module's parameters and buffers. Returns them by name, and what they are."""
+    """Makes inputs of a graph from a module's parameters and buffers. Returns them by name, and their descriptions."""
     state, specs = {}, {}
     kinds = signatures.InputKind
     persistent = set(module.state_dict())

@@ -9,6 +9,7 @@ import types
 
 from .. import _core, _torch_functions, ops
 from .._results import Size
+from ..func import _batching
 from ..fx.graph import Graph
 from ..overrides import TorchFunctionMode
 
@@ -107,10 +108,13 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func, types_, args=(), kwargs=None):
         func, kwargs = _torch_functions.plain(func), kwargs or {}
-        attribute = _torch_functions.property_name(func)
+        attribute, name = _torch_functions.property_name(func), getattr(func, "__name__", "")
+        if _batching.find(args, kwargs):
+            # Inside of `vmap` the functions that compute with all slices are recorded.
+            with self:
+                return _batching.called(func, args, kwargs)
         if attribute is not None:
             return self._attribute(attribute, func, args)
-        name = getattr(func, "__name__", "")
         if name == "size" and args and self._is_dynamic:
             dims = args[1:] or tuple(value for key, value in kwargs.items() if key == "dim")
             shape = self._shape(args[0])

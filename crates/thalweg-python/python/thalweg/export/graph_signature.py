@@ -1,4 +1,4 @@
-"""What the inputs and outputs of exported graphs are (`torch.export.graph_signature`)."""
+"""The kinds of inputs and outputs of exported graphs (`torch.export.graph_signature`)."""
 
 import dataclasses
 import enum
@@ -117,7 +117,7 @@ class ExportGraphSignature:
 
     @property
     def buffers_to_mutate(self):
-        """Buffers that a call writes: it writes them in place, so no output stands for one."""
+        """Buffers that outputs would replace: none, because calls write buffers in place."""
         return {one.arg.name: one.target for one in self.output_specs if one.kind is OutputKind.BUFFER_MUTATION}
 
     user_inputs_to_mutate = property(lambda self: {})

@@ -142,6 +142,9 @@ def called(func, args, kwargs):
     attribute = _torch_functions.property_name(func)
     if attribute is not None:
         return _property(attribute, func if name == "__set__" else func.__self__, args)
+    if name == "size" and isinstance(args[0], Batched):
+        shape, dim = _shape(args[0]), args[1] if len(args) > 1 else kwargs.get("dim")
+        return shape if dim is None else shape[dim]
     if name in _OWN:
         with _Off():
             return func(*args, **kwargs)
@@ -158,9 +161,16 @@ def called(func, args, kwargs):
     return _rules.apply(func, name, args, kwargs, level)
 
 
+def _shape(value):
+    """Returns the shape of a slice, by that of the tensor with all slices, which modes see."""
+    return value._value.shape[1:]
+
+
 def _property(name, func, args):
     """Returns an attribute of a mapped tensor, or sets it."""
     value = args[0]
+    if name == "shape":
+        return _shape(value)
     if len(args) == 2 and not hasattr(func, "fget") and getattr(func, "__name__", "") == "__set__":
         if name == "requires_grad":
             return setattr(value._value, name, args[1])

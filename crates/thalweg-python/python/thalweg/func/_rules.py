@@ -232,7 +232,7 @@ def _loss(func, name, args, kwargs, level):
 
 def _sizes(args):
     sizes = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
-    return [int(size) for size in sizes]
+    return [size if isinstance(size, int) else int(size) for size in sizes]
 
 
 def _reshape(func, name, args, kwargs, level):

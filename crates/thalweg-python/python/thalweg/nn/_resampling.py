@@ -77,9 +77,11 @@ def affine_grid(theta, size, align_corners=None):
         raise ValueError(f"Expected non-zero, positive output size. Got {list(size)}")
 
     def places(count):
-        end = 1.0 if align_corners else (count - 1) / count
-        return _core.linspace(-end, end, count, dtype=theta.dtype, device=theta.device) if count > 1 else _core.zeros(
-            [1], dtype=theta.dtype, device=theta.device)
+        if count == 1:
+            return _core.zeros([1], dtype=theta.dtype, device=theta.device)
+        line = _core.linspace(-1, 1, count, dtype=theta.dtype, device=theta.device)
+        # In PyTorch's order, so that the places of pixels are rounded alike: gradients of `grid_sample` jump there.
+        return line if align_corners else line * (count - 1) / count
     extents = list(size[2:])
     axes = _core.meshgrid([places(count) for count in extents], indexing="ij")
     base = _core.stack([*reversed(axes), _core.ones_like(axes[0])], -1).view(1, -1, dims + 1)

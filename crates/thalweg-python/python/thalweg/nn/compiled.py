@@ -3,16 +3,17 @@
 from .._compiling import compiled
 from .module import Module
 
-_OWN = ("_orig_mod", "forward", "_torchdynamo_orig_callable")
+_OWN = ("_orig_mod", "_options", "forward", "_torchdynamo_orig_callable")
 
 
 class OptimizedModule(Module):
     """A module whose loops are fused when it is called. All else is the original module's."""
 
-    def __init__(self, module):
+    def __init__(self, module, captures=False, fullgraph=False):
         super().__init__()
         self._orig_mod = module
-        self.forward = compiled(module.__call__)
+        self._options = captures, fullgraph
+        self.forward = compiled(module.__call__, captures, fullgraph)
         self._torchdynamo_orig_callable = module.forward
 
     @property
@@ -51,8 +52,8 @@ class OptimizedModule(Module):
         return sorted({*super().__dir__(), *dir(self._orig_mod)})
 
     def __reduce__(self):
-        return OptimizedModule, (self._orig_mod,)
+        return OptimizedModule, (self._orig_mod, *self._options)
 
     def __deepcopy__(self, memo):
         import copy
-        return OptimizedModule(copy.deepcopy(self._orig_mod, memo))
+        return OptimizedModule(copy.deepcopy(self._orig_mod, memo), *self._options)

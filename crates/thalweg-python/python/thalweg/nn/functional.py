@@ -215,9 +215,7 @@ def _limit_rows(weight, indices, max_norm, norm_type):
 
 
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    """Returns the rows of a table at indices."""
-    if sparse:
-        raise NotImplementedError("embedding: sparse gradients are left out")
+    """Returns the rows of a table at indices. Gradients are dense, also with `sparse`."""
     place = _checks.check_padding_idx(padding_idx, weight.shape[0] if weight.dim() else 0)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
@@ -227,8 +225,6 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
 def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
                   per_sample_weights=None, include_last_offset=False, padding_idx=None):
     """Returns the sum, mean or maximum of the rows of each bag: a row of indices, or those from an offset to the next."""
-    if sparse:
-        raise NotImplementedError("embedding_bag: sparse gradients are left out")
     _checks.check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weights, padding_idx)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)

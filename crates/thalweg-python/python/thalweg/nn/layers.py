@@ -99,14 +99,21 @@ class Bilinear(Module):
                 f"bias={self.bias is not None}")
 
 
+def _table_repr(module, *more):
+    """Returns the options of a table that are not the default, and `more`."""
+    defaults = {"max_norm": None, "norm_type": 2, "scale_grad_by_freq": False, "sparse": False}
+    padding = ("padding_idx",) if module.padding_idx is not None else ()
+    own = [name for name, default in defaults.items() if getattr(module, name) != default]
+    names = (*own, *more, *padding) if more else (*padding, *own)
+    return ", ".join([f"{module.num_embeddings}, {module.embedding_dim}", *[f"{name}={getattr(module, name)!r}" for name in names]])
+
+
 class Embedding(Module):
     """A table whose rows are looked up by indices."""
 
     def __init__(self, num_embeddings, embedding_dim, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False,
                  sparse=False, _weight=None, _freeze=False, device=None, dtype=None):
         super().__init__()
-        if sparse:
-            raise NotImplementedError("Embedding: sparse gradients are left out")
         self.padding_idx = _padding_idx(padding_idx, num_embeddings, "Padding_idx")
         _check_table(_weight, num_embeddings, embedding_dim)
         self.max_norm, self.norm_type = max_norm, norm_type
@@ -134,8 +141,7 @@ class Embedding(Module):
         return F.embedding(input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq)
 
     def extra_repr(self):
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+        return _table_repr(self)
 
 
 class EmbeddingBag(Module):
@@ -144,8 +150,6 @@ class EmbeddingBag(Module):
     def __init__(self, num_embeddings, embedding_dim, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, mode="mean", sparse=False,
                  _weight=None, include_last_offset=False, padding_idx=None, device=None, dtype=None):
         super().__init__()
-        if sparse:
-            raise NotImplementedError("EmbeddingBag: sparse gradients are left out")
         self.padding_idx = _padding_idx(padding_idx, num_embeddings, "padding_idx")
         _check_table(_weight, num_embeddings, embedding_dim)
         self.max_norm, self.norm_type = max_norm, norm_type
@@ -179,8 +183,7 @@ class EmbeddingBag(Module):
                                padding_idx=self.padding_idx)
 
     def extra_repr(self):
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{padding}"
+        return _table_repr(self, "mode")
 
 
 class LayerNorm(Module):

@@ -447,7 +447,7 @@ class Module(States):
         return self._apply(lambda tensor: tensor.share_memory_())
 
     def compile(self, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None, disable=False):
-        """Fuses the loops of the module's calls, in place: see `torch.compile`."""
+        """Fuses the loops of the module's calls, in place: see `torch.compile`. The calls are not captured as graphs, whatever the mode."""
         _compiling.check(backend, mode, options)
         self._is_compiled = not disable and backend != "eager"
 

@@ -69,6 +69,13 @@ class DistributedDataParallel(Module):
             self._synchronize(list(self.module.buffers()))
         return self.module(*args, **kwargs)
 
+    def _get_ddp_logging_data(self):
+        """Returns the facts about the module that PyTorch logs."""
+        return {"world_size": self.process_group.size(), "rank": self.process_group.rank(), "can_set_static_graph": False}
+
+    def _set_static_graph(self):
+        """Does nothing: a pass may use other parameters than the one before."""
+
     def _accumulated(self, parameter):
         """Is called when a parameter has its gradient."""
         if self.require_backward_grad_sync and not self._pass.is_queued:

@@ -93,6 +93,17 @@ def _adamax(group, parameter, gradient, step, state):
 Adamax = optimizer("Adamax", _adamax, "exp_avg exp_inf", {**_DECAY, "lr": 2e-3, **_FOREACH}, "maximize differentiable capturable")
 
 
+def _sparse_adam(group, parameter, gradient, step, state):
+    (first, second), is_missing = group.pair("betas"), gradient == 0
+    mean, square = _mean(state["exp_avg"], gradient, first), _mean(state["exp_avg_sq"], gradient * gradient, second)
+    moved = parameter - group.lr * (1 - second**step).sqrt() / (1 - first**step) * (mean / (square.sqrt() + group.eps))
+    return _core.where(is_missing, parameter, moved), {
+        "exp_avg": _core.where(is_missing, state["exp_avg"], mean), "exp_avg_sq": _core.where(is_missing, state["exp_avg_sq"], square)}
+
+
+SparseAdam = optimizer("SparseAdam", _sparse_adam, "exp_avg exp_avg_sq", {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}, "")
+
+
 def _nadam(group, parameter, gradient, step, state):
     (first, second), (parameter, gradient) = group.pair("betas"), _shrunk(group, parameter, gradient)
     mean, square = _mean(state["exp_avg"], gradient, first), _mean(state["exp_avg_sq"], gradient * gradient, second)

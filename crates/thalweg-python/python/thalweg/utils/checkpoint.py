@@ -1,6 +1,7 @@
 """Functions that the backward pass runs again (`torch.utils.checkpoint`)."""
 
 import contextlib
+import enum
 import sys
 import warnings
 
@@ -140,3 +141,94 @@ def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwar
         end = begin + size
         input = checkpoint(segment(begin, end), input, use_reentrant=use_reentrant, **kwargs)
     return segment(end, len(modules))(input)
+
+
+# ---- Policies for each operator ------------------------------------------------------------------------------------
+
+
+class CheckpointPolicy(enum.Enum):
+    """Whether the result of an operator is kept for the second run of a checkpointed function, or computed again."""
+
+    MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE, MUST_CPU_OFFLOAD = range(5)
+
+
+class SelectiveCheckpointContext:
+    """The object that a policy is given: which of the two runs asks."""
+
+    def __init__(self, *, is_recompute):
+        self.is_recompute = is_recompute
+
+
+SAC_IGNORED_OPS = set()
+
+
+class _Policies:
+    """The two regions of a checkpointed function, of which the first keeps results and the second returns them."""
+
+    def __init__(self, policy, allow_cache_entry_mutation):
+        self.policy, self.is_mutable, self.kept = policy, allow_cache_entry_mutation, {}
+
+    def saves(self, is_recompute, func, args, kwargs):
+        """Returns whether the policy keeps the result of an operator."""
+        chosen = self.policy(SelectiveCheckpointContext(is_recompute=is_recompute), func, *args, **kwargs)
+        if isinstance(chosen, bool):
+            return chosen
+        return chosen in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+
+
+def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mutation=False):
+    """Returns the two regions for `context_fn` by which the results of some operators are kept: those in a list, or those that
+    `policy_fn(ctx, op, *args, **kwargs)` names."""
+    from ._python_dispatch import TorchDispatchMode
+    from ..ops import OpOverload
+    if isinstance(policy_fn_or_list, list):
+        for op in policy_fn_or_list:
+            if not isinstance(op, OpOverload):
+                text = "Please update the OpOverloadPacket to a specific OpOverload." if type(op).__name__ == "OpOverloadPacket" else ""
+                raise ValueError(f"Expected op in `op_list` to be an OpOverload but got: {op} of type {type(op)}. {text}")
+        listed = list(policy_fn_or_list)
+        policies = _Policies(lambda ctx, op, *args, **kwargs: op in listed, allow_cache_entry_mutation)
+    elif callable(policy_fn_or_list):
+        policies = _Policies(policy_fn_or_list, allow_cache_entry_mutation)
+    else:
+        raise TypeError("policy_fn_or_list must be either a function or a list of ops.")
+
+    class _Keeping(TorchDispatchMode):
+        """The region of the first run."""
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if policies.saves(False, func, args, kwargs or {}):
+                policies.kept.setdefault(func, []).append(_kept(result))
+            return result
+
+    class _Returning(TorchDispatchMode):
+        """The region of the second run."""
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if not policies.saves(True, func, args, kwargs or {}):
+                return func(*args, **(kwargs or {}))
+            results = policies.kept.get(func)
+            if results is None:
+                raise RuntimeError(f"{func} encountered during backward, but not found in storage: the policy of the second run is not that of the first")
+            if not results:
+                raise RuntimeError("Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation "
+                                   "checkpoint.")
+            return _returned(results.pop(0), policies.is_mutable)
+    return _Keeping(), _Returning()
+
+
+def _kept(result):
+    """Returns results without their graph, with their versions."""
+    if isinstance(result, _core.Tensor):
+        return result.detach(), result._version
+    return type(result)(_kept(part) for part in result) if isinstance(result, (list, tuple)) else (result, None)
+
+
+def _returned(kept, is_mutable):
+    if isinstance(kept, tuple) and len(kept) == 2 and (kept[1] is None or isinstance(kept[1], int)):
+        value, version = kept
+        if version is not None and value._version != version and not is_mutable:
+            raise RuntimeError("Tensor cached during selective activation checkpoint has been mutated")
+        return value
+    return type(kept)(_returned(part, is_mutable) for part in kept)

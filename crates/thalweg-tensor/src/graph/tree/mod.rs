@@ -175,6 +175,20 @@ impl GraphTreeManager {
         Ok(FunctionId(self.functions.len() - 1))
     }
 
+    /// Drops the graphs of a function, and the function, which is not called any more. Outputs that are held stay valid.
+    pub fn unregister(&mut self, function: FunctionId) {
+        let FunctionId(index) = function;
+        if self.forests.contains_key(&index) {
+            self.evict(index, "the function was dropped".to_owned());
+        }
+        if let Some(function) = self.functions.get_mut(index) {
+            let gone = |_: &[Tensor]| Err(Error::invalid("the function was dropped"));
+            let name = function.name.clone();
+            *function = Function::new(&name, FunctionOptions::default(), Arc::new(gone))
+                .expect("functions without sizes are accepted");
+        }
+    }
+
     /// Calls a function, as a graph where that is possible. Asynchronous on the current stream, like any operator; a call that
     /// records waits for the device.
     ///

@@ -1,7 +1,8 @@
 //! Recording of nodes, and eviction of pools.
 
 use rustc_hash::FxHashMap;
-use thalweg_runtime::{CaptureOptions, Graph, Result};
+use thalweg_ir::Layout;
+use thalweg_runtime::{CaptureOptions, Graph, Label, Result, Stream};
 
 use super::counters::DecisionKind;
 use super::forest::Forest;
@@ -19,6 +20,17 @@ enum RecordOutcome {
     NotNow(String),
     /// No node for any later call, for this reason.
     Never(String),
+}
+
+/// Returns memory of a graph's own for an input, with the input's strides, so that results have the layouts that they would have.
+fn own_like(input: &Tensor, stream: &Stream, label: Label) -> Result<Tensor> {
+    let layout = input.layout();
+    let layout = match layout.may_overlap() {
+        true => Layout::contiguous(layout.shape()),
+        false => Layout::new(layout.shape(), layout.strides(), 0)?,
+    };
+    let bytes = (layout.span() * input.dtype().size_bytes()) as u64;
+    Tensor::empty_in(layout, bytes, input.dtype(), stream, label)
 }
 
 impl GraphTreeManager {
@@ -130,7 +142,7 @@ impl GraphTreeManager {
                 read.push(input.clone());
                 continue;
             }
-            let own = Tensor::empty(input.shape(), input.dtype(), &self.device)?;
+            let own = own_like(input, &self.device.current_stream(), site.label)?;
             if function.writes_are_known && !function.written.contains(&index) {
                 self.counters.copy(&own, input)?;
                 inputs.replace(index, own.clone());
@@ -205,7 +217,7 @@ impl GraphTreeManager {
     }
 
     /// Evicts a pool with all its graphs. Outputs that are held stay valid, and keep the pool until they are dropped.
-    fn evict(&mut self, of: usize, reason: String) {
+    pub(super) fn evict(&mut self, of: usize, reason: String) {
         if self.current == Some(of) {
             self.begin_step();
         }

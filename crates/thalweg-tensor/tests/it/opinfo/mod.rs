@@ -11,6 +11,7 @@
 //! THALWEG_OPINFO=FOLDER ...                                                # other goldens, such as the full set
 //! ```
 
+mod compiled;
 mod core;
 mod derivative;
 mod differences;

@@ -43,3 +43,58 @@ OWN = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention_on_cpu,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_on_cpu_backward,
 }
+
+
+def _element(value, place):
+    return value[place] if isinstance(value, (list, tuple)) else value
+
+
+def _each(function):
+    """Returns the function of lists that calls a function for each element."""
+
+    def each(first, *rest, **named):
+        def call(place, tensor):
+            return function(tensor, *(_element(value, place) for value in rest), **{name: _element(value, place) for name, value in named.items()})
+
+        return [call(place, tensor) for place, tensor in enumerate(first)]
+
+    return each
+
+
+def _each_with_value(function):
+    """Returns the function of three lists and a value."""
+
+    def each(first, second, third, value=1):
+        return [function(one, second[place], third[place], value=_element(value, place)) for place, one in enumerate(first)]
+
+    return each
+
+
+def _norm(tensor, order=2, dtype=None):
+    return torch.linalg.vector_norm(tensor, order, dtype=dtype)
+
+
+def _powers(base, exponents):
+    return [torch.pow(base, exponent) for exponent in exponents]
+
+
+def _of_lists():
+    """Returns the decompositions of the functions of lists that optimizers call."""
+    one = "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin "
+    one += "sinh sqrt tan tanh trunc"
+    functions = {name: getattr(torch, name) for name in f"{one} add sub mul div maximum minimum clamp_min clamp_max pow lerp".split()}
+    functions |= {"norm": _norm, "copy": aten.copy}
+    of_numbers = {**functions, "maximum": torch.clamp_min, "minimum": torch.clamp_max}
+    made = {aten._foreach_pow.ScalarAndTensor: _powers}
+    for name in functions:
+        packet = getattr(aten, f"_foreach_{name}")
+        for overload in {"default", "List", "Scalar", "ScalarList", "Tensor"} & set(packet.overloads()):
+            chosen = of_numbers if overload.startswith("Scalar") else functions
+            made[getattr(packet, overload)] = _each(chosen[name])
+    for name in ("addcmul", "addcdiv"):
+        packet = getattr(aten, f"_foreach_{name}")
+        made |= {getattr(packet, overload): _each_with_value(getattr(torch, name)) for overload in ("Scalar", "ScalarList")}
+    return made
+
+
+OWN |= _of_lists()

@@ -51,8 +51,31 @@ def _first_clone(named):
     return "clone", {"self": named["self"]}
 
 
+def _rms_norm(named):
+    if named.get("eps") is None:
+        raise PassedOn("its eps follows from the dtype")
+    return "thalweg::rms_norm", named
+
+
+def _resampled(name, *scales):
+    """Returns the rule of an operator that resizes images: its size, or its scales."""
+
+    def rule(named):
+        factors = [named.get(scale) for scale in scales]
+        rest = {"input": named["self"], "output_size": named["output_size"], "scale_factors": None}
+        if all(factor is not None for factor in factors):
+            rest |= {"output_size": None, "scale_factors": factors}
+        return f"{name}.vec", rest | ({"align_corners": named["align_corners"]} if "align_corners" in named else {})
+
+    return rule
+
+
 # Operators whose results on the CPU have other shapes or meanings than on a GPU, which the table has.
-OTHER_ON_CPU = {aten._embedding_bag.default, aten._embedding_bag_forward_only.default}
+OTHER_ON_CPU = {
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    aten._embedding_bag_per_sample_weights_backward.default,
+}
 
 
 # The calls that have another name in the table.
@@ -61,12 +84,23 @@ REWRITTEN = {
     aten._reshape_alias.default: lambda named: ("as_strided", named),
     aten._unsafe_index.Tensor: _same("index.Tensor"),
     aten._unsafe_index_put.default: _same("index_put"),
+    aten._fused_rms_norm.default: _rms_norm,
     aten.lift_fresh_copy.default: _first_clone,
     aten.lift_fresh.default: _first_clone,
+    # Here nothing is conjugated or negated when it is read: these compute their results.
+    aten._conj.default: _same("conj_physical"),
+    aten._conj_physical.default: _same("conj_physical"),
+    aten._neg_view.default: _same("neg"),
     prims.convert_element_type.default: _convert,
     prims.device_put.default: lambda named: ("clone", {"self": named["a"]}),
     prims.view_of.default: lambda named: ("alias", {"self": named["a"]}),
 }
+for _name, _scales in (
+    ("linear1d", ["scales"]), ("bilinear2d", ["scales_h", "scales_w"]), ("bicubic2d", ["scales_h", "scales_w"]),
+    ("trilinear3d", ["scales_d", "scales_h", "scales_w"]), ("nearest1d", ["scales"]), ("nearest2d", ["scales_h", "scales_w"]),
+    ("nearest3d", ["scales_d", "scales_h", "scales_w"]),
+):  # fmt: skip
+    REWRITTEN[getattr(aten, f"upsample_{_name}").default] = _resampled(f"upsample_{_name}", *_scales)
 _ONE = "abs acos acosh asin asinh atan atanh ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log10 log1p log2 neg "
 _ONE += "reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc bitwise_not isfinite"
 for _name in _ONE.split():
@@ -92,7 +126,7 @@ def entry_of(operator, args, kwargs, is_number):
     `is_number(value)` says whether an argument is a number, or a node with one.
     """
     if not isinstance(operator, torch._ops.OpOverload):
-        raise PassedOn("it is no operator of ATen")
+        raise PassedOn("it is not an operator of ATen")
     if torch.Tag.nondeterministic_seeded in operator.tags and not _is_without_draws(operator, args, kwargs):
         raise PassedOn("it draws random numbers from PyTorch's generator")
     if not takes(operator):

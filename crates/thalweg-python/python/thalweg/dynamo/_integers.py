@@ -12,7 +12,7 @@ NAMES = {
 
 
 class Unknown(Exception):
-    """The exception for an expression that is no computation with known integers."""
+    """The exception for an expression that is not a computation with known integers."""
 
 
 class Integers:
@@ -45,14 +45,14 @@ class Integers:
     def _computed(self, expression):
         if expression.is_Symbol:
             if expression not in self._sources:
-                raise Unknown(f"{expression} is no size of an input")
+                raise Unknown(f"{expression} is not a size of an input")
             slot, place = self._sources[expression]
             return self._description.integer("size", [Place(slot), place])
         if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 0:
             return self._description.integer("mul", [self._of(expression.base)] * int(expression.exp))
         name = NAMES.get(type(expression).__name__)
         if name is None:
-            raise Unknown(f"{type(expression).__name__} is no computation with integers here")
+            raise Unknown(f"{type(expression).__name__} is not a computation with integers here")
         return self._description.integer(name, [self._of(argument) for argument in expression.args])
 
 

@@ -8,10 +8,10 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import Refused, report
-from .graph import Importer, takes
+from . import Refused, _report as report
+from ._graph import Importer, takes
 
-ADAPTERS = {(2, 11): "adapter_2_11"}
+ADAPTERS = {(2, 11): "_adapter_2_11"}
 
 # What `torch.compile(mode=...)` may say. The first two are the same; graphs of CUDA are not captured yet.
 MODES = (None, "default", "max-autotune-no-cudagraphs")
@@ -48,7 +48,7 @@ def compile_graph(gm, example_inputs, *, mode=None, options=None):
 @functools.cache
 def decompositions():
     """Returns PyTorch's decompositions of the operators that the table lacks."""
-    from .decompositions import OWN
+    from ._decompositions import OWN
 
     known = {**adapter().decomposition_table, **adapter().core_aten_decompositions()}
     made = {operator: function for operator, function in known.items() if not takes(operator)}

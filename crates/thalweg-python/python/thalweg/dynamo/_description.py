@@ -6,7 +6,7 @@ from thalweg._core import Place
 class Description:
     """The steps of a program, with the slots of its values.
 
-    A step is a tuple of its kind (`call`, `integer`, `foreign`), the parts of the kind, and its node of the graph.
+    A step is a tuple of its kind (`call`, `integer`, `external`), the parts of the kind, and its node of the graph.
     """
 
     def __init__(self):
@@ -35,9 +35,9 @@ class Description:
         """Adds a computation with integers, whose result is in a slot."""
         self._add("integer", (name, operands, slot), places(operands), f"an integer ({name})")
 
-    def foreign(self, function, arguments, results, is_one, changes, node):
+    def external(self, function, arguments, results, is_one, changes, node):
         """Adds a call of a function of PyTorch. `arguments` are slots."""
-        self._add("foreign", (function, arguments, results, is_one, changes), list(arguments), node)
+        self._add("external", (function, arguments, results, is_one, changes), list(arguments), node)
 
     def _add(self, kind, parts, reads, node):
         self.steps.append((kind, parts, node))
@@ -61,7 +61,7 @@ def results_of(kind, parts):
     """Returns the slots that a step writes."""
     if kind == "integer":
         return [parts[2]]
-    if kind == "foreign":
+    if kind == "external":
         return [slot for slot in parts[2] if slot is not None]
     return [result[0] for result in parts[2] if result]
 

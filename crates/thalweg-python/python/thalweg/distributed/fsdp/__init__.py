@@ -7,15 +7,14 @@ mean gradient. In the Rust crate (`thalweg::distributed::fully_shard`) they are 
 import contextlib
 import dataclasses
 
-from .. import _core
-from .._left_out import attributes as _attributes
-from ..autograd.function import Function
-from ..nn.module import Module
-from ..nn.parameter import Parameter
-from . import _check
-from ._group import ReduceOp
-from ._placements import Shard
-from .tensor import DTensor, part_of
+from ... import _core
+from ..._left_out import attributes as _attributes
+from ...autograd.function import Function
+from ...nn.parameter import Parameter
+from .. import _check
+from .._group import ReduceOp
+from .._placements import Shard
+from ..tensor import DTensor, part_of
 
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "fully_shard", "register_fsdp_forward_method"]
 
@@ -43,11 +42,11 @@ class CPUOffloadPolicy(OffloadPolicy):
 
 
 class ShardedParameter(Parameter, DTensor):
-    """This rank's rows of a parameter."""
+    """This rank's part of a parameter: its rows, unless a placement says otherwise."""
 
-    def __new__(cls, rows, group, shape, mesh, requires_grad):
+    def __new__(cls, rows, group, shape, mesh, requires_grad, placement=Shard(0)):
         made = Parameter.__new__(cls, rows, requires_grad)
-        made.__dict__.update(_group=group, _full_shape=tuple(shape), device_mesh=mesh, placements=(Shard(0),))
+        made.__dict__.update(_group=group, _full_shape=tuple(shape), device_mesh=mesh, placements=(placement,))
         return made
 
     def __init__(self, *_):
@@ -59,11 +58,18 @@ class ShardedParameter(Parameter, DTensor):
 
     def full_tensor(self, *, grad_placements=None):
         """Returns the entire parameter, on each rank."""
-        return _core.cat(self._group.tensors(self, "full_tensor")).reshape(self._full_shape)
+        placement, = self.placements
+        if not placement.is_shard():
+            return self.data
+        if self._full_shape and self._full_shape[placement.dim] % self._group.size() == 0:
+            from .._functional_collectives import gathered
+            return gathered(self, placement.dim, self._group).reshape(self._full_shape)
+        return _core.cat(self._group.tensors(self, "full_tensor"), placement.dim).reshape(self._full_shape)
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
-            memo[id(self)] = ShardedParameter(self.detach().clone(), self._group, self._full_shape, self.device_mesh, self.requires_grad)
+            memo[id(self)] = ShardedParameter(self.detach().clone(), self._group, self._full_shape, self.device_mesh, self.requires_grad,
+                                              self.placements[0])
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
@@ -75,7 +81,7 @@ class _Gather(Function):
 
     @staticmethod
     def forward(ctx, rows, unit):
-        ctx.group, ctx.unit, ctx.dtype = rows._group, unit, rows.dtype
+        ctx.group, ctx.unit, ctx.dtype, ctx.key = rows._group, unit, rows.dtype, id(rows)
         dtype = unit._policy.param_dtype
         with _core_no_grad():
             whole = rows.full_tensor()
@@ -85,21 +91,25 @@ class _Gather(Function):
     def backward(ctx, gradient):
         dtype = ctx.unit._policy.reduce_dtype
         gradient = gradient if dtype is None else gradient.to(dtype)
-        if ctx.unit._is_synchronized:
-            gradient = _mean(gradient, ctx.group)
+        earlier = ctx.unit._waiting.pop(ctx.key, None)
+        gradient = gradient if earlier is None else gradient + earlier
+        if not ctx.unit._is_synchronized:
+            ctx.unit._waiting[ctx.key] = gradient.detach()
+            return None, None
+        gradient = _mean(gradient, ctx.group)
         place = part_of(gradient, 0, ctx.group.rank(), ctx.group.size()) if gradient.dim() else gradient
         return place.to(ctx.dtype).contiguous(), None
 
 
 def _mean(gradient, group):
-    from ._collectives import all_reduce
+    from .._collectives import all_reduce
     gradient = gradient.contiguous().clone()
     all_reduce(gradient, ReduceOp.AVG if gradient.is_floating_point() else ReduceOp.SUM, group)
     return gradient
 
 
 def _core_no_grad():
-    from ..autograd import no_grad
+    from ...autograd import no_grad
     return no_grad()
 
 
@@ -158,7 +168,8 @@ def _gathered(unit):
             module._parameters[name] = parameter
 
 
-def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None):
+def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None,
+                group=None):
     """Spreads the parameters of a module, without those of parts that are spread already, over the ranks, and returns the module."""
     if isinstance(offload_policy, CPUOffloadPolicy):
         raise NotImplementedError("fully_shard(offload_policy=CPUOffloadPolicy()) is left out: parts of parameters stay on the ranks' devices")
@@ -166,7 +177,7 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
         raise NotImplementedError("fully_shard(shard_placement_fn=...) is left out: parameters are divided by rows")
     if isinstance(module, (list, tuple)):
         return [fully_shard(one, mesh=mesh, mp_policy=mp_policy, ignored_params=ignored_params) for one in module]
-    group = mesh.get_group(0) if mesh is not None else _check("fully_shard")
+    group = group or (mesh.get_group(0) if mesh is not None else _check("fully_shard"))
     ignored, known = set(map(id, ignored_params or ())), {}
     waiting = [module]
     while waiting:
@@ -184,7 +195,7 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
 
 def _divided(parameter, group, mesh):
     """Returns this rank's rows of a parameter, whose elements are those of the first rank."""
-    from ._collectives import broadcast
+    from .._collectives import broadcast
     whole = parameter.detach()
     broadcast(whole, group=group, group_src=0)
     rows = part_of(whole.reshape(1) if whole.dim() == 0 else whole, 0, group.rank(), group.size())
@@ -195,7 +206,8 @@ def _become_unit(module, policy):
     """Makes a module an `FSDPModule`, which gathers its parameters for each call of `forward`."""
     kind = type(module)
     module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {})
-    module._policy, module._is_synchronized = policy, True
+    # Gradients that wait on this rank for a backward pass that adds them up, by the parameters' identities.
+    module._policy, module._is_synchronized, module._waiting = policy, True, {}
     forward = module.forward
 
     def gathering(*args, **kwargs):
@@ -217,11 +229,9 @@ def register_fsdp_forward_method(module, method_name):
     setattr(module, method_name, gathering)
 
 
-class FullyShardedDataParallel(Module):
-    """The wrapper of PyTorch's first sharded modules, which is left out: `fully_shard` is here."""
-
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError("FullyShardedDataParallel is left out: use `fully_shard` (`torch.distributed.fsdp.fully_shard`)")
-
+from .fully_sharded_data_parallel import (  # noqa: E402,F401
+    BackwardPrefetch, CPUOffload, FullOptimStateDictConfig, FullStateDictConfig, FullyShardedDataParallel, LocalOptimStateDictConfig,
+    LocalStateDictConfig, MixedPrecision, OptimStateDictConfig, OptimStateKeyType, ShardedOptimStateDictConfig, ShardedStateDictConfig,
+    ShardingStrategy, StateDictConfig, StateDictSettings, StateDictType)
 
 __getattr__ = _attributes(__name__)

@@ -8,10 +8,10 @@ from torch.fx.node import map_arg
 
 from thalweg._core import Place
 
-from . import calls
-from .calls import PassedOn, takes
-from .description import Description
-from .integers import Integers, Unknown
+from . import Refused, _calls as calls
+from ._calls import PassedOn, takes
+from ._description import Description
+from ._integers import Integers, Unknown
 
 __all__ = ["Importer", "takes"]
 
@@ -41,6 +41,7 @@ class Importer:
     def description(self):
         """Returns the description."""
         for node in self._gm.graph.nodes:
+            check_stream(node)
             getattr(self, f"_{node.op}")(node)
         return self._made
 
@@ -121,8 +122,6 @@ class Importer:
                 raise PassedOn(f"a tensor has the layout {one.layout}")
             if one.device != self.device:
                 raise PassedOn(f"a tensor is on {one.device}, and the graph on {self.device}")
-            if one.is_conj() or one.is_neg():
-                raise PassedOn("a tensor is conjugated or negated when it is read")
             calls.constant(one.dtype)
 
     def _written(self, node):
@@ -195,7 +194,7 @@ class Importer:
         results = [self._made.slot() for _ in ([value] if is_one else value)]
         changes = self._changes(node)
         self._made.kept += slots
-        self._made.foreign(_function(node.target, args, kwargs), slots, results, is_one, changes, described(node))
+        self._made.external(_function(node.target, args, kwargs), slots, results, is_one, changes, described(node))
         for one, slot in zip([value] if is_one else value, results):
             self._note(one, slot)
         self._values[node] = Place(results[0]) if is_one else [Place(slot) for slot in results]
@@ -209,6 +208,13 @@ class Importer:
         written = [named.get(parameter.name) for parameter in schema.arguments if parameter.alias_info is not None and parameter.alias_info.is_write]
         nodes = [one for each in written for one in (each if isinstance(each, (list, tuple)) else [each]) if isinstance(one, torch.fx.Node)]
         return [self._values[one].number for one in nodes if isinstance(self._values[one], Place)]
+
+
+def check_stream(node):
+    """Refuses a node that is on another stream than the graph's, or that orders streams."""
+    is_stream = getattr(node.target, "namespace", None) == "streams" or (node.meta.get("custom") or {}).get("stream")
+    if is_stream:
+        raise Refused(f'the backend "thalweg" does not support streams in a graph yet: {described(node)}; use `torch._dynamo.graph_break()` around them')
 
 
 class _Hole:

@@ -5,7 +5,7 @@ import math
 import thalweg
 from thalweg import _core
 
-from .description import Description
+from ._description import Description
 
 Place = _core.Place
 
@@ -43,9 +43,9 @@ def decoded(value):
 
 def as_json(description):
     """Returns a description as JSON's values. Calls of PyTorch cannot be stored."""
-    foreign = [node for kind, _, node in description.steps if kind == "foreign"]
-    if foreign:
-        raise TypeError(f"a program with calls of PyTorch cannot be stored: {foreign[0]}")
+    external = [node for kind, _, node in description.steps if kind == "external"]
+    if external:
+        raise TypeError(f"a program with calls of PyTorch cannot be stored: {external[0]}")
     return {
         "slots": description.slots,
         "inputs": description.inputs + [slot for slot, _ in description.constants],

@@ -1,0 +1,225 @@
+"""Modules whose products are divided among ranks (`torch.distributed.tensor.parallel`).
+
+A style divides the parameters of a layer, and says how its input comes and its output goes: in one piece on each rank
+(`Replicate`), or in parts of a dimension (`Shard`). Between layers there are plain tensors.
+"""
+
+import fnmatch
+
+from .... import _core
+from ...._left_out import attributes
+from ....nn.layers import Embedding, Linear
+from ..._functional_collectives import Change, gathered, reduced, scattered
+from ..._placements import Replicate, Shard
+from ...fsdp import ShardedParameter
+from .. import part_of
+
+__all__ = ["ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel",
+           "parallelize_module"]
+Tensor = _core.Tensor
+
+
+def _same(tensor):
+    return tensor.view_as(tensor)
+
+
+def _part(tensor, dim, group):
+    return part_of(tensor, dim, group.rank(), group.size()).contiguous()
+
+
+def _entire(tensor, placement, group):
+    """Returns the entire tensor, for a layer of which each rank computes a part: gradients are added up."""
+    if isinstance(placement, Replicate):
+        return Change.apply(tensor, _same, lambda gradient: reduced(gradient, "sum", group))
+    dim = placement.dim % tensor.dim()
+    return Change.apply(tensor, lambda value: gathered(value, dim, group), lambda gradient: scattered(gradient, "sum", dim, group))
+
+
+def _summed(tensor, placement, group):
+    """Returns the sum of the terms that ranks have computed, or a rank's part of it."""
+    if isinstance(placement, Replicate):
+        return Change.apply(tensor, lambda value: reduced(value, "sum", group), _same)
+    dim = placement.dim % tensor.dim()
+    return Change.apply(tensor, lambda value: scattered(value, "sum", dim, group), lambda gradient: gathered(gradient, dim, group))
+
+
+def _placed(tensor, source, target, group):
+    """Returns a rank's part of a tensor that all ranks compute alike, in another placement."""
+    source, target = (Shard(one.dim % tensor.dim()) if isinstance(one, Shard) else one for one in (source, target))
+    if source == target or not isinstance(tensor, Tensor):
+        return tensor
+    if isinstance(source, Shard):
+        tensor = Change.apply(tensor, lambda value: gathered(value, source.dim, group), lambda gradient: _part(gradient, source.dim, group))
+    if isinstance(target, Shard):
+        tensor = Change.apply(tensor, lambda value: _part(value, target.dim, group), lambda gradient: gathered(gradient, target.dim, group))
+    return tensor
+
+
+def _divide(module, name, dim, mesh):
+    """Replaces a parameter by this rank's part of a dimension, or by the one of the first rank."""
+    from ... import broadcast
+    parameter = module._parameters.get(name)
+    if parameter is None:
+        return
+    group = mesh.get_group()
+    whole = parameter.detach().clone()
+    broadcast(whole, group=group, group_src=0)
+    part = whole if dim is None else part_of(whole, dim, group.rank(), group.size()).clone()
+    module._parameters[name] = ShardedParameter(part, group, parameter.shape, mesh, parameter.requires_grad, Replicate() if dim is None else Shard(dim))
+
+
+class ParallelStyle:
+    """The base class of styles."""
+
+    src_data_rank = 0
+
+    def _apply(self, module, device_mesh):
+        raise NotImplementedError
+
+
+class ColwiseParallel(ParallelStyle):
+    """Divides the outputs of `Linear`, or the features of `Embedding`."""
+
+    def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True):
+        self.input_layout, self.output_layout = input_layouts or Replicate(), output_layouts or Shard(-1)
+
+    def _apply(self, module, device_mesh):
+        group = device_mesh.get_group()
+        if isinstance(module, Linear):
+            _divide(module, "weight", 0, device_mesh)
+            _divide(module, "bias", 0, device_mesh)
+            module.register_forward_pre_hook(lambda part, inputs: (_entire(inputs[0], self.input_layout, group), *inputs[1:]))
+        elif isinstance(module, Embedding):
+            _divide(module, "weight", 1, device_mesh)
+        else:
+            raise NotImplementedError("ColwiseParallel currently only support nn.Linear and nn.Embedding!")
+        module.register_forward_hook(lambda part, inputs, output: _placed(output, Shard(-1), self.output_layout, group))
+        return module
+
+
+class RowwiseParallel(ParallelStyle):
+    """Divides the inputs of `Linear`, or the rows of `Embedding`."""
+
+    def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True):
+        self.input_layout, self.output_layout = input_layouts or Shard(-1), output_layouts or Replicate()
+
+    def _apply(self, module, device_mesh):
+        group = device_mesh.get_group()
+        if isinstance(module, Linear):
+            _divide(module, "weight", 1, device_mesh)
+            _divide(module, "bias", None, device_mesh)
+
+            def forward(input):
+                input = _placed(input, self.input_layout, Shard(-1), group)
+                output = _summed(_core.linear(input, module.weight.as_subclass(Tensor)), self.output_layout, group)
+                if module.bias is None:
+                    return output
+                bias = module.bias.as_subclass(Tensor)
+                return output + (_entire(bias, Replicate(), group) if isinstance(self.output_layout, Shard) else bias)
+        elif isinstance(module, Embedding):
+            rows = module.weight.shape[0]
+            _divide(module, "weight", 0, device_mesh)
+            first = -(-rows // group.size()) * group.rank()
+
+            def forward(input):
+                own = input - first
+                is_here = (own >= 0) & (own < module.weight.shape[0])
+                output = _core.embedding(module.weight.as_subclass(Tensor), own.clamp(0, max(module.weight.shape[0] - 1, 0)))
+                return _summed(output * is_here.unsqueeze(-1).to(output.dtype), self.output_layout, group)
+        else:
+            raise NotImplementedError("RowwiseParallel currently only support nn.Linear and nn.Embedding!")
+        module.forward = forward
+        return module
+
+
+class SequenceParallel(ParallelStyle):
+    """Computes a layer without products (`LayerNorm`, `Dropout`, `RMSNorm`) for each rank's part of the sequence."""
+
+    def __init__(self, *, sequence_dim=1, use_local_output=False):
+        self.dim = sequence_dim
+
+    def _apply(self, module, device_mesh):
+        group = device_mesh.get_group()
+        for name in list(module._parameters):
+            _divide(module, name, None, device_mesh)
+            parameter = module._parameters[name]
+            if parameter is not None and parameter.requires_grad:
+                # Each rank has seen its part of the sequence alone.
+                parameter.register_hook(lambda gradient: reduced(gradient, "sum", group))
+        return module
+
+
+class PrepareModuleInput(ParallelStyle):
+    """Places the inputs of a module."""
+
+    def __init__(self, *, input_layouts=None, desired_input_layouts=None, input_kwarg_layouts=None, desired_input_kwarg_layouts=None, use_local_output=True):
+        def listed(value):
+            return [value] if value is None or not isinstance(value, (tuple, list)) else list(value)
+        self.layouts, self.wanted = listed(input_layouts), listed(desired_input_layouts)
+        self.named, self.named_wanted = input_kwarg_layouts or {}, desired_input_kwarg_layouts or {}
+
+    def _apply(self, module, device_mesh):
+        group = device_mesh.get_group()
+
+        def place(part, args, kwargs):
+            pairs = [*zip(self.layouts, self.wanted), *[(None, None)] * len(args)]
+            args = tuple(value if source is None else _placed(value, source, target, group) for value, (source, target) in zip(args, pairs))
+            return args, {name: _placed(value, self.named[name], self.named_wanted[name], group) if self.named.get(name) is not None else value
+                          for name, value in kwargs.items()}
+        module.register_forward_pre_hook(place, with_kwargs=True)
+        return module
+
+
+class PrepareModuleOutput(ParallelStyle):
+    """Places the outputs of a module."""
+
+    def __init__(self, *, output_layouts, desired_output_layouts, use_local_output=True):
+        self.layouts = output_layouts if isinstance(output_layouts, (tuple, list)) else [output_layouts]
+        self.wanted = desired_output_layouts if isinstance(desired_output_layouts, (tuple, list)) else [desired_output_layouts]
+
+    def _apply(self, module, device_mesh):
+        group = device_mesh.get_group()
+
+        def place(part, inputs, outputs):
+            several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+            placed = [value if source is None else _placed(value, source, target, group) for value, source, target in zip(several, self.layouts, self.wanted)]
+            return tuple(placed) if isinstance(outputs, (tuple, list)) else placed[0]
+        module.register_forward_hook(place)
+        return module
+
+
+class PrepareModuleInputOutput(ParallelStyle):
+    """Places the inputs and the outputs of a module."""
+
+    def __init__(self, *, output_layouts, desired_output_layouts, use_local_output=True, **inputs):
+        inputs = {name.replace("use_local_input", "use_local_output"): value for name, value in inputs.items()}
+        self.input, self.output = PrepareModuleInput(**inputs), PrepareModuleOutput(
+            output_layouts=output_layouts, desired_output_layouts=desired_output_layouts)
+
+    def _apply(self, module, device_mesh):
+        return self.output._apply(self.input._apply(module, device_mesh), device_mesh)
+
+
+def parallelize_module(module, device_mesh=None, parallelize_plan=None, *, src_data_rank=0):
+    """Divides a module among the ranks of a mesh: by one style, or by the styles of submodules, whose names may have `*`."""
+    from ...device_mesh import init_device_mesh
+    from ... import get_world_size
+    mesh = device_mesh or init_device_mesh("cpu", (get_world_size(),))
+    if isinstance(parallelize_plan, ParallelStyle):
+        return parallelize_plan._apply(module, mesh)
+    for path, style in (parallelize_plan or {}).items():
+        parts = path.split(".")
+        for part in _found(module, parts):
+            parallelize_module(part, mesh, style)
+    return module
+
+
+def _found(module, parts):
+    """Returns the submodules by a path whose parts may be patterns."""
+    found = [module]
+    for part in parts:
+        found = [child for one in found for name, child in one._modules.items() if child is not None and fnmatch.fnmatchcase(name, part)] if part else found
+    return found
+
+
+__getattr__ = attributes(__name__)

@@ -1,0 +1,543 @@
+//! The steps of a program: calls of operators, computations with integers, and functions of the front end.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use smallvec::SmallVec;
+use thalweg::dispatch::{Argument, Operator, Value, find_operator};
+use thalweg::ops::schema::{Kind, Type};
+use thalweg::tensor::caller::label_at;
+use thalweg::{Device, Error, Scalar, Tensor};
+
+use crate::convert::{dtype_beside, read_complex, read_scalar, read_value};
+use crate::failure::{exception, type_error, value_error};
+
+/// A reference to a slot in the description of a program.
+#[pyclass(name = "Place", module = "thalweg._core", frozen)]
+pub struct Place {
+    number: usize,
+}
+
+#[pymethods]
+impl Place {
+    #[new]
+    fn new(number: usize) -> Self {
+        Self { number }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Place({})", self.number)
+    }
+
+    /// The number of the slot.
+    #[getter]
+    fn number(&self) -> usize {
+        self.number
+    }
+}
+
+/// An integer that a step reads.
+pub enum Integer {
+    /// A constant.
+    Constant(i64),
+    /// The value of a slot.
+    Slot(usize),
+}
+
+/// An argument of a call.
+pub enum Operand {
+    /// A constant.
+    Constant(Value),
+    /// The value of a slot.
+    Slot(usize),
+    /// A list that is not constant.
+    List(Vec<Operand>),
+}
+
+/// A result of a call.
+pub struct CallResult {
+    /// The slot, if a later step reads the result.
+    pub slot: Option<usize>,
+    /// The strides that later steps rely on.
+    strides: Option<Vec<Integer>>,
+}
+
+/// A call of an operator.
+pub struct Call {
+    operator: &'static Operator,
+    operands: Vec<Operand>,
+    /// The results.
+    pub results: Vec<CallResult>,
+    /// The slot of the tensor that the call writes.
+    pub writes: Option<usize>,
+}
+
+/// A computation with integers.
+#[derive(Clone, Copy)]
+pub enum Arithmetic {
+    Add,
+    Subtract,
+    Multiply,
+    FloorDivide,
+    Modulo,
+    Negate,
+    Maximum,
+    Minimum,
+    Size,
+    Stride,
+}
+
+/// The work of a step.
+pub enum Action {
+    /// A call of an operator.
+    Call(Call),
+    /// A computation with integers, and the slot of its result.
+    Integer(Arithmetic, Vec<Integer>, usize),
+    /// A function of the front end, with the slots of its arguments and of its results. If `is_one`, the function
+    /// returns one value. `changes` has the slots of the tensors that it writes.
+    External {
+        function: Py<PyAny>,
+        arguments: Vec<usize>,
+        results: Vec<Option<usize>>,
+        is_one: bool,
+        changes: Vec<usize>,
+    },
+}
+
+/// A step.
+pub struct Step {
+    /// The work.
+    pub action: Action,
+    /// The slots that no later step reads.
+    pub last: Vec<usize>,
+    /// The node of the graph and its line in the model, for messages.
+    pub node: String,
+}
+
+/// The steps between two functions of the front end.
+pub struct Part {
+    /// The numbers of the steps.
+    pub steps: std::ops::Range<usize>,
+    /// The slots that calls of the part read and that none of its steps wrote before.
+    pub reads: Vec<usize>,
+}
+
+/// Returns the number of a slot if the object is a reference to one.
+pub fn place_of(object: &Bound<'_, PyAny>) -> Option<usize> {
+    object.cast::<Place>().ok().map(|place| place.get().number)
+}
+
+impl Integer {
+    fn read(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match place_of(object) {
+            Some(slot) => Ok(Self::Slot(slot)),
+            None => object.extract().map(Self::Constant),
+        }
+    }
+
+    fn list(object: &Bound<'_, PyAny>) -> PyResult<Vec<Self>> {
+        object.try_iter()?.map(|element| Self::read(&element?)).collect()
+    }
+
+    fn now(&self, ours: &[Option<Value>]) -> thalweg::Result<i64> {
+        match self {
+            Self::Constant(number) => Ok(*number),
+            Self::Slot(slot) => match held(ours, *slot)? {
+                Value::Int(number) | Value::Scalar(Scalar::I64(number)) => Ok(*number),
+                Value::Bool(truth) => Ok(i64::from(*truth)),
+                other => Err(Error::invalid(format!("slot {slot} has no integer: {other:?}"))),
+            },
+        }
+    }
+
+    fn slot(&self) -> Option<usize> {
+        match self {
+            Self::Slot(slot) => Some(*slot),
+            Self::Constant(_) => None,
+        }
+    }
+}
+
+/// Returns the value of a slot.
+pub fn held(ours: &[Option<Value>], slot: usize) -> thalweg::Result<&Value> {
+    (ours[slot].as_ref()).ok_or_else(|| Error::invalid(format!("slot {slot} of the program is empty")))
+}
+
+/// Returns the tensor of a slot.
+fn held_tensor(ours: &[Option<Value>], slot: usize) -> thalweg::Result<&Tensor> {
+    match held(ours, slot)? {
+        Value::Tensor(tensor) => Ok(tensor),
+        other => Err(Error::invalid(format!("slot {slot} has no tensor: {other:?}"))),
+    }
+}
+
+impl Operand {
+    /// Reads an argument for a parameter.
+    fn read(object: &Bound<'_, PyAny>, ty: &Type, operator: &Operator) -> PyResult<Self> {
+        if let Some(slot) = place_of(object) {
+            return Ok(Self::Slot(slot));
+        }
+        let is_list = object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>();
+        if is_list && ty.list {
+            let elements = object.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+            if elements.iter().any(|element| place_of(element).is_some()) {
+                let one = Type { list: false, optional: ty.optional_elements, ..ty.clone() };
+                let read = elements.iter().map(|element| Self::read(element, &one, operator));
+                return Ok(Self::List(read.collect::<PyResult<_>>()?));
+            }
+        }
+        // A number in the place of a tensor becomes one beside the others.
+        if !ty.list && ty.kind == Kind::Tensor && !object.is_none() {
+            if let Some(number) = read_complex(object) {
+                return Ok(Self::Constant(Value::Complex(number)));
+            }
+            if let Some(number) = read_scalar(object, false)? {
+                return Ok(Self::Constant(Value::Scalar(number)));
+            }
+        }
+        let read = read_value(object, ty, false)?;
+        read.map(Self::Constant).ok_or_else(|| {
+            type_error(format!("{object} is not an argument of type {ty} for `{}`", operator.schema()))
+        })
+    }
+
+    fn push_slots(&self, slots: &mut Vec<usize>) {
+        match self {
+            Self::Slot(slot) => slots.push(*slot),
+            Self::List(list) => list.iter().for_each(|operand| operand.push_slots(slots)),
+            Self::Constant(_) => {}
+        }
+    }
+
+    /// Returns the value of a list.
+    fn list_now(list: &[Self], ty: &Type, ours: &[Option<Value>]) -> thalweg::Result<Value> {
+        let each = || {
+            list.iter().map(|operand| match operand {
+                Self::Constant(value) => Ok(value),
+                Self::Slot(slot) => held(ours, *slot),
+                Self::List(_) => Err(Error::invalid("lists of lists are not arguments")),
+            })
+        };
+        let number = |value: &Value| match *value {
+            Value::Int(number) => Ok(Scalar::I64(number)),
+            Value::Float(number) => Ok(Scalar::F64(number)),
+            Value::Bool(truth) => Ok(Scalar::Bool(truth)),
+            Value::Scalar(number) => Ok(number),
+            ref other => Err(Error::invalid(format!("{other:?} is not a number"))),
+        };
+        let tensor = |value: &Value| match value {
+            Value::Tensor(tensor) => Ok(Some(tensor.clone())),
+            Value::None => Ok(None),
+            other => Err(Error::invalid(format!("{other:?} is not a tensor"))),
+        };
+        let numbers = || each().map(|value| number(value?)).collect::<thalweg::Result<Vec<_>>>();
+        Ok(match ty.kind {
+            Kind::Tensor => {
+                let list = each().map(|value| tensor(value?)).collect::<thalweg::Result<Vec<_>>>()?;
+                match ty.optional_elements {
+                    true => Value::OptionalTensors(list),
+                    false => Value::Tensors(list.into_iter().flatten().collect()),
+                }
+            }
+            Kind::Scalar => Value::Scalars(numbers()?),
+            Kind::Float => Value::Floats(numbers()?.into_iter().map(Scalar::to_f64).collect()),
+            _ => Value::Ints(numbers()?.into_iter().map(Scalar::to_i64).collect()),
+        })
+    }
+}
+
+impl Call {
+    fn read(parts: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let (name, arguments, results, writes): (
+            String,
+            Vec<Bound<'_, PyAny>>,
+            Vec<Option<(usize, Option<Bound<'_, PyAny>>)>>,
+            Option<usize>,
+        ) = parts.extract()?;
+        let operator = find_operator(&name).map_err(|error| exception(&error))?;
+        let parameters = &operator.schema().parameters;
+        if arguments.len() > parameters.len() {
+            return Err(value_error(format!(
+                "{} arguments are too many for `{}`",
+                arguments.len(),
+                operator.schema()
+            )));
+        }
+        let operands = (arguments.iter().zip(parameters).zip(operator.defaults()))
+            .map(|((argument, parameter), default)| match argument.is(&argument.py().Ellipsis()) {
+                true => Ok(Operand::Constant(default.cloned().unwrap_or(Value::None))),
+                false => Operand::read(argument, &parameter.ty, operator),
+            })
+            .collect::<PyResult<_>>()?;
+        let results = (results.into_iter())
+            .map(|result| match result {
+                None => Ok(CallResult { slot: None, strides: None }),
+                Some((slot, strides)) => Ok(CallResult {
+                    slot: Some(slot),
+                    strides: strides.map(|strides| Integer::list(&strides)).transpose()?,
+                }),
+            })
+            .collect::<PyResult<_>>()?;
+        Ok(Self { operator, operands, results, writes })
+    }
+
+    /// Runs the call.
+    fn run(
+        &self,
+        ours: &mut [Option<Value>],
+        written: &mut Vec<usize>,
+        device: &Device,
+    ) -> thalweg::Result<()> {
+        let mut results = self.answer(ours, device)?;
+        if let Some(slot) = self.writes {
+            written.push(slot);
+        }
+        for (result, place) in results.drain(..).zip(&self.results) {
+            let Some(slot) = place.slot else { continue };
+            ours[slot] = Some(match (result, &place.strides) {
+                (Value::Tensor(tensor), Some(strides)) => Value::Tensor(with_strides(tensor, strides, ours)?),
+                (other, _) => other,
+            });
+        }
+        Ok(())
+    }
+
+    /// Calls the operator with the values of the slots.
+    fn answer(&self, ours: &[Option<Value>], device: &Device) -> thalweg::Result<Vec<Value>> {
+        let parameters = &self.operator.schema().parameters;
+        let mut lists: SmallVec<[Value; 2]> = SmallVec::new();
+        for (operand, parameter) in self.operands.iter().zip(parameters) {
+            if let Operand::List(list) = operand {
+                lists.push(Operand::list_now(list, &parameter.ty, ours)?);
+            }
+        }
+        let (mut made, numbers) = (lists.iter(), self.numbers_as_tensors(ours)?);
+        let mut numbers_made = numbers.iter().peekable();
+        let mut arguments: SmallVec<[Argument<'_>; 8]> = SmallVec::new();
+        for (place, operand) in self.operands.iter().enumerate() {
+            if let Some((_, tensor)) = numbers_made.next_if(|(number, _)| *number == place) {
+                arguments.push(Argument::Tensor(tensor));
+                continue;
+            }
+            arguments.push(match operand {
+                Operand::Constant(value) => value.as_argument(),
+                Operand::Slot(slot) => held(ours, *slot)?.as_argument(),
+                Operand::List(_) => made.next().expect("one value for each list").as_argument(),
+            });
+        }
+        self.call(&arguments, device)
+    }
+
+    /// Returns tensors for the numbers that are in the places of tensors, as PyTorch makes them beside the first tensor.
+    fn numbers_as_tensors(&self, ours: &[Option<Value>]) -> thalweg::Result<SmallVec<[(usize, Tensor); 1]>> {
+        let value_of = |operand: &Operand| match operand {
+            Operand::Constant(value) => Ok(value.clone()),
+            Operand::Slot(slot) => held(ours, *slot).cloned(),
+            Operand::List(_) => Ok(Value::None),
+        };
+        let mut made = SmallVec::new();
+        let parameters = &self.operator.schema().parameters;
+        for (place, (operand, parameter)) in self.operands.iter().zip(parameters).enumerate() {
+            if parameter.ty.kind != Kind::Tensor || parameter.ty.list {
+                continue;
+            }
+            let number = match value_of(operand)? {
+                Value::Scalar(number) => number,
+                Value::Int(number) => Scalar::I64(number),
+                Value::Float(number) => Scalar::F64(number),
+                Value::Bool(truth) => Scalar::Bool(truth),
+                _ => continue,
+            };
+            let like = self.operands.iter().find_map(|operand| match value_of(operand) {
+                Ok(Value::Tensor(tensor)) => Some(tensor),
+                _ => None,
+            });
+            let like = like.ok_or_else(|| Error::invalid("a number has no tensor beside it"))?;
+            made.push((place, Tensor::full(&[], number, dtype_beside(number, &like), like.device())?));
+        }
+        Ok(made)
+    }
+
+    /// Calls the operator.
+    fn call(&self, arguments: &[Argument<'_>], device: &Device) -> thalweg::Result<Vec<Value>> {
+        let operator = self.operator;
+        if operator.schema().returns.iter().any(|ty| ty.kind != Kind::Tensor) {
+            let values: Vec<Value> = arguments.iter().map(|argument| argument.to_value()).collect();
+            return operator.call_boxed(&values, Some(device));
+        }
+        let label = label_at(operator.base_name(), std::panic::Location::caller());
+        let results = operator.call(arguments, Some(device), label)?;
+        Ok(results.into_iter().map(Value::Tensor).collect())
+    }
+}
+
+/// Returns a tensor with the strides that the graph's later nodes rely on: the tensor itself, or a copy.
+fn with_strides(tensor: Tensor, strides: &[Integer], ours: &[Option<Value>]) -> thalweg::Result<Tensor> {
+    let expected: SmallVec<[i64; 6]> =
+        strides.iter().map(|stride| stride.now(ours)).collect::<thalweg::Result<_>>()?;
+    let layout = tensor.layout();
+    let fits = expected.len() == layout.rank()
+        && (layout.shape().iter().zip(layout.strides()).zip(&expected))
+            .all(|((&extent, &own), &stride)| extent <= 1 || own as i64 == stride);
+    if fits || layout.elements() == 0 || expected.len() != layout.rank() {
+        return Ok(tensor);
+    }
+    let sizes: Vec<i64> = layout.shape().iter().map(|&extent| extent as i64).collect();
+    let location = std::panic::Location::caller();
+    let arguments = [Argument::Ints(&sizes), Argument::Ints(&expected), Argument::DType(tensor.dtype())];
+    let mut made = find_operator("empty_strided")?.call(
+        &arguments,
+        Some(tensor.device()),
+        label_at("empty_strided", location),
+    )?;
+    let made = made.swap_remove(0);
+    made.copy_(&tensor)?;
+    Ok(made)
+}
+
+impl Arithmetic {
+    fn named(name: &str) -> PyResult<Self> {
+        Ok(match name {
+            "add" => Self::Add,
+            "sub" => Self::Subtract,
+            "mul" => Self::Multiply,
+            "floordiv" => Self::FloorDivide,
+            "mod" => Self::Modulo,
+            "neg" => Self::Negate,
+            "max" => Self::Maximum,
+            "min" => Self::Minimum,
+            "size" => Self::Size,
+            "stride" => Self::Stride,
+            _ => return Err(value_error(format!("integers have no `{name}`"))),
+        })
+    }
+
+    /// Computes the integer.
+    fn compute(self, operands: &[Integer], ours: &[Option<Value>]) -> thalweg::Result<i64> {
+        let too_large = || Error::invalid("a size exceeds 64 bits");
+        let number = |place: usize| operands[place].now(ours);
+        let (first, rest) = operands.split_first().ok_or_else(|| Error::invalid("no operands"))?;
+        if matches!(self, Self::Size | Self::Stride) {
+            let slot = first.slot().ok_or_else(|| Error::invalid("the size of no tensor"))?;
+            let tensor = held_tensor(ours, slot)?;
+            let place =
+                tensor.layout().dimension(number(1)?).map_err(|error| Error::invalid(error.to_string()))?;
+            let list = if matches!(self, Self::Size) { tensor.shape() } else { tensor.layout().strides() };
+            return Ok(list[place] as i64);
+        }
+        let mut value = first.now(ours)?;
+        if matches!(self, Self::Negate) {
+            return value.checked_neg().ok_or_else(too_large);
+        }
+        for operand in rest {
+            let other = operand.now(ours)?;
+            value = match self {
+                Self::Add => value.checked_add(other),
+                Self::Subtract => value.checked_sub(other),
+                Self::Multiply => value.checked_mul(other),
+                Self::FloorDivide | Self::Modulo if other == 0 => {
+                    return Err(Error::invalid("integer division or modulo by zero"));
+                }
+                Self::FloorDivide => value.checked_div_euclid(other).map(|quotient| match other < 0 {
+                    // Euclid's quotient rounds so that the rest is positive, Python's so that it has the divisor's sign.
+                    true if value.rem_euclid(other) != 0 => quotient - 1,
+                    _ => quotient,
+                }),
+                Self::Modulo => {
+                    let rest = value.rem_euclid(other);
+                    Some(if other < 0 && rest != 0 { rest + other } else { rest })
+                }
+                Self::Maximum => Some(value.max(other)),
+                Self::Minimum => Some(value.min(other)),
+                Self::Negate | Self::Size | Self::Stride => None,
+            }
+            .ok_or_else(too_large)?;
+        }
+        Ok(value)
+    }
+}
+
+impl Step {
+    /// Reads a step: its kind, the parts of the kind, the slots that are not read afterwards, and the node.
+    pub fn read(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let (kind, parts, last, node): (String, Bound<'_, PyTuple>, Vec<usize>, String) = object.extract()?;
+        let action = match kind.as_str() {
+            "call" => Action::Call(Call::read(&parts)?),
+            "integer" => {
+                let (name, operands, slot): (String, Bound<'_, PyAny>, usize) = parts.extract()?;
+                Action::Integer(Arithmetic::named(&name)?, Integer::list(&operands)?, slot)
+            }
+            "external" => {
+                let (function, arguments, results, is_one, changes) = parts.extract()?;
+                Action::External { function, arguments, results, is_one, changes }
+            }
+            _ => return Err(value_error(format!("there are no steps of the kind `{kind}`"))),
+        };
+        Ok(Self { action, last, node })
+    }
+
+    /// Returns the slots that a step of ours reads.
+    pub fn reads(&self) -> Vec<usize> {
+        let mut slots = Vec::new();
+        match &self.action {
+            Action::Call(call) => {
+                call.operands.iter().for_each(|operand| operand.push_slots(&mut slots));
+                let strides = call.results.iter().filter_map(|result| result.strides.as_ref()).flatten();
+                slots.extend(strides.filter_map(Integer::slot));
+            }
+            Action::Integer(_, operands, _) => slots.extend(operands.iter().filter_map(Integer::slot)),
+            Action::External { .. } => {}
+        }
+        slots
+    }
+
+    fn is_external(&self) -> bool {
+        matches!(self.action, Action::External { .. })
+    }
+
+    /// Runs a step of ours.
+    pub fn run(&self, values: &mut OurValues<'_>, device: &Device) -> thalweg::Result<()> {
+        match &self.action {
+            Action::Call(call) => call.run(values.ours, values.written, device)?,
+            Action::Integer(kind, operands, slot) => {
+                let number = kind.compute(operands, values.ours)?;
+                values.ours[*slot] = Some(Value::Int(number));
+            }
+            Action::External { .. } => {
+                return Err(Error::invalid("a function of the front end is not a step of ours"));
+            }
+        }
+        for &slot in &self.last {
+            values.ours[slot] = None;
+        }
+        Ok(())
+    }
+}
+
+/// The part of the values that steps of ours use, without the interpreter lock.
+pub struct OurValues<'a> {
+    /// The values of the slots.
+    pub ours: &'a mut [Option<Value>],
+    pub written: &'a mut Vec<usize>,
+}
+
+/// Divides steps at the functions of the front end.
+pub fn parts_of(steps: &[Step]) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for end in 0..=steps.len() {
+        if end < steps.len() && !steps[end].is_external() {
+            continue;
+        }
+        if start < end {
+            let mut reads: Vec<usize> = steps[start..end].iter().flat_map(Step::reads).collect();
+            reads.sort_unstable();
+            reads.dedup();
+            parts.push(Part { steps: start..end, reads });
+        }
+        if end < steps.len() {
+            parts.push(Part { steps: end..end + 1, reads: Vec::new() });
+        }
+        start = end + 1;
+    }
+    parts
+}

@@ -1,0 +1,212 @@
+//! Compiled functions as graphs, for `torch.compile(mode="reduce-overhead")`: Python functions of lists of tensors in graph trees.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::thread::{self, ThreadId};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use thalweg::tensor::compile::compiled;
+use thalweg::tensor::graph::tree::{DecisionKind, FunctionId, FunctionOptions, Steps};
+use thalweg::tensor::graph::{GraphTreeManager, GraphTreeOptions, LiveOutputs};
+use thalweg::{Device, Error, Tensor};
+
+use crate::device::or_current;
+use crate::failure::{call_python, run};
+use crate::handle::{Held, PyTensor};
+
+/// The manager of a device.
+type Manager = Rc<RefCell<GraphTreeManager>>;
+
+thread_local! {
+    /// The managers of this thread.
+    static MANAGERS: RefCell<Vec<(Device, Manager)>> = const { RefCell::new(Vec::new()) };
+    /// The number of times that the managers were dropped.
+    static DROPS: Cell<u64> = const { Cell::new(0) };
+    /// The functions that were dropped, perhaps during a call, whose graphs are to be dropped.
+    static UNUSED: RefCell<Vec<(Device, FunctionId)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns this thread's manager of a device.
+fn manager(device: &Device) -> thalweg::Result<Manager> {
+    let known = MANAGERS
+        .with_borrow(|all| all.iter().find(|(of, _)| of == device).map(|(_, found)| Rc::clone(found)));
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    let options = GraphTreeOptions {
+        // Programs hold results as long as they like, as those of other functions.
+        live_outputs: LiveOutputs::Clone,
+        steps: Steps::Explicit,
+        ..GraphTreeOptions::default()
+    };
+    let made = Rc::new(RefCell::new(GraphTreeManager::new(device, options)?));
+    MANAGERS.with_borrow_mut(|all| all.push((device.clone(), Rc::clone(&made))));
+    Ok(made)
+}
+
+/// Drops the graphs of this thread. Their results stay valid.
+pub fn forget() {
+    UNUSED.take();
+    DROPS.set(DROPS.get() + 1);
+    let dropped = MANAGERS.take();
+    drop(dropped);
+}
+
+/// Drops the graphs of functions that were dropped, unless a function is being called.
+fn drop_unused() {
+    for (device, function) in UNUSED.take() {
+        let known = manager(&device);
+        match known.as_ref().map(|manager| manager.try_borrow_mut()) {
+            Ok(Ok(mut manager)) => manager.unregister(function),
+            _ => UNUSED.with_borrow_mut(|unused| unused.push((device, function))),
+        }
+    }
+}
+
+const NESTED: &str =
+    "a captured function calls a captured function: the inner one is a part of the outer one";
+
+/// A function of a list of tensors whose calls are graphs.
+#[pyclass(frozen)]
+struct _Captured {
+    device: Device,
+    function: FunctionId,
+    /// The thread whose manager has the function, and the number of times that its managers had been dropped.
+    owner: (ThreadId, u64),
+}
+
+impl Drop for _Captured {
+    fn drop(&mut self) {
+        // On another thread nothing is done: the graphs are dropped with their thread.
+        if DROPS.try_with(|drops| (thread::current().id(), drops.get()) == self.owner) == Ok(true) {
+            let _ = UNUSED.try_with(|unused| {
+                if let Ok(mut unused) = unused.try_borrow_mut() {
+                    unused.push((self.device.clone(), self.function));
+                }
+            });
+        }
+    }
+}
+
+#[pymethods]
+impl _Captured {
+    /// Registers a function that takes a list of tensors and returns one. It belongs to this thread.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        function: Py<PyAny>,
+        static_inputs: Vec<usize>,
+        sample: Option<&Bound<'_, PyTensor>>,
+    ) -> PyResult<Self> {
+        let device = match sample {
+            Some(tensor) => tensor.tensor().device().clone(),
+            None => or_current(py, None)?,
+        };
+        let body = move |inputs: &[Tensor]| {
+            // The function itself runs compiled: what is captured are fused kernels.
+            compiled(|| {
+                call_python(|py| {
+                    let objects = inputs.iter().map(|input| PyTensor::object(py, input.clone()));
+                    let inputs = PyList::new(py, objects.collect::<PyResult<Vec<_>>>()?)?;
+                    let results = function.call1(py, (inputs,))?;
+                    (results.bind(py).try_iter()?)
+                        .map(|tensor| Ok(tensor?.cast::<PyTensor>()?.tensor()))
+                        .collect::<PyResult<Vec<Tensor>>>()
+                })
+            })
+        };
+        let options = FunctionOptions { static_inputs, ..FunctionOptions::default() };
+        let function = run(py, || {
+            drop_unused();
+            let manager = manager(&device)?;
+            let mut manager = manager.try_borrow_mut().map_err(|_| Error::invalid(NESTED))?;
+            manager.register(name, options, body)
+        })?;
+        Ok(Self { device, function, owner: (thread::current().id(), DROPS.get()) })
+    }
+
+    /// Returns the results for inputs, and the reason why no graph was replayed, if none was.
+    fn call<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: Vec<Bound<'py, PyTensor>>,
+    ) -> PyResult<(Vec<Bound<'py, PyTensor>>, Option<String>)> {
+        let given: Vec<Tensor> = inputs.iter().map(|tensor| tensor.tensor()).collect();
+        let (results, reason) = run(py, || {
+            drop_unused();
+            let manager = manager(&self.device)?;
+            let mut manager = manager.try_borrow_mut().map_err(|_| Error::invalid(NESTED))?;
+            manager.begin_step();
+            let before = manager.counters().eager;
+            let results = manager.call(self.function, given)?;
+            let is_eager = manager.counters().eager > before;
+            let decided = || {
+                let last = manager.decisions().filter(|decision| decision.kind == DecisionKind::Eager).last();
+                last.map(|decision| decision.reason.clone())
+            };
+            let reason = || manager.eager_reason(self.function).map(str::to_owned).or_else(decided);
+            let reason = is_eager.then(reason).flatten();
+            Ok((results, reason))
+        })?;
+        let results = results.into_iter().map(|result| PyTensor::object(py, result));
+        Ok((results.collect::<PyResult<Vec<_>>>()?, reason))
+    }
+}
+
+/// Returns what the captured functions of this thread did.
+#[pyfunction]
+fn _capture_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let totals = PyDict::new(py);
+    let mut sums = [0u64; 7];
+    MANAGERS.with_borrow(|all| {
+        for (_, manager) in all {
+            let manager = manager.borrow();
+            let counters = manager.counters();
+            let values = [
+                counters.recordings,
+                counters.replays,
+                counters.eager,
+                counters.copied_inputs,
+                counters.written_back,
+                manager.graphs() as u64,
+                manager.pool_bytes(),
+            ];
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+    });
+    let names = ["recordings", "replays", "eager", "copied_inputs", "written_back", "graphs", "pool_bytes"];
+    names.iter().zip(sums).try_for_each(|(name, value)| totals.set_item(name, value))?;
+    Ok(totals)
+}
+
+/// Returns for each tensor a number that changes with its memory and its layout.
+#[pyfunction]
+fn _places(tensors: Vec<Bound<'_, PyTensor>>) -> Vec<u64> {
+    let place = |tensor: &Bound<'_, PyTensor>| {
+        let tensor = tensor.tensor();
+        let layout = tensor.layout();
+        let numbers = layout.shape().iter().chain(layout.strides());
+        let hash = numbers.fold(tensor.dtype() as u64, |hash, &number| {
+            (hash.rotate_left(5) ^ number as u64).wrapping_mul(0x517c_c1b7_2722_0a95)
+        });
+        // The address alone would do; nothing but this thread's own deferred loops may be without one.
+        hash ^ tensor.pointer().address()
+    };
+    tensors.iter().map(place).collect()
+}
+
+/// Returns whether two tensors are views of the same memory.
+#[pyfunction]
+fn _share_memory(one: &Bound<'_, PyTensor>, other: &Bound<'_, PyTensor>) -> bool {
+    one.tensor().shares_storage_with(&other.tensor())
+}
+
+/// Adds the class and the functions.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<_Captured>()?;
+    module.add_function(wrap_pyfunction!(_capture_counters, module)?)?;
+    module.add_function(wrap_pyfunction!(_places, module)?)?;
+    module.add_function(wrap_pyfunction!(_share_memory, module)?)
+}

@@ -1,0 +1,44 @@
+//! The explanation of segments: what became one kernel, why other loops did not, and where memory is.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::Once;
+
+use thalweg_graph::{Program, Segment};
+use thalweg_runtime::{Environment, Label};
+
+use super::window::{Waiters, Waiting};
+
+/// Writes the explanation of a new program to standard error and to the file, if they are wanted.
+pub(super) fn explain(program: &Program, segment: &Segment, waiters: &Waiters, before: Option<Label>) {
+    let environment = Environment::get();
+    if !environment.explain_compile && environment.explain_file.is_none() {
+        return;
+    }
+    let end = match before {
+        Some(label) => format!("{} ({})", label.operator, line(&label)),
+        None => "the read of a result's address".to_owned(),
+    };
+    let name = |waiting: &Waiting| format!("{} ({})", waiting.label.operator, line(&waiting.label));
+    let names: Vec<String> = waiters.loops.iter().map(name).collect();
+    if environment.explain_compile {
+        eprint!("compile: a segment that ends before {end}: {}", program.describe(&names));
+    }
+    if let Some(path) = &environment.explain_file {
+        let record = format!("{}\n", program.record(segment, &names, &end));
+        // One write per line: several threads and processes may append.
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        if let Err(error) = file.and_then(|mut file| file.write_all(record.as_bytes())) {
+            static REPORTED: Once = Once::new();
+            REPORTED.call_once(|| eprintln!("compile: {}: {error}", path.display()));
+        }
+    }
+}
+
+/// Returns the line of a label: that of a program in another language, if there is one.
+fn line(label: &Label) -> String {
+    match label.program {
+        Some(line) => format!("{}:{}", line.file, line.line),
+        None => format!("{}:{}", label.location.file(), label.location.line()),
+    }
+}
