@@ -1,6 +1,5 @@
-//! The dtypes of kernels that are written once for floats and int64, and the names of each in CUDA code.
+//! The dtypes of kernels that are written once for floats and int64.
 
-use thalweg_ir::cuda::FloatNames;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
@@ -16,15 +15,6 @@ pub(crate) fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
         true => Ok(()),
         false => Err(Fault::new(format!("{kernel} does not take {dtype}"))),
     }
-}
-
-/// Returns the names for a dtype in CUDA code: of elements, of the compute type, of loading and of storing.
-pub(crate) fn names(dtype: DType) -> [String; 4] {
-    if dtype == DType::I64 {
-        return ["i64".into(), "i64".into(), String::new(), String::new()];
-    }
-    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
-    [element.into(), sum.into(), load, store]
 }
 
 /// Rounds a number to the type in which sums of elements are kept: f32, or f64 for elements of f64.

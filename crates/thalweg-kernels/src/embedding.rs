@@ -10,16 +10,15 @@
 //! Rows that no place reads are not written: they are zero before the launch. An index out of range, and the padding index, write
 //! nothing.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::with_float;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -114,29 +113,12 @@ pub fn name(dtype: DType) -> &'static str {
 /// # Panics
 /// If the dtype is not a floating-point type.
 pub fn print(dtype: DType) -> String {
-    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
-    let code = TEMPLATE
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", element)
-        .replace("SUM", sum)
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(name(dtype)).elements(dtype).print(include_str!("embedding.cu"))
 }
 
 /// Operands: the gradients of the places (contiguous rows), their indices (i64), and a result of zeros (contiguous).
 impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         let dtype = self.kernel.dtype;
@@ -148,10 +130,6 @@ impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         (!self.kernel.spans().contains(&0)).then(|| self.kernel.launch_shape())
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -193,85 +171,3 @@ fn run_typed<T: Element>(
     }
     Ok(())
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const ELEMENT* gradient;
-    const i64* indices;
-    ELEMENT* result;
-    u64 count;
-    u64 embeddings;
-    u64 features;
-    i64 padding;
-    u64 dtype;
-};
-
-extern \"C\" __global__ void __launch_bounds__(256, 4) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ i64 tile[2048];
-    const u32 thread = threadIdx.x, lane = thread % 32;
-    const u64 parts = (x.features + 255) / 256, items = (x.count + 7) / 8 * parts;
-    for (u64 item = blockIdx.x; item < items; item += gridDim.x) {
-        // A warp has a place, its lanes the features from one on, each 32nd.
-        const u64 place = item / parts * 8 + thread / 32, feature = item % parts * 256 + lane;
-        const i64 index = place < x.count ? x.indices[place] : -1;
-        bool sums = index >= 0 && u64(index) < x.embeddings && index != x.padding;
-        SUM sum[8] = {};
-        for (u64 first = 0; first < x.count && __syncthreads_or(sums); first += 2048) {
-            const u32 size = x.count - first < 2048 ? u32(x.count - first) : 2048;
-            for (u32 i = thread; i < size; i += 256) {
-                tile[i] = x.indices[first + i];
-            }
-            __syncthreads();
-            for (u32 start = 0; sums && start < size; start += 32) {
-                if (start % 256 == 0) {
-                    // Eight windows of 32 indices at once: most have none that is equal.
-                    bool is_any = false;
-                    #pragma unroll
-                    for (u32 i = 0; i < 8; ++i) {
-                        is_any |= tile[start + 32 * i + lane] == index;
-                    }
-                    if (!__any_sync(0xffffffffu, is_any)) {
-                        start += 224;
-                        continue;
-                    }
-                }
-                u32 rest = __ballot_sync(0xffffffffu, start + lane < size && tile[start + lane] == index);
-                // An earlier place has this index: the sum is its warp's.
-                sums = rest == 0 || first + start + __ffs(i32(rest)) - 1 >= place;
-                while (sums && rest != 0) {
-                    // Two rows at once, added in order.
-                    SUM values[2][8];
-                    u32 taken = 0;
-                    #pragma unroll
-                    for (u32 i = 0; i < 2; ++i) {
-                        if (rest != 0) {
-                            const ELEMENT* const row = x.gradient + (first + start + __ffs(i32(rest)) - 1) * x.features;
-                            rest &= rest - 1;
-                            taken = i + 1;
-                            #pragma unroll
-                            for (u32 j = 0; j < 8; ++j) {
-                                values[i][j] = feature + 32 * j < x.features ? LOAD(row[feature + 32 * j]) : SUM(0);
-                            }
-                        }
-                    }
-                    #pragma unroll
-                    for (u32 i = 0; i < 2; ++i) {
-                        if (i < taken) {
-                            #pragma unroll
-                            for (u32 j = 0; j < 8; ++j) {
-                                sum[j] = sum[j] + values[i][j];
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        #pragma unroll
-        for (u32 j = 0; j < 8; ++j) {
-            if (sums && feature + 32 * j < x.features) {
-                x.result[u64(index) * x.features + feature + 32 * j] = STORE(sum[j]);
-            }
-        }
-    }
-}
-";

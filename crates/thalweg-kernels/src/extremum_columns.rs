@@ -6,16 +6,15 @@
 //! element is to the extremum, and, among equal elements, for the first. The second launch finds the greatest of a column's
 //! numbers. The result does not depend on how columns are split.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, LaunchMode};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments, choices};
-use crate::extremum_place::{DTYPES, RANKED, ranked};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::extremum_place::{DTYPES, ranked};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::source::Source;
 
 /// One of the two phases of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -151,29 +150,14 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(dtype: DType, phase: Phase) -> String {
-    let FloatNames { element, load, .. } = FloatNames::of(dtype);
-    let template = if phase == Phase::Parts { PARTS } else { PLACES };
-    let code = format!("{ARGUMENTS}{template}")
-        .replace("NAME", name(dtype, phase))
-        .replace("ELEMENT", element)
-        .replace("WIDTH", &(VECTOR / dtype.size_bytes() as u64).to_string())
-        .replace("RANKED", RANKED)
-        .replace("LOAD", &load);
-    with_prelude(&code)
+    let source = Source::new(name(dtype, phase)).elements(dtype).flag("IS_PARTS", phase == Phase::Parts);
+    source.print(include_str!("extremum_columns.cu"))
 }
 
 /// Operands: the elements and the numbers of their parts, or the numbers and the places (int64).
 impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype, self.kernel.phase)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype, self.kernel.phase)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
+    native! {
+        self: name(self.kernel.dtype, self.kernel.phase), print(self.kernel.dtype, self.kernel.phase), run_on_host
     }
 
     fn check(&self) -> Result<(), Fault> {
@@ -242,108 +226,6 @@ fn run_typed<T: Element>(
     stored.iter_mut().zip(numbers).for_each(|(stored, number)| *stored = number as i64);
     Ok(())
 }
-
-const ARGUMENTS: &str = "\
-struct NAME_arguments {
-    const void* from;
-    void* to;
-    u64 outer;
-    u64 length;
-    u64 inner;
-    u64 smallest;
-    u64 dtype;
-    u64 phase;
-    u64 parts;
-};
-
-";
-
-const PARTS: &str = "\
-typedef pack<ELEMENT, WIDTH> several;
-
-RANKED
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ u64 shared[8][32 * WIDTH];
-    launch_dependents();
-    wait_for_previous();
-    const u32 lane = threadIdx.x / 32, column = (blockIdx.x * 32 + threadIdx.x % 32) * WIDTH, inner = u32(x.inner);
-    const bool smallest = x.smallest != 0, active = column < inner;
-    const u32 length = u32(x.length), part = u32((x.length + x.parts - 1) / x.parts);
-    const u64 begin = u64(blockIdx.y) * part, limit = begin + part;
-    const u32 end = limit < x.length ? u32(limit) : length;
-    const ELEMENT* const values = (const ELEMENT*)x.from + u64(blockIdx.z) * x.length * x.inner + column;
-    // The order of numbers with a sign, and the first of equals: a lane's rows come in order. A NaN is beyond all that follow.
-    const f32 sign = smallest ? -1.0f : 1.0f;
-    f32 best[WIDTH];
-    u32 places[WIDTH];
-    #pragma unroll
-    for (u32 i = 0; i < WIDTH; ++i) {
-        best[i] = __uint_as_float(0xff800000u);
-        places[i] = u32(begin) + lane;
-    }
-    const bool any = active && begin + lane < end;
-    if (any) {
-        for (u64 row = begin + lane; row < end; row += 8 * 4) {
-            several loaded[4];
-            #pragma unroll
-            for (u32 k = 0; k < 4; ++k) {
-                if (row + k * 8 < end) {
-                    loaded[k] = *(const several*)(values + (row + k * 8) * x.inner);
-                }
-            }
-            #pragma unroll
-            for (u32 k = 0; k < 4; ++k) {
-                if (row + k * 8 < end) {
-                    #pragma unroll
-                    for (u32 i = 0; i < WIDTH; ++i) {
-                        const f32 value = sign * LOAD(loaded[k].element[i]);
-                        const bool better = !(value <= best[i]) && best[i] == best[i];
-                        best[i] = better ? value : best[i];
-                        places[i] = better ? u32(row) + k * 8 : places[i];
-                    }
-                }
-            }
-        }
-    }
-    #pragma unroll
-    for (u32 i = 0; i < WIDTH; ++i) {
-        // Side by side over the threads, not over a thread's columns, so that none waits for another's bank.
-        shared[lane][i * 32 + threadIdx.x % 32] = any ? ranked(sign * best[i], places[i], smallest) : 0;
-    }
-    __syncthreads();
-    u64* const numbers = (u64*)x.to + (u64(blockIdx.z) * x.parts + blockIdx.y) * x.inner;
-    for (u32 at = threadIdx.x; at < 32 * WIDTH; at += 256) {
-        u64 most = 0;
-        #pragma unroll
-        for (u32 other = 0; other < 8; ++other) {
-            most = greater(most, shared[other][at]);
-        }
-        const u32 place = (blockIdx.x * 32 + at % 32) * WIDTH + at / 32;
-        if (place < inner) {
-            numbers[place] = most;
-        }
-    }
-}
-";
-
-const PLACES: &str = "\
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    launch_dependents();
-    wait_for_previous();
-    const u64 column = u64(blockIdx.x) * 256 + threadIdx.x;
-    if (column >= x.inner) {
-        return;
-    }
-    const u64* const numbers = (const u64*)x.from + u64(blockIdx.z) * x.parts * x.inner + column;
-    u64 most = 0;
-    #pragma unroll 8
-    for (u64 part = 0; part < x.parts; ++part) {
-        const u64 number = numbers[part * x.inner];
-        most = most < number ? number : most;
-    }
-    ((i64*)x.to)[u64(blockIdx.z) * x.inner + column] = i64(u32(~u32(most)));
-}
-";
 
 #[cfg(test)]
 mod tests {

@@ -4,15 +4,14 @@
 //! of 64 bits that has the order of the elements, with the first among equals the greatest; the greatest such number contains the
 //! place.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, LaunchMode};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, native};
+use crate::source::Source;
 
 /// The rows of a launch, without gaps. If a row has a NaN, its first NaN is its extremum.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -82,29 +81,12 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(dtype: DType) -> String {
-    let FloatNames { element, load, .. } = FloatNames::of(dtype);
-    let code = TEMPLATE
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", element)
-        .replace("WIDTH", &(16 / dtype.size_bytes()).to_string())
-        .replace("RANKED", RANKED)
-        .replace("LOAD", &load);
-    with_prelude(&code)
+    Source::new(name(dtype)).elements(dtype).print(include_str!("extremum_place.cu"))
 }
 
 /// Operands: the rows, and their places (int64).
 impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         let ExtremumPlace { rows, length, dtype, .. } = self.kernel;
@@ -124,10 +106,6 @@ impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
 
     fn mode(&self) -> LaunchMode {
         LaunchMode::Programmatic
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -160,118 +138,6 @@ fn run_typed<T: Element>(
     sizes.run(values, launch.write::<i64>(places, sizes.rows as usize)?);
     Ok(())
 }
-
-/// CUDA code that encodes a value and its place as one number.
-pub(crate) const RANKED: &str = "\
-// A number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
-static __device__ __forceinline__ u64 ranked(const f32 value, const u32 place, const bool smallest) {
-    const u32 bits = __float_as_uint(value + 0.0f), sign = bits >> 31;
-    u32 rank = sign ? ~bits : bits | 0x80000000u;
-    rank = smallest ? ~rank : rank;
-    rank = value != value ? 0xffffffffu : rank;
-    return u64(rank) << 32 | u64(~place);
-}
-
-static __device__ __forceinline__ u64 greater(const u64 a, const u64 b) {
-    return a < b ? b : a;
-}
-";
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const ELEMENT* values;
-    i64* places;
-    u64 rows;
-    u64 length;
-    u64 smallest;
-    u64 dtype;
-};
-
-typedef pack<ELEMENT, WIDTH> quad;
-
-#if __CUDA_ARCH__ >= 900
-#define PARTS 8
-#define CLUSTER __cluster_dims__(8, 1, 1)
-#else
-#define PARTS 1
-#define CLUSTER
-#endif
-
-RANKED
-static __device__ __forceinline__ u64 of_warp(u64 best) {
-    #pragma unroll
-    for (u32 step = 16; step > 0; step /= 2) {
-        best = greater(best, __shfl_xor_sync(0xffffffffu, best, step));
-    }
-    return best;
-}
-
-extern \"C\" __global__ void CLUSTER __launch_bounds__(512) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ u64 warps[16];
-#if PARTS > 1
-    __shared__ u64 block;
-#endif
-    launch_dependents();
-    wait_for_previous();
-#if PARTS == 1
-    if (blockIdx.x != 0) {
-        return;
-    }
-#endif
-    const u32 length = u32(x.length), own = blockIdx.x * 512 + threadIdx.x;
-    const bool smallest = x.smallest != 0;
-    const ELEMENT* const row = x.values + blockIdx.y * x.length;
-    // Elements in front of the first multiple of 16 bytes, and behind the last, are looked at one by one.
-    const u32 before = u32((16 - u64(row) % 16) % 16 / sizeof(ELEMENT)), front = before < length ? before : length;
-    const u32 count = (length - front) / WIDTH, back = front + count * WIDTH;
-    u64 best = 0;
-    #pragma unroll 4
-    for (u32 at = own; at < count; at += PARTS * 512) {
-        const u32 place = front + at * WIDTH;
-        const quad values = *(const quad*)(row + place);
-        #pragma unroll
-        for (u32 i = 0; i < WIDTH; ++i) {
-            best = greater(best, ranked(LOAD(values.element[i]), place + i, smallest));
-        }
-    }
-    if (own < front) {
-        best = greater(best, ranked(LOAD(row[own]), own, smallest));
-    }
-    if (own < length - back) {
-        best = greater(best, ranked(LOAD(row[back + own]), back + own, smallest));
-    }
-    best = of_warp(best);
-    if (threadIdx.x % 32 == 0) {
-        warps[threadIdx.x / 32] = best;
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        best = of_warp(threadIdx.x < 16 ? warps[threadIdx.x] : 0);
-#if PARTS > 1
-        block = best;
-#endif
-    }
-    __syncthreads();
-#if PARTS > 1
-    asm volatile(\"barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;\" ::: \"memory\");
-    if (own < PARTS) {
-        u32 at;
-        asm volatile(\"mapa.shared::cluster.u32 %0, %1, %2;\" : \"=r\"(at) : \"r\"(u32(__cvta_generic_to_shared(&block))), \"r\"(own));
-        asm volatile(\"ld.shared::cluster.u64 %0, [%1];\" : \"=l\"(best) : \"r\"(at) : \"memory\");
-        #pragma unroll
-        for (u32 step = PARTS / 2; step > 0; step /= 2) {
-            best = greater(best, __shfl_xor_sync((1u << PARTS) - 1, best, step));
-        }
-    }
-#endif
-    if (own == 0) {
-        x.places[blockIdx.y] = i64(u32(~u32(best)));
-    }
-#if PARTS > 1
-    asm volatile(\"barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;\" ::: \"memory\");
-#endif
-}
-";
 
 #[cfg(test)]
 mod tests {

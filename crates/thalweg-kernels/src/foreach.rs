@@ -9,7 +9,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::foreach::{BLOCK, ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_ir::host::{Cells, Fault, HostProgram, Source};
 
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
 use crate::operands::{cells, slice};
 
 /// The tensors of a call that one launch takes.
@@ -50,8 +50,7 @@ impl NativeKernel for Placed<&Arc<ForeachKernel>, Part<'_>> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = ForeachKernel::blocks(self.at.items);
-        (blocks > 0).then_some(LaunchShape { grid: [blocks as u32, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(ForeachKernel::blocks(self.at.items), BLOCK)
     }
 
     fn words(&self) -> Words {

@@ -4,16 +4,15 @@
 //! that has a part of the row; all of them read it from the cache. An index out of range results in a row of NaN, or of 0 for
 //! integers, and the kernel reports it.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, native};
 use crate::operands::span;
+use crate::source::Source;
 use crate::threads::{ranges, share};
 
 /// The sizes of a launch. See the [module](self).
@@ -83,29 +82,15 @@ const NAME: &str = "gather_rows";
 
 /// Returns name and source of the kernel.
 pub(crate) fn sources() -> [(String, String); 1] {
-    [(NAME.to_owned(), with_prelude(TEMPLATE))]
+    [(NAME.to_owned(), print())]
+}
+
+fn print() -> String {
+    Source::new(NAME).print(include_str!("gather.cu"))
 }
 
 impl NativeKernel for Placed<GatherRows, Operands> {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn source(&self) -> String {
-        with_prelude(TEMPLATE)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        self.host_telling(Arc::new(|_, _, _| ()))
-    }
-
-    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run_on_host(launch, &report))
-    }
-
-    fn reports_indices(&self) -> bool {
-        true
-    }
+    native! { self: NAME, print(), reports run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         let [source, _, result] = self.at;
@@ -124,10 +109,6 @@ impl NativeKernel for Placed<GatherRows, Operands> {
             vectors.div_ceil(BLOCK * self.kernel.vectors.clamp(1, VECTORS)).min((1 << 31) - 1) as u32;
         (vectors > 0 && extent > 0)
             .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -188,64 +169,3 @@ fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> 
     }
     Ok(())
 }
-
-const TEMPLATE: &str = "\
-struct alignas(16) gather_rows_vector {
-    u64 words[2];
-};
-
-struct gather_rows_arguments {
-    const gather_rows_vector* source;
-    const i64* index;
-    gather_rows_vector* result;
-    u64 outer;
-    u64 extent;
-    u64 count;
-    u64 row_bytes;
-    u64 index_stride;
-    u64 fill;
-    u64 vectors;
-    volatile i64* report;
-};
-
-extern \"C\" __global__ void __launch_bounds__(256) gather_rows(const __grid_constant__ gather_rows_arguments x) {
-    const u64 width = x.row_bytes / 16, vectors = x.outer * x.count * width;
-    const u32 own = u32(x.vectors);
-    for (u64 block = u64(blockIdx.x) * (own * 256); block < vectors; block += u64(gridDim.x) * (own * 256)) {
-        gather_rows_vector values[4];
-        #pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            const u64 at = block + i * 256 + threadIdx.x;
-            if (i >= own || at >= vectors) {
-                continue;
-            }
-            u64 part, o, k;
-            if (vectors <= 0xffffffffu) {
-                const u32 row = u32(at) / u32(width);
-                part = u32(at) - row * u32(width);
-                o = row / u32(x.count);
-                k = row - u32(o) * u32(x.count);
-            } else {
-                part = at % width;
-                k = at / width % x.count;
-                o = at / width / x.count;
-            }
-            const i64 named = x.index[k * x.index_stride];
-            if (u64(named) < x.extent) {
-                values[i] = x.source[(o * x.extent + u64(named)) * width + part];
-            } else {
-                values[i] = {x.fill, x.fill};
-                x.report[0] = named;
-                x.report[1] = i64(x.extent) + 1;
-            }
-        }
-        #pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            const u64 at = block + i * 256 + threadIdx.x;
-            if (i < own && at < vectors) {
-                x.result[at] = values[i];
-            }
-        }
-    }
-}
-";

@@ -6,12 +6,12 @@
 //! which a stream launches it.
 //!
 //! # Adding a kernel
-//! One file in this crate: the description, the order of its words (`arguments!`), its source, its host function,
-//! `impl NativeKernel for Placed<…>`, and its line in [`sources`]. Nothing else is needed: `Stream::launch_native` launches it, the
-//! bundle ships it, and the tests compile it.
+//! A file of CUDA C++, and a file in Rust: the description, the order of its words (`arguments!`), the unit (`Source`), its host
+//! function, `impl NativeKernel for Placed<…>`, and its line in [`sources`]. Nothing else is needed: `Stream::launch_native` launches
+//! it, the bundle ships it, and the tests compile it.
 //!
-//! Dependencies between modules point downwards: `native` is the interface of a launch; `arguments`, `dtypes`, `operands`,
-//! `panels`, `shared` and [`threads`] serve all kernels; only this file refers to every kernel.
+//! Dependencies between modules point downwards: `native` is the interface of a launch; `source` makes a unit from a file;
+//! `arguments`, `dtypes`, `operands`, `panels`, `shared` and [`threads`] serve all kernels; only this file refers to every kernel.
 //!
 //! # Invariants
 //! - The host function is the definition: a GPU may differ from it only where its documentation says so.
@@ -51,6 +51,7 @@ pub mod scatter;
 pub mod search;
 mod shared;
 pub mod sort;
+mod source;
 pub mod special;
 pub mod threads;
 

@@ -5,16 +5,15 @@
 //! writes one number for them, in f32, or in f64 for tensors of f64. Each of its threads takes vectors of 16 bytes at fixed
 //! places, and threads are combined in a fixed order, so that the numbers do not depend on timing or on addresses.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{FIND_TENSOR, FloatNames, LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments;
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::source::Source;
 
 /// The way in which the magnitudes of a chunk are combined into one number.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -154,20 +153,11 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(dtype: DType) -> String {
-    let FloatNames { element, sum, load, .. } = FloatNames::of(dtype);
-    let [abs, power] = if dtype == DType::F64 { ["fabs", "pow"] } else { ["fabsf", "powf"] };
-    let code = TEMPLATE
-        .replace("FIND_TENSOR", &FIND_TENSOR.replace('\n', "\n    "))
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", element)
-        .replace("NUMBER", sum)
-        .replace("ABS", abs)
-        .replace("POWER", power)
-        .replace("WIDTH", &(VECTOR / dtype.size_bytes()).to_string())
-        .replace("CAPACITY", &CAPACITY.to_string())
-        .replace("CHUNK", &CHUNK.to_string())
-        .replace("LOAD", &load);
-    with_prelude(&code)
+    Source::new(name(dtype))
+        .elements(dtype)
+        .define("CAPACITY", CAPACITY)
+        .define("CHUNK", CHUNK)
+        .print(include_str!("magnitudes.cu"))
 }
 
 impl Placed<Magnitudes, Operands> {
@@ -177,17 +167,7 @@ impl Placed<Magnitudes, Operands> {
 }
 
 impl NativeKernel for Placed<Magnitudes, Operands> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let (dtype, count) = (self.kernel.dtype, self.at.tensors.len());
@@ -201,8 +181,7 @@ impl NativeKernel for Placed<Magnitudes, Operands> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let chunks = self.chunks();
-        (chunks > 0).then_some(LaunchShape { grid: [chunks as u32, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(self.chunks(), BLOCK as u64)
     }
 
     fn words(&self) -> Words {
@@ -290,80 +269,6 @@ fn run_typed<T: Element, N: Number>(
     }
     Ok(())
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    NUMBER* numbers;
-    u64 tensors;
-    f64 power;
-    u64 kind;
-    u64 dtype;
-    const ELEMENT* at[CAPACITY];
-    u64 elements[CAPACITY];
-    u64 first_block[CAPACITY];
-};
-
-typedef pack<ELEMENT, WIDTH> several;
-
-static __device__ __forceinline__ NUMBER NAME_of(const NUMBER x, const u64 kind, const NUMBER power) {
-    return kind == 0 ? x * x : kind == 2 ? POWER(ABS(x), power) : ABS(x);
-}
-
-static __device__ __forceinline__ NUMBER NAME_combined(const NUMBER a, const NUMBER b, const u64 kind) {
-    return kind != 3 ? a + b : b > a || b != b ? b : a;
-}
-
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments a) {
-    __shared__ NUMBER warps[8];
-    FIND_TENSOR
-    const u64 start = (blockIdx.x - a.first_block[tensor]) * CHUNK;
-    const u64 left = a.elements[tensor] - start;
-    const u32 count = left < CHUNK ? u32(left) : CHUNK;
-    const ELEMENT* const values = a.at[tensor] + start;
-    const u64 kind = a.kind;
-    const NUMBER power = NUMBER(a.power);
-    const bool is_aligned = u64(values) % 16 == 0;
-    NUMBER sum = 0;
-    #pragma unroll 4
-    for (u32 first = threadIdx.x * WIDTH; first < count; first += 256 * WIDTH) {
-        several loaded;
-        if (is_aligned && first + WIDTH <= count) {
-            loaded = *(const several*)(values + first);
-        } else {
-            #pragma unroll
-            for (u32 i = 0; i < WIDTH; ++i) {
-                if (first + i < count) {
-                    loaded.element[i] = values[first + i];
-                }
-            }
-        }
-        #pragma unroll
-        for (u32 i = 0; i < WIDTH; ++i) {
-            if (first + i < count) {
-                sum = NAME_combined(sum, NAME_of(LOAD(loaded.element[i]), kind, power), kind);
-            }
-        }
-    }
-    #pragma unroll
-    for (u32 step = 16; step > 0; step /= 2) {
-        sum = NAME_combined(sum, __shfl_xor_sync(0xffffffffu, sum, step), kind);
-    }
-    if (threadIdx.x % 32 == 0) {
-        warps[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        sum = threadIdx.x < 8 ? warps[threadIdx.x] : NUMBER(0);
-        #pragma unroll
-        for (u32 step = 16; step > 0; step /= 2) {
-            sum = NAME_combined(sum, __shfl_xor_sync(0xffffffffu, sum, step), kind);
-        }
-        if (threadIdx.x == 0) {
-            a.numbers[blockIdx.x] = sum;
-        }
-    }
-}
-";
 
 #[cfg(test)]
 mod tests {

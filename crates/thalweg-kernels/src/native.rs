@@ -75,3 +75,54 @@ pub struct Placed<K, A> {
     /// The addresses at which the operands begin.
     pub at: A,
 }
+
+/// Returns a launch of blocks of these threads along x, as many as a grid may have; `None` for none.
+pub(crate) fn along_x(blocks: u64, threads: impl Into<u64>) -> Option<LaunchShape> {
+    let shape =
+        LaunchShape { grid: [blocks.min((1 << 31) - 1) as u32, 1, 1], block: [threads.into() as u32, 1, 1] };
+    (blocks > 0).then_some(shape)
+}
+
+/// Defines the methods of a [`NativeKernel`] that a row of three has: the name, the source, the host function. With `words` the
+/// arguments are the addresses and the description. A host function that `reports` indices has a [`Tell`] as its second argument.
+macro_rules! native {
+    ($self:ident: $name:expr, $source:expr, reports $host:expr $(, $words:ident)?) => {
+        fn host(&$self) -> std::sync::Arc<dyn thalweg_driver::HostKernel> {
+            $self.host_telling(std::sync::Arc::new(|_, _, _| ()))
+        }
+
+        fn host_telling(
+            &$self,
+            report: $crate::native::Tell,
+        ) -> std::sync::Arc<dyn thalweg_driver::HostKernel> {
+            std::sync::Arc::new(move |launch: &thalweg_driver::HostLaunch<'_>| $host(launch, &report))
+        }
+
+        fn reports_indices(&$self) -> bool {
+            true
+        }
+
+        $crate::native::native! { named $self: $name, $source $(, $words)? }
+    };
+    ($self:ident: $name:expr, $source:expr, $host:path $(, $words:ident)?) => {
+        fn host(&$self) -> std::sync::Arc<dyn thalweg_driver::HostKernel> {
+            std::sync::Arc::new($host)
+        }
+
+        $crate::native::native! { named $self: $name, $source $(, $words)? }
+    };
+    (named $self:ident: $name:expr, $source:expr $(, $words:ident)?) => {
+        fn name(&$self) -> &str {
+            $name
+        }
+
+        fn source(&$self) -> String {
+            $source
+        }
+
+        $(fn $words(&$self) -> $crate::native::Words {
+            $crate::arguments::pack(&$self.at, &$self.kernel)
+        })?
+    };
+}
+pub(crate) use native;

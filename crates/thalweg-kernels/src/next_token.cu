@@ -1,7 +1,15 @@
 // A block has eight rows of the weights a warp at a time, which are the right factor of products by the tensor cores; the normalized row is each row of the
 // left one. Loads of the next eight rows are under way while these are multiplied.
-struct NAME_arguments {
-    const ELEMENT *x, *weight, *norm_weight, *norm_bias;
+#ifndef NAME
+#define HALF
+#include "defaults.cuh"
+#define MOST_FEATURES 4096
+#endif
+#include "shared/multiply_eight.cuh"
+#include "shared/over_block.cuh"
+
+struct arguments {
+    const Element *x, *weight, *norm_weight, *norm_bias;
     i64 *token, *position, *history;
     // The greatest so far, and how many blocks are done.
     unsigned long long* best;
@@ -22,8 +30,6 @@ static __device__ __forceinline__ uint4 stream(const void* at) {
     return x;
 }
 
-MULTIPLY_EIGHT
-OVER_BLOCK
 // A score, rounded as scores are, and its place: the greater score, then the earlier place, is the greater number. NaN is the greatest.
 static __device__ __forceinline__ unsigned long long both(const f32 sum, const u32 place) {
     // Zeros are equal.
@@ -33,8 +39,8 @@ static __device__ __forceinline__ unsigned long long both(const f32 sum, const u
     return (unsigned long long)order << 32 | u32(~place);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ __align__(16) ELEMENT row[MOST_FEATURES];
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_constant__ arguments x) {
+    __shared__ __align__(16) Element row[MOST_FEATURES];
     __shared__ f32 parts[WARPS];
     __shared__ unsigned long long of_warps[WARPS];
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -47,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
         return x.weight + u64(line < count ? line : count - 1) * features + lane % 4 * 8;
     };
     launch_dependents();
-    const ELEMENT* terms = terms_of(group);
+    const Element* terms = terms_of(group);
     for (u32 step = 0; step < steps; step += 4) {
         prefetch(terms + step * 32);
     }
@@ -78,10 +84,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
     while (group < groups) {
         f32 sums[2][4] = {};
         const u32 next = group + apart;
-        const ELEMENT* const next_terms = terms_of(next < groups ? next : group);
+        const Element* const next_terms = terms_of(next < groups ? next : group);
         for (u32 start = 0; start < steps; start += DEPTH) {
             const bool is_last = start + DEPTH >= steps;
-            const ELEMENT* const from = is_last ? next_terms : terms + (start + DEPTH) * 32;
+            const Element* const from = is_last ? next_terms : terms + (start + DEPTH) * 32;
             const u32 left = is_last ? steps : steps - start - DEPTH;
             #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
@@ -138,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
 }
 #else
 // The host launches nothing here.
-extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }
 #endif

@@ -8,17 +8,15 @@
 //! The blocks combine their results in two words. The first is the greatest score with its place, encoded so that its order as an
 //! unsigned number is that of scores, then of earlier places.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode, Touch};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, LaunchMode, Touch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
-use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, native};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -101,17 +99,10 @@ impl NextToken {
     }
 
     fn print(dtype: DType) -> String {
-        let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
-        let code = include_str!("next_token.cu")
-            .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
-            .replace("OVER_BLOCK", OVER_BLOCK)
-            .replace("NAME", Self::name_of(dtype))
-            .replace("ELEMENT", element)
-            .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })
-            .replace("MOST_FEATURES", &MOST_FEATURES.to_string())
-            .replace("LOAD", &load)
-            .replace("STORE", &store);
-        with_prelude(&code)
+        Source::new(Self::name_of(dtype))
+            .elements(dtype)
+            .define("MOST_FEATURES", MOST_FEATURES)
+            .print(include_str!("next_token.cu"))
     }
 }
 
@@ -121,24 +112,8 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
-    fn name(&self) -> &str {
-        NextToken::name_of(self.kernel.sizes.dtype)
-    }
-
-    fn source(&self) -> String {
-        NextToken::print(self.kernel.sizes.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        self.host_telling(Arc::new(|_, _, _| ()))
-    }
-
-    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run(launch, &report))
-    }
-
-    fn reports_indices(&self) -> bool {
-        true
+    native! {
+        self: NextToken::name_of(self.kernel.sizes.dtype), NextToken::print(self.kernel.sizes.dtype), reports run
     }
 
     fn check(&self) -> Result<(), Fault> {

@@ -1,9 +1,17 @@
-struct NAME_arguments {
-    const ELEMENT* query;
-    ELEMENT* key;
-    ELEMENT* value;
+// Attention of one query: a block, or the blocks of a cluster, have the keys of a head.
+#ifndef NAME
+#include "defaults.cuh"
+#define THREADS 512
+#define SPLIT 1
+#define TEAM 16
+#endif
+
+struct arguments {
+    const Element* query;
+    Element* key;
+    Element* value;
     const u8* mask;
-    ELEMENT* result;
+    Element* result;
     u64 batch;
     u64 heads;
     u64 kv_heads;
@@ -22,8 +30,8 @@ struct NAME_arguments {
     u64 mask_head;
     u64 mask_key;
     u64 flags;
-    const ELEMENT* new_key;
-    const ELEMENT* new_value;
+    const Element* new_key;
+    const Element* new_value;
     const i64* position;
     u64 new_key_batch;
     u64 new_key_head;
@@ -31,7 +39,9 @@ struct NAME_arguments {
     u64 new_value_head;
 };
 
-typedef pack<ELEMENT, WIDTH> quad;
+#define WIDTH u32(16 / sizeof(Element))
+#define WARPS (THREADS / 32)
+typedef pack<Element, WIDTH> quad;
 
 // A sum of values under weights, whose exponents are less the greatest one's.
 struct weighted {
@@ -74,7 +84,7 @@ static __device__ __forceinline__ f32 of_part(const f32* own, const u32 part) {
 #endif
 }
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
     __shared__ f32 greatest[WARPS], totals[WARPS], values[WARPS][TEAM * WIDTH];
     __shared__ f32 block_greatest, block_total, block_sums[TEAM * WIDTH];
     launch_dependents();
@@ -98,8 +108,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
     const f32 scale = __uint_as_float(u32(x.scale));
     for (u64 block = blockIdx.x; block < x.batch * x.heads; block += gridDim.x) {
         const u64 item = block / x.heads, head = block % x.heads, shared = head / (x.heads / x.kv_heads);
-        ELEMENT* const own_keys = x.key + item * x.key_batch + shared * x.key_head + feature;
-        ELEMENT* const own_values = x.value + item * x.value_batch + shared * x.value_head + feature;
+        Element* const own_keys = x.key + item * x.key_batch + shared * x.key_head + feature;
+        Element* const own_values = x.value + item * x.value_batch + shared * x.value_head + feature;
         const u8* const mask = x.mask + item * x.mask_batch + head * x.mask_head;
         quad query = {};
         if (is_active) {

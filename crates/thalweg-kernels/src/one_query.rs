@@ -10,15 +10,14 @@
 //!
 //! Scores, weights and sums are in f32; the result is rounded once. The host function computes in f64.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode, Touch};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, LaunchMode, Touch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::source::Source;
 
 /// The strides of an operand in elements, between items of the batch, heads and keys. Features are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -332,32 +331,18 @@ pub(crate) fn sources() -> Vec<(String, String)> {
 /// # Panics
 /// If there is no such kernel.
 pub fn print(dtype: DType, team: u64, is_split: bool) -> String {
-    let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
-    let code = include_str!("one_query.cu")
-        .replace("NAME", name(dtype, team, is_split))
-        .replace("THREADS", &threads(is_split).to_string())
-        .replace("WARPS", &(threads(is_split) / 32).to_string())
-        .replace("SPLIT", &if is_split { SPLIT } else { 1 }.to_string())
-        .replace("ELEMENT", element)
-        .replace("WIDTH", &OneQuery::width(dtype).to_string())
-        .replace("TEAM", &team.to_string())
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(name(dtype, team, is_split))
+        .elements(dtype)
+        .define("THREADS", threads(is_split))
+        .define("SPLIT", if is_split { SPLIT } else { 1 })
+        .define("TEAM", team)
+        .print(include_str!("one_query.cu"))
 }
 
 /// Operands: the addresses of query, keys, values, mask and result (contiguous: batch, heads, features).
 impl NativeKernel for Placed<OneQuery, Addresses> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype, self.kernel.team(), self.kernel.is_split())
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype, self.kernel.team(), self.kernel.is_split())
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
+    native! {
+        self: name(self.kernel.dtype, self.kernel.team(), self.kernel.is_split()), print(self.kernel.dtype, self.kernel.team(), self.kernel.is_split()), run_on_host
     }
 
     fn check(&self) -> Result<(), Fault> {

@@ -14,14 +14,14 @@ use std::f64::consts::TAU;
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, philox};
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::FLOATS;
-use crate::dtypes::{names, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::dtypes::{FLOATS, with_float};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
+use crate::source::Source;
 
 /// The numbers that are computed from the words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -110,31 +110,11 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(distribution: Distribution, dtype: DType) -> String {
-    let [element, sum, load, store] = names(dtype);
-    let (points, with_source) = match distribution {
-        Distribution::Uniform => (UNIFORM, false),
-        Distribution::Normal => (NORMAL, false),
-        Distribution::Dropout => (DROPOUT, true),
-    };
-    let [load_source, store_mask] = if with_source { [LOAD_SOURCE, STORE_MASK] } else { [""; 2] };
-    let mask = if with_source { "pack<u8, VECTOR> kept[4];" } else { "" };
-    let literal = |value: f64| format!("{:?}f", value as f32);
-    let code = TEMPLATE
-        .replace("POINTS", points)
-        .replace("READ_SOURCE", load_source)
-        .replace("WRITE_MASK", store_mask)
-        .replace("DECLARE_MASK", mask)
-        .replace("HALF_UNIT", &literal(UNIT / 2.0))
-        .replace("HALF_ANGLE", &literal(TAU * UNIT / 2.0))
-        .replace("UNIT", &literal(UNIT))
-        .replace("ANGLE", &literal(TAU * UNIT))
-        .replace("WIDE", &vector(dtype).to_string())
-        .replace("NAME", &name(distribution, dtype))
-        .replace("ELEMENT", &element)
-        .replace("SUM", &sum)
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(&name(distribution, dtype))
+        .elements(dtype)
+        .define("DISTRIBUTION", distribution as u64)
+        .define("WIDE", vector(dtype))
+        .print(include_str!("random.cu"))
 }
 
 /// Returns the number of elements that a thread stores at a time: 16 bytes, but at most four elements, for each of which it keeps
@@ -225,10 +205,7 @@ impl NativeKernel for Placed<Draw, Operands> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let Draw { elements, threads, .. } = self.kernel;
         let runs = self.kernel.rounds().saturating_mul(threads) / self.vector();
-        (elements > 0).then(|| LaunchShape {
-            grid: [runs.div_ceil(BLOCK).min((1 << 31) - 1) as u32, 1, 1],
-            block: [BLOCK as u32, 1, 1],
-        })
+        along_x(runs.div_ceil(BLOCK), BLOCK).filter(|_| elements > 0)
     }
 
     fn words(&self) -> Words {
@@ -304,125 +281,3 @@ fn run<T: Element>(launch: &HostLaunch<'_>, draw: &Draw, at: Operands) -> Result
     }
     Ok(())
 }
-
-const UNIFORM: &str = "\
-            const f32 low = f32(x.first), high = f32(x.second);
-            const ELEMENT bound = STORE(high);
-            #pragma unroll
-            for (u32 r = 0; r < 4; ++r) {
-                // Drawn from (low, high]; the upper bound, also one that rounding reaches, becomes the lower.
-                const ELEMENT value = STORE(fmaf(fmaf(f32(words[r]), UNIT, HALF_UNIT), high - low, low));
-                values[r].element[v] = LOAD(value) == LOAD(bound) ? STORE(low) : value;
-            }";
-
-const NORMAL: &str = "\
-            const f32 mean = f32(x.first), deviation = f32(x.second);
-            #pragma unroll
-            for (u32 r = 0; r < 4; r += 2) {
-                const f32 radius = sqrtf(-2.0f * logf(fmaf(f32(words[r]), UNIT, HALF_UNIT)));
-                f32 sine, cosine;
-                sincosf(fmaf(f32(words[r + 1]), ANGLE, HALF_ANGLE), &sine, &cosine);
-                values[r].element[v] = STORE(fmaf(radius * sine, deviation, mean));
-                values[r + 1].element[v] = STORE(fmaf(radius * cosine, deviation, mean));
-            }";
-
-const DROPOUT: &str = "\
-            const f32 probability = f32(x.first);
-            #pragma unroll
-            for (u32 r = 0; r < 4; ++r) {
-                const bool is_kept = fmaf(f32(words[r]), UNIT, HALF_UNIT) < probability;
-                // In this order, and as a product, so that the gradient has the same bits at a gradient of x.
-                values[r].element[v] = STORE(LOAD(values[r].element[v]) * SUM(is_kept) * SUM(x.second));
-                kept[r].element[v] = is_kept;
-            }";
-
-const LOAD_SOURCE: &str = "\
-        #pragma unroll
-        for (u32 r = 0; r < 4; ++r) {
-            const u64 place = first + r * x.threads;
-            if (place + VECTOR <= x.elements) {
-                values[r] = *(const pack<ELEMENT, VECTOR>*)(x.source + place);
-            } else {
-                #pragma unroll
-                for (u32 v = 0; v < VECTOR; ++v) {
-                    if (place + v < x.elements) {
-                        values[r].element[v] = x.source[place + v];
-                    }
-                }
-            }
-        }";
-
-const STORE_MASK: &str = "\
-                *(pack<u8, VECTOR>*)(x.mask + place) = kept[r];
-            } else {
-                #pragma unroll
-                for (u32 v = 0; v < VECTOR; ++v) {
-                    if (place + v < x.elements) {
-                        x.mask[place + v] = kept[r].element[v];
-                    }
-                }
-            }
-            if (place + VECTOR <= x.elements) {";
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const i64* seed;
-    const i64* offset;
-    const ELEMENT* source;
-    ELEMENT* result;
-    u8* mask;
-    u64 elements;
-    u64 threads;
-    f64 first;
-    f64 second;
-    u64 dtype;
-    u64 distribution;
-    u64 vector;
-};
-
-// The elements of a block of words of each of VECTOR neighbouring subsequences.
-template <u32 VECTOR>
-static __device__ __forceinline__ void NAME_runs(const NAME_arguments& x, const u64 seed, const u64 offset) {
-    const u64 runs = x.threads / VECTOR;
-    const u64 rounds = divide<u64>(x.elements - 1, x.threads * 4) + 1;
-    for (u64 run = u64(blockIdx.x) * 256 + threadIdx.x; run < rounds * runs; run += u64(gridDim.x) * 256) {
-        const u64 round = divide<u64>(run, runs);
-        const u64 subsequence = (run - round * runs) * VECTOR;
-        const u64 first = round * 4 * x.threads + subsequence;
-        pack<ELEMENT, VECTOR> values[4];
-        DECLARE_MASK
-READ_SOURCE
-        #pragma unroll
-        for (u32 v = 0; v < VECTOR; ++v) {
-            philox_words philox = {};
-            philox.word(seed, subsequence + v, offset + round * 4);
-            const u32 words[4] = {philox.c0, philox.c1, philox.c2, philox.c3};
-POINTS
-        }
-        #pragma unroll
-        for (u32 r = 0; r < 4; ++r) {
-            const u64 place = first + r * x.threads;
-            if (place + VECTOR <= x.elements) {
-WRITE_MASK
-                *(pack<ELEMENT, VECTOR>*)(x.result + place) = values[r];
-            } else {
-                #pragma unroll
-                for (u32 v = 0; v < VECTOR; ++v) {
-                    if (place + v < x.elements) {
-                        x.result[place + v] = values[r].element[v];
-                    }
-                }
-            }
-        }
-    }
-}
-
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    const u64 seed = u64(*x.seed), offset = u64(*x.offset);
-    if (x.vector == 1) {
-        NAME_runs<1>(x, seed, offset);
-    } else {
-        NAME_runs<WIDE>(x, seed, offset);
-    }
-}
-";

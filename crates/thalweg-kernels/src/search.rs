@@ -1,15 +1,14 @@
 //! [`Search`]: the positions at which values would be inserted into sorted rows, by one binary search per value.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
-use crate::dtypes::{check, entry_points, names, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::dtypes::{check, entry_points, with_float};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
+use crate::source::Source;
 
 /// The sizes of a launch: sorted rows (rows, length) and values (rows, count), without gaps; or one row for all values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -29,33 +28,17 @@ pub struct Search {
 arguments! { Search { rows, length, count, right, dtype } }
 
 /// Threads of a block.
-const BLOCK: u32 = 256;
+const BLOCK: u64 = 256;
 
 entry_points! { "search" }
 
 fn print(dtype: DType) -> String {
-    let [element, key, load, _] = names(dtype);
-    let code = TEMPLATE
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", &element)
-        .replace("KEY", &key)
-        .replace("LOAD", &load);
-    with_prelude(&code)
+    Source::new(name(dtype)).elements(dtype).print(include_str!("search.cu"))
 }
 
 /// Operands: the sorted rows, the values, and their places (int64).
 impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         check("search", self.kernel.dtype)
@@ -63,12 +46,7 @@ impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let values = self.kernel.rows * self.kernel.count;
-        let blocks = values.div_ceil(u64::from(BLOCK)).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        along_x(values.div_ceil(BLOCK), BLOCK)
     }
 
     fn accesses(&self) -> Accesses {
@@ -117,38 +95,3 @@ fn run_typed<T: Element>(
     }
     Ok(())
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const ELEMENT* sorted;
-    const ELEMENT* values;
-    i64* places;
-    u64 rows;
-    u64 length;
-    u64 count;
-    u64 right;
-    u64 dtype;
-};
-
-static __device__ __forceinline__ bool NAME_before(KEY a, KEY b) {
-    return a < b || (b != b && a == a);
-}
-
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    for (u64 at = u64(blockIdx.x) * 256 + threadIdx.x; at < x.rows * x.count; at += u64(gridDim.x) * 256) {
-        const u64 begin = at / x.count * x.length;
-        const KEY value = LOAD(x.values[at]);
-        u64 low = 0, high = x.length;
-        while (low < high) {
-            const u64 probe = low + (high - low) / 2;
-            const KEY point = LOAD(x.sorted[begin + probe]);
-            if (x.right ? !NAME_before(value, point) : NAME_before(point, value)) {
-                low = probe + 1;
-            } else {
-                high = probe;
-            }
-        }
-        x.places[at] = i64(low);
-    }
-}
-";

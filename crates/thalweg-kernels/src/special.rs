@@ -7,18 +7,15 @@
 //! A result that would need more than [`MOST_STEPS`] steps is NaN: polynomials of a higher degree outside of [−1, 1], the zeta
 //! function far below 0.
 
-mod source;
-
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, f16};
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::{DTYPES, entry_points, names, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::dtypes::{DTYPES, entry_points, with_float};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
+use crate::source::Source;
 
 /// A function of two numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -97,53 +94,31 @@ choices! { Function: Function::ALL }
 pub const MOST_STEPS: u32 = 1 << 20;
 
 /// Threads of a block.
-const BLOCK: u32 = 256;
+const BLOCK: u64 = 256;
 
 entry_points! { "special" }
 
 fn print(dtype: DType) -> String {
-    let [element, sum, load, store] = names(dtype);
-    let value = if dtype == DType::I64 { "i64" } else { "double" };
-    let functions = match dtype {
-        DType::I64 => source::INTEGERS.to_owned(),
-        // f64 has a library function.
-        DType::F64 => source::FLOATS.replace("NEIGHBOUR", "").replace("NEXT_AFTER", "nextafter(a, b)"),
-        DType::F16 => source::FLOATS
-            .replace("NEIGHBOUR", source::NEIGHBOUR_OF_HALF)
-            .replace("NEXT_AFTER", "next_after(a, b)"),
-        _ => source::FLOATS
-            .replace("NEIGHBOUR", &source::NEIGHBOUR.replace("STEP", &step_bits(dtype).to_string()))
-            .replace("NEXT_AFTER", "next_after(a, b)"),
-    };
-    let code = source::TEMPLATE
-        .replace("FUNCTIONS", &functions)
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", &element)
-        .replace("VALUE", value)
-        .replace("SUM", &sum)
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(name(dtype))
+        .elements(dtype)
+        .flag("IS_INTEGER", dtype == DType::I64)
+        .define("STEP", step_bits(dtype))
+        .print(include_str!("special.cu"))
 }
 
-/// Returns the distance between neighbours of a dtype in the bits of f32: bfloat16 lacks the low bits.
+/// Returns the distance between neighbours of a dtype in the bits of f32, of which shorter dtypes lack the low ones; 0 for other dtypes.
 fn step_bits(dtype: DType) -> u32 {
-    if dtype == DType::Bf16 { 1 << 16 } else { 1 }
+    match dtype {
+        DType::F32 => 1,
+        DType::F16 => 1 << 13,
+        DType::Bf16 => 1 << 16,
+        _ => 0,
+    }
 }
 
 /// Operands: the two operands and the result, which may replace the first.
 impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         let Special { function, dtype, .. } = self.kernel;
@@ -155,12 +130,7 @@ impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.elements.div_ceil(u64::from(BLOCK)).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        along_x(self.kernel.elements.div_ceil(BLOCK), BLOCK)
     }
 
     fn accesses(&self) -> Accesses {

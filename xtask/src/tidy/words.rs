@@ -85,7 +85,7 @@ const OTHERS: [&str; 5] = [
 ];
 
 /// The extensions of files that are checked.
-const KINDS: [&str; 9] = [".rs", ".md", ".py", ".h", ".hpp", ".cpp", ".cu", ".js", ".toml"];
+const KINDS: [&str; 10] = [".rs", ".md", ".py", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".js", ".toml"];
 
 /// Finds banned words and openings in a file.
 pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {

@@ -40,7 +40,7 @@ const AT_ONCE: u32 = 4;
 
 /// CUDA code that finds the tensor of a block. It reads from the arguments `a`: the number of `tensors`, and the `first_block` of
 /// each.
-pub const FIND_TENSOR: &str = "\
+const FIND_TENSOR: &str = "\
 // The last tensor that begins at this block or before.
 u32 tensor = 0;
 for (u32 end = u32(a.tensors); end - tensor > 1;) {

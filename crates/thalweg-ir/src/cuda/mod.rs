@@ -53,7 +53,7 @@ use entry::{POINT_BLOCK, ROW_BLOCK};
 use writer::Writer;
 
 pub use expression::FloatNames;
-pub use foreach::{FIND_TENSOR, print_foreach};
+pub use foreach::print_foreach;
 pub use prelude::with_prelude;
 
 /// The options that NVRTC needs in addition to the architecture: the language, and no contraction of a·b + c, so that a kernel

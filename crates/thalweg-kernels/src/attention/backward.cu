@@ -1,20 +1,22 @@
-// The two kernels with the gradient's products, of which a unit holds one. KERNEL 1 owns keys and values, and sums their gradients while
-// queries pass; KERNEL 2 owns queries, while keys and values pass.
+// The two kernels with the gradient's products, of which a unit holds one. With OWNS_KEYS it owns keys and values, and sums their
+// gradients while queries pass; else it owns queries, while keys and values pass.
 //
 // GROUPS groups of four warps own 64 rows each; the other side passes in tiles of TILE rows. With SPLIT, that many groups own the same rows and each sums
 // COLUMNS of their features. Where keys are owned, scores are those of the transposed matrix, so that weights and the gradients of scores are left factors as
 // they lie in registers.
+#include "tiles.cuh"
+
 constexpr u32 ROWS = GROUPS / SPLIT * 64, OWN_BYTES = ROWS * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
-constexpr u32 STAGE_BYTES = 2 * TILE_BYTES + (KERNEL == 1 ? 1024 : 0);
+constexpr u32 STAGE_BYTES = 2 * TILE_BYTES + (OWNS_KEYS ? 1024 : 0);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
 #if !WARP_GROUPS || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) u8 memory[];
     const u32 own = (shared_address(memory) + 1023) / 1024 * 1024, stages = own + 2 * OWN_BYTES;
     const u32 thread = threadIdx.x;
-    const i64 own_heads = KERNEL == 1 ? x.heads / x.shared : x.heads;
-    const place at = place_of(x, own_heads, ROWS, KERNEL == 2, i64(gridDim.x) / x.blocks, blockIdx.x);
-#if KERNEL == 1
+    const i64 own_heads = OWNS_KEYS ? x.heads / x.shared : x.heads;
+    const place at = place_of(x, own_heads, ROWS, !OWNS_KEYS, i64(gridDim.x) / x.blocks, blockIdx.x);
+#if OWNS_KEYS
     const operand &own_first = x.k, &own_second = x.v, &first = x.q, &second = x.grad_o;
     const i64 own_rows = x.keys, rows = x.queries;
     // Queries before the first key see none of this block.
@@ -51,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     };
     const auto copy_stage = [&](const u32 n) {
         const u32 stage = stages + n % STAGES * STAGE_BYTES;
-#if KERNEL == 1
+#if OWNS_KEYS
         const i64 head = at.head * x.shared + n / per_head, row = (begin + n % per_head) * TILE;
         const f32* const sums = x.sums + (at.batch * x.heads + head) * x.padded + row;
         if (copier < TILE / 4) { copy_chunk(stage + 2 * TILE_BYTES + copier * 16, sums + copier * 4, true); }
@@ -105,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     u32 gs[TILE / 4];
     #pragma unroll
     for (u32 i = 0; i < COLUMNS / 2; ++i) { sum[i] = 0; }
-#if KERNEL == 1
+#if OWNS_KEYS
     f32 values[COLUMNS / 2];
     u32 p[TILE / 4];
     #pragma unroll
@@ -120,11 +122,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         product[half] = is ? sums[x.all_heads * x.padded] : 0;
     }
 #endif
-#if KERNEL == 2 && MASKED
+#if !OWNS_KEYS && MASKED
     const mask added = mask_of(x, at.batch, at.head);
 #endif
 #if DROPPED
-    const draws drawn = draws_of(x, at.batch * x.heads + (KERNEL == 1 ? at.head * x.shared : at.head));
+    const draws drawn = draws_of(x, at.batch * x.heads + (OWNS_KEYS ? at.head * x.shared : at.head));
 #endif
     for (u32 n = 0; n < tiles; ++n) {
         const u32 stage = stages + n % STAGES * STAGE_BYTES;
@@ -134,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         products_commit();
         product_of_rows<TILE, ROWS>(gp, b, stage + TILE_BYTES);
         products_commit();
-#if MASKED && KERNEL == 1
+#if MASKED && OWNS_KEYS
         const mask added = mask_of(x, at.batch, at.head * x.shared + n / per_head);
         mask_of_keys<TILE / 2> tile;
         tile.load(tile, added, row, (begin + n % per_head) * TILE);
@@ -142,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         mask_of_queries<TILE / 2> tile;
         tile.load(tile, added, row, i64(n) * TILE);
 #endif
-#if DROPPED && KERNEL == 1
+#if DROPPED && OWNS_KEYS
         kept_columns<TILE / 2> kept;
         draws of_head = drawn;
         of_head.first += n / per_head * drawn.all;
@@ -153,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #endif
         products_wait<1>();
         keep(s);
-#if KERNEL == 1
+#if OWNS_KEYS
         const i64 query = (begin + n % per_head) * TILE;
 #if MASKED
         tile.add(s, tile, added);
@@ -231,14 +233,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         products_commit();
         products_wait<0>();
         keep(sum);
-#if KERNEL == 1
+#if OWNS_KEYS
         keep(values);
 #endif
         GIVE(n);
     }
-    const operand& to = KERNEL == 1 ? x.grad_k : x.grad_q;
+    const operand& to = OWNS_KEYS ? x.grad_k : x.grad_q;
     store_rows(to.at + at.batch * to.batch + at.head * to.head, to.row, first_row, own_rows, column, x.columns, sum, x.factor, x.factor);
-#if KERNEL == 1
+#if OWNS_KEYS
     store_rows(x.grad_v.at + at.batch * x.grad_v.batch + at.head * x.grad_v.head, x.grad_v.row, first_row, own_rows, column, x.columns, values, RESCALE, RESCALE);
 #endif
 #endif

@@ -9,21 +9,17 @@
 //! These are the positions of the scores that one lane of a warp computes, so kernels draw without exchanging words. A call uses
 //! one block of every subsequence: the generator's offset advances by [`WORDS`].
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::philox;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::source::Source;
 
 /// The number of words by which a call advances the generator's offset.
 pub const WORDS: u64 = 4;
-
-/// The functions that draw, as CUDA C.
-pub(super) const DRAWS: &str = include_str!("draws.cu");
 
 /// The number of values of half a word.
 const VALUES: u32 = 1 << 16;
@@ -116,22 +112,11 @@ impl KeptWeights {
 }
 
 pub(super) fn source() -> (String, String) {
-    let code = format!("#define NAME {NAME}\n{}", include_str!("kept.cu").replace("DRAWS", DRAWS));
-    (NAME.to_owned(), with_prelude(&code))
+    (NAME.to_owned(), Source::new(NAME).print(include_str!("kept.cu")))
 }
 
 impl NativeKernel for Placed<KeptWeights, KeptAddresses> {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn source(&self) -> String {
-        source().1
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run)
-    }
+    native! { self: NAME, source().1, run }
 
     fn check(&self) -> Result<(), Fault> {
         Ok(())
@@ -140,8 +125,7 @@ impl NativeKernel for Placed<KeptWeights, KeptAddresses> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let KeptWeights { heads, queries, keys, .. } = self.kernel;
         let pieces = heads * queries.div_ceil(PIECE) * keys.div_ceil(PIECE);
-        let blocks = pieces.div_ceil(8).min(1 << 20) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [256, 1, 1] })
+        along_x(pieces.div_ceil(8).min(1 << 20), 256_u64)
     }
 
     fn words(&self) -> Words {

@@ -1,5 +1,10 @@
 // A group of warps copies, the others compute. Blocks of threads stay, and take one block of queries after another: every other time from the other end, since
 // those with the most work come first.
+#ifndef NAME
+#define WARP_GROUPS 1
+#endif
+#include "forward.cuh"
+
 DEVICE i64 item_of(const u32 turn) {
     return i64(turn) * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }

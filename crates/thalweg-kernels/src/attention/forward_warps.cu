@@ -1,4 +1,6 @@
 // Every warp copies and computes.
+#include "forward.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
     extern __shared__ __align__(1024) u8 memory[];
     const u32 q = (shared_address(memory) + 1023) / 1024 * 1024, k = q + QUERY_BYTES, v = k + STAGES * TILE_BYTES;

@@ -1,5 +1,8 @@
 // Which weights are kept: a warp writes one piece after another.
-#define DEVICE static __device__ __forceinline__
+#ifndef NAME
+#include "../defaults.cuh"
+#endif
+#include "draws.cuh"
 
 struct arguments {
     const u64* state;
@@ -7,8 +10,6 @@ struct arguments {
     i64 heads, queries, keys;
     u32 kept, rest;
 };
-
-DRAWS
 
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const i64 across = (x.keys + 15) / 16, down = (x.queries + 15) / 16, all = x.heads * across * down;

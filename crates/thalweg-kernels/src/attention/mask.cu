@@ -1,5 +1,7 @@
 // The gradient of what is added to the scores. A block owns 64 queries × TILE keys of it, fewer where it repeats, and goes through all scores to which those
 // are added.
+#include "tiles.cuh"
+
 constexpr u32 OWN_BYTES = 64 * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
 
 struct range {

@@ -9,24 +9,14 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use super::{Addresses, Attention, AttentionPass, LibraryAttention, Operands, Outputs, Pass, TensorCores};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
 
 /// The bytes of seed and offset.
 const STATE_BYTES: u64 = 2 * size_of::<u64>() as u64;
 
 /// Operands: the [`Addresses`] of the pass.
 impl NativeKernel for Placed<AttentionPass, Addresses> {
-    fn name(&self) -> &str {
-        self.kernel.unit().name()
-    }
-
-    fn source(&self) -> String {
-        self.kernel.unit().print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run)
-    }
+    native! { self: self.kernel.unit().name(), self.kernel.unit().print(), run }
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.attention.check()?;

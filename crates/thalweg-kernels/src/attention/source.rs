@@ -2,14 +2,12 @@
 //!
 //! This module and its parent use each other: the description of a pass selects which of these units it runs.
 
-use std::fmt::Write as _;
-
 use thalweg_ir::DType;
-use thalweg_ir::cuda::with_prelude;
 
-use super::dropout::{self, DRAWS};
+use super::dropout;
 use super::{Pass, TensorCores};
-use crate::shared::{accumulators, placeholders, warp_groups};
+use crate::shared::{group_registers, group_rows};
+use crate::source::Source;
 
 /// Rows of queries that a block of [`Pass::Sums`] handles.
 pub(super) const SUMS_ROWS: u64 = 16;
@@ -202,78 +200,40 @@ impl Unit {
 
     /// Returns the translation unit. A unit for groups of warps is empty on GPUs other than those of compute capability 9.0.
     pub(super) fn print(&self) -> String {
-        let is_bf16 = self.dtype == DType::Bf16;
-        let element = if is_bf16 { "bf16" } else { "f16" };
         let is_group = self.instructions() == TensorCores::WarpGroup;
-        let kernel = match self.pass {
-            Pass::Forward => 0,
-            Pass::Keys => 1,
-            Pass::Queries => 2,
-            Pass::Sums => 3,
-            Pass::Mask => 4,
-        };
-        let numbers = [
-            ("HEAD", self.head),
-            ("GROUPS", self.groups),
-            ("TILE", self.tile),
-            ("STAGES", self.stages),
-            ("QUERY_BUFFERS", self.query_buffers),
-            ("THREADS", self.threads()),
-            ("KERNEL", kernel),
-            ("WARP_GROUPS", u32::from(is_group)),
-            ("IS_BF16", u32::from(is_bf16)),
-            ("MASKED", u32::from(self.is_masked)),
-            ("DROPPED", u32::from(self.is_dropped)),
-            ("SPLIT", self.split),
-            // Taking turns pays if exponentials take as long as products.
-            ("TURNS", u32::from(self.head == 64)),
-        ];
         let [copier, summer] = self.registers;
-        let mut code = format!("#pragma nv_diag_suppress 177\n#define NAME {}\n", self.name());
-        for (name, number) in numbers {
-            let _ = writeln!(code, "#define {name} {number}");
-        }
-        for (name, text) in [
-            ("ELEMENT_NAME", element.to_owned()),
-            ("COPIER_REGISTERS", copier.to_string()),
-            ("SUMMER_REGISTERS", summer.to_string()),
-        ] {
-            let _ = writeln!(code, "#define {name} \"{text}\"");
-        }
-        if is_group {
-            code.push_str(&warp_groups(self.tile, element, [false, false]));
-            code.push_str(&group_product_of_registers(self.head, element));
-        }
-        code.push_str(&include_str!("tiles.cu").replace("DRAWS", DRAWS));
-        code.push_str(match self.pass {
-            Pass::Forward => include_str!("forward.cu"),
-            Pass::Sums => include_str!("sums.cu"),
-            Pass::Keys | Pass::Queries => include_str!("backward.cu"),
-            Pass::Mask => include_str!("mask.cu"),
-        });
-        code.push_str(match (self.pass, self.instructions()) {
-            (Pass::Forward, TensorCores::Warp) => include_str!("forward_warps.cu"),
-            (Pass::Forward, TensorCores::WarpGroup) => include_str!("forward_groups.cu"),
-            _ => "",
-        });
-        with_prelude(&code)
+        let source = Source::new(self.name())
+            .elements(self.dtype)
+            .define("HEAD", self.head)
+            .define("GROUPS", self.groups)
+            .define("TILE", self.tile)
+            .define("STAGES", self.stages)
+            .define("QUERY_BUFFERS", self.query_buffers)
+            .define("THREADS", self.threads())
+            .flag("OWNS_KEYS", self.pass == Pass::Keys)
+            .flag("WARP_GROUPS", is_group)
+            .flag("IS_BF16", self.dtype == DType::Bf16)
+            .flag("MASKED", self.is_masked)
+            .flag("DROPPED", self.is_dropped)
+            .define("SPLIT", self.split)
+            // Taking turns pays if exponentials take as long as products.
+            .flag("TURNS", self.head == 64)
+            .define("COPIER_REGISTERS", format_args!("\"{copier}\""))
+            .define("SUMMER_REGISTERS", format_args!("\"{summer}\""));
+        let source = match is_group {
+            true => source
+                .text(&group_rows(self.tile, self.dtype, [false, false]))
+                .text(&group_registers(self.head, self.dtype)),
+            false => source,
+        };
+        source.print(match (self.pass, is_group) {
+            (Pass::Forward, false) => include_str!("forward_warps.cu"),
+            (Pass::Forward, true) => include_str!("forward_groups.cu"),
+            (Pass::Sums, _) => include_str!("sums.cu"),
+            (Pass::Keys | Pass::Queries, _) => include_str!("backward.cu"),
+            (Pass::Mask, _) => include_str!("mask.cu"),
+        })
     }
-}
-
-/// Prints the product of 64 × 16 elements in registers and 16 × `columns` in shared memory.
-fn group_product_of_registers(columns: u32, element: &str) -> String {
-    let count = columns / 2;
-    format!(
-        "static __device__ __forceinline__ void group_registers(f32 (&x)[{count}], const u32 a0, const u32 a1, const u32 a2, const u32 a3, const u64 b) {{
-    asm volatile(\"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{list}}}, {{{left}}}, %{b}, 1, 1, 1, 1;\"
-        : {sums} : \"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3), \"l\"(b));
-}}
-",
-        list = placeholders(0, count),
-        left = placeholders(count, count + 4),
-        b = count + 4,
-        sums = accumulators(count),
-    )
 }
 
 /// Returns name and source of every unit.

@@ -1,4 +1,6 @@
 // The numbers of each query that the gradient reads: sixteen threads have a row, and take eight elements at a time.
+#include "tiles.cuh"
+
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const i64 item = i64(blockIdx.x) * 16 + threadIdx.x / 16, head = item / x.padded, row = item % x.padded;
     f32 sum = 0;

@@ -11,18 +11,18 @@
 
 mod products;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, along_x, native};
 use crate::scatter::{Term, Wide, typed};
-use crate::shared::{ELEMENTS, unit};
+use crate::source::Source;
 
 pub use products::BagProducts;
 
@@ -126,8 +126,8 @@ fn forms() -> impl Iterator<Item = Form> {
 impl Form {
     fn print(&self) -> String {
         let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
-        let call = format!("bags<{}, {width}, {}>(x)", self.dtype.short_name(), self.is_max);
-        unit(&[ELEMENTS, include_str!("sums.cu")], &self.name, BLOCK as u32, "bags_arguments", &call)
+        let call = format_args!("bags<{}, {width}, {}>(x)", self.dtype.short_name(), self.is_max);
+        Source::new(&self.name).define("CALL", call).print(include_str!("sums.cu"))
     }
 }
 
@@ -146,25 +146,7 @@ struct Described {
 arguments! { Described { kernel, lanes, groups } }
 
 impl NativeKernel for Placed<Bags, Operands> {
-    fn name(&self) -> &str {
-        &self.kernel.form(&self.at).name
-    }
-
-    fn source(&self) -> String {
-        self.kernel.form(&self.at).print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        self.host_telling(Arc::new(|_, _, _| ()))
-    }
-
-    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run_on_host(launch, &report))
-    }
-
-    fn reports_indices(&self) -> bool {
-        true
-    }
+    native! { self: &self.kernel.form(&self.at).name, self.kernel.form(&self.at).print(), reports run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         check("bags", self.kernel.dtype)
@@ -174,8 +156,7 @@ impl NativeKernel for Placed<Bags, Operands> {
         let ([width, lanes, groups], kernel) = (self.kernel.shape(&self.at), &self.kernel);
         let tiles = kernel.features.div_ceil(width).div_ceil(lanes).max(1);
         let blocks = kernel.bags.div_ceil(BLOCK / (lanes * groups)).saturating_mul(tiles);
-        let blocks = blocks.min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(blocks, BLOCK)
     }
 
     fn shared_memory_bytes(&self) -> u32 {

@@ -1,6 +1,11 @@
 // Products of rows of a table with the gradients of their bags.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL products<f32, 4>(x)
+#endif
+#include "../shared/elements.cuh"
 
-struct products_arguments {
+struct arguments {
     const void* gradient;
     const void* table;
     const i64* indices;
@@ -24,7 +29,7 @@ template <class T, u32 WIDTH> struct alignas(WIDTH * sizeof(T)) vector {
 };
 
 // `lanes` neighbouring threads multiply and add the features of one row; their sums are added in pairs.
-template <class T, u32 WIDTH> static __device__ __forceinline__ void products(const products_arguments& x) {
+template <class T, u32 WIDTH> static __device__ __forceinline__ void products(const arguments& x) {
     typedef typename combined<T>::type SUM_TYPE;
     const u32 lanes = u32(x.lanes), lane = threadIdx.x % lanes, groups = THREADS / lanes;
     for (u64 first = u64(blockIdx.x) * groups; first < x.count; first += u64(gridDim.x) * groups) {
@@ -55,4 +60,8 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void products(co
             ((T*)x.result)[place] = narrowing<T>::of(sum);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

@@ -1,8 +1,8 @@
 //! [`BagProducts`].
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::DType;
 use thalweg_ir::Element as _;
 use thalweg_ir::cuda::LaunchShape;
@@ -11,9 +11,9 @@ use thalweg_ir::host::Fault;
 use super::{BLOCK, VECTOR, check, width};
 use crate::arguments::{self, arguments};
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Tell, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, along_x, native};
 use crate::scatter::{Combine, Term as _, Wide, typed};
-use crate::shared::{ELEMENTS, unit};
+use crate::source::Source;
 
 /// The scalar product of each index's row of a table with the gradient of its bag; 0 for the padding index. See the
 /// [module](super).
@@ -81,8 +81,8 @@ fn forms() -> impl Iterator<Item = Form> {
 impl Form {
     fn print(&self) -> String {
         let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
-        let call = format!("products<{}, {width}>(x)", self.dtype.short_name());
-        unit(&[ELEMENTS, include_str!("products.cu")], &self.name, BLOCK as u32, "products_arguments", &call)
+        let call = format_args!("products<{}, {width}>(x)", self.dtype.short_name());
+        Source::new(&self.name).define("CALL", call).print(include_str!("products.cu"))
     }
 }
 
@@ -100,25 +100,7 @@ struct Described {
 arguments! { Described { kernel, lanes } }
 
 impl NativeKernel for Placed<BagProducts, Operands> {
-    fn name(&self) -> &str {
-        &self.kernel.form(&self.at).name
-    }
-
-    fn source(&self) -> String {
-        self.kernel.form(&self.at).print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        self.host_telling(Arc::new(|_, _, _| ()))
-    }
-
-    fn host_telling(&self, report: Tell) -> Arc<dyn HostKernel> {
-        Arc::new(move |launch: &HostLaunch<'_>| run_on_host(launch, &report))
-    }
-
-    fn reports_indices(&self) -> bool {
-        true
-    }
+    native! { self: &self.kernel.form(&self.at).name, self.kernel.form(&self.at).print(), reports run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         check("bags_products", self.kernel.dtype)
@@ -126,8 +108,7 @@ impl NativeKernel for Placed<BagProducts, Operands> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [_, lanes] = self.kernel.shape(&self.at);
-        let blocks = self.kernel.count.div_ceil(BLOCK / lanes).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(self.kernel.count.div_ceil(BLOCK / lanes), BLOCK)
     }
 
     fn words(&self) -> Words {

@@ -1,6 +1,11 @@
 // Rows of a table that are summed, averaged or compared in bags.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL bags<f32, 4, false>(x)
+#endif
+#include "../shared/elements.cuh"
 
-struct bags_arguments {
+struct arguments {
     const void* table;
     const i64* indices;
     const i64* offsets;
@@ -50,7 +55,7 @@ static __device__ __forceinline__ bool replaces(const SUM_TYPE old, const i64 ol
 
 // Combines the rows of some bags: each block those of several bags, with `groups` groups of `lanes` threads per bag. A group combines
 // every `groups`-th row, and then the groups are combined in pairs, so that a result does not depend on timing.
-template <class T, u32 WIDTH, bool IS_MAX> static __device__ __forceinline__ void bags(const bags_arguments& x) {
+template <class T, u32 WIDTH, bool IS_MAX> static __device__ __forceinline__ void bags(const arguments& x) {
     typedef typename combined<T>::type SUM_TYPE;
     typedef Part<SUM_TYPE, WIDTH, IS_MAX> PART;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -162,4 +167,8 @@ template <class T, u32 WIDTH, bool IS_MAX> static __device__ __forceinline__ voi
             *(vector<T, WIDTH>*)((T*)x.result + bag * x.features + column) = row;
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

@@ -5,16 +5,14 @@
 //! the counts of the parts before its own. A flag is a byte, which is set if it is not 0. Every order is that of memory, so a
 //! result does not depend on timing.
 
-use std::sync::Arc;
-
 use bytemuck::Pod;
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::shared::{OVER_THREADS, unit};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::source::Source;
 
 /// The work of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -126,7 +124,7 @@ const REPLACED: [Form; 5] = [
 ];
 
 fn print((name, call): Form) -> String {
-    unit(&[OVER_THREADS, include_str!("source.cu")], name, BLOCK, "compact_arguments", call)
+    Source::new(name).define("CALL", call).print(include_str!("kernel.cu"))
 }
 
 /// Returns name and source of every kernel of this module.
@@ -158,17 +156,7 @@ choices! { Work: WORKS }
 /// Operands: the flags; the counts of the parts (int64); the source of elements; the order, or the elements that replace others;
 /// and the result. The last three are null addresses where the work has no such operand.
 impl NativeKernel for Placed<Compact, [DevicePointer; 5]> {
-    fn name(&self) -> &str {
-        self.kernel.form().0
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.form())
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.form().0, print(self.kernel.form()), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let Compact { element_bytes, rank, .. } = self.kernel;
@@ -182,8 +170,7 @@ impl NativeKernel for Placed<Compact, [DevicePointer; 5]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let parts = self.kernel.parts() as u32;
-        (parts > 0).then_some(LaunchShape { grid: [parts, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(self.kernel.parts(), BLOCK)
     }
 
     fn words(&self) -> Words {

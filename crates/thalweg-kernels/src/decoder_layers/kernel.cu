@@ -1,16 +1,34 @@
-// A matrix (rows, terms), or a norm's scale, with its bias.
-struct affine { const ELEMENT *weight, *bias; };
-// A layer: its norms, its four products in their order, and the caches (heads, context, width).
-struct layer { affine norms[2]; affine products[4]; ELEMENT *keys, *values; };
+// All layers of a decoder for one token, in one launch.
+#ifndef NAME
+#define HALF
+#include "../defaults.cuh"
+#define FEATURES 768
+#define HIDDEN 3072
+#define HEADS 12
+#define WIDTH 64
+#define BLOCKS 96
+#define CLUSTER 8
+#define LAYERS 32
+#define SHARED_BYTES 225984
+#define THREADS 384
+#define SLOTS 2
+#endif
+#include "../shared/barriers.cuh"
+#include "../shared/multiply_eight.cuh"
 
-struct NAME_arguments {
-    const ELEMENT* x;
-    ELEMENT* result;
+// A matrix (rows, terms), or a norm's scale, with its bias.
+struct affine { const Element *weight, *bias; };
+// A layer: its norms, its four products in their order, and the caches (heads, context, width).
+struct layer { affine norms[2]; affine products[4]; Element *keys, *values; };
+
+struct arguments {
+    const Element* x;
+    Element* result;
     const i64* position;
     u32* exchange;
     // Where they are given, the row is that of the token in `x`, plus that of the position in `added`.
     const i64* token;
-    const ELEMENT* added;
+    const Element* added;
     u64 layers, context, scale, eps, vocabulary;
     layer layer_of[LAYERS];
     // The sizes, as the host function gets them.
@@ -22,17 +40,17 @@ struct NAME_arguments {
 #define EACH (WIDTH / CLUSTER)
 #define TILE (8 * WARPS)
 
-[[maybe_unused]] static __device__ __forceinline__ f32 low(const u32 x) {
-    return LOAD(ELEMENT{u16(x)});
+static __device__ __forceinline__ f32 low(const u32 x) {
+    return LOAD(Element{u16(x)});
 }
 
-[[maybe_unused]] static __device__ __forceinline__ f32 high(const u32 x) {
-    return LOAD(ELEMENT{u16(x >> 16)});
+static __device__ __forceinline__ f32 high(const u32 x) {
+    return LOAD(Element{u16(x >> 16)});
 }
 
-[[maybe_unused]] static __device__ __forceinline__ u32 pair_of(const f32 a, const f32 b) {
+static __device__ __forceinline__ u32 pair_of(const f32 a, const f32 b) {
     u32 y;
-    asm("cvt.rn.MMAx2.f32 %0, %2, %1;" : "=r"(y) : "f"(a), "f"(b));
+    asm("cvt.rn." ELEMENT_NAME "x2.f32 %0, %2, %1;" : "=r"(y) : "f"(a), "f"(b));
     return y;
 }
 
@@ -112,8 +130,6 @@ typedef product<FEATURES, HIDDEN> contracting;
 
 static __device__ constexpr u32 most(const u32 a, const u32 b) { return a > b ? a : b; }
 
-MULTIPLY_EIGHT
-BARRIERS
 // As `barrier_wait`, in one branch: the form that was measured here.
 static __device__ __forceinline__ void wait_phase(const u32 barrier, const u32 parity) {
     asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra AGAIN;\n}"
@@ -127,7 +143,7 @@ static __device__ __forceinline__ void copy(const u32 to, const void* from, cons
 }
 
 // Begins to copy two values, which this thread alone reads.
-static __device__ __forceinline__ void copy_pair(u32* to, const ELEMENT* from) {
+static __device__ __forceinline__ void copy_pair(u32* to, const Element* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                  :: "r"(u32(__cvta_generic_to_shared(to))), "l"(__cvta_generic_to_global(from)) : "memory");
 }
@@ -200,7 +216,7 @@ struct state {
 struct piece { u32 head, rank, begin, end, fresh, warps; };
 
 // Begins to copy the block's rows of a matrix, as soon as the place is empty.
-template <class P> static __device__ __forceinline__ void bring(const ELEMENT* weight, u8* to, const u32 full, const u32 empty, const u32 phase) {
+template <class P> static __device__ __forceinline__ void bring(const Element* weight, u8* to, const u32 full, const u32 empty, const u32 phase) {
     const u32 lane = threadIdx.x % 32, rows = P::rows();
     wait_phase(empty, phase ^ 1);
     if (lane == 0) {
@@ -339,7 +355,7 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
 }
 
 // Two features of the row that goes in; NaN of a token that there is not, and of a position.
-static __device__ __forceinline__ float2 given(const NAME_arguments& x, const i64 token, const i64 position, const u32 at) {
+static __device__ __forceinline__ float2 given(const arguments& x, const i64 token, const i64 position, const u32 at) {
     if (x.token == nullptr) {
         const u32 both = ((const u32*)x.x)[at];
         return make_float2(low(both), high(both));
@@ -456,7 +472,7 @@ static __device__ __forceinline__ void attend(state& own, const piece& p, const 
             }
             if (lane < WIDTH / 4) {
                 const u32 which = lane / (WIDTH / 8), part = lane % (WIDTH / 8);
-                ELEMENT* const cache = which == 0 ? of.keys : of.values;
+                Element* const cache = which == 0 ? of.keys : of.values;
                 *(uint4*)(cache + (u64(p.head) * context + p.fresh) * WIDTH + part * 8) = *(const uint4*)&own.projected[1 + which][part * 4];
             }
         }
@@ -567,7 +583,7 @@ static __device__ __forceinline__ void combine(state& own, const piece& p, u32* 
 
 static_assert(sizeof(state) <= SHARED_BYTES, "the host knows how much a block needs");
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS + 32, 1) NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS + 32, 1) NAME(const __grid_constant__ arguments x) {
     extern __shared__ __align__(128) u8 dynamic[];
     state& own = *(state*)dynamic;
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -760,7 +776,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 }
 #else
 // The host launches nothing here.
-extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }
 #endif

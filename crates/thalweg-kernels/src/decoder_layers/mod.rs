@@ -27,17 +27,15 @@
 
 mod host;
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostKernel, LaunchMode};
+use thalweg_driver::{Access, DevicePointer, LaunchMode};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
-use crate::native::{Accesses, NativeKernel, Words};
+use crate::native::{Accesses, NativeKernel, Words, native};
 use crate::one_query::{OneQuery, Steps};
-use crate::shared::{BARRIERS, MULTIPLY_EIGHT};
+use crate::source::Source;
 
 /// The dtypes for which there are kernels.
 pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
@@ -234,23 +232,20 @@ impl DecoderLayers {
 
     fn print(&self) -> String {
         let Self { features, hidden, heads, blocks, dtype, .. } = *self;
-        let FloatNames { element, load, .. } = FloatNames::of(dtype);
-        let mma = if dtype == DType::F16 { "f16" } else { "bf16" };
-        let shared = Self::shared_bytes(features, hidden, heads, blocks);
         let width = features / heads;
-        let (slots, cluster) = (Self::slots(width), Self::cluster(heads, blocks));
-        let sizes = format!(
-            "#define FEATURES {features}\n#define HIDDEN {hidden}\n#define HEADS {heads}\n#define WIDTH {width}\n#define BLOCKS {blocks}\n\
-             #define CLUSTER {cluster}\n#define LAYERS {MOST_LAYERS}\n#define SHARED_BYTES {shared}\n#define THREADS {THREADS}\n#define SLOTS {slots}\n"
-        );
-        let code = include_str!("kernel.cu")
-            .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
-            .replace("BARRIERS", BARRIERS)
-            .replace("NAME", &self.name())
-            .replace("ELEMENT", element)
-            .replace("MMA", mma)
-            .replace("LOAD", &load);
-        with_prelude(&(sizes + &code))
+        Source::new(&self.name())
+            .elements(dtype)
+            .define("FEATURES", features)
+            .define("HIDDEN", hidden)
+            .define("HEADS", heads)
+            .define("WIDTH", width)
+            .define("BLOCKS", blocks)
+            .define("CLUSTER", Self::cluster(heads, blocks))
+            .define("LAYERS", MOST_LAYERS)
+            .define("SHARED_BYTES", Self::shared_bytes(features, hidden, heads, blocks))
+            .define("THREADS", THREADS)
+            .define("SLOTS", Self::slots(width))
+            .print(include_str!("kernel.cu"))
     }
 }
 
@@ -335,17 +330,7 @@ impl DecoderLaunch {
 }
 
 impl NativeKernel for DecoderLaunch {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn source(&self) -> String {
-        self.sizes.print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(host::run)
-    }
+    native! { self: &self.name, self.sizes.print(), host::run }
 
     fn check(&self) -> Result<(), Fault> {
         let DecoderLayers { features, hidden, heads, context, dtype, blocks, .. } = self.sizes;

@@ -15,15 +15,13 @@ mod host;
 mod indefinite;
 pub mod library;
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{Element, c128};
 
 use crate::arguments::{self, arguments, choices};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
 
 /// A decomposition, or a solution by one. The operands of each are listed in order, without the leading (batch, …).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -170,17 +168,7 @@ impl Decompose {
 
 /// Operands: those that [`Method`] lists; null addresses for absent ones.
 impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
-    fn name(&self) -> &str {
-        self.kernel.method.name()
-    }
-
-    fn source(&self) -> String {
-        cuda::print(self.kernel.method)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.method.name(), cuda::print(self.kernel.method), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         let Decompose { method, rows, columns, width, .. } = self.kernel;
@@ -198,12 +186,7 @@ impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let writes =
             self.kernel.operands().into_iter().any(|(count, _, usage)| count > 0 && usage != Use::Read);
-        let blocks = self.kernel.batch.min((1 << 31) - 1) as u32;
-        (blocks > 0 && writes).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        along_x(self.kernel.batch, BLOCK).filter(|_| writes)
     }
 
     fn accesses(&self) -> Accesses {

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostKernel};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::{FLOATS, names};
+use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::operands::span;
+use crate::source::Source;
 
 /// The elements that contribute to a point.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -111,14 +112,10 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(backward: bool, dtype: DType) -> String {
-    let [element, sum, load, store] = names(dtype);
-    with_prelude(&format!(
-        "using Element = {element};\nusing Sum = {sum};\n#define LOAD {load}\n#define STORE {store}\n#define NAME {name}\n\
-         #define BACKWARD {}\n{}",
-        u32::from(backward),
-        include_str!("source.cu"),
-        name = name(backward, dtype),
-    ))
+    Source::new(&name(backward, dtype))
+        .elements(dtype)
+        .flag("BACKWARD", backward)
+        .print(include_str!("kernel.cu"))
 }
 
 impl GridSample {

@@ -6,17 +6,15 @@
 //! the result, and lanes of a warp with the same bin share an addition. So neither sorted nor equal elements make threads wait for
 //! each other. Counts are integers: their order does not matter.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments};
 use crate::dtypes::with_float;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::shared::{ELEMENTS, unit};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -92,7 +90,7 @@ const GLOBAL: [Form; 6] = [
 ];
 
 fn print((name, call): Form) -> String {
-    unit(&[ELEMENTS, include_str!("source.cu")], name, BLOCK as u32, "histogram_arguments", call)
+    Source::new(name).define("CALL", call).print(include_str!("kernel.cu"))
 }
 
 /// Returns name and source of every kernel of this module.
@@ -115,17 +113,7 @@ arguments! { Sizes { elements, bins, low, high, width, dtype, copies } }
 
 /// Operands: the elements, and the counts (int64), to which the launch adds.
 impl NativeKernel for Placed<Histogram, [DevicePointer; 2]> {
-    fn name(&self) -> &str {
-        self.kernel.form().0
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.form())
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.form().0, print(self.kernel.form()), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         match DTYPES.contains(&self.kernel.dtype) {
@@ -138,9 +126,7 @@ impl NativeKernel for Placed<Histogram, [DevicePointer; 2]> {
         let Histogram { elements, bins, .. } = self.kernel;
         // A block adds each of its counts to the result, so it must have many more elements.
         let own = FEWEST_ELEMENTS.max(if self.kernel.copies() > 0 { 4 * bins } else { 0 });
-        let blocks = elements.div_ceil(own).clamp(1, MOST_BLOCKS) as u32;
-        (elements > 0 && bins > 0)
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(elements.div_ceil(own).min(MOST_BLOCKS), BLOCK).filter(|_| bins > 0)
     }
 
     fn shared_memory_bytes(&self) -> u32 {

@@ -3,14 +3,13 @@
 //! Each tensor is a matrix of bytes without gaps, all with the same number of rows. Row r of the result holds row r of each. Bytes
 //! are copied in the largest vectors that divide every width, offset and address.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::source::Source;
 
 /// The most tensors of a launch.
 pub const PARTS: usize = 64;
@@ -63,10 +62,11 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print((_, name, vector): (u64, &str, &str)) -> String {
-    let code = include_str!("source.cu");
-    with_prelude(&format!(
-        "using Vector = {vector};\n#define NAME {name}\n#define PARTS {PARTS}\n#define VECTORS {VECTORS}\n{code}"
-    ))
+    Source::new(name)
+        .define("VECTOR", vector)
+        .define("PARTS", PARTS)
+        .define("VECTORS", VECTORS)
+        .print(include_str!("kernel.cu"))
 }
 
 impl Placed<Join, Joined> {
@@ -88,17 +88,7 @@ impl Placed<Join, Joined> {
 }
 
 impl NativeKernel for Placed<Join, Joined> {
-    fn name(&self) -> &str {
-        self.variant().1
-    }
-
-    fn source(&self) -> String {
-        print(self.variant())
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.variant().1, print(self.variant()), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let fits = |part: &JoinPart| {

@@ -12,7 +12,9 @@ use std::sync::LazyLock;
 
 use super::{Matmul, takes};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
+
+use crate::source::Source;
 
 /// Rows and columns of D in a tile.
 const TILE: u64 = 64;
@@ -36,27 +38,12 @@ pub fn name(dtype: DType) -> &'static str {
 /// # Panics
 /// If there is no product of the dtype.
 pub fn print(dtype: DType) -> String {
-    let integer = || FloatNames {
-        element: dtype.short_name(),
-        sum: "u64",
-        load: "u64".into(),
-        store: dtype.short_name().into(),
+    let source = Source::new(name(dtype));
+    let source = match dtype.is_integer() {
+        true => source.names(dtype.short_name(), "u64", "u64", dtype.short_name()),
+        false => source.elements(dtype),
     };
-    let FloatNames { element, sum, load, store } =
-        if dtype.is_integer() { integer() } else { FloatNames::of(dtype) };
-    let multiply_add = match sum {
-        "f64" => "fma",
-        "f32" => "fmaf",
-        _ => "multiply_add",
-    };
-    let code = TEMPLATE
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", element)
-        .replace("SUM", sum)
-        .replace("LOAD", &load)
-        .replace("STORE", &store)
-        .replace("MULTIPLY_ADD", multiply_add);
-    with_prelude(&code)
+    source.print(include_str!("product.cu"))
 }
 
 /// Returns the launch of a product. The grid is never empty: the caller must skip a product without elements.
@@ -71,95 +58,3 @@ pub fn launch_shape(matmul: &Matmul) -> LaunchShape {
         block: [256, 1, 1],
     }
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const ELEMENT* a;
-    const ELEMENT* b;
-    ELEMENT* d;
-    u64 m;
-    u64 n;
-    u64 k;
-    u64 batch;
-    u64 a_leading_dimension;
-    u64 a_batch_stride;
-    u64 b_leading_dimension;
-    u64 b_batch_stride;
-    u64 d_leading_dimension;
-    u64 d_batch_stride;
-    u64 flags;
-    f64 alpha;
-    f64 beta;
-};
-
-// Only the kernel of integers calls it: of a template that is not a warning.
-template <typename INTEGER>
-static __device__ __forceinline__ INTEGER multiply_add(const INTEGER a, const INTEGER b, const INTEGER sum) {
-    return a * b + sum;
-}
-
-// Copies the tile of op(M) whose first element is (row, column) to shared memory, with zeros beyond its edges.
-// Neighbouring threads read neighbouring elements of what is stored.
-template <u32 ROWS, u32 COLUMNS>
-static __device__ __forceinline__ void load_tile(
-    SUM (*const tile)[COLUMNS], const ELEMENT* const matrix, const u64 leading_dimension, const bool transposed,
-    const u64 row, const u64 column, const u64 rows, const u64 columns) {
-    #pragma unroll
-    for (u32 i = threadIdx.x; i < ROWS * COLUMNS; i += 256) {
-        const u32 r = transposed ? i % ROWS : i / COLUMNS;
-        const u32 c = transposed ? i / ROWS : i % COLUMNS;
-        const u64 at = transposed ? (column + c) * leading_dimension + row + r
-                                  : (row + r) * leading_dimension + column + c;
-        tile[r][c] = row + r < rows && column + c < columns ? LOAD(matrix[at]) : SUM(0);
-    }
-}
-
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ SUM a_tile[64][16];
-    __shared__ SUM b_tile[16][64];
-    const u32 thread_row = threadIdx.x / 16;
-    const u32 thread_column = threadIdx.x % 16;
-    const u64 first_column = u64(blockIdx.x) * 64;
-    for (u64 batch = blockIdx.z; batch < x.batch; batch += gridDim.z) {
-        const ELEMENT* const a = x.a + batch * x.a_batch_stride;
-        const ELEMENT* const b = x.b + batch * x.b_batch_stride;
-        ELEMENT* const d = x.d + batch * x.d_batch_stride;
-        for (u64 first_row = u64(blockIdx.y) * 64; first_row < x.m; first_row += u64(gridDim.y) * 64) {
-            SUM sums[4][4] = {};
-            for (u64 depth = 0; depth < x.k; depth += 16) {
-                load_tile<64, 16>(a_tile, a, x.a_leading_dimension, x.flags & 1, first_row, depth, x.m, x.k);
-                load_tile<16, 64>(b_tile, b, x.b_leading_dimension, x.flags & 2, depth, first_column, x.k, x.n);
-                __syncthreads();
-                #pragma unroll
-                for (u32 step = 0; step < 16; ++step) {
-                    #pragma unroll
-                    for (u32 i = 0; i < 4; ++i) {
-                        #pragma unroll
-                        for (u32 j = 0; j < 4; ++j) {
-                            sums[i][j] = MULTIPLY_ADD(
-                                a_tile[thread_row + 16 * i][step], b_tile[step][thread_column + 16 * j], sums[i][j]);
-                        }
-                    }
-                }
-                __syncthreads();
-            }
-            #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                #pragma unroll
-                for (u32 j = 0; j < 4; ++j) {
-                    const u64 row = first_row + thread_row + 16 * i;
-                    const u64 column = first_column + thread_column + 16 * j;
-                    if (row < x.m && column < x.n) {
-                        ELEMENT* const place = d + row * x.d_leading_dimension + column;
-                        SUM value = SUM(x.alpha) * sums[i][j];
-                        if (x.beta != 0.0) {
-                            value = MULTIPLY_ADD(SUM(x.beta), LOAD(*place), value);
-                        }
-                        *place = STORE(value);
-                    }
-                }
-            }
-        }
-    }
-}
-";

@@ -11,9 +11,7 @@
 
 pub mod cuda;
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, LaunchMode};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
@@ -21,7 +19,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::fused::PerOperand;
 use super::{Factor, Matmul, Operand};
 use crate::arguments;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
 
 /// The most rows of A.
 pub const MOST_ROWS: u64 = 16;
@@ -315,17 +313,7 @@ pub(super) const MOST_BLOCKS: u64 = 132 * cuda::BLOCKS;
 
 /// Operands: the addresses of a [`PerOperand`], without sums of rows.
 impl NativeKernel for Placed<FewRows, PerOperand> {
-    fn name(&self) -> &str {
-        self.kernel.variant().name
-    }
-
-    fn source(&self) -> String {
-        self.kernel.variant().print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.variant().name, self.kernel.variant().print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.check()?;

@@ -13,7 +13,7 @@ use thalweg_ir::{DType, Element, with_dtype};
 
 use super::fused::{self, FusedMatmul, HostOperands, PerOperand};
 use super::{ARGUMENT_WORDS, Factor, Matmul, Operand};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
 use crate::operands::slice;
 
 /// Operands: the left factor, the right factor and the result.
@@ -63,17 +63,7 @@ impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
 
 /// Operands: the addresses of a [`PerOperand`].
 impl NativeKernel for Placed<FusedMatmul, PerOperand> {
-    fn name(&self) -> &str {
-        fused::cuda::NAME
-    }
-
-    fn source(&self) -> String {
-        fused::cuda::print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_fused_on_host)
-    }
+    native! { self: fused::cuda::NAME, fused::cuda::print(), run_fused_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.check()

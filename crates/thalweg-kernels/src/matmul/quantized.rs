@@ -6,18 +6,16 @@
 //! input's dtype: int8 exactly; 4-bit integers times their scale, plus their zero, rounded once, as in PyTorch. For float32 a
 //! warp handles one column of the result, and each of its lanes loads 16 bytes of the weight at a time.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, LaunchMode};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use super::few_rows::cuda::{SHARED_BYTES, needs_tensor_cores};
 use super::few_rows::{MOST_BLOCKS, shared_by};
 use crate::arguments::{self, Argument, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::shared::{COMBINE, MULTIPLY_EIGHT, PIECES};
+use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::source::Source;
 
 /// The way in which a weight (n, k) and its scales, of the input's dtype, are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -211,11 +209,7 @@ fn print(dtype: DType, quantization: Quantization, rows: u64) -> String {
     }
 }
 
-/// Some steps of a row; the loads are filled in.
-const STEPS: &str = include_str!("quantized/steps.cu");
-
 fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> String {
-    let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let (is_int8, rows) = (quantization == Quantization::Int8, if rows <= 8 { 8 } else { 16 });
     // The number of steps whose terms of A are loaded together: as many as fit the registers.
     let together = match (is_int8, rows) {
@@ -223,70 +217,26 @@ fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> St
         (false, 8) => 4,
         (false, _) => 1,
     };
-    let numbers = [
-        ("IS_INT8", u64::from(is_int8)),
-        ("IS_BF16", u64::from(dtype == DType::Bf16)),
-        ("TOGETHER", together),
-        ("ROWS", rows),
-    ];
-    let defined: String = numbers.map(|(name, number)| format!("#define {name} {number}\n")).concat();
-    let in_range = "first + at < terms";
-    let other_steps = STEPS
-        .replace("HAS_TERMS", in_range)
-        .replace("HAS_UPPER", &format!("{in_range} && has_upper"))
-        .replace("HAS_LOWER", &format!("{in_range} && has_lower"));
-    let full_steps = ["HAS_TERMS", "HAS_UPPER", "HAS_LOWER"]
-        .iter()
-        .fold(STEPS.to_owned(), |text, name| text.replace(name, "true"));
-    let code = include_str!("quantized/tensor_cores.cu")
-        .replace("FULL_STEPS", &full_steps)
-        .replace("OTHER_STEPS", &other_steps)
-        .replace("ARGUMENTS", ARGUMENTS)
-        .replace("PIECES", &PIECES.replace("WEIGHT", "u8"))
-        .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
-        .replace("COMBINE", COMBINE)
-        .replace("NAME", name(dtype, quantization, rows))
-        .replace("ELEMENT", element)
-        .replace("SCALED", if is_int8 { "sums[0][i] * LOAD(x.scales[column])" } else { "sums[0][i]" })
-        .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&(defined + &code))
+    Source::new(name(dtype, quantization, rows))
+        .elements(dtype)
+        .flag("IS_INT8", is_int8)
+        .flag("IS_BF16", dtype == DType::Bf16)
+        .define("TOGETHER", together)
+        .define("ROWS", rows)
+        .print(include_str!("quantized/tensor_cores.cu"))
 }
 
 fn print_lanes(quantization: Quantization) -> String {
-    let dtype = DType::F32;
-    let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
-    let is_int8 = quantization == Quantization::Int8;
-    let [begin, number, total, sum, scaled] = if is_int8 { INT8 } else { INT4 };
-    let code = TEMPLATE
-        .replace("ARGUMENTS", ARGUMENTS)
-        .replace("CHUNK_BEGIN", begin)
-        .replace("TERM_TOTAL", total)
-        .replace("TERM_NUMBER", number)
-        .replace("CHUNK_SUM", sum)
-        .replace("SCALED", scaled)
-        .replace("TERMS", if is_int8 { "16" } else { "32" })
-        .replace("NAME", name(dtype, quantization, MOST_ROWS))
-        .replace("ELEMENT", element)
-        .replace("WIDTH", &(VECTOR / dtype.size_bytes() as u64).to_string())
-        .replace("ROWS", &ROWS.to_string())
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(name(DType::F32, quantization, MOST_ROWS))
+        .elements(DType::F32)
+        .flag("IS_INT8", quantization == Quantization::Int8)
+        .define("ROWS", ROWS)
+        .print(include_str!("quantized/lanes.cu"))
 }
 
 impl NativeKernel for Placed<QuantizedMatmul, Operands> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype, self.kernel.quantization, self.kernel.sizes[0])
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype, self.kernel.quantization, self.kernel.sizes[0])
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
+    native! {
+        self: name(self.kernel.dtype, self.kernel.quantization, self.kernel.sizes[0]), print(self.kernel.dtype, self.kernel.quantization, self.kernel.sizes[0]), run_on_host
     }
 
     fn check(&self) -> Result<(), Fault> {
@@ -363,107 +313,6 @@ fn run_typed<T: Element>(
     kernel.run(input, weight, scales, launch.write::<T>(result, (m * n) as usize)?);
     Ok(())
 }
-
-/// The parts of the text for int8: the beginning of a chunk, the number for a term from 4 bytes of the weight, an additional sum,
-/// the update after a chunk, and the result. An integer is placed in the lower bits of a float of 2²³ or more, which costs less
-/// than a conversion.
-const INT8: [&str; 5] = [
-    "",
-    "__uint_as_float(__byte_perm(word[i / 4] ^ 0x80808080u, 0x4b000000u, 0x7440 + i % 4)) - 8388736.0f",
-    "",
-    "sums[r] = sums[r] + dot[r];",
-    "sums[r] * LOAD(x.scales[column])",
-];
-
-/// The parts of the text for int4, as in [`INT8`]: a byte has its first number in the upper half.
-const INT4: [&str; 5] = [
-    "const ELEMENT* const of_group = x.scales + (u64(chunk * TERMS / u32(x.group)) * x.n + column) * 2;
-        const f32 group_scale = LOAD(of_group[0]), group_zero = LOAD(of_group[1]);
-        f32 total[ROWS] = {};",
-    "__uint_as_float((word[i / 8] >> (i % 8 / 2 * 8 + (i % 2 == 0 ? 4 : 0)) & 15u) | 0x4b000000u) - 8388616.0f",
-    "total[r] = total[r] + value;",
-    "sums[r] = sums[r] + (group_scale * dot[r] + group_zero * total[r]);",
-    "sums[r]",
-];
-
-/// The arguments of a launch, as a structure.
-const ARGUMENTS: &str = "\
-struct NAME_arguments {
-    const ELEMENT* input;
-    const u8* weight;
-    const ELEMENT* scales;
-    ELEMENT* result;
-    u64 m;
-    u64 n;
-    u64 k;
-    u64 group;
-    u64 dtype;
-    u64 split;
-};
-";
-
-/// The kernel for float32.
-const TEMPLATE: &str = "\
-ARGUMENTS
-typedef pack<ELEMENT, WIDTH> several;
-
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    launch_dependents();
-    wait_for_previous();
-    const u32 column = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * ROWS;
-    if (column >= x.n) {
-        return;
-    }
-    const u32 chunks = u32(x.k) / TERMS;
-    const uint4* const weight = (const uint4*)x.weight + u64(column) * chunks;
-    const u32 rows = x.m - first < ROWS ? u32(x.m) - first : ROWS;
-    f32 sums[ROWS] = {};
-    #pragma unroll 2
-    for (u32 chunk = lane; chunk < chunks; chunk += 32) {
-        const uint4 loaded = weight[chunk];
-        const u32 word[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-        CHUNK_BEGIN
-        f32 dot[ROWS] = {};
-        #pragma unroll
-        for (u32 part = 0; part < TERMS / WIDTH; ++part) {
-            several values[ROWS];
-            #pragma unroll
-            for (u32 r = 0; r < ROWS; ++r) {
-                if (r < rows) {
-                    values[r] = *(const several*)(x.input + (first + r) * x.k + chunk * TERMS + part * WIDTH);
-                }
-            }
-            #pragma unroll
-            for (u32 e = 0; e < WIDTH; ++e) {
-                const u32 i = part * WIDTH + e;
-                const f32 number = TERM_NUMBER;
-                #pragma unroll
-                for (u32 r = 0; r < ROWS; ++r) {
-                    if (r < rows) {
-                        const f32 value = LOAD(values[r].element[e]);
-                        dot[r] = dot[r] + number * value;
-                        TERM_TOTAL
-                    }
-                }
-            }
-        }
-        #pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) {
-            CHUNK_SUM
-        }
-    }
-    #pragma unroll
-    for (u32 r = 0; r < ROWS; ++r) {
-        #pragma unroll
-        for (u32 step = 16; step > 0; step /= 2) {
-            sums[r] = sums[r] + __shfl_xor_sync(0xffffffffu, sums[r], step);
-        }
-        if (lane == 0 && r < rows) {
-            x.result[(first + r) * x.n + column] = STORE(SCALED);
-        }
-    }
-}
-";
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,22 @@
 //
 // With TOGETHER both groups have half of the rows of one tile; else each has a tile of its own, so that one stores while the other multiplies.
 
-#define DEVICE static __device__ __forceinline__
+#ifndef NAME
+#define HALF
+#include "../defaults.cuh"
+#define M_TILE 128
+#define N_TILE 128
+#define CLUSTER 2
+#define STAGES 4
+#define TOGETHER 0
+#define A_TURNED 0
+#define B_TURNED 0
+#define IS_BF16 0
+#define HOST_WORDS 32
+#endif
+#include "../shared/barriers.cuh"
+#include "../shared/warp_groups.cuh"
+
 constexpr u32 K_TILE = 64, PANEL = 64 * 128;
 constexpr u32 A_BYTES = M_TILE * 128, B_BYTES = N_TILE * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 B_PART = N_TILE / CLUSTER;

@@ -9,20 +9,20 @@
 //!   run.
 //! - Operands do not overlap D.
 
-use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{
     DevicePointer, HostFault, HostKernel, HostLaunch, MatmulEpilogue, TILE_ROW_BYTES, TensorMap, TensorTiles,
 };
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::native::{EPILOGUE_WORDS, library_accesses, library_words, run_words_on_host};
 use super::{Factor, Matmul, Operand};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::shared::warp_groups;
+use crate::shared::group_rows;
+use crate::source::Source;
 
 /// The number of threads of a block: one of them copies, two groups of 128 multiply.
 const THREADS: u32 = 384;
@@ -310,27 +310,21 @@ impl Unit {
     /// Returns the translation unit, which is empty on GPUs other than those of compute capability 9.0.
     fn print(self) -> String {
         let Self { is_bf16, tiles, transposed: [a_transposed, b_transposed] } = self;
-        let element = if is_bf16 { "bf16" } else { "f16" };
-        let numbers = [
-            ("M_TILE", tiles.rows()),
-            ("N_TILE", tiles.columns()),
-            ("CLUSTER", tiles.cluster()),
-            ("STAGES", tiles.stages()),
-            ("TOGETHER", u32::from(tiles == Tiles::Wide)),
-            ("A_TURNED", u32::from(a_transposed)),
-            ("B_TURNED", u32::from(b_transposed)),
-            ("IS_BF16", u32::from(is_bf16)),
-            ("HOST_WORDS", HOST_WORDS as u32),
-        ];
-        let mut code = "#pragma nv_diag_suppress 177\n".to_owned();
-        let _ = write!(code, "#define NAME {}\n#define ELEMENT_NAME \"{element}\"\n", self.name());
-        for (name, number) in numbers {
-            let _ = writeln!(code, "#define {name} {number}");
-        }
-        // The elements of B, if it is not transposed, are contiguous along n.
-        code.push_str(&warp_groups(tiles.columns(), element, [a_transposed, !b_transposed]));
-        code.push_str(include_str!("warp_groups.cu"));
-        with_prelude(&code)
+        let dtype = if is_bf16 { DType::Bf16 } else { DType::F16 };
+        Source::new(self.name())
+            .elements(dtype)
+            .define("M_TILE", tiles.rows())
+            .define("N_TILE", tiles.columns())
+            .define("CLUSTER", tiles.cluster())
+            .define("STAGES", tiles.stages())
+            .flag("TOGETHER", tiles == Tiles::Wide)
+            .flag("A_TURNED", a_transposed)
+            .flag("B_TURNED", b_transposed)
+            .flag("IS_BF16", is_bf16)
+            .define("HOST_WORDS", HOST_WORDS)
+            // The elements of B, if it is not transposed, are contiguous along n.
+            .text(&group_rows(tiles.columns(), dtype, [a_transposed, !b_transposed]))
+            .print(include_str!("warp_groups.cu"))
     }
 }
 

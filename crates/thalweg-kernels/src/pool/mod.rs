@@ -7,13 +7,14 @@
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::{names, rounded, with_float};
+use crate::dtypes::{rounded, with_float};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::source::Source;
 use crate::threads::{ranges, share};
 
 /// The quantity that is computed, and its source.
@@ -117,65 +118,12 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(pass: PoolPass, dtype: DType) -> String {
-    let [element, sum, load, store] = names(dtype);
-    let (start, take, finish) = match pass {
-        PoolPass::Greatest => (
-            "SUM greatest = -SUM(INFINITE);\n    i32 found = 0x7fffffff;",
-            "if (value > greatest || found == 0x7fffffff || (value != value && greatest == greatest)) {
-                        greatest = value;
-                        found = row + column;
-                    }",
-            "x.result[place] = STORE(greatest);\n    x.places[place] = i64(found);",
-        ),
-        _ => (
-            "SUM sum = SUM(0);",
-            "sum += value;",
-            "x.result[place] = STORE(sum / NAME_divisor(x, at[0], at[1], at[2]));",
-        ),
-    };
-    let add = match pass {
-        PoolPass::GreatestBackward => {
-            "const i32 point = i32(x.places[window]) - own;
-                if (u32(point) < u32(points)) {
-                    const SUM value = LOAD(x.source[window]);
-                    #pragma unroll
-                    for (i32 other = 0; other < POINTS; ++other) {
-                        if (other == point) {
-                            sums[other] += value;
-                        }
-                    }
-                }"
-        }
-        _ => "sums[0] += LOAD(x.source[window]) / NAME_divisor(x, z, y, column);",
-    };
-    let (run, places) = match pass {
-        PoolPass::Greatest => ("NAME_of_window(x, plane, channel, at, place);", "i64"),
-        PoolPass::Average => ("NAME_of_window(x, plane, channel, at, place);", "const i64"),
-        _ => ("NAME_of_points(x, plane, channel, at, own, place);", "const i64"),
-    };
-    let code = include_str!("source.cu")
-        .replace("PLACES", places)
-        .replace("START", start)
-        .replace("TAKE", take)
-        .replace("FINISH", finish)
-        .replace("ADD", add)
-        .replace("RUN", run)
-        .replace("POINTS", &pass.points().to_string())
-        .replace("IS_BACKWARD", if pass.is_backward() { "true" } else { "false" })
-        .replace(
-            "INFINITE",
-            if dtype == DType::F64 {
-                "__longlong_as_double(0x7ff0000000000000ll)"
-            } else {
-                "__int_as_float(0x7f800000)"
-            },
-        )
-        .replace("NAME", &name(pass, dtype))
-        .replace("ELEMENT", &element)
-        .replace("SUM", &sum)
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(&name(pass, dtype))
+        .elements(dtype)
+        .flag("IS_GREATEST", matches!(pass, PoolPass::Greatest | PoolPass::GreatestBackward))
+        .flag("IS_BACKWARD", pass.is_backward())
+        .define("POINTS", pass.points())
+        .print(include_str!("kernel.cu"))
 }
 
 impl Pool {

@@ -15,13 +15,14 @@ use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostKernel};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::{FLOATS, names};
+use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::operands::span;
+use crate::source::Source;
 
 /// The rule by which a new point is computed from old ones. The `Corners` variants place the first and the last points of both
 /// axes on each other, the others their outer edges.
@@ -144,20 +145,17 @@ impl Variant {
     }
 
     fn print(self) -> String {
-        let (taps, [element, sum, load, store]) = match self {
+        let source = Source::new(&self.name()).flag("BACKWARD", matches!(self, Self::Backward(..)));
+        let source = match self {
             Self::Copy(bytes) => {
                 let found = COPIED.into_iter().find(|(copied, ..)| *copied == bytes).unwrap_or(COPIED[0]);
-                (1, [found.1.into(), found.2.into(), String::new(), String::new()])
+                source.define("TAPS", 1).names(found.1, found.2, "", "")
             }
-            Self::Forward(taps, dtype) | Self::Backward(taps, dtype) => (taps, names(dtype)),
+            Self::Forward(taps, dtype) | Self::Backward(taps, dtype) => {
+                source.define("TAPS", taps).elements(dtype)
+            }
         };
-        with_prelude(&format!(
-            "using Element = {element};\nusing Sum = {sum};\n#define LOAD {load}\n#define STORE {store}\n#define NAME {}\n\
-             #define TAPS {taps}\n#define BACKWARD {}\n{}",
-            self.name(),
-            u32::from(matches!(self, Self::Backward(..))),
-            include_str!("source.cu"),
-        ))
+        source.print(include_str!("kernel.cu"))
     }
 }
 
@@ -307,7 +305,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_source() {
         let list =
-            include_str!("source.cu").split("enum By : u64 {").nth(1).and_then(|rest| rest.split('}').next());
+            include_str!("kernel.cu").split("enum By : u64 {").nth(1).and_then(|rest| rest.split('}').next());
         let names = list.expect("the source lists the rules").split(',').map(str::trim);
         let ours = ResampleBy::ALL.map(|by| format!("{by:?}").to_uppercase());
         assert!(names.map(|name| name.replace('_', "")).eq(ours));

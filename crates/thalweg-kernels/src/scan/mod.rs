@@ -13,13 +13,14 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
-use crate::dtypes::{DTYPES, names, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::dtypes::{DTYPES, with_float};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
+use crate::source::Source;
 
 /// The operation that combines a point with those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -144,74 +145,8 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 fn print(op: ScanOp, dtype: DType) -> String {
-    let [element, sum, load, store] = names(dtype);
-    let (second, wide_second, other) = match op {
-        ScanOp::Max | ScanOp::Min => {
-            ("i64(at)", "i64((x.reversed ? x.length - 8 - first : first) + part + e)", "i64")
-        }
-        ScanOp::Recurrence => ("LOAD(x.other[place])", "LOAD(other.element[e])", "SUM"),
-        _ => ("0", "0", "i32"),
-    };
-    let load_other = match op {
-        ScanOp::Recurrence => {
-            "const pack<ELEMENT, WIDTH> other = *(const pack<ELEMENT, WIDTH>*)(x.other + start + part);"
-        }
-        _ => "",
-    };
-    let combine = match op {
-        ScanOp::Sum => "right.value = left.value + right.value; return right;",
-        ScanOp::Product => "right.value = left.value * right.value; return right;",
-        ScanOp::LogSumExp => {
-            "const SUM low = left.value < right.value ? left.value : right.value;
-    const SUM high = left.value < right.value ? right.value : left.value;
-    if (left.value != left.value) { return left; }
-    if (right.value != right.value) { return right; }
-    right.value = low != high || low - low == SUM(0) ? high + log1p(exp(low - high)) : left.value;
-    return right;"
-        }
-        ScanOp::Max => {
-            "return right.value != right.value || (left.value == left.value && right.value >= left.value) ? right : left;"
-        }
-        ScanOp::Min => {
-            "return right.value != right.value || (left.value == left.value && right.value <= left.value) ? right : left;"
-        }
-        ScanOp::Recurrence => {
-            "right.value = right.value + right.other * left.value;
-    right.other = right.other * left.other;
-    return right;"
-        }
-    };
-    let (write, wide_write) = match op.has_places() {
-        true => ("x.other[place] = points[j].other;", WIDE_PLACES),
-        false => ("", ""),
-    };
-    let pointer = if op.has_places() { "i64*" } else { "const ELEMENT*" };
-    let code = include_str!("source.cu")
-        .replace("POINTER", pointer)
-        .replace("LOAD_OTHER", load_other)
-        .replace("WIDE_SECOND", wide_second)
-        .replace("WIDE_WRITE", wide_write)
-        .replace("SECOND", second)
-        .replace("OTHER", other)
-        .replace("COMBINE", combine)
-        .replace("WRITE", write)
-        .replace("NAME", &name(op, dtype))
-        .replace("ELEMENT", &element)
-        .replace("SUM", &sum)
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(&name(op, dtype)).elements(dtype).define("OP", op as u64).print(include_str!("kernel.cu"))
 }
-
-/// CUDA code that stores eight places at once.
-const WIDE_PLACES: &str = "\
-#pragma unroll
-        for (u32 part = 0; part < 8; part += 2) {
-            pack<i64, 2> places;
-            places.element[0] = points[part].other;
-            places.element[1] = points[part + 1].other;
-            *(pack<i64, 2>*)(x.other + start + part) = places;
-        }";
 
 impl Scan {
     fn elements(&self) -> u64 {
@@ -389,10 +324,7 @@ impl NativeKernel for Placed<ScanStep, [DevicePointer; 4]> {
             (1, warps) => (rows, warps),
             (_, warps) => (rows.div_ceil(WARP), warps),
         };
-        (scan.elements() > 0).then(|| LaunchShape {
-            grid: [blocks.min((1 << 31) - 1) as u32, 1, 1],
-            block: [(warps * WARP) as u32, 1, 1],
-        })
+        along_x(blocks, warps * WARP).filter(|_| scan.elements() > 0)
     }
 
     fn words(&self) -> Words {

@@ -1,4 +1,12 @@
-struct atomic_arguments {
+// Sums of elements at indices, an index for each element.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL scatter_atomically<f32, u32>(x)
+#endif
+#include "../shared/elements.cuh"
+#include "combinations.cuh"
+
+struct arguments {
     const i64* index;
     const void* source;
     void* result;
@@ -43,7 +51,7 @@ template <class SUM> static __device__ __forceinline__ void add_together(SUM* co
 }
 
 // Adds elements at indices. A thread sums those in succession that have the same one.
-template <class T, class NUMBER> static __device__ __forceinline__ void scatter_atomically(const atomic_arguments& x) {
+template <class T, class NUMBER> static __device__ __forceinline__ void scatter_atomically(const arguments& x) {
     typedef typename combined<T>::type SUM;
     const T* const source = (const T*)x.source;
     SUM* const result = (SUM*)x.result;
@@ -86,4 +94,8 @@ template <class T, class NUMBER> static __device__ __forceinline__ void scatter_
     if (element != NONE) {
         add_together(result, element, sum);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

@@ -14,12 +14,12 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use super::combine::{CUDA, typed};
+use super::combine::typed;
 use super::{Combine, ScatterReduce, Term, Wide};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::shared::{ELEMENTS, unit};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,9 +54,8 @@ const NAMES: [[&str; 2]; DTYPES.len()] = [
 
 fn print(dtype: usize, is_many: bool) -> String {
     let number = if is_many { "u64" } else { "u32" };
-    let call = format!("scatter_atomically<{}, {number}>(x)", DTYPES[dtype].short_name());
-    let parts = [ELEMENTS, CUDA, include_str!("atomic.cu")];
-    unit(&parts, NAMES[dtype][usize::from(is_many)], BLOCK as u32, "atomic_arguments", &call)
+    let call = format_args!("scatter_atomically<{}, {number}>(x)", DTYPES[dtype].short_name());
+    Source::new(NAMES[dtype][usize::from(is_many)]).define("CALL", call).print(include_str!("atomic.cu"))
 }
 
 /// Returns name and source of every kernel of this module.
@@ -106,9 +105,8 @@ impl NativeKernel for Placed<ScatterAtomic, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.elements().div_ceil(BLOCK * OWN).min(MOST_BLOCKS) as u32;
-        (!self.kernel.in_order().spans().contains(&0))
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        let blocks = self.kernel.elements().div_ceil(BLOCK * OWN).min(MOST_BLOCKS);
+        along_x(blocks, BLOCK).filter(|_| !self.kernel.in_order().spans().contains(&0))
     }
 
     fn words(&self) -> Words {

@@ -1,7 +1,7 @@
 //! Ways to combine elements, on the host and in CUDA C.
 
+use thalweg_ir::Element;
 use thalweg_ir::elements::{bf16, f16};
-use thalweg_ir::{DType, Element};
 
 use crate::arguments::choices;
 
@@ -107,35 +107,6 @@ wide! {
     f16 => f32: |x| x.to_f32(), |x| f16::from_f64(f64::from(x));
     bf16 => f32: |x| x.to_f32(), |x| bf16::from_f64(f64::from(x));
 }
-
-/// Returns the CUDA C function that combines two values of a dtype's combining type.
-pub(super) fn c_of(dtype: DType, name: &str) -> String {
-    let (sum, product) = match dtype {
-        // Signed arithmetic that overflows is undefined in C.
-        DType::I64 => ("i64(u64(a) + u64(b))", "i64(u64(a) * u64(b))"),
-        _ => ("a + b", "a * b"),
-    };
-    TEMPLATE
-        .replace("NAME", name)
-        .replace("TYPE", dtype.compute().short_name())
-        .replace("SUM", sum)
-        .replace("PRODUCT", product)
-}
-
-const TEMPLATE: &str = "\
-static __device__ __forceinline__ TYPE NAME(const u64 combine, const TYPE a, const TYPE b) {
-    switch (combine) {
-        case 0: return b;
-        case 1: return SUM;
-        case 2: return PRODUCT;
-        case 3: return a > b || a != a ? a : b;
-        default: return a < b || a != a ? a : b;
-    }
-}
-";
-
-/// CUDA C functions that combine two values, as templates.
-pub(super) const CUDA: &str = include_str!("combine.cu");
 
 /// Runs a function for each dtype that scatters support, with its type: `typed!(dtype, T => …)`.
 macro_rules! typed {

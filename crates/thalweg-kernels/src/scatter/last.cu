@@ -1,4 +1,9 @@
-struct last_arguments {
+// The number of the last index that names each row, plus one.
+#ifndef NAME
+#include "../defaults.cuh"
+#endif
+
+struct arguments {
     const i64* index;
     u32* last;
     u64 count;
@@ -6,8 +11,7 @@ struct last_arguments {
     u64 stride;
 };
 
-// Stores the number of the last index that names each row, plus one.
-static __device__ __forceinline__ void find_last(const last_arguments& x) {
+extern "C" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ arguments x) {
     const u32 count = u32(x.count), step = gridDim.x * 1024;
     for (u32 k = blockIdx.x * 1024 + threadIdx.x; k < count; k += step) {
         const i64 row = x.index[k * x.stride];

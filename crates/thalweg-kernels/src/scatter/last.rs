@@ -2,16 +2,14 @@
 //!
 //! An index that does not name a row is ignored.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
 use crate::operands::span;
-use crate::shared::unit;
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,7 +31,7 @@ const BLOCK: u64 = 1024;
 const NAME: &str = "last_indices";
 
 fn print() -> String {
-    unit(&[include_str!("last.cu")], NAME, BLOCK as u32, "last_arguments", "find_last(x)")
+    Source::new(NAME).print(include_str!("last.cu"))
 }
 
 /// Returns name and source of the kernel.
@@ -50,17 +48,7 @@ impl LastIndices {
 
 /// Operands: the indices (i64); and for each row the number of the last index that names it, plus one (32 bits), which is 0 before.
 impl NativeKernel for Placed<LastIndices, [DevicePointer; 2]> {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn source(&self) -> String {
-        print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: NAME, print(), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         match self.kernel.count < 1 << 31 {
@@ -70,12 +58,7 @@ impl NativeKernel for Placed<LastIndices, [DevicePointer; 2]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.count.div_ceil(BLOCK) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        along_x(self.kernel.count.div_ceil(BLOCK), BLOCK)
     }
 
     fn accesses(&self) -> Accesses {

@@ -18,16 +18,15 @@
 //!
 //! An index out of range writes nothing.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, native};
 use crate::operands::span;
+use crate::source::Source;
 
 pub mod atomic;
 mod combine;
@@ -36,7 +35,6 @@ pub mod rows;
 pub mod segments;
 pub mod tile;
 
-use combine::c_of;
 pub(crate) use combine::typed;
 pub use combine::{Combine, Term, Wide};
 
@@ -147,26 +145,12 @@ pub fn name(dtype: DType) -> &'static str {
 /// # Panics
 /// If there is no kernel for the dtype.
 pub fn print(dtype: DType) -> String {
-    let code = TEMPLATE
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", dtype.short_name())
-        .replace("COMBINE", &c_of(dtype, &format!("{}_combine", name(dtype))));
-    with_prelude(&code)
+    Source::new(name(dtype)).elements(dtype).print(include_str!("columns.cu"))
 }
 
 /// Operands: the indices (i64), the source, and the result, which is read and written.
 impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         match DTYPES.contains(&self.kernel.dtype) {
@@ -180,10 +164,6 @@ impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         (!self.kernel.spans().contains(&0)).then(|| self.kernel.launch_shape())
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -228,36 +208,3 @@ fn run_typed<T: Term>(
     }
     Ok(())
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const i64* index;
-    const ELEMENT* source;
-    ELEMENT* result;
-    u64 outer;
-    u64 extent;
-    u64 count;
-    u64 inner;
-    u64 index_strides[3];
-    u64 source_strides[3];
-    u64 dtype;
-    u64 combine;
-};
-
-COMBINE
-extern \"C\" __global__ void __launch_bounds__(128) NAME(const __grid_constant__ NAME_arguments x) {
-    const u64 columns = x.outer * x.inner, threads = u64(gridDim.x) * blockDim.x;
-    for (u64 column = u64(blockIdx.x) * blockDim.x + threadIdx.x; column < columns; column += threads) {
-        const u64 o = column / x.inner, i = column % x.inner;
-        const i64* index = x.index + o * x.index_strides[0] + i * x.index_strides[2];
-        const ELEMENT* source = x.source + o * x.source_strides[0] + i * x.source_strides[2];
-        for (u64 k = 0; k < x.count; ++k) {
-            const i64 place = index[k * x.index_strides[1]];
-            if (place >= 0 && u64(place) < x.extent) {
-                ELEMENT* at = x.result + (o * x.extent + u64(place)) * x.inner + i;
-                *at = NAME_combine(x.combine, *at, source[k * x.source_strides[1]]);
-            }
-        }
-    }
-}
-";

@@ -1,4 +1,10 @@
-struct rows_arguments {
+// Rows that replace those at a list of indices.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL replace_rows<u32, 1>(x)
+#endif
+
+struct arguments {
     const i64* index;
     const u32* last;
     const void* source;
@@ -15,7 +21,7 @@ struct rows_arguments {
 constexpr u32 THREADS = 256;
 
 // Replaces rows by those of the last index that names each. T is the part of a row that a thread copies, in elements of WIDTH.
-template <class T, u32 WIDTH> static __device__ __forceinline__ void replace_rows(const rows_arguments& x) {
+template <class T, u32 WIDTH> static __device__ __forceinline__ void replace_rows(const arguments& x) {
     const u64 parts = x.inner / WIDTH, items = x.outer * x.count * parts;
     for (u64 item = u64(blockIdx.x) * THREADS + threadIdx.x; item < items; item += u64(gridDim.x) * THREADS) {
         u64 part, o, k;
@@ -36,4 +42,8 @@ template <class T, u32 WIDTH> static __device__ __forceinline__ void replace_row
             ((T*)x.result)[to / WIDTH] = ((const T*)x.source)[from / WIDTH];
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

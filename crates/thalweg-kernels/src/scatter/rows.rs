@@ -4,10 +4,8 @@
 //! the result's (o, index of k, i), if k is the [last index](super::last) that names the row. A thread copies up to 16 bytes of a
 //! row.
 
-use std::sync::Arc;
-
 use bytemuck::Pod;
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
@@ -16,9 +14,9 @@ use super::combine::typed;
 use super::width_of;
 use crate::arguments::{self, arguments};
 use crate::dtypes::check;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
 use crate::operands::span;
-use crate::shared::unit;
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -92,8 +90,8 @@ const FORMS: [Form; 6] = [
 
 impl Form {
     fn print(&self) -> String {
-        let call = format!("replace_rows<{}, {}>(x)", self.part, self.width);
-        unit(&[include_str!("rows.cu")], self.name, BLOCK as u32, "rows_arguments", &call)
+        let call = format_args!("replace_rows<{}, {}>(x)", self.part, self.width);
+        Source::new(self.name).define("CALL", call).print(include_str!("rows.cu"))
     }
 }
 
@@ -103,17 +101,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 impl NativeKernel for Placed<ScatterRows, Operands> {
-    fn name(&self) -> &str {
-        self.kernel.form(&self.at).name
-    }
-
-    fn source(&self) -> String {
-        self.kernel.form(&self.at).print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.form(&self.at).name, self.kernel.form(&self.at).print(), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
         check("scatter_rows", self.kernel.dtype)
@@ -122,13 +110,7 @@ impl NativeKernel for Placed<ScatterRows, Operands> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [outer, _, count, inner] = self.kernel.sizes;
         let items = outer * count * (inner / self.kernel.width(&self.at));
-        let blocks = items.div_ceil(BLOCK).min((1 << 31) - 1) as u32;
-        (!self.kernel.spans().contains(&0))
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
-    }
-
-    fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        along_x(items.div_ceil(BLOCK), BLOCK).filter(|_| !self.kernel.spans().contains(&0))
     }
 
     fn accesses(&self) -> Accesses {

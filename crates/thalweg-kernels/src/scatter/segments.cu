@@ -1,4 +1,12 @@
-struct segments_arguments {
+// Rows that are combined at sorted indices.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL segments<f32, f32, 4>(x)
+#endif
+#include "../shared/elements.cuh"
+#include "combinations.cuh"
+
+struct arguments {
     const u32* keys;
     const u32* order;
     const void* source;
@@ -29,19 +37,19 @@ template <class T, u32 WIDTH> struct alignas(WIDTH * sizeof(T)) vector {
 };
 
 // Returns the key of the row before a place, or from a place on, of which at most one is a hole if the rows belong together.
-static __device__ __forceinline__ u32 key_before(const segments_arguments& x, const u64 place) {
+static __device__ __forceinline__ u32 key_before(const arguments& x, const u64 place) {
     const u32 key = place > 0 ? x.keys[place - 1] : HOLE;
     return key == HOLE && place > 1 ? x.keys[place - 2] : key;
 }
 
-static __device__ __forceinline__ u32 key_from(const segments_arguments& x, const u64 place) {
+static __device__ __forceinline__ u32 key_from(const arguments& x, const u64 place) {
     const u32 key = place < x.count ? x.keys[place] : HOLE;
     return key == HOLE && place + 1 < x.count ? x.keys[place + 1] : key;
 }
 
 // Combines the rows of each key in some chunks. Rows of a key that are all in one chunk are complete, and are combined with the
 // result. The others become up to two rows of the next launch: the chunk's first ones, and its last ones.
-template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ void segments(const segments_arguments& x) {
+template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ void segments(const arguments& x) {
     typedef typename combined<T>::type SUM;
     const u32 lanes = u32(x.lanes), lane = threadIdx.x % lanes;
     const u64 chunks = (x.count + CHUNK - 1) / CHUNK;
@@ -126,4 +134,8 @@ template <class T, class SOURCE, u32 WIDTH> static __device__ __forceinline__ vo
             x.next_keys[2 * chunk + 1] = slots[1];
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

@@ -6,20 +6,20 @@
 //! room for two, that of its first key and that of its last key. So the next launch has a sixteenth of the rows, and the last one
 //! has one chunk. The order of all sums follows from the keys, and does not depend on timing.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use super::combine::{CUDA, typed};
+use super::combine::typed;
 use super::{Combine, Term, VECTOR, Wide, width_of};
 use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 use crate::operands::span;
-use crate::shared::{ELEMENTS, unit};
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -136,9 +136,8 @@ impl Form {
         let (element, sum) = (self.dtype.short_name(), self.dtype.compute().short_name());
         let source = if self.is_later { sum } else { element };
         let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
-        let call = format!("segments<{element}, {source}, {width}>(x)");
-        let parts = [ELEMENTS, CUDA, include_str!("segments.cu")];
-        unit(&parts, &self.name, BLOCK as u32, "segments_arguments", &call)
+        let call = format_args!("segments<{element}, {source}, {width}>(x)");
+        Source::new(&self.name).define("CALL", call).print(include_str!("segments.cu"))
     }
 }
 
@@ -163,17 +162,7 @@ struct Sizes {
 arguments! { Sizes { sizes, source_strides, source_rows, skipped, combine, from_zeros, is_later, dtype, lanes } }
 
 impl NativeKernel for Placed<Segments, Operands> {
-    fn name(&self) -> &str {
-        &self.kernel.form(&self.at).name
-    }
-
-    fn source(&self) -> String {
-        self.kernel.form(&self.at).print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: &self.kernel.form(&self.at).name, self.kernel.form(&self.at).print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         check("scatter_segments", self.kernel.dtype)?;
@@ -189,8 +178,7 @@ impl NativeKernel for Placed<Segments, Operands> {
         let [outer, _, _, inner] = self.kernel.sizes;
         let (width, lanes) = (self.kernel.width(&self.at), self.kernel.lanes(&self.at));
         let items = outer * self.kernel.chunks() * (inner / width).div_ceil(lanes);
-        let blocks = (items * lanes).div_ceil(BLOCK).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x((items * lanes).div_ceil(BLOCK), BLOCK)
     }
 
     fn words(&self) -> Words {

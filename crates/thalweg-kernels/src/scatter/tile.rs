@@ -9,19 +9,18 @@
 //! claims the place. The cost is that of the elements, times the number of tiles of a column. To replace elements, the last one
 //! claims the place, and there are no turns.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use super::combine::{c_of, typed};
+use super::combine::typed;
 use super::{Combine, Term, Wide};
 use crate::arguments::{self, arguments};
-use crate::dtypes::{check, entry_points, names};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::dtypes::{check, entry_points};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 use crate::operands::span;
+use crate::source::Source;
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -111,31 +110,13 @@ impl ScatterTile {
 }
 
 fn print(dtype: DType) -> String {
-    let [element, sum, load, store] = names(dtype);
-    let code = TEMPLATE
-        .replace("COMBINE", &c_of(dtype, "combined"))
-        .replace("NAME", name(dtype))
-        .replace("ELEMENT", &element)
-        .replace("SUM", &sum)
-        .replace("LOAD", &load)
-        .replace("STORE", &store);
-    with_prelude(&code)
+    Source::new(name(dtype)).elements(dtype).print(include_str!("tile.cu"))
 }
 
 /// Operands: the indices (i64), the source, the target (ignored if it is zeros), and the result. Each has its own memory, except
 /// that the result may overwrite the target.
 impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
-    fn name(&self) -> &str {
-        name(self.kernel.dtype)
-    }
-
-    fn source(&self) -> String {
-        print(self.kernel.dtype)
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         check("scatter_tile", self.kernel.dtype)?;
@@ -148,8 +129,8 @@ impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [outer, extent, _, inner] = self.kernel.sizes;
         let Tile { columns, places } = self.kernel.tile();
-        let blocks = (outer * inner.div_ceil(columns) * extent.div_ceil(places)).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        let blocks = outer * inner.div_ceil(columns) * extent.div_ceil(places);
+        along_x(blocks, BLOCK)
     }
 
     fn shared_memory_bytes(&self) -> u32 {
@@ -205,127 +186,3 @@ fn run_typed<T: Wide>(
     result.iter().zip(sums).for_each(|(to, sum)| to.set(T::narrowed(sum)));
     Ok(())
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const i64* index;
-    const ELEMENT* source;
-    const ELEMENT* target;
-    ELEMENT* result;
-    u64 outer;
-    u64 extent;
-    u64 count;
-    u64 inner;
-    u64 index_strides[3];
-    u64 source_strides[3];
-    u64 combine;
-    u64 from_zeros;
-    u64 dtype;
-    u64 columns;
-    u64 places;
-};
-
-COMBINE
-extern __shared__ __align__(16) unsigned char NAME_memory[];
-
-extern \"C\" __global__ void __launch_bounds__(512, 2) NAME(const __grid_constant__ NAME_arguments x) {
-    const u32 thread = threadIdx.x, warp = thread / 32, none = 0xffffffffu;
-    const u32 columns = u32(x.columns);
-    // What the threads bring, the tile, and which thread claims a place of it.
-    SUM* const brought = (SUM*)NAME_memory;
-    SUM* const tile = brought + 512;
-    u32* const claims = (u32*)(tile + columns * u32(x.places));
-    const u64 strips = (x.inner + columns - 1) / columns, parts = (x.extent + x.places - 1) / x.places;
-    for (u64 item = blockIdx.x; item < x.outer * strips * parts; item += gridDim.x) {
-        const u64 part = item % parts, strip = item / parts % strips, o = item / parts / strips;
-        const u64 column = strip * columns, first = part * x.places;
-        // The last tile of a row, or of a column, may be smaller.
-        const u32 wide = u32(x.inner - column < columns ? x.inner - column : columns);
-        const u32 high = u32(x.extent - first < x.places ? x.extent - first : x.places);
-        const u32 cells = wide * high, elements = u32(x.count) * wide;
-        const i64* const index = x.index + o * x.index_strides[0] + column * x.index_strides[2];
-        const ELEMENT* const source = x.source + o * x.source_strides[0] + column * x.source_strides[2];
-        const u64 begin = (o * x.extent + first) * x.inner + column;
-        const bool is_replace = x.combine == 0;
-        for (u32 cell = thread; cell < cells; cell += 512) {
-            const u32 place = wide == 1 ? cell : cell / wide;
-            tile[cell] = x.from_zeros ? SUM(0) : LOAD(x.target[begin + place * x.inner + (cell - place * wide)]);
-            claims[cell] = is_replace ? 0 : none;
-        }
-        __syncthreads();
-        // Four windows of 512 elements are read at once.
-        for (u32 start = 0; start < elements; start += 2048) {
-            u32 named[4];
-            SUM values[4];
-            #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                const u32 e = start + i * 512 + thread;
-                named[i] = none;
-                values[i] = SUM(0);
-                if (e < elements) {
-                    const u32 k = wide == 1 ? e : e / wide, c = e - k * wide;
-                    const u64 place = u64(index[k * x.index_strides[1] + c * x.index_strides[2]]);
-                    if (place >= first && place < first + high) {
-                        named[i] = u32(place - first) * wide + c;
-                    }
-                    if (!is_replace) {
-                        values[i] = LOAD(source[k * x.source_strides[1] + c * x.source_strides[2]]);
-                    }
-                }
-            }
-            #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                if (is_replace) {
-                    if (named[i] != none) {
-                        atomicMax(&claims[named[i]], start + i * 512 + thread + 1);
-                    }
-                    continue;
-                }
-                if (start + i * 512 >= elements) {
-                    break;
-                }
-                brought[thread] = values[i];
-                const u32 lanes = __match_any_sync(none, named[i]);
-                // The first lane of each place does the work of all; its warp's turn may come later.
-                bool waits = named[i] != none && __ffs(i32(lanes)) - 1 == thread % 32;
-                if (waits) {
-                    atomicMin(&claims[named[i]], warp);
-                }
-                while (true) {
-                    __syncthreads();
-                    if (waits && claims[named[i]] == warp) {
-                        SUM sum = tile[named[i]];
-                        for (u32 rest = lanes; rest != 0; rest &= rest - 1) {
-                            sum = combined(x.combine, sum, brought[warp * 32 + __ffs(i32(rest)) - 1]);
-                        }
-                        tile[named[i]] = sum;
-                        claims[named[i]] = none;
-                        waits = false;
-                    }
-                    if (!__syncthreads_or(waits)) {
-                        break;
-                    }
-                    if (waits) {
-                        atomicMin(&claims[named[i]], warp);
-                    }
-                }
-            }
-        }
-        __syncthreads();
-        if (is_replace) {
-            for (u32 cell = thread; cell < cells; cell += 512) {
-                const u32 last = claims[cell];
-                if (last > 0) {
-                    const u32 k = wide == 1 ? last - 1 : (last - 1) / wide;
-                    tile[cell] = LOAD(source[k * x.source_strides[1] + (last - 1 - k * wide) * x.source_strides[2]]);
-                }
-            }
-        }
-        for (u32 cell = thread; cell < cells; cell += 512) {
-            const u32 place = wide == 1 ? cell : cell / wide;
-            x.result[begin + place * x.inner + (cell - place * wide)] = STORE(tile[cell]);
-        }
-        __syncthreads();
-    }
-}
-";

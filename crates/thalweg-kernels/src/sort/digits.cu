@@ -1,4 +1,12 @@
-struct sort_arguments {
+// Sorts by digits of 8 bits.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL count_digits<elements_of<u32, 0>, 4>(x)
+#endif
+#include "../shared/over_threads.cuh"
+#include "keys.cuh"
+
+struct arguments {
     const void* source;
     void* values;
     void* places;
@@ -81,7 +89,7 @@ template <class KEY, u32 ITEMS> struct block_order {
 };
 
 // Sorts rows that a block holds.
-template <class OF, u32 ITEMS> static __device__ __forceinline__ void sort_rows(const sort_arguments& x) {
+template <class OF, u32 ITEMS> static __device__ __forceinline__ void sort_rows(const arguments& x) {
     typedef typename OF::key KEY;
     __shared__ block_order<KEY, ITEMS> block;
     __shared__ KEY keys[THREADS * ITEMS];
@@ -123,7 +131,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void sort_rows(
 }
 
 // Sorts rows of up to 32 points, each held by a warp: a point's place is the number of points that come before it.
-template <class OF> static __device__ __forceinline__ void sort_tiny_rows(const sort_arguments& x) {
+template <class OF> static __device__ __forceinline__ void sort_tiny_rows(const arguments& x) {
     const u32 lane = threadIdx.x % 32, length = u32(x.length);
     const u64 rows = x.outer * x.inner;
     for (u64 row = (u64(blockIdx.x) * THREADS + threadIdx.x) / 32; row < rows; row += u64(gridDim.x) * (THREADS / 32)) {
@@ -141,7 +149,7 @@ template <class OF> static __device__ __forceinline__ void sort_tiny_rows(const 
 }
 
 // Returns the key of a point of a long row, before it is moved by the launch's digit.
-template <class OF> static __device__ __forceinline__ typename OF::key key_at(const sort_arguments& x, const u64 row, const u64 at) {
+template <class OF> static __device__ __forceinline__ typename OF::key key_at(const arguments& x, const u64 row, const u64 at) {
     if (x.digit == 0) {
         return OF::at(x, first_of(x, row) + at * x.inner);
     }
@@ -149,7 +157,7 @@ template <class OF> static __device__ __forceinline__ typename OF::key key_at(co
 }
 
 // Counts the values of a digit in every tile.
-template <class OF, u32 ITEMS> static __device__ __forceinline__ void count_digits(const sort_arguments& x) {
+template <class OF, u32 ITEMS> static __device__ __forceinline__ void count_digits(const arguments& x) {
     __shared__ u32 counts[4][256];
     const u32 shift = u32(x.digit) * 8;
     for (u64 tile = blockIdx.x; tile < x.outer * x.inner * x.tiles; tile += gridDim.x) {
@@ -176,7 +184,7 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void count_digi
 }
 
 // Sums the counts of each digit over the tiles: a warp those of few tiles, a block those of many.
-static __device__ __forceinline__ void add_counts(const sort_arguments& x) {
+static __device__ __forceinline__ void add_counts(const arguments& x) {
     __shared__ u32 sums[THREADS / 32];
     constexpr u32 OWN = 8;
     const u32 lane = threadIdx.x & 31u;
@@ -227,7 +235,7 @@ static __device__ __forceinline__ void add_counts(const sort_arguments& x) {
 }
 
 // Moves points to the positions that follow from the counts of a digit.
-template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_points(const sort_arguments& x) {
+template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_points(const arguments& x) {
     typedef typename OF::key KEY;
     __shared__ block_order<KEY, ITEMS> block;
     __shared__ KEY keys[THREADS * ITEMS];
@@ -283,4 +291,8 @@ template <class OF, u32 ITEMS> static __device__ __forceinline__ void place_poin
         }
         __syncthreads();
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

@@ -1,16 +1,14 @@
 //! [`SortIndices`]: the stable order of indices below a limit, by only as many digits as the limit has. Rows that are combined by
 //! index become neighbours in this order.
 
-use std::sync::Arc;
-
-use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::source::of_digits;
 use super::{BLOCK, DIGITS, Operands, SHORT, Work, add_counts, blocks_that_add};
 use crate::arguments::{self, Argument};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 use crate::operands::span;
 
 /// The sizes of a sort of indices.
@@ -122,17 +120,7 @@ impl Argument for IndexStep {
 /// Operands: the indices (int64); the sorted indices, and the places that they had (both 32 bits); and
 /// [scratch words](SortIndices::scratch_words).
 impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
-    fn name(&self) -> &str {
-        self.kernel.name()
-    }
-
-    fn source(&self) -> String {
-        self.kernel.print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let SortIndices { count, limit, .. } = self.kernel.sort;
@@ -148,8 +136,7 @@ impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
             Work::Count(_) | Work::Place(_) => self.kernel.sort.tiles(),
             Work::Add => blocks_that_add(1, self.kernel.sort.tiles()),
         };
-        (self.kernel.sort.count > 0)
-            .then_some(LaunchShape { grid: [blocks as u32, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(blocks, BLOCK).filter(|_| self.kernel.sort.count > 0)
     }
 
     fn words(&self) -> Words {

@@ -1,4 +1,12 @@
-struct long_arguments {
+// The first elements of long rows in order.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL count_long<elements_of<u32, 0>>(x)
+#endif
+#include "../shared/over_threads.cuh"
+#include "keys.cuh"
+
+struct arguments {
     const void* source;
     void* values;
     void* places;
@@ -27,7 +35,7 @@ struct row_state {
 };
 
 // Calls a function with each key of a part of a row, eight of them read at once.
-template <class OF, class F> static __device__ __forceinline__ void each_key(const long_arguments& x, const u64 row, const u64 part, F call) {
+template <class OF, class F> static __device__ __forceinline__ void each_key(const arguments& x, const u64 row, const u64 part, F call) {
     const u64 begin = part * x.part, end = x.length - begin < x.part ? x.length : begin + x.part;
     for (u64 first = begin + threadIdx.x; first < end; first += THREADS * 8) {
         typename OF::key keys[8] = {};
@@ -48,7 +56,7 @@ template <class OF, class F> static __device__ __forceinline__ void each_key(con
 }
 
 // Counts a digit of the points that have the known bits.
-template <class OF> static __device__ __forceinline__ void count_long(const long_arguments& x) {
+template <class OF> static __device__ __forceinline__ void count_long(const arguments& x) {
     __shared__ u32 counts[VALUES + 1];
     const bool is_first = x.above == OF::width;
     const u32 digits = (1u << (x.above - x.shift)) - 1u;
@@ -80,7 +88,7 @@ template <class OF> static __device__ __forceinline__ void count_long(const long
 }
 
 // Finds the digit of the wanted point of each row, and clears the counts.
-template <class OF> static __device__ __forceinline__ void find_long(const long_arguments& x) {
+template <class OF> static __device__ __forceinline__ void find_long(const arguments& x) {
     __shared__ u32 sums[THREADS / 32];
     constexpr u32 OWN = VALUES / THREADS;
     const bool is_first = x.above == OF::width;
@@ -115,7 +123,7 @@ template <class OF> static __device__ __forceinline__ void find_long(const long_
 }
 
 // Counts the points of each part that equal the wanted one.
-template <class OF> static __device__ __forceinline__ void count_equal(const long_arguments& x) {
+template <class OF> static __device__ __forceinline__ void count_equal(const arguments& x) {
     __shared__ u32 sums[THREADS / 32];
     for (u64 item = blockIdx.x; item < x.outer * x.parts; item += gridDim.x) {
         const u64 row = item / x.parts;
@@ -130,7 +138,7 @@ template <class OF> static __device__ __forceinline__ void count_equal(const lon
 }
 
 // Finds the wanted one of the equal points, in the order of the row, and writes it.
-template <class OF> static __device__ __forceinline__ void place_equal(const long_arguments& x) {
+template <class OF> static __device__ __forceinline__ void place_equal(const arguments& x) {
     __shared__ u32 sums[THREADS / 32];
     __shared__ u64 found[2];
     for (u64 row = blockIdx.x; row < x.outer; row += gridDim.x) {
@@ -159,4 +167,8 @@ template <class OF> static __device__ __forceinline__ void place_equal(const lon
         }
         __syncthreads();
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

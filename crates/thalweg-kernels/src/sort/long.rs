@@ -1,9 +1,9 @@
 //! [`LongStep`]: [`SelectOne`] for a few long rows, which many blocks read: for each digit one launch counts its values and one
 //! finds that of the wanted point; then one launch counts the points of each part of a row that equal it, and one finds its place.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
@@ -13,7 +13,7 @@ use super::select::Sizes;
 use super::source::{elements_of, of_long_selection};
 use super::{DTYPES, Sort, check};
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 /// One launch of a selection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -115,7 +115,7 @@ impl LongStep {
 
     fn print(&self) -> String {
         let call = format!("{}<{}>(x)", FORMS[self.form()], elements_of(self.select.sort.dtype));
-        of_long_selection(self.name(), BLOCK as u32, &call)
+        of_long_selection(self.name(), &call)
     }
 }
 
@@ -150,17 +150,7 @@ arguments! { LongSizes { sizes, above, shift, part, parts, work } }
 type Operands = [DevicePointer; 5];
 
 impl NativeKernel for Placed<LongStep, Operands> {
-    fn name(&self) -> &str {
-        self.kernel.name()
-    }
-
-    fn source(&self) -> String {
-        self.kernel.print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let SelectOne { sort, place, .. } = self.kernel.select;
@@ -180,8 +170,7 @@ impl NativeKernel for Placed<LongStep, Operands> {
             LongWork::Count(_) | LongWork::CountEqual => select.parts(),
             LongWork::Find(_) | LongWork::Place => 1,
         };
-        let blocks = (select.sort.rows() * parts).min((1 << 31) - 1) as u32;
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+        along_x(select.sort.rows() * parts, BLOCK)
     }
 
     fn words(&self) -> Words {

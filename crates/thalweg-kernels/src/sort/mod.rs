@@ -14,16 +14,16 @@ mod select;
 mod source;
 
 use std::marker::PhantomData;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use bytemuck::Pod;
-use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 pub use indices::{IndexStep, SortIndices};
 use keys::Keys;
@@ -310,17 +310,7 @@ impl Step {
 
 /// Operands: the source; the sorted values; their places in the source's row (int64); and [scratch words](Sort::scratch_words).
 impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
-    fn name(&self) -> &str {
-        self.kernel.name()
-    }
-
-    fn source(&self) -> String {
-        self.kernel.print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         check("sort", self.kernel.sort.dtype)?;
@@ -340,8 +330,7 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
             Work::Count(_) | Work::Place(_) => sort.rows() * sort.tiles(),
             Work::Add => blocks_that_add(sort.rows(), sort.tiles()),
         };
-        (sort.elements() > 0)
-            .then(|| LaunchShape { grid: [blocks.min((1 << 31) - 1) as u32, 1, 1], block: [BLOCK, 1, 1] })
+        along_x(blocks, BLOCK).filter(|_| sort.elements() > 0)
     }
 
     fn words(&self) -> Words {

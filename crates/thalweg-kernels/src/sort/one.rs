@@ -3,10 +3,10 @@
 //! A block reads its row and counts the digits of eleven bits of the keys, the highest first, until only one point, or only equal
 //! ones, can be the wanted one. Of equal points it then finds the wanted one in the order of the row.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use bytemuck::Pod;
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
@@ -15,7 +15,7 @@ use super::select::Sizes;
 use super::source::{elements_of, of_selection};
 use super::{DTYPES, SHORT, Sort, check};
 use crate::arguments;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 /// The sizes of a selection: elements are (outer, length, inner), results are (outer, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -89,17 +89,7 @@ pub(super) fn sources() -> impl Iterator<Item = (String, String)> {
 
 /// Operands: the source; the selected values; and their places in the source's row (int64).
 impl NativeKernel for Placed<SelectOne, [DevicePointer; 3]> {
-    fn name(&self) -> &str {
-        self.kernel.name()
-    }
-
-    fn source(&self) -> String {
-        self.kernel.print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let SelectOne { sort, place, .. } = self.kernel;
@@ -114,9 +104,7 @@ impl NativeKernel for Placed<SelectOne, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.sort.rows().min((1 << 31) - 1) as u32;
-        let block = BLOCKS[self.kernel.form()];
-        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [block, 1, 1] })
+        along_x(self.kernel.sort.rows(), BLOCKS[self.kernel.form()])
     }
 
     fn words(&self) -> Words {

@@ -1,4 +1,13 @@
-struct select_arguments {
+// The first elements of each row in order, or one element.
+#ifndef NAME
+#include "../defaults.cuh"
+#define BLOCK 256
+#define CALL select_first<elements_of<u32, 0>, BLOCK>(x)
+#endif
+#include "../shared/over_threads.cuh"
+#include "keys.cuh"
+
+struct arguments {
     const void* source;
     void* values;
     void* places;
@@ -26,7 +35,7 @@ struct select_block {
 
 // Calls a function with the key and the place of each point of the row, for a thread its own, eight of them read at once.
 template <class OF, u32 THREADS, class F>
-static __device__ __forceinline__ void each_point(const select_arguments& x, const u64 begin, F call) {
+static __device__ __forceinline__ void each_point(const arguments& x, const u64 begin, F call) {
     const u32 length = u32(x.length);
     for (u64 first = threadIdx.x; first < length; first += THREADS * 8) {
         typename OF::key keys[8] = {};
@@ -71,7 +80,7 @@ template <u32 THREADS> static __device__ __forceinline__ void find_digit(select_
 
 // Counts a digit of the points that have a prefix above it.
 template <class OF, u32 THREADS, class POINT, class F>
-static __device__ __forceinline__ void count_digit(const select_arguments& x, select_block& block, const u64 begin,
+static __device__ __forceinline__ void count_digit(const arguments& x, select_block& block, const u64 begin,
     const POINT prefix, const u32 above, const u32 shift, const u32 bits, F point_of) {
     for (u32 value = threadIdx.x; value < VALUES; value += THREADS) {
         block.counts[value] = 0;
@@ -117,7 +126,7 @@ template <u32 THREADS> static __device__ __forceinline__ void sort_gathered(u64*
 }
 
 // Writes the first points of each row, in order. A point's key followed by its place is a number that no other point has.
-template <class OF, u32 THREADS> static __device__ __forceinline__ void select_first(const select_arguments& x) {
+template <class OF, u32 THREADS> static __device__ __forceinline__ void select_first(const arguments& x) {
     constexpr u32 BITS = 32 + OF::width, GATHERED = 2 * THREADS;
     __shared__ select_block block;
     __shared__ u64 gathered[GATHERED];
@@ -160,7 +169,7 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_f
 
 // Writes one point of each row: that which a stable sort puts after `count` less one others. With the second flag it is the last
 // NaN if there is one.
-template <class OF, u32 THREADS> static __device__ __forceinline__ void select_one(const select_arguments& x) {
+template <class OF, u32 THREADS> static __device__ __forceinline__ void select_one(const arguments& x) {
     typedef typename OF::key KEY;
     __shared__ select_block block;
     const auto point_of = [](const KEY key, const u32) { return key; };
@@ -210,4 +219,8 @@ template <class OF, u32 THREADS> static __device__ __forceinline__ void select_o
         }
         __syncthreads();
     }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) NAME(const __grid_constant__ arguments x) {
+    CALL;
 }

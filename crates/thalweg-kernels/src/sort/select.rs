@@ -4,10 +4,10 @@
 //! its row and counts the digits of eleven bits, the highest first, until few points remain up to the last requested one. It
 //! gathers these and sorts them. Most rows are read twice.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use bytemuck::Pod;
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
@@ -16,7 +16,7 @@ use super::keys::Keys;
 use super::source::{elements_of, of_selection};
 use super::{SHORT, Sort};
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
 
 /// The sizes of a selection: elements are (outer, length, inner), results are (outer, count, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -129,17 +129,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 
 /// Operands: the source; the values that come first, in order; and their places in the source's row (int64).
 impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
-    fn name(&self) -> &str {
-        self.kernel.name()
-    }
-
-    fn source(&self) -> String {
-        self.kernel.print()
-    }
-
-    fn host(&self) -> Arc<dyn HostKernel> {
-        Arc::new(run_on_host)
-    }
+    native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let Select { sort, count } = self.kernel;
@@ -154,9 +144,8 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = self.kernel.sort.rows().min((1 << 31) - 1) as u32;
-        (self.kernel.results() > 0)
-            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCKS[self.kernel.form()], 1, 1] })
+        let results = self.kernel.results();
+        along_x(self.kernel.sort.rows(), BLOCKS[self.kernel.form()]).filter(|_| results > 0)
     }
 
     fn words(&self) -> Words {

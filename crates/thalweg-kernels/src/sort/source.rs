@@ -3,10 +3,7 @@
 use thalweg_ir::DType;
 
 use super::keys::Keys;
-use crate::shared::{OVER_THREADS, unit};
-
-/// Functions that map elements to keys.
-const KEYS: &str = include_str!("keys.cu");
+use crate::source::Source;
 
 /// Returns the name of the CUDA structure that maps elements of a dtype to keys.
 pub(super) fn elements_of(dtype: DType) -> String {
@@ -20,15 +17,15 @@ pub(super) fn elements_of(dtype: DType) -> String {
 
 /// Returns a translation unit of a launch that sorts by digits.
 pub(super) fn of_digits(name: &str, call: &str) -> String {
-    unit(&[OVER_THREADS, KEYS, include_str!("digits.cu")], name, super::BLOCK, "sort_arguments", call)
+    Source::new(name).define("CALL", call).print(include_str!("digits.cu"))
 }
 
 /// Returns a translation unit of a selection.
 pub(super) fn of_selection(name: &str, threads: u32, call: &str) -> String {
-    unit(&[OVER_THREADS, KEYS, include_str!("select.cu")], name, threads, "select_arguments", call)
+    Source::new(name).define("BLOCK", threads).define("CALL", call).print(include_str!("select.cu"))
 }
 
 /// Returns a translation unit of a selection from long rows.
-pub(super) fn of_long_selection(name: &str, threads: u32, call: &str) -> String {
-    unit(&[OVER_THREADS, KEYS, include_str!("long.cu")], name, threads, "long_arguments", call)
+pub(super) fn of_long_selection(name: &str, call: &str) -> String {
+    Source::new(name).define("CALL", call).print(include_str!("long.cu"))
 }

@@ -1,6 +1,8 @@
 //! Launch shapes, and the compilation of every source.
 
-use thalweg_conformance::compiler_accepts;
+use std::path::{Path, PathBuf};
+
+use thalweg_conformance::{compiler_accepts, compiler_reads};
 use thalweg_ir::{DType, cuda};
 use thalweg_kernels::matmul::{self, Matmul};
 use thalweg_kernels::sources;
@@ -27,4 +29,24 @@ fn the_compiler_accepts_every_kernel_without_a_warning() {
     };
     let units: Vec<(String, String)> = sources().into_iter().filter(|(name, _)| !is_twice(name)).collect();
     compiler_accepts(&units, cuda::OPTIONS);
+}
+
+/// Returns the files of CUDA C++ in a folder and those that it contains.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<PathBuf>, Vec<PathBuf>) = entries.partition(|path| path.is_dir());
+    let own = files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "cu"));
+    own.chain(folders.iter().flat_map(|folder| self::files(folder))).collect()
+}
+
+#[test]
+fn the_compiler_reads_each_file_alone() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let unit = |path: PathBuf| {
+        let name = path.strip_prefix(&source).unwrap().display().to_string();
+        (name, format!("#include \"{}\"\n", path.display()))
+    };
+    let units: Vec<(String, String)> = files(&source).into_iter().map(unit).collect();
+    assert!(units.len() > 40, "there are files of CUDA C++");
+    compiler_reads(&units, cuda::OPTIONS);
 }

@@ -35,7 +35,7 @@ fn at<const N: usize>() -> [DevicePointer; N] {
 
 /// The fields of a structure of words, with the number of words of each.
 fn fields(source: &str) -> Vec<(String, usize)> {
-    let inside = source.split_once("_arguments {").expect("the source has a structure").1;
+    let inside = source.split_once("struct arguments {").expect("the source has a structure").1;
     let inside = inside.split_once("};").expect("it ends").0;
     let field = |line: &str| {
         let name = line.rsplit([' ', '*']).next().unwrap().to_owned();

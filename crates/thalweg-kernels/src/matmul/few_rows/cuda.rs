@@ -7,9 +7,8 @@
 //! A kernel begins before the preceding kernel is complete: it brings its weights into the L2, and then waits.
 
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{FloatNames, with_prelude};
 
-use crate::shared::{COMBINE, MULTIPLY_EIGHT, OVER_BLOCK, PIECES};
+use crate::source::Source;
 
 /// A variant for which there is a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,52 +83,10 @@ impl Variant {
     #[must_use]
     pub fn print(&self) -> String {
         let &Self { dtype, rows, lines, norm, name } = self;
-        let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
-        let template = if needs_tensor_cores(dtype) { TENSOR_CORES } else { LANES };
-        let size = dtype.size_bytes() as u64;
-        let code = template
-            .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
-            .replace("COMBINE", COMBINE)
-            .replace("PIECES", &PIECES.replace("WEIGHT", element))
-            .replace("NORMALIZE", include_str!("normalize.cu"))
-            .replace("FINISH", include_str!("finish.cu"))
-            .replace("ARGUMENTS", include_str!("arguments.cu"))
-            .replace("OVER_BLOCK", OVER_BLOCK)
-            .replace("FIND_LINES", FIND_LINES)
-            .replace("READ_WEIGHTS", READ_WEIGHTS)
-            .replace("HAS_NORM", if norm { "1" } else { "0" })
-            .replace("NAME", name)
-            .replace("ELEMENT", element)
-            .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })
-            .replace("WIDTH", &(16 / size).to_string())
-            .replace("ROWS", &rows.to_string())
-            .replace("LINES", &lines.to_string())
-            .replace("AHEAD", if lines == 1 { "4" } else { "2" })
-            .replace("LOAD", &load)
-            .replace("STORE", &store);
-        with_prelude(&code)
+        let source = Source::new(name).elements(dtype).define("ROWS", rows).flag("HAS_NORM", norm);
+        match needs_tensor_cores(dtype) {
+            true => source.print(include_str!("tensor_cores.cu")),
+            false => source.define("LINES", lines).print(include_str!("lanes.cu")),
+        }
     }
 }
-
-/// CUDA code that finds the warp's rows of W, beginning at `first`; rows beyond the last are replaced with the last.
-const FIND_LINES: &str = "\
-#pragma unroll
-    for (u32 i = 0; i < LINES; ++i) {
-        const u32 nearest = first + i < columns ? first + i : columns - 1;
-        lines[i] = x.b + u64(nearest) * x.b_leading_dimension;
-    }";
-
-/// CUDA code that loads the next chunks of the warp's rows of W.
-const READ_WEIGHTS: &str = "\
-#pragma unroll
-    for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
-        #pragma unroll
-        for (u32 i = 0; i < LINES; ++i) {
-            if (start + ahead * step < terms) {
-                weights[ahead][i] = *(const quad*)(lines[i] + start + ahead * step);
-            }
-        }
-    }";
-
-const LANES: &str = include_str!("lanes.cu");
-const TENSOR_CORES: &str = include_str!("tensor_cores.cu");

@@ -1,12 +1,38 @@
 // A warp reads 512 bytes of each of its LINES rows of W at once, and AHEAD such chunks before it uses the first; rows that are long, or few, are shared by the
 // warps of a block, which take chunks in turn. A lane's products are summed in registers, then over the warp, then over the warps in shared memory.
-ARGUMENTS
-FINISH
-#if HAS_NORM
-NORMALIZE
+#ifndef NAME
+#include "../../defaults.cuh"
+#define ROWS 4
+#define LINES 4
+#define HAS_NORM 1
 #endif
+#include "finish.cuh"
+#include "normalize.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+#define AHEAD (LINES == 1 ? 4 : 2)
+
+// Finds the warp's rows of W, beginning at `first`; rows beyond the last are replaced with the last.
+#define FIND_LINES \
+    _Pragma("unroll") \
+    for (u32 i = 0; i < LINES; ++i) { \
+        const u32 nearest = first + i < columns ? first + i : columns - 1; \
+        lines[i] = x.b + u64(nearest) * x.b_leading_dimension; \
+    }
+
+// Loads the next chunks of the warp's rows of W.
+#define READ_WEIGHTS \
+    _Pragma("unroll") \
+    for (u32 ahead = 0; ahead < AHEAD; ++ahead) { \
+        _Pragma("unroll") \
+        for (u32 i = 0; i < LINES; ++i) { \
+            if (start + ahead * step < terms) { \
+                weights[ahead][i] = *(const quad*)(lines[i] + start + ahead * step); \
+            } \
+        } \
+    }
+
+
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     __shared__ f32 parts[8][ROWS * LINES < 8 ? 8 : ROWS * LINES];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 split = 1u << u32(x.flags & 7), part = warp % split;

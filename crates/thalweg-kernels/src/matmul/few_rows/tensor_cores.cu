@@ -1,18 +1,22 @@
 // A warp has eight rows of W at a time, the right factor of products by the tensor cores, whose left one has the rows of A. The warps of a block share eight rows of W
 // where these are long or few, and take their terms in turn.
-ARGUMENTS
+#ifndef NAME
+#define HALF
+#include "../../defaults.cuh"
+#define ROWS 8
+#define HAS_NORM 1
+#endif
+#include "../../shared/combine.cuh"
+#include "../../shared/multiply_eight.cuh"
+#include "../../shared/pieces.cuh"
+#include "finish.cuh"
+#include "normalize.cuh"
+
 // Steps whose terms of A are loaded together: of DEPTH, and half of them.
 #define GROUP 4
 
 #if __CUDA_ARCH__ >= 800
-PIECES
-FINISH
-#if HAS_NORM
-NORMALIZE
-#endif
-MULTIPLY_EIGHT
-COMBINE
-extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ arguments x) {
     extern __shared__ uint4 slots[];
     __shared__ f32 parts[2][8][ROWS / 4][32];
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -24,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     // As many steps for each warp, GROUP of them together.
     const u32 steps = ((terms + step - 1) / step + GROUP - 1) / GROUP * GROUP;
     u32 group = blockIdx.x * each + warp / split;
-    pieces weights{x.b, x.b_leading_dimension, columns, terms, group, apart, begin, step, steps, 0, nullptr, slots + thread};
+    pieces<Element> weights{x.b, x.b_leading_dimension, columns, terms, group, apart, begin, step, steps, 0, nullptr, slots + thread};
     weights.find_row();
     // While the kernel in front is at work, weights come into the L2: 128 bytes per lane.
     launch_dependents();
@@ -34,14 +38,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     wait_for_previous();
     weights.start();
 #if HAS_NORM
-    ELEMENT* const normal = (ELEMENT*)(slots + DEPTH * 256);
+    Element* const normal = (Element*)(slots + DEPTH * 256);
     normalize(x, normal, terms + 8, parts[0][0][0]);
-    const ELEMENT* const upper_row = normal + line * (terms + 8);
+    const Element* const upper_row = normal + line * (terms + 8);
 #else
-    const ELEMENT* const upper_row = x.a + line * x.a_leading_dimension;
+    const Element* const upper_row = x.a + line * x.a_leading_dimension;
 #endif
     const bool has_upper = line < rows, has_lower = ROWS > 8 && line + 8 < rows;
-    const ELEMENT* const lower_row = x.a + (line + 8) * x.a_leading_dimension;
+    const Element* const lower_row = x.a + (line + 8) * x.a_leading_dimension;
     u32 slot = 0;
     for (u32 turn = 0; group - warp / split < groups; ++turn) {
         f32 sums[2][4] = {};
@@ -73,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
 }
 #else
 // The host launches nothing here.
-extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }
 #endif

@@ -1,14 +1,23 @@
 // Pieces of eight rows of an integer weight become floats of A's dtype, the right factor of products by the tensor cores, whose left one has the rows of A. The warps of a
 // block share eight rows where these are long or few, and take their pieces in turn.
-ARGUMENTS
+#ifndef NAME
+#define HALF
+#include "../../defaults.cuh"
+#define ROWS 8
+#define TOGETHER 4
+#define IS_INT8 0
+#define IS_BF16 0
+#endif
+#include "../../shared/combine.cuh"
+#include "../../shared/multiply_eight.cuh"
+#include "../../shared/pieces.cuh"
+#include "operands.cuh"
+
 #if __CUDA_ARCH__ >= 800
-PIECES
-MULTIPLY_EIGHT
-COMBINE
 // Two numbers of 16 bits: the first times the second plus the third.
 static __device__ __forceinline__ u32 fma_pair(const u32 a, const u32 b, const u32 c) {
     u32 d;
-    asm("fma.rn.MMAx2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    asm("fma.rn." ELEMENT_NAME "x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 
@@ -68,7 +77,7 @@ static __device__ __forceinline__ uint4 paired(const uint4 row) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ arguments x) {
     extern __shared__ uint4 slots[];
     __shared__ f32 parts[2][8][ROWS / 4][32];
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -79,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     const u32 line = lane / 4, begin = part * 64 + lane % 4 * 16, step = split * 64;
     const u32 steps = ((bytes + step - 1) / step + TOGETHER - 1) / TOGETHER * TOGETHER;
     u32 group = blockIdx.x * each + warp / split;
-    pieces weights{x.weight, bytes, columns, bytes, group, apart, begin, step, steps, 0, nullptr, slots + thread};
+    pieces<u8> weights{x.weight, bytes, columns, bytes, group, apart, begin, step, steps, 0, nullptr, slots + thread};
     weights.find_row();
     launch_dependents();
     for (u32 at = (part * 4 + lane % 4) * 128; at < bytes; at += split * 512) {
@@ -89,8 +98,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     weights.start();
     const bool has_upper = line < rows, has_lower = ROWS > 8 && line + 8 < rows;
     const u32 each_step = step * (8 * EACH / 16), first = begin * (8 * EACH / 16);
-    const ELEMENT* const upper_row = x.input + u64(has_upper ? line : rows - 1) * terms + first;
-    const ELEMENT* const lower_row = x.input + u64(has_lower ? line + 8 : rows - 1) * terms + first;
+    const Element* const upper_row = x.input + u64(has_upper ? line : rows - 1) * terms + first;
+    const Element* const lower_row = x.input + u64(has_lower ? line + 8 : rows - 1) * terms + first;
 #if IS_INT8
     const u32 full = 0;
 #else
@@ -102,13 +111,19 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
     for (u32 turn = 0; group - warp / split < groups; ++turn) {
         f32 sums[2][4] = {};
 #if !IS_INT8
-        const ELEMENT* const of_line = x.scales + (group * 8 + line < columns ? group * 8 + line : columns - 1) * 2;
+        const Element* const of_line = x.scales + (group * 8 + line < columns ? group * 8 + line : columns - 1) * 2;
+#endif
+#if !IS_INT8
         for (u32 start = 0; start < full; start += TOGETHER) {
-FULL_STEPS
+#define IS_FULL true
+#include "steps.cuh"
+#undef IS_FULL
         }
 #endif
         for (u32 start = full; start < steps; start += TOGETHER) {
-OTHER_STEPS
+#define IS_FULL false
+#include "steps.cuh"
+#undef IS_FULL
         }
         // The other half of the memory may still be read.
         combine(sums, split, parts[turn % 2]);
@@ -116,7 +131,7 @@ OTHER_STEPS
         for (u32 i = 0; i < ROWS / 4; ++i) {
             const u32 row = line + i / 2 * 8, column = group * 8 + lane % 4 * 2 + i % 2;
             if (part == 0 && row < rows && column < columns) {
-                x.result[u64(row) * x.n + column] = STORE(SCALED);
+                x.result[u64(row) * x.n + column] = STORE(IS_INT8 ? sums[0][i] * LOAD(x.scales[column]) : sums[0][i]);
             }
         }
         group = group + apart;
@@ -124,7 +139,7 @@ OTHER_STEPS
 }
 #else
 // The host launches nothing here.
-extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+extern "C" __global__ void NAME(const __grid_constant__ arguments x) {
     launch_dependents();
 }
 #endif

@@ -1,0 +1,472 @@
+#pragma once
+// Tiles of 16-bit floats in shared memory, and products of them by a warpgroup.
+//
+// A tile has rows of HEAD elements, in panels of 64 columns: a panel's row takes 128 bytes, in which the eight chunks of 16 bytes
+// are exchanged by the row's place among eight. So a warp reads eight rows of a chunk without conflicts, and the tensor cores of
+// sm_90a read the same layout ("128-byte swizzle").
+#ifndef NAME
+#define HALF
+#include "../defaults.cuh"
+#define HEAD 64
+#define GROUPS 2
+#define TILE 64
+#define STAGES 2
+#define QUERY_BUFFERS 1
+#define THREADS 256
+#define OWNS_KEYS 1
+#ifndef WARP_GROUPS
+#define WARP_GROUPS 0
+#endif
+#define IS_BF16 0
+#define MASKED 1
+#define DROPPED 1
+#define SPLIT 1
+#define TURNS 0
+#define COPIER_REGISTERS "40"
+#define SUMMER_REGISTERS "232"
+#endif
+#include "draws.cuh"
+#include "../shared/barriers.cuh"
+#if WARP_GROUPS
+#include "../shared/warp_groups.cuh"
+#endif
+
+constexpr u32 CHUNKS = HEAD / 8;
+// The features of a product that one thread sums: with SPLIT, groups of warps share those of the same rows.
+constexpr u32 COLUMNS = HEAD / SPLIT;
+
+DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
+
+// Two floats as a pair of elements, the first in the low half.
+DEVICE u32 pair(const f32 low, const f32 high) {
+    u32 bits;
+    asm("cvt.rn." ELEMENT_NAME "x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+#if IS_BF16
+DEVICE f32 low_of(const u32 x) { return __uint_as_float(x << 16); }
+DEVICE f32 high_of(const u32 x) { return __uint_as_float(x & 0xffff0000u); }
+#else
+DEVICE f32 half_of(const u16 x) { f32 y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+DEVICE f32 low_of(const u32 x) { return half_of(u16(x)); }
+DEVICE f32 high_of(const u32 x) { return half_of(u16(x >> 16)); }
+#endif
+
+DEVICE f32 exp2_of(const f32 x) {
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE void copy_chunk(const u32 to, const void* from, const bool is) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(is ? 16u : 0u) : "memory");
+}
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <u32 PENDING> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
+struct operand {
+    u16* at;
+    i64 batch, head, row;
+};
+
+#define INFINITE __int_as_float(0x7f800000)
+
+struct arguments {
+    operand q, k, v, o, grad_o, grad_q, grad_k, grad_v;
+    f32* lse;
+    // Of each query: the logarithm to base 2 of its sum, and the sum over o · grad_o. Rows of `padded`; the second kind behind the first.
+    f32* sums;
+    // Heads of queries, and how many share one of keys; blocks of a head, and heads of a band.
+    i64 heads, shared, queries, keys, padded, blocks, band, all_heads;
+    u32 columns, flags;
+    // The factor of scores in base 2, and the factor itself.
+    f32 scale, factor;
+    u64 dtype, pass;
+    // What is added to the scores: strides along batches, heads and queries, and along keys; 0 where it repeats.
+    operand mask;
+    i64 mask_key;
+    // The gradient of what is added, laid out like it.
+    operand grad_mask;
+    i64 grad_mask_key;
+    // Seed and offset of the draws, how many of 2¹⁶ values keep a weight, and the factor of those that are kept.
+    const u64* state;
+    u32 kept;
+    f32 rescale;
+};
+
+struct place {
+    i64 batch, head, first;
+};
+
+DEVICE bool is_causal(const arguments& x) { return x.flags & 1; }
+
+#if DROPPED
+
+// Sets what is dropped of a tile of scores to 0, of 16 queries from `query` on, and COUNT · 2 keys: piece by piece.
+template <u32 COUNT> DEVICE void drop(f32 (&s)[COUNT], const draws& d, const i64 query, const i64 first) {
+    const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
+    #pragma unroll
+    for (u32 i = 0; i < COUNT / 8; ++i) {
+        u32 words[4];
+        words_of(words, d, piece + i);
+        #pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            s[i * 8 + j * 2] = low_is_kept(d, words[j]) ? s[i * 8 + j * 2] : 0;
+            s[i * 8 + j * 2 + 1] = high_is_kept(d, words[j]) ? s[i * 8 + j * 2 + 1] : 0;
+        }
+    }
+}
+
+// The same in two steps: what a tile draws, while products are under way, and what it drops.
+template <u32 COUNT> struct row_draws {
+    u32 words[COUNT / 8][4];
+
+    DEVICE void draw(row_draws& x, const draws& d, const i64 query, const i64 first) {
+        const u64 piece = d.first + u64(query / 16) * d.across + u64(first / 16);
+        #pragma unroll
+        for (u32 i = 0; i < COUNT / 8; ++i) { words_of(x.words[i], d, piece + i); }
+    }
+
+    DEVICE void drop(f32 (&s)[COUNT], const row_draws& x, const draws& d) {
+        #pragma unroll
+        for (u32 i = 0; i < COUNT; i += 2) {
+            const u32 word = x.words[i / 8][i / 2 % 4];
+            s[i] = low_is_kept(d, word) ? s[i] : 0;
+            s[i + 1] = high_is_kept(d, word) ? s[i + 1] : 0;
+        }
+    }
+};
+
+// The bits of a tile of the transposed matrix: of 16 keys from `key` on, and COUNT · 2 queries. Lanes exchange what they drew.
+template <u32 COUNT> struct kept_columns {
+    u32 bits[(COUNT + 31) / 32][2];
+
+    DEVICE void draw(kept_columns& x, const draws& d, const i64 key, const i64 first) {
+        const u64 piece = d.first + u64(first / 16) * d.across + u64(key / 16);
+        const u32 lane = threadIdx.x % 32;
+        #pragma unroll
+        for (u32 word = 0; word < (COUNT + 31) / 32; ++word) {
+            u32 own = 0;
+            #pragma unroll
+            for (u32 i = 0; i < 4 && word * 4 + i < COUNT / 8; ++i) { own |= kept_of(d, piece + (word * 4 + i) * d.across) << i * 8; }
+            #pragma unroll
+            for (u32 i = 0; i < 2; ++i) { x.bits[word][i] = __shfl_sync(0xffffffffu, own, (lane % 4 * 2 + i) * 4 + lane / 8) >> lane / 4 % 2; }
+        }
+    }
+
+    DEVICE bool is(const kept_columns& x, const u32 i) { return x.bits[i / 32][i % 2] >> (i / 8 % 4 * 8 + i / 2 % 2 * 4 + i / 4 % 2 * 2) & 1; }
+};
+
+#define RESCALE x.rescale
+#else
+#define RESCALE 1
+#endif
+
+#if MASKED
+// What is added to the scores of a head before their factor: `inverse` is one by that. Elements are numbers of 16 bits, or truth values of one byte that are
+// true where a key is seen.
+struct mask {
+    const u8* at;
+    i64 query, key, queries, keys;
+    f32 inverse;
+    // Whether two neighbouring keys are one load.
+    bool pairs, truths;
+};
+
+DEVICE mask mask_of(const arguments& x, const i64 batch, const i64 head) {
+    const bool truths = x.flags & 4;
+    const u8* const at = (const u8*)x.mask.at + (batch * x.mask.batch + head * x.mask.head) * (truths ? 1 : 2);
+    const bool pairs = x.mask_key == 1 && x.mask.row % 2 == 0 && u64(at) % (truths ? 2 : 4) == 0;
+    return {at, x.mask.row, x.mask_key, x.queries, x.keys, 1 / x.factor, pairs, truths};
+}
+
+#define LOWEST (IS_BF16 ? 0xff80u : 0xfc00u)
+
+// What was loaded as the numbers of a pair of keys, or as one number in the low half.
+DEVICE u32 numbers_of(const mask& m, const u32 x) {
+    return m.truths ? (x & 0xffu ? 0 : LOWEST) | (x & 0xff00u ? 0 : LOWEST << 16) : x;
+}
+
+// Loads that stay where they are written: they are under way while products are.
+DEVICE u32 load_pair(const mask& m, const u8* at, const u32 pair) {
+    u32 x;
+    if (m.truths) {
+        u16 two;
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(two) : "l"(at + pair * 2));
+        x = two;
+    } else {
+        asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(at + pair * 4));
+    }
+    return x;
+}
+DEVICE u16 load_one(const mask& m, const i64 place) {
+    u16 x;
+    if (m.truths) {
+        asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(x) : "l"(m.at + place));
+    } else {
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(m.at + place * 2));
+    }
+    return x;
+}
+DEVICE f32 mask_at(const mask& m, const i64 place) { return low_of(numbers_of(m, load_one(m, place))); }
+
+// How many keys there are up to the last one that is seen, where the mask is the same for all queries: the others count for nothing. At least one, so that
+// there is a tile.
+DEVICE i64 keys_seen(const mask& m) {
+    if (m.query != 0) { return m.keys; }
+    constexpr u32 EACH = 8;
+    const u32 lane = threadIdx.x % 32;
+    for (i64 end = m.keys; end > 0; end -= 32 * EACH) {
+        const i64 start = end - 32 * EACH;
+        u32 last = 0;
+        #pragma unroll
+        for (u32 i = 0; i < EACH; ++i) {
+            const i64 key = start + lane * EACH + i;
+            const bool is_seen = (numbers_of(m, load_one(m, (key < 0 ? 0 : key) * m.key)) & 0xffffu) != LOWEST;
+            if (key >= 0 && is_seen) { last = lane * EACH + i + 1; }
+        }
+        last = __reduce_max_sync(0xffffffffu, last);
+        if (last > 0) { return start + last; }
+    }
+    return 1;
+}
+
+// The mask of scores of queries `query` and eight further on, and of COUNT · 2 keys from `first` on, two per lane. Where there are no such queries or keys,
+// it is what the last one has: those scores count for nothing.
+template <u32 COUNT> struct mask_of_queries {
+    u32 upper[COUNT / 4], lower[COUNT / 4];
+    bool is_loaded;
+
+    DEVICE i64 row(const mask& m, const i64 query) { return (query < m.queries ? query : m.queries - 1) * m.query; }
+
+    // Most masks are of keys alone, and both queries have the same.
+    DEVICE void load(mask_of_queries& x, const mask& m, const i64 query, const i64 first) {
+        x.is_loaded = m.pairs && first + COUNT * 2 <= m.keys;
+        if (x.is_loaded) {
+            const i64 column = first + threadIdx.x % 4 * 2;
+            const u32 size = m.truths ? 1 : 2;
+            const u8 *const a = m.at + (row(m, query) + column) * size, *const b = m.at + (row(m, query + 8) + column) * size;
+            #pragma unroll
+            for (u32 j = 0; j < COUNT / 4; ++j) { x.upper[j] = load_pair(m, a, j * 4); }
+            if (m.query != 0) {
+                #pragma unroll
+                for (u32 j = 0; j < COUNT / 4; ++j) { x.lower[j] = load_pair(m, b, j * 4); }
+            }
+        }
+    }
+
+    DEVICE void add(f32 (&s)[COUNT], const mask_of_queries& x, const mask& m, const i64 query, const i64 first) {
+        if (x.is_loaded) {
+            #pragma unroll
+            for (u32 j = 0; j < COUNT / 4; ++j) {
+                const u32 upper = x.upper[j], lower = m.query == 0 ? upper : x.lower[j];
+                if (m.truths) {
+                    s[j * 4] = upper & 0xffu ? s[j * 4] : -INFINITE;
+                    s[j * 4 + 1] = upper & 0xff00u ? s[j * 4 + 1] : -INFINITE;
+                    s[j * 4 + 2] = lower & 0xffu ? s[j * 4 + 2] : -INFINITE;
+                    s[j * 4 + 3] = lower & 0xff00u ? s[j * 4 + 3] : -INFINITE;
+                } else {
+                    s[j * 4] = __fmaf_rn(low_of(upper), m.inverse, s[j * 4]);
+                    s[j * 4 + 1] = __fmaf_rn(high_of(upper), m.inverse, s[j * 4 + 1]);
+                    s[j * 4 + 2] = __fmaf_rn(low_of(lower), m.inverse, s[j * 4 + 2]);
+                    s[j * 4 + 3] = __fmaf_rn(high_of(lower), m.inverse, s[j * 4 + 3]);
+                }
+            }
+            return;
+        }
+        const i64 a = row(m, query), b = row(m, query + 8);
+        #pragma unroll
+        for (u32 j = 0; j < COUNT / 4; ++j) {
+            #pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const i64 key = first + threadIdx.x % 4 * 2 + j * 8 + i, at = (key < m.keys ? key : m.keys - 1) * m.key;
+                s[j * 4 + i] = __fmaf_rn(mask_at(m, a + at), m.inverse, s[j * 4 + i]);
+                s[j * 4 + 2 + i] = __fmaf_rn(mask_at(m, b + at), m.inverse, s[j * 4 + 2 + i]);
+            }
+        }
+    }
+};
+
+// The same of the transposed matrix: of keys `key` and eight further on, and queries from `first` on.
+template <u32 COUNT> struct mask_of_keys {
+    u16 each[COUNT];
+
+    DEVICE i64 row(const mask& m, const i64 key) { return (key < m.keys ? key : m.keys - 1) * m.key; }
+
+    DEVICE void load(mask_of_keys& x, const mask& m, const i64 key, const i64 first) {
+        const i64 a = row(m, key), b = row(m, key + 8);
+        if (m.query == 0) {
+            x.each[0] = load_one(m, a);
+            x.each[2] = load_one(m, b);
+            return;
+        }
+        const i64 column = first + threadIdx.x % 4 * 2;
+        const bool is_whole = first + COUNT * 2 <= m.queries;
+        #pragma unroll
+        for (u32 j = 0; j < COUNT / 4; ++j) {
+            #pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const i64 query = column + j * 8 + i, at = (is_whole || query < m.queries ? query : m.queries - 1) * m.query;
+                x.each[j * 4 + i] = load_one(m, a + at);
+                x.each[j * 4 + 2 + i] = load_one(m, b + at);
+            }
+        }
+    }
+
+    DEVICE void add(f32 (&s)[COUNT], const mask_of_keys& x, const mask& m) {
+        if (m.query == 0) {
+            const f32 upper = low_of(numbers_of(m, x.each[0])), lower = low_of(numbers_of(m, x.each[2]));
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) { s[i] = __fmaf_rn(i / 2 % 2 ? lower : upper, m.inverse, s[i]); }
+            return;
+        }
+        #pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            s[i] = m.truths ? (x.each[i] ? s[i] : -INFINITE) : __fmaf_rn(low_of(x.each[i]), m.inverse, s[i]);
+        }
+    }
+};
+#endif
+
+// Which rows of which head a block of threads owns: heads in bands whose operands stay in the cache, and in a band the blocks with the most work
+// first.
+DEVICE place place_of(const arguments& x, const i64 heads, const u32 rows, const bool descends, const i64 all_heads, const i64 item) {
+    const i64 per_band = x.band * x.blocks, band = item / per_band, within = item % per_band;
+    const i64 left = all_heads - band * x.band, width = left < x.band ? left : x.band;
+    const i64 head = band * x.band + within % width, block = within / width;
+    return {head / heads, head % heads, (descends ? x.blocks - 1 - block : block) * rows};
+}
+
+// Copies ROWS rows from `first` on into a tile, by COPIERS threads; zeros stand for rows and columns that are not there.
+template <u32 ROWS, u32 COPIERS>
+DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i64 first, const i64 rows, const u32 columns, const u32 thread) {
+    constexpr u32 STEP = COPIERS / CHUNKS;
+    const u32 chunk = thread % CHUNKS, row = thread / CHUNKS;
+    static_assert(STEP % 4 == 0, "rows of a step are exchanged alike");
+    const u32 to = tile + chunk / 8 * (ROWS * 128) + row * 128;
+    const u16* source = from + (first + row) * stride + chunk * 8;
+    const bool is_column = chunk * 8 < columns;
+    #pragma unroll
+    for (u32 i = 0; i < ROWS / STEP; ++i) {
+        const bool is = is_column && first + row + i * STEP < rows;
+        copy_chunk(to + i * STEP * 128 + ((chunk ^ row) % 8 ^ i * STEP % 8) * 16, is ? source : from, is);
+        source += stride * STEP;
+    }
+}
+
+#if WARP_GROUPS
+// What products read is not computed behind their beginning.
+template <u32 COUNT> DEVICE void keep(u32 (&x)[COUNT]) {
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) { asm volatile("" : "+r"(x[i]) :: "memory"); }
+}
+
+// Arrives once this thread's copies so far are done, without waiting.
+DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory"); }
+DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The descriptor of a panel of rows of 128 bytes: `apart` is how many bytes panels lie apart.
+DEVICE u64 panel(const u32 at, const u32 apart) {
+    return u64(at >> 4 & 0x3fff) | u64(apart >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+// x = a · bᵀ: 64 rows of A (of a tile of A_ROWS), B_ROWS rows of B, summed over HEAD.
+template <u32 B_ROWS, u32 A_ROWS>
+DEVICE void product_of_rows(f32 (&x)[B_ROWS / 2], const u32 a, const u32 b) {
+    #pragma unroll
+    for (u32 k = 0; k < HEAD / 16; ++k) {
+        const u32 at = k % 4 * 32;
+        group_rows(x, panel(a + k / 4 * (A_ROWS * 128) + at, 0), panel(b + k / 4 * (B_ROWS * 128) + at, 0), k != 0);
+    }
+}
+
+// x += a · b: A in registers (64 × TERMS), B a tile of TERMS rows.
+template <u32 TERMS>
+DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], const u32 b, const u32 = 0) {
+    #pragma unroll
+    for (u32 k = 0; k < TERMS / 16; ++k) {
+        group_registers(x, a[k * 4], a[k * 4 + 1], a[k * 4 + 2], a[k * 4 + 3], panel(b + k * 2048, TERMS * 128));
+    }
+}
+#else
+DEVICE void products_begin() {}
+DEVICE void products_commit() {}
+template <u32 PENDING> DEVICE void products_wait() {}
+template <class T, u32 COUNT> DEVICE void keep(T (&x)[COUNT]) {}
+
+DEVICE void multiply(f32* x, const u32 (&a)[4], const u32 b0, const u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <bool TRANSPOSED> DEVICE void matrices(u32 (&x)[4], const u32 at) {
+    if (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    }
+}
+
+// The address of a chunk of a row of a tile of ROWS rows.
+template <u32 ROWS> DEVICE u32 chunk_at(const u32 tile, const u32 row, const u32 chunk) {
+    return tile + chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) % 8) * 16;
+}
+
+template <u32 B_ROWS, u32 A_ROWS>
+DEVICE void product_of_rows(f32 (&x)[B_ROWS / 2], const u32 a, const u32 b) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    #pragma unroll
+    for (u32 i = 0; i < B_ROWS / 2; ++i) { x[i] = 0; }
+    #pragma unroll
+    for (u32 k = 0; k < HEAD / 16; ++k) {
+        u32 left[4];
+        matrices<false>(left, chunk_at<A_ROWS>(a, warp * 16 + lane % 16, k * 2 + lane / 16));
+        #pragma unroll
+        for (u32 n = 0; n < B_ROWS / 16; ++n) {
+            u32 right[4];
+            matrices<false>(right, chunk_at<B_ROWS>(b, n * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
+            multiply(x + n * 8, left, right[0], right[1]);
+            multiply(x + n * 8 + 4, left, right[2], right[3]);
+        }
+    }
+}
+
+// The columns are those from `column` on.
+template <u32 TERMS>
+DEVICE void product_of_registers(f32 (&x)[COLUMNS / 2], const u32 (&a)[TERMS / 4], const u32 b, const u32 column = 0) {
+    const u32 lane = threadIdx.x % 32;
+    #pragma unroll
+    for (u32 k = 0; k < TERMS / 16; ++k) {
+        const u32 left[4] = {a[k * 4], a[k * 4 + 1], a[k * 4 + 2], a[k * 4 + 3]};
+        #pragma unroll
+        for (u32 n = 0; n < COLUMNS / 16; ++n) {
+            u32 right[4];
+            matrices<true>(right, chunk_at<TERMS>(b, k * 16 + lane % 16, column / 8 + n * 2 + lane / 16));
+            multiply(x + n * 8, left, right[0], right[1]);
+            multiply(x + n * 8 + 4, left, right[2], right[3]);
+        }
+    }
+}
+#endif
+
+// Rounds 64 × COUNT·2 sums to elements, as the left factor of the next product.
+template <u32 COUNT> DEVICE void round_to_elements(u32 (&to)[COUNT / 2], const f32 (&x)[COUNT]) {
+    #pragma unroll
+    for (u32 i = 0; i < COUNT / 2; ++i) { to[i] = pair(x[i * 2], x[i * 2 + 1]); }
+}
+
+// Writes 64 rows of sums of the columns from `from` on, times a factor per row half, where rows and columns are.
+DEVICE void store_rows(u16* to, const i64 stride, const i64 first, const i64 rows, const u32 from, const u32 columns, const f32 (&x)[COLUMNS / 2], const f32 upper, const f32 lower) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const i64 row = first + warp * 16 + lane / 4;
+    #pragma unroll
+    for (u32 j = 0; j < COLUMNS / 8; ++j) {
+        const u32 column = from + j * 8 + lane % 4 * 2;
+        if (from + j * 8 < columns) {
+            if (row < rows) { *(u32*)(to + row * stride + column) = pair(x[j * 4] * upper, x[j * 4 + 1] * upper); }
+            if (row + 8 < rows) { *(u32*)(to + (row + 8) * stride + column) = pair(x[j * 4 + 2] * lower, x[j * 4 + 3] * lower); }
+        }
+    }
+}

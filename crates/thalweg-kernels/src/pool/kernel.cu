@@ -1,0 +1,191 @@
+// Means and greatest elements of windows, and their gradients.
+#ifndef NAME
+#include "../defaults.cuh"
+#define IS_GREATEST 1
+#define IS_BACKWARD 0
+#define POINTS 1
+#endif
+
+// Converted to Sum without a change of the value.
+#define INFINITE Sum(__int_as_float(0x7f800000))
+
+struct arguments {
+    const Element* source;
+    i64* places;
+    Element* result;
+    u64 planes;
+    u64 inner;
+    u64 extents[3];
+    u64 windows[3];
+    u64 kernel[3];
+    u64 stride[3];
+    u64 padding[3];
+    u64 dilation[3];
+    u64 counts_padding;
+    u64 divisor;
+    u64 dtype;
+    u64 pass;
+};
+
+// The windows that a coordinate of an axis can lie in, or the coordinates of a window: from `first` to before `end`.
+struct range {
+    i32 first;
+    i32 end;
+};
+
+static __device__ __forceinline__ i32 lower(i32 a, i32 b) {
+    return a < b ? a : b;
+}
+
+static __device__ __forceinline__ i32 higher(i32 a, i32 b) {
+    return a < b ? b : a;
+}
+
+static __device__ __forceinline__ range windows_of(const arguments& x, u32 axis, i32 at) {
+    const i32 windows = i32(x.windows[axis]), stride = i32(x.stride[axis]);
+    if (windows == 1 && x.extents[axis] == 1) {
+        return {0, 1};
+    }
+    const i32 padded = at + i32(x.padding[axis]);
+    const i32 reach = i32(x.kernel[axis] - 1) * i32(x.dilation[axis]);
+    const u32 first = padded > reach ? u32(padded - reach + stride - 1) / u32(stride) : 0;
+    return {i32(first), lower(i32(u32(padded) / u32(stride)) + 1, windows)};
+}
+
+// What an average over a window divides by along one axis.
+static __device__ __forceinline__ i32 span(const arguments& x, u32 axis, i32 window) {
+    const i32 extent = i32(x.extents[axis]), padding = i32(x.padding[axis]);
+    const i32 first = window * i32(x.stride[axis]) - padding;
+    const i32 end = lower(first + i32(x.kernel[axis]), extent + padding);
+    return x.counts_padding ? end - first : lower(end, extent) - higher(first, 0);
+}
+
+static __device__ __forceinline__ Sum divisor(const arguments& x, i32 z, i32 y, i32 column) {
+    if (x.divisor) {
+        return Sum(i64(x.divisor));
+    }
+    return Sum(span(x, 0, z) * span(x, 1, y) * span(x, 2, column));
+}
+
+// One window of a plane.
+static __device__ __forceinline__ void of_window(const arguments& x, u64 plane, u32 channel, i32 at[3], u64 place) {
+    const u32 inner = u32(x.inner);
+    const Element* source = x.source + plane * x.extents[0] * x.extents[1] * x.extents[2] * inner + channel;
+    i32 first[3];
+    #pragma unroll
+    for (u32 axis = 0; axis < 3; ++axis) {
+        first[axis] = at[axis] * i32(x.stride[axis]) - i32(x.padding[axis]);
+    }
+    const i32 depth = i32(x.extents[0]), height = i32(x.extents[1]), width = i32(x.extents[2]);
+    Sum sum = Sum(0), greatest = -INFINITE;
+    i32 found = 0x7fffffff;
+    for (i32 k = 0; k < i32(x.kernel[0]); ++k) {
+        const i32 z = first[0] + k * i32(x.dilation[0]);
+        if (z < 0 || z >= depth) {
+            continue;
+        }
+        for (i32 j = 0; j < i32(x.kernel[1]); ++j) {
+            const i32 y = first[1] + j * i32(x.dilation[1]);
+            if (y < 0 || y >= height) {
+                continue;
+            }
+            const i32 row = (z * height + y) * width;
+            for (i32 i = 0; i < i32(x.kernel[2]); ++i) {
+                const i32 column = first[2] + i * i32(x.dilation[2]);
+                if (column >= 0 && column < width) {
+                    const Sum value = LOAD(source[u32(row + column) * inner]);
+                    if (!IS_GREATEST) {
+                        sum += value;
+                    } else if (value > greatest || found == 0x7fffffff || (value != value && greatest == greatest)) {
+                        greatest = value;
+                        found = row + column;
+                    }
+                }
+            }
+        }
+    }
+    if (IS_GREATEST) {
+        x.result[place] = STORE(greatest);
+        x.places[place] = i64(found);
+    } else {
+        x.result[place] = STORE(sum / divisor(x, at[0], at[1], at[2]));
+    }
+}
+
+// Points of a plane that follow each other, from the gradients of the windows that they lie in.
+static __device__ __forceinline__ void of_points(const arguments& x, u64 plane, u32 channel, i32 at[3], i32 own, u64 place) {
+    const u32 inner = u32(x.inner);
+    const u64 origin = plane * x.windows[0] * x.windows[1] * x.windows[2] * inner + channel;
+    const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
+    const i32 rest = i32(x.extents[2]) - at[2];
+    const i32 points = rest < POINTS ? rest : POINTS;
+    const range of_z = windows_of(x, 0, at[0]);
+    const range of_y = windows_of(x, 1, at[1]);
+    range of_x = windows_of(x, 2, at[2]);
+    if (points > 1) {
+        of_x.end = windows_of(x, 2, at[2] + points - 1).end;
+    }
+    Sum sums[POINTS] = {};
+    for (i32 z = of_z.first; z < of_z.end; ++z) {
+        for (i32 y = of_y.first; y < of_y.end; ++y) {
+            const i32 row = (z * height + y) * width;
+            for (i32 column = of_x.first; column < of_x.end; ++column) {
+                const u64 window = origin + u64(u32(row + column)) * inner;
+                if (!IS_GREATEST) {
+                    sums[0] += LOAD(x.source[window]) / divisor(x, z, y, column);
+                    continue;
+                }
+                const i32 point = i32(x.places[window]) - own;
+                if (u32(point) < u32(points)) {
+                    const Sum value = LOAD(x.source[window]);
+                    #pragma unroll
+                    for (i32 other = 0; other < POINTS; ++other) {
+                        if (other == point) {
+                            sums[other] += value;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    #pragma unroll
+    for (i32 point = 0; point < POINTS; ++point) {
+        if (point < points) {
+            x.result[place + u64(point) * inner] = STORE(sums[point]);
+        }
+    }
+}
+
+// A thread computes one window, or points of a row that follow each other.
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
+    const u64* extents = IS_BACKWARD ? x.extents : x.windows;
+    const i32 depth = i32(extents[0]), height = i32(extents[1]), width = i32(extents[2]);
+    const u32 inner = u32(x.inner), pieces = u32(width + POINTS - 1) / POINTS;
+    const u64 count = u64(depth * height) * pieces * inner;
+    const u64 all = x.planes * count;
+    for (u64 number = u64(blockIdx.x) * 256 + threadIdx.x; number < all; number += u64(gridDim.x) * 256) {
+        u64 plane;
+        u32 rest;
+        if (all <= 0xffffffffu) {
+            plane = u32(number) / u32(count);
+            rest = u32(number) - u32(plane) * u32(count);
+        } else {
+            plane = number / count;
+            rest = u32(number - plane * count);
+        }
+        const u32 group = inner == 1 ? rest : rest / inner, channel = rest - group * inner;
+        const u32 line = group / pieces;
+        i32 at[3] = {0, i32(line), i32(group - line * pieces) * POINTS};
+        if (depth > 1) {
+            at[0] = i32(line / u32(height));
+            at[1] = i32(line) - at[0] * height;
+        }
+        const i32 own = i32(line) * width + at[2];
+        const u64 place = (plane * u64(depth * height) * u32(width) + u32(own)) * inner + channel;
+        if (IS_BACKWARD) {
+            of_points(x, plane, channel, at, own, place);
+        } else {
+            of_window(x, plane, channel, at, place);
+        }
+    }
+}

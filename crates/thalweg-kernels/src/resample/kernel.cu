@@ -1,0 +1,379 @@
+// Planes of another size, and the gradient. TAPS is the number of points that a new point is computed from, along each axis.
+#ifndef NAME
+#include "../defaults.cuh"
+#define TAPS 4
+#define BACKWARD 0
+#endif
+
+struct arguments {
+    const Element* read;
+    Element* written;
+    u64 images;
+    u64 channels;
+    u64 source[3];
+    u64 target[3];
+    f64 scale[3];
+    i64 before[3];
+    u64 strides[5];
+    u64 channels_last;
+    u64 by;
+    u64 dtype;
+    u64 backward;
+};
+
+// The numbers of `ResampleBy`.
+enum By : u64 { NEAREST, NEAREST_EXACT, REFLECTED, REPLICATED, CIRCULAR, LINEAR, LINEAR_CORNERS, CUBIC, CUBIC_CORNERS };
+
+// The points of an axis that a new point is computed from, with their weights: only the first if there is one point.
+struct Taps {
+    i32 at[TAPS];
+    Sum weight[TAPS];
+    i32 count;
+};
+
+static __device__ __forceinline__ i32 clamped(const i32 at, const i32 last) {
+    return at < 0 ? 0 : at > last ? last : at;
+}
+
+static __device__ __forceinline__ Sum far(const Sum t) {
+    const Sum a = Sum(-0.75), u = t + Sum(1);
+    return ((a * u - Sum(5) * a) * u + Sum(8) * a) * u - Sum(4) * a;
+}
+
+static __device__ __forceinline__ Sum near(const Sum t) {
+    const Sum a = Sum(-0.75);
+    return ((a + Sum(2)) * t - (a + Sum(3))) * t * t + Sum(1);
+}
+
+// The position of a new point on the old axis; a nearest point is at or before it.
+static __device__ __forceinline__ Sum position(const arguments& x, const u32 axis, const i32 to) {
+    const Sum scale = Sum(x.scale[axis]);
+    switch (x.by) {
+        case NEAREST: case LINEAR_CORNERS: case CUBIC_CORNERS: return Sum(to) * scale;
+        case NEAREST_EXACT: return (Sum(to) + Sum(0.5)) * scale;
+        default: return (Sum(to) + Sum(0.5)) * scale - Sum(0.5);
+    }
+}
+
+static __device__ __forceinline__ i32 nearest(const arguments& x, const u32 axis, const i32 to) {
+    const i32 last = i32(x.source[axis]) - 1;
+    const i32 moved = to - i32(x.before[axis]);
+    switch (x.by) {
+        case REFLECTED: {
+            const i32 low = moved < 0 ? -moved : moved;
+            const i32 high = last - low;
+            return last - (high < 0 ? -high : high);
+        }
+        case REPLICATED: return clamped(moved, last);
+        case CIRCULAR: return moved < 0 ? moved + last + 1 : moved > last ? moved - last - 1 : moved;
+        default: return clamped(i32(floor(position(x, axis, to))), last);
+    }
+}
+
+static __device__ __forceinline__ Taps taps_of(const arguments& x, const u32 axis, const i32 to) {
+    Taps taps;
+    const i32 last = i32(x.source[axis]) - 1;
+    taps.count = last == 0 ? 1 : TAPS;
+    if (TAPS == 1 || last == 0) {
+        taps.at[0] = last == 0 ? 0 : nearest(x, axis, to);
+        taps.weight[0] = Sum(1);
+        return taps;
+    }
+    const Sum place = position(x, axis, to);
+#if TAPS == 2
+    const Sum inside = place < Sum(0) ? Sum(0) : place;
+    const i32 first = clamped(i32(floor(inside)), last);
+    taps.at[0] = first;
+    taps.at[1] = clamped(first + 1, last);
+    taps.weight[1] = inside - Sum(first);
+    taps.weight[0] = Sum(1) - taps.weight[1];
+#elif TAPS == 4
+    const Sum before = floor(place);
+    const Sum t = place - before, rest = Sum(1) - t;
+    taps.weight[0] = far(t);
+    taps.weight[1] = near(t);
+    taps.weight[2] = near(rest);
+    taps.weight[3] = far(rest);
+    #pragma unroll
+    for (i32 tap = 0; tap < 4; ++tap) {
+        taps.at[tap] = clamped(i32(before) - 1 + tap, last);
+    }
+#endif
+    return taps;
+}
+
+// The new points of an axis that may be computed from an old one.
+struct Range {
+    i32 first;
+    i32 count;
+};
+
+static __device__ __forceinline__ Range uses_of(const arguments& x, const u32 axis, const i32 at) {
+    const i32 last = i32(x.source[axis]) - 1, size = i32(x.target[axis]);
+    if (x.by == REFLECTED || x.by == CIRCULAR) {
+        return {0, 3};
+    }
+    if (x.by == REPLICATED) {
+        const i32 own = at + i32(x.before[axis]);
+        const i32 first = at == 0 ? 0 : own, end = at == last ? size : own + 1;
+        return {clamped(first, size), clamped(end, size) - clamped(first, size)};
+    }
+    const Sum scale = Sum(x.scale[axis]);
+    if (last == 0 || !(scale > Sum(0))) {
+        return {0, size};
+    }
+    const bool is_halved = x.by == LINEAR || x.by == CUBIC;
+    const Sum moved = x.by == NEAREST_EXACT || is_halved ? Sum(0.5) : Sum(0), back = is_halved ? Sum(0.5) : Sum(0);
+    // Wider by more than the rounding error of a position.
+    const Sum wider = (Sum(at) + Sum(4)) * Sum(1e-6);
+    const Sum low = (Sum(at) - Sum(TAPS / 2) - wider + back) / scale - moved;
+    const Sum high = (Sum(at) + Sum(TAPS == 1 ? 1 : TAPS / 2) + wider + back) / scale - moved;
+    const i32 first = at == 0 || low < Sum(1) ? 0 : low > Sum(size) ? size : i32(low);
+    const i32 end = at == last || high > Sum(size) - Sum(2) ? size : high < Sum(0) ? 0 : i32(high) + 2;
+    return {first, end > first ? end - first : 0};
+}
+
+// The new point with a number among those that may be computed from an old one, or -1.
+static __device__ __forceinline__ i32 use(const arguments& x, const u32 axis, const i32 at, const Range range, const i32 number) {
+    const i32 last = i32(x.source[axis]) - 1, before = i32(x.before[axis]);
+    i32 to = range.first + number;
+    if (x.by == REFLECTED) {
+        to = number == 0 ? before + at : number == 1 ? before - at : before + 2 * last - at;
+        to = (number == 1 && at == 0) || (number == 2 && at == last) ? -1 : to;
+    } else if (x.by == CIRCULAR) {
+        to = before + at + (number - 1) * (last + 1);
+    }
+    return to < i32(x.target[axis]) ? to : -1;
+}
+
+// The weight of an old point in a new one.
+static __device__ __forceinline__ Sum weight_of(const arguments& x, const u32 axis, const i32 at, const i32 to) {
+    if (to < 0) {
+        return Sum(0);
+    }
+    const Taps taps = taps_of(x, axis, to);
+    Sum sum = Sum(0);
+    #pragma unroll
+    for (i32 tap = 0; tap < TAPS; ++tap) {
+        if (tap < taps.count && taps.at[tap] == at) {
+            sum += taps.weight[tap];
+        }
+    }
+    return sum;
+}
+
+// Where the points of an axis are, from the first point of the plane, with their weights.
+struct Places {
+    u64 at[TAPS];
+    Sum weight[TAPS];
+    i32 count;
+};
+
+static __device__ __forceinline__ Places places_of(const arguments& x, const u32 axis, const i32 to) {
+    const Taps taps = taps_of(x, axis, to);
+    Places places;
+    places.count = taps.count;
+    #pragma unroll
+    for (i32 tap = 0; tap < TAPS; ++tap) {
+        places.at[tap] = tap < taps.count ? u64(taps.at[tap]) * x.strides[axis + 2] : 0;
+        places.weight[tap] = tap < taps.count ? taps.weight[tap] : Sum(0);
+    }
+    return places;
+}
+
+#if !BACKWARD
+// Sums begin with -0, so that a single -0 keeps its sign.
+static __device__ __forceinline__ Element forward(const Element* plane, const Places (&places)[3]) {
+#if TAPS == 1
+    // Elements of other dtypes are copied as numbers of their width.
+    return plane[places[0].at[0] + places[1].at[0] + places[2].at[0]];
+#else
+    Sum sum = Sum(-0.0);
+    #pragma unroll
+    for (i32 z = 0; z < TAPS; ++z) {
+        if (z >= places[0].count) {
+            continue;
+        }
+        Sum of_rows = Sum(-0.0);
+        #pragma unroll
+        for (i32 y = 0; y < TAPS; ++y) {
+            if (y >= places[1].count) {
+                continue;
+            }
+            const Element* row = plane + places[0].at[z] + places[1].at[y];
+            Sum of_row = Sum(-0.0);
+            #pragma unroll
+            for (i32 i = 0; i < TAPS; ++i) {
+                if (i < places[2].count) {
+                    of_row += places[2].weight[i] * LOAD(row[places[2].at[i]]);
+                }
+            }
+            of_rows += places[1].weight[y] * of_row;
+        }
+        sum += places[0].weight[z] * of_rows;
+    }
+    return STORE(sum);
+#endif
+}
+#else
+// The new points that are computed from an old one along an axis, at most MOST of them, from the first point of the plane, with
+// their weights. The others have weight 0.
+template <i32 MOST> struct Uses {
+    u64 at[MOST];
+    Sum weight[MOST];
+
+    __device__ __forceinline__ Uses(const arguments& x, const u32 axis, const i32 of, const Range range) {
+        #pragma unroll
+        for (i32 number = 0; number < MOST; ++number) {
+            const i32 to = number < range.count ? use(x, axis, of, range, number) : -1;
+            weight[number] = weight_of(x, axis, of, to);
+            at[number] = to < 0 ? 0 : u64(to) * x.strides[axis + 2];
+        }
+    }
+};
+
+// Leaves out the new points at both ends of a range that are not computed from the old one.
+static __device__ __forceinline__ Range without_ends(const arguments& x, const u32 axis, const i32 of, Range range) {
+    if (x.by == REFLECTED || x.by == CIRCULAR) {
+        return range;
+    }
+    while (range.count > 0 && weight_of(x, axis, of, use(x, axis, of, range, range.count - 1)) == Sum(0)) {
+        --range.count;
+    }
+    while (range.count > 0 && weight_of(x, axis, of, use(x, axis, of, range, 0)) == Sum(0)) {
+        ++range.first;
+        --range.count;
+    }
+    return range;
+}
+
+// The gradient of an old point in a plane: a sum over the new points that are computed from it, each the last axis within the second
+// within the first. `Rows` sums over the second and the last axis.
+template <class Rows>
+static __device__ __forceinline__ Sum over_depth(const arguments& x, const Element* plane, const i32 of, const Range range, const Rows& rows) {
+    Sum sum = Sum(0);
+    for (i32 number = 0; number < range.count; ++number) {
+        const i32 z = use(x, 0, of, range, number);
+        const Sum weight = weight_of(x, 0, of, z);
+        if (weight != Sum(0)) {
+            sum += weight * rows(plane + u64(z) * x.strides[2]);
+        }
+    }
+    return sum;
+}
+
+// The sum over the second and the last axis, from lists of their points.
+template <i32 MOST>
+static __device__ __forceinline__ Sum over_lists(const Element* plane, const Uses<MOST>& rows, const Uses<MOST>& columns) {
+    Sum sum = Sum(0);
+    #pragma unroll
+    for (i32 j = 0; j < MOST; ++j) {
+        if (rows.weight[j] == Sum(0)) {
+            continue;
+        }
+        Sum of_row = Sum(0);
+        #pragma unroll
+        for (i32 i = 0; i < MOST; ++i) {
+            if (columns.weight[i] != Sum(0)) {
+                of_row += columns.weight[i] * LOAD(plane[rows.at[j] + columns.at[i]]);
+            }
+        }
+        sum += rows.weight[j] * of_row;
+    }
+    return sum;
+}
+
+// The gradient of an old point, from lists.
+template <i32 MOST> struct FromLists {
+    const arguments& x;
+    const i32 depth;
+    const Range range;
+    const Uses<MOST> rows, columns;
+
+    __device__ __forceinline__ FromLists(const arguments& x, const i32 (&of)[3], const Range (&ranges)[3])
+        : x(x), depth(of[0]), range(ranges[0]), rows(x, 1, of[1], ranges[1]), columns(x, 2, of[2], ranges[2]) {}
+
+    __device__ __forceinline__ Element operator()(const Element* plane) const {
+        return STORE(over_depth(x, plane, depth, range, [&](const Element* part) { return over_lists(part, rows, columns); }));
+    }
+};
+
+// The sum over the second and the last axis for any number of points, whose weights are computed for each plane.
+static __device__ __forceinline__ Sum
+over_ranges(const arguments& x, const Element* plane, const i32 (&of)[3], const Range rows, const Range columns) {
+    Sum sum = Sum(0);
+    for (i32 j = 0; j < rows.count; ++j) {
+        const i32 y = use(x, 1, of[1], rows, j);
+        const Sum y_weight = weight_of(x, 1, of[1], y);
+        if (y_weight == Sum(0)) {
+            continue;
+        }
+        Sum of_row = Sum(0);
+        for (i32 i = 0; i < columns.count; ++i) {
+            const i32 column = use(x, 2, of[2], columns, i);
+            const Sum weight = weight_of(x, 2, of[2], column);
+            if (weight != Sum(0)) {
+                of_row += weight * LOAD(plane[u64(y) * x.strides[3] + u64(column) * x.strides[4]]);
+            }
+        }
+        sum += y_weight * of_row;
+    }
+    return sum;
+}
+#endif
+
+// Computes the points of a thread, one in each of its planes. `Point` gets the first element of a plane.
+template <class Point>
+static __device__ __forceinline__ void
+over_planes(const arguments& x, const u32 own, const u32 channel, const u32 count, const u32 layer, const u32 layers, const Point& point) {
+    const u64 planes = x.channels_last ? x.images : x.images * x.channels;
+    for (u64 plane = u64(blockIdx.y) * layers + layer; plane < planes; plane += u64(gridDim.y) * layers) {
+        const u64 image = x.channels_last ? plane : plane / x.channels;
+        const u64 of_image = x.channels_last ? u64(channel) : plane - image * x.channels;
+        x.written[plane * count + own] = point(x.read + image * x.strides[0] + of_image * x.strides[1]);
+    }
+}
+
+// Each block handles `count` elements of several planes at once if a plane is smaller than a block.
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
+    const u64* extents = BACKWARD ? x.source : x.target;
+    const u32 depth = u32(extents[0]), height = u32(extents[1]), width = u32(extents[2]);
+    const u32 inner = x.channels_last ? u32(x.channels) : 1;
+    const u32 count = depth * height * width * inner;
+    const u32 layers = count < blockDim.x ? blockDim.x / count : 1;
+    const u32 layer = count < blockDim.x ? threadIdx.x / count : 0;
+    const u32 own = blockIdx.x * blockDim.x + threadIdx.x - layer * count;
+    if (own >= count || layer >= layers) {
+        return;
+    }
+    const u32 point = inner == 1 ? own : own / inner, channel = own - point * inner;
+    const u32 line = point / width;
+    i32 at[3] = {0, i32(line), i32(point - line * width)};
+    if (depth > 1) {
+        at[0] = i32(line / height);
+        at[1] = i32(line - u32(at[0]) * height);
+    }
+#if BACKWARD
+    Range ranges[3];
+    #pragma unroll
+    for (u32 axis = 0; axis < 3; ++axis) {
+        ranges[axis] = without_ends(x, axis, at[axis], uses_of(x, axis, at[axis]));
+    }
+    const i32 most = ranges[1].count > ranges[2].count ? ranges[1].count : ranges[2].count;
+    // The lanes of a warp use lists of one length.
+    if (__all_sync(__activemask(), most <= 4)) {
+        over_planes(x, own, channel, count, layer, layers, FromLists<4>(x, at, ranges));
+    } else if (__all_sync(__activemask(), most <= 8)) {
+        over_planes(x, own, channel, count, layer, layers, FromLists<8>(x, at, ranges));
+    } else {
+        over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) {
+            return STORE(over_depth(x, plane, at[0], ranges[0], [&](const Element* part) {
+                return over_ranges(x, part, at, ranges[1], ranges[2]);
+            }));
+        });
+    }
+#else
+    const Places places[3] = {places_of(x, 0, at[0]), places_of(x, 1, at[1]), places_of(x, 2, at[2])};
+    over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) { return forward(plane, places); });
+#endif
+}

@@ -1,0 +1,23 @@
+#pragma once
+#ifndef NAME
+#include "../defaults.cuh"
+#endif
+
+// The type in which elements of a type are combined.
+template <class T> struct combined { typedef T type; };
+template <> struct combined<f16> { typedef f32 type; };
+template <> struct combined<bf16> { typedef f32 type; };
+
+template <class T> static __device__ __forceinline__ T widened(const T x) { return x; }
+static __device__ __forceinline__ f32 widened(const f16 x) { return f32_from_f16(x); }
+static __device__ __forceinline__ f32 widened(const bf16 x) { return f32_from_bf16(x); }
+
+template <class T> struct narrowing {
+    static __device__ __forceinline__ T of(const T x) { return x; }
+};
+template <> struct narrowing<f16> {
+    static __device__ __forceinline__ f16 of(const f32 x) { return f16_from_f32(x); }
+};
+template <> struct narrowing<bf16> {
+    static __device__ __forceinline__ bf16 of(const f32 x) { return bf16_from_f32(x); }
+};

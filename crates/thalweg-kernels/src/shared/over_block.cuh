@@ -1,0 +1,23 @@
+#pragma once
+#ifndef NAME
+#include "../defaults.cuh"
+#endif
+
+// The sum over the threads of the block, the same for each of them.
+static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
+    #pragma unroll
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
+    }
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = parts[0];
+    #pragma unroll
+    for (u32 warp = 1; warp < 8; ++warp) {
+        sum = sum + parts[warp];
+    }
+    __syncthreads();
+    return sum;
+}
