@@ -2,7 +2,8 @@
 //! gradients of their bags, which is the gradient of the rows' factors.
 //!
 //! A bag has the indices from its offset to the next one's; the first begins with the first index, the last ends with the last one.
-//! The padding index does not count. An index out of range does not count either, and is reported.
+//! The padding index does not count. An index out of range does not count either, and is reported, as is an offset after the last index,
+//! or a first one that is not 0.
 //!
 //! # Order
 //! A bag has a power of two of groups of threads, as many as its average length asks for. A group combines every so many rows, in
@@ -200,7 +201,7 @@ fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
 
 fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {
     let (described, at, [slot]): (Described, Operands, _) = arguments::unpack("bags", launch)?;
-    let tell = |named: i64| report(slot, named, described.kernel.rows as i64);
+    let tell = |named: i64, extent: u64| report(slot, named, extent as i64);
     typed!(described.kernel.dtype, T => run_typed::<T>(launch, &described, at, tell))
 }
 
@@ -240,7 +241,7 @@ fn run_typed<T: Wide>(
     launch: &HostLaunch<'_>,
     Described { kernel, groups, .. }: &Described,
     [table, indices, offsets, factors, result, bags_of, sizes, maxima]: Operands,
-    tell: impl Fn(i64),
+    tell: impl Fn(i64, u64),
 ) -> Result<(), HostFault> {
     let Bags { mode, padding, .. } = *kernel;
     let [count, bags, rows, features] =
@@ -257,13 +258,17 @@ fn run_typed<T: Wide>(
     let multiply = |value: T::Sum, factor: T::Sum| value.combine(crate::scatter::Combine::Product, factor);
     let groups = *groups as usize;
     for bag in 0..bags {
+        let last = if bag == 0 { 0 } else { kernel.count };
+        if offsets[bag] < 0 || offsets[bag] as u64 > last {
+            tell(offsets[bag], last + 1);
+        }
         let begin = if bag == 0 { 0 } else { limited(offsets[bag]) };
         let end = if bag + 1 < bags { limited(offsets[bag + 1]) } else { count };
         let mut parts: Vec<Part<T::Sum>> = (0..groups).map(|_| Part::new(features)).collect();
         for place in begin..end {
             bags_of[place] = bag as i64;
             let Some(row) = usize::try_from(indices[place]).ok().filter(|&row| row < rows) else {
-                tell(indices[place]);
+                tell(indices[place], kernel.rows);
                 continue;
             };
             if indices[place] == padding {

@@ -71,6 +71,15 @@ template <class T, u32 WIDTH, bool IS_MAX> static __device__ __forceinline__ voi
         const bool has_bag = bag < x.bags, has_column = has_bag && column < x.features, is_first = tile == 0 && lane == 0;
         const u64 begin = has_bag && bag > 0 ? limited(x.offsets[bag]) : 0;
         const u64 end = !has_bag ? 0 : bag + 1 < x.bags ? limited(x.offsets[bag + 1]) : x.count;
+        if (has_bag && is_first && group == 0) {
+            // The first bag begins with the first index, and none begins after the last one.
+            const i64 offset = x.offsets[bag];
+            const u64 last = bag == 0 ? 0 : x.count;
+            if (u64(offset) > last) {
+                x.report[0] = offset;
+                x.report[1] = i64(last) + 2;
+            }
+        }
         PART part;
         #pragma unroll
         for (u32 j = 0; j < WIDTH; ++j) {
