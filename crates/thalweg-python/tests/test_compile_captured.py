@@ -2,7 +2,6 @@
 
 import gc
 import random
-import threading
 import time
 
 import thalweg as torch
@@ -381,21 +380,8 @@ def test_weights_that_are_trained_between_replays_are_read_anew():
 
 
 @torch.no_grad()
-def test_threads_streams_captures_and_resets():
-    fast, failures = captured(lambda x: x.exp() + 1), []
-
-    def work():
-        with torch.no_grad():
-            for _ in range(10):
-                x = torch.randn(5)
-                if not torch.equal(fast(x), x.exp() + 1):
-                    failures.append(x)
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+def test_streams_captures_and_resets():
+    fast = captured(lambda x: x.exp() + 1)
     side = torch.cuda.Stream()
     for call in range(8):
         x, current = torch.randn(5), torch.cuda.current_stream()

@@ -404,3 +404,15 @@ def test_histories_and_metadata_belong_to_their_threads():
         assert {event["user_metadata"] for event in th.cuda.memory._snapshot()["device_traces"][-1]} >= {f"thread {number}" for number in range(THREADS)}
     finally:
         th.cuda.memory._record_memory_history(enabled=None)
+
+
+def test_threads_share_a_captured_function():
+    fast = th.compile(lambda x: x.exp() + 1, mode="reduce-overhead")
+
+    def work(number):
+        with th.no_grad():
+            for _ in range(10):
+                x = th.randn(5)
+                assert th.equal(fast(x), x.exp() + 1), number
+    with often_switched():
+        together(work, 4)

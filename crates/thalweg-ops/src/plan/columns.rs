@@ -10,7 +10,7 @@ const THREADS: u64 = 256;
 /// The most and the fewest threads of a block that handle neighbouring vectors: a line of memory is eight vectors.
 const ABREAST: [u64; 3] = [32, 16, 8];
 
-/// The same for rows that a thread reduces alone.
+/// Threads of a block that handle neighbouring vectors of short rows, each of which a thread reduces alone.
 const ABREAST_OF_SHORT: [u64; 4] = [THREADS, 128, 64, 32];
 
 /// The number of blocks that fill a GPU.

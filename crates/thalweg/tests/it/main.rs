@@ -260,13 +260,13 @@ fn profile_writes_the_timeline_of_a_training_step() {
     assert!(work > 0 && arrows == work, "{work} commands, {arrows} arrows");
     // Step, forward and backward, on the host and on the one stream.
     assert_eq!((of("user_annotation"), of("gpu_user_annotation")), (3, 3));
-    // The table has a head, and a row per operator, nodes of the backward pass that launch nothing themselves among them.
+    // The table has a head, and a row per operator and region, nodes of the backward pass that launch nothing themselves among them.
     let table = String::from_utf8(output.stdout).expect("text");
     let operators: std::collections::BTreeSet<_> = events
         .iter()
         .filter_map(|event| match event["cat"].as_str()? {
             "kernel" | "gpu_memcpy" | "gpu_memset" => Some(event["args"]["operator"].to_string()),
-            "cpu_op" => Some(event["name"].to_string()),
+            "cpu_op" | "user_annotation" => Some(event["name"].to_string()),
             _ => None,
         })
         .collect();
