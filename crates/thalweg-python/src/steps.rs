@@ -245,14 +245,15 @@ impl Operand {
     }
 }
 
+/// The description of a result: its slot, and its strides if they are prescribed; `None` if nothing reads it.
+type ResultParts<'py> = Option<(usize, Option<Bound<'py, PyAny>>)>;
+
+/// The description of a call: the operator's name, arguments, results, and the argument that is written.
+type CallParts<'py> = (String, Vec<Bound<'py, PyAny>>, Vec<ResultParts<'py>>, Option<usize>);
+
 impl Call {
     fn read(parts: &Bound<'_, PyTuple>) -> PyResult<Self> {
-        let (name, arguments, results, writes): (
-            String,
-            Vec<Bound<'_, PyAny>>,
-            Vec<Option<(usize, Option<Bound<'_, PyAny>>)>>,
-            Option<usize>,
-        ) = parts.extract()?;
+        let (name, arguments, results, writes): CallParts<'_> = parts.extract()?;
         let operator = find_operator(&name).map_err(|error| exception(&error))?;
         let parameters = &operator.schema().parameters;
         if arguments.len() > parameters.len() {
@@ -263,7 +264,7 @@ impl Call {
             )));
         }
         let operands = (arguments.iter().zip(parameters).zip(operator.defaults()))
-            .map(|((argument, parameter), default)| match argument.is(&argument.py().Ellipsis()) {
+            .map(|((argument, parameter), default)| match argument.is(argument.py().Ellipsis()) {
                 true => Ok(Operand::Constant(default.cloned().unwrap_or(Value::None))),
                 false => Operand::read(argument, &parameter.ty, operator),
             })
