@@ -1,5 +1,7 @@
 //! Compilation by NVRTC of the CUDA C that tests pass to it. It needs no GPU.
 
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
@@ -8,27 +10,39 @@ use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 /// `-Ofast-compile`.
 pub const QUICKLY: &str = "--Ofast-compile=max";
 
-/// Compiles every unit, by name and source, for sm_80, sm_90 and sm_100. Without NVRTC it prints a message and does nothing.
+/// Compiles every unit, by name and source, for sm_90a, and those that name instructions or ask for the architecture for sm_80 and
+/// sm_100 too. Without NVRTC it prints a message and does nothing.
 ///
 /// # Panics
 /// If the compiler refuses a unit, or reports anything about it.
 pub fn compiler_accepts(units: &[(String, String)], options: &[&str]) {
     let Some(nvrtc) = nvrtc() else { return };
-    let compile = |architecture: &str| {
-        for (name, source) in units {
-            // Only the optimizer distinguishes asynchronous products of warp groups from the code around them.
-            let quickly = (!source.contains("wgmma")).then_some(&QUICKLY);
-            let options = options_for(architecture, options.iter().chain(quickly));
-            let compiled = nvrtc.compile(source, name, &options);
-            let compiled = compiled.unwrap_or_else(|error| panic!("{name} for {architecture}: {error}"));
-            assert!(compiled.log.is_empty(), "{name} for {architecture}: {}", compiled.log);
-            assert!(!compiled.cubin.is_empty());
-        }
+    let compile = |name: &str, source: &str, architecture: &str| {
+        // Only the optimizer distinguishes asynchronous products of warp groups from the code around them.
+        let quickly = (!source.contains("wgmma")).then_some(&QUICKLY);
+        let options = options_for(architecture, options.iter().chain(quickly));
+        let compiled = nvrtc.compile(source, name, &options);
+        let compiled = compiled.unwrap_or_else(|error| panic!("{name} for {architecture}: {error}"));
+        assert!(compiled.log.is_empty(), "{name} for {architecture}: {}", compiled.log);
+        assert!(!compiled.cubin.is_empty());
     };
+    let work: Vec<(&str, &str, &str)> = (units.iter())
+        .flat_map(|(name, source)| {
+            let differs = ["asm", "__CUDA_ARCH__"].iter().any(|word| source.contains(word));
+            let others: &[&str] = if differs { &["sm_80", "sm_100"] } else { &[] };
+            let architectures = others.iter().copied().chain(["sm_90a"]);
+            architectures.map(move |architecture| (name.as_str(), source.as_str(), architecture))
+        })
+        .collect();
+    let next = AtomicUsize::new(0);
     thread::scope(|scope| {
-        for architecture in ["sm_80", "sm_90a", "sm_100"] {
-            let compile = &compile;
-            scope.spawn(move || compile(architecture));
+        for _ in 0..thread::available_parallelism().map_or(2, NonZero::get) {
+            scope.spawn(|| {
+                while let Some((name, source, architecture)) = work.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    compile(name, source, architecture);
+                }
+            });
         }
     });
 }
