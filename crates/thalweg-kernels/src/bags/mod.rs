@@ -22,7 +22,7 @@ use thalweg_ir::{DType, Element};
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, along_x, native};
-use crate::scatter::{Term, Wide, typed};
+use crate::scatter::{Term, VECTOR, Wide, typed, width_of};
 use crate::source::Source;
 
 pub use products::BagProducts;
@@ -72,25 +72,15 @@ const BLOCK: u64 = 256;
 /// The number of rows that a thread loads at once.
 const AT_ONCE: u64 = 4;
 
-/// The bytes of a row that a thread handles if they are aligned to this number.
-const VECTOR: u64 = 16;
-
 /// The operands of a launch: the table, the indices (i64), the offsets (i64), the factors or a null address, the result, the bag of
 /// each index (i64), the number of rows that count in each bag (i64), and the index of each maximum (i64; −1 in a bag without rows)
 /// or a null address. All are contiguous.
 type Operands = [DevicePointer; 8];
 
-/// Returns the number of elements that a thread handles at once, of rows of this many elements at these addresses.
-fn width(dtype: DType, features: u64, at: &[DevicePointer]) -> u64 {
-    let width = VECTOR / dtype.size_bytes() as u64;
-    let is_aligned = at.iter().all(|at| at.address().is_multiple_of(VECTOR));
-    if features.is_multiple_of(width) && is_aligned { width } else { 1 }
-}
-
 impl Bags {
     /// Returns the elements that a thread handles, the threads of a group, and the groups of a bag.
     fn shape(&self, at: &Operands) -> [u64; 3] {
-        let width = width(self.dtype, self.features, &[at[0], at[4]]);
+        let width = width_of(self.dtype, self.features, [0, self.features, 1], [at[0], at[4]]);
         let lanes = self.features.div_ceil(width).next_power_of_two().clamp(1, BLOCK);
         let rows_of_a_bag = self.count.checked_div(self.bags).unwrap_or(0);
         let groups = rows_of_a_bag.div_ceil(AT_ONCE).next_power_of_two().clamp(1, BLOCK / lanes);

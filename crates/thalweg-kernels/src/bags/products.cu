@@ -24,10 +24,6 @@ struct arguments {
 
 constexpr u32 THREADS = 256;
 
-template <class T, u32 WIDTH> struct alignas(WIDTH * sizeof(T)) vector {
-    T at[WIDTH];
-};
-
 // `lanes` neighbouring threads multiply and add the features of one row; their sums are added in pairs.
 template <class T, u32 WIDTH> static __device__ __forceinline__ void products(const arguments& x) {
     typedef typename combined<T>::type SUM_TYPE;

@@ -8,11 +8,11 @@ use thalweg_ir::Element as _;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use super::{BLOCK, VECTOR, check, width};
+use super::{BLOCK, check};
 use crate::arguments::{self, arguments};
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Tell, Words, along_x, native};
-use crate::scatter::{Combine, Term as _, Wide, typed};
+use crate::scatter::{Combine, Term as _, VECTOR, Wide, typed, width_of};
 use crate::source::Source;
 
 /// The scalar product of each index's row of a table with the gradient of its bag; 0 for the padding index. See the
@@ -43,10 +43,8 @@ type Operands = [DevicePointer; 5];
 impl BagProducts {
     /// Returns the number of elements that a thread handles at once, and the number of threads of a row.
     fn shape(&self, at: &Operands) -> [u64; 2] {
-        let width = match self.gradient_stride.is_multiple_of(VECTOR / self.dtype.size_bytes() as u64) {
-            true => width(self.dtype, self.features, &at[..2]),
-            false => 1,
-        };
+        let strides = [self.gradient_stride, self.features, 1];
+        let width = width_of(self.dtype, self.features, strides, [at[0], at[1]]);
         [width, self.features.div_ceil(width).next_power_of_two().clamp(1, 32)]
     }
 

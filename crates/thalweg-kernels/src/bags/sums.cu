@@ -31,10 +31,6 @@ constexpr u32 THREADS = 256, AT_ONCE = 4;
 // The numbers of `BagMode`.
 enum Mode : u64 { SUM, MEAN, MAX };
 
-template <class T, u32 WIDTH> struct alignas(WIDTH * sizeof(T)) vector {
-    T at[WIDTH];
-};
-
 // The combination of some rows of a bag: for maxima, also the place of each among the indices, or -1 if there is none.
 template <class SUM_TYPE, u32 WIDTH, bool IS_MAX> struct Part {
     SUM_TYPE sum[WIDTH];

@@ -106,11 +106,11 @@ impl ScatterReduce {
 }
 
 /// The bytes of a row that a thread handles if they are contiguous and aligned to this number.
-const VECTOR: u64 = 16;
+pub(crate) const VECTOR: u64 = 16;
 
 /// Returns the number of elements that a thread handles of rows of this many, for the strides of the source, and the addresses of
 /// source and result.
-fn width_of(dtype: DType, inner: u64, source_strides: [u64; 3], at: [DevicePointer; 2]) -> u64 {
+pub(crate) fn width_of(dtype: DType, inner: u64, source_strides: [u64; 3], at: [DevicePointer; 2]) -> u64 {
     let width = VECTOR / dtype.size_bytes() as u64;
     let is_whole = |elements: u64| elements.is_multiple_of(width);
     let [strides @ .., by_inner] = source_strides;

@@ -32,10 +32,6 @@ constexpr u32 THREADS = 256, CHUNK = 32, AT_ONCE = 4;
 // The key of a place that has no row.
 constexpr u32 HOLE = ~0u;
 
-template <class T, u32 WIDTH> struct alignas(WIDTH * sizeof(T)) vector {
-    T at[WIDTH];
-};
-
 // Returns the key of the row before a place, or from a place on, of which at most one is a hole if the rows belong together.
 static __device__ __forceinline__ u32 key_before(const arguments& x, const u64 place) {
     const u32 key = place > 0 ? x.keys[place - 1] : HOLE;

@@ -21,3 +21,8 @@ template <> struct narrowing<f16> {
 template <> struct narrowing<bf16> {
     static __device__ __forceinline__ bf16 of(const f32 x) { return bf16_from_f32(x); }
 };
+
+// Neighbouring elements that are loaded and stored at once.
+template <class T, u32 WIDTH> struct alignas(WIDTH * sizeof(T)) vector {
+    T at[WIDTH];
+};

@@ -173,7 +173,7 @@ static BAGS: Formula = Formula {
         let (indices, bag) = (call.saved(1)?, call.result(1)?);
         call.each(|tensor| match (tensor, mode) {
             (0, BagMode::Max) => of_maxima(&gradient, &call.result(3)?, call.shape(0)[0]).map(Some),
-            (0, _) => of_table(call, gradient.clone(), [&indices, &bag]).map(Some),
+            (0, _) => of_table(call, mode, [&gradient, &indices, &bag]).map(Some),
             _ => {
                 let weight = call.saved(0)?;
                 let arguments = [
@@ -191,13 +191,17 @@ static BAGS: Formula = Formula {
 };
 
 /// Returns the gradient of the table of a call of `thalweg::bags` that sums or averages rows.
-fn of_table(call: &GradientCall<'_>, gradient: Tensor, [indices, bag]: [&Tensor; 2]) -> Result<Tensor> {
-    let gradient = match bags::mode_of(call, 4)? {
+fn of_table(
+    call: &GradientCall<'_>,
+    mode: BagMode,
+    [gradient, indices, bag]: [&Tensor; 3],
+) -> Result<Tensor> {
+    let gradient = match mode {
         BagMode::Mean => {
             let sizes = call.result(2)?.clamp_min(1)?.to_dtype(gradient.dtype())?;
             gradient.div(&sizes.unsqueeze(1)?)?
         }
-        _ => gradient,
+        _ => gradient.clone(),
     };
     let gradient = gradient.index_select(0, bag)?;
     let gradient = match call.tensor_count() > 3 {

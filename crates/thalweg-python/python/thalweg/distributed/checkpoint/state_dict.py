@@ -73,13 +73,12 @@ def _init_optim_state(optimizer):
     for parameter in parameters:
         if parameter.requires_grad:
             parameter.grad = parameter.detach().clone().zero_()
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    decays = [group.get("weight_decay") for group in optimizer.param_groups]
-    for group, rate, decay in zip(optimizer.param_groups, rates, decays):
-        group.update({} if rate is None else {"lr": 0.0}, **({} if decay is None else {"weight_decay": 0.0}))
+    former = [{name: group[name] for name in ("lr", "weight_decay") if group.get(name) is not None} for group in optimizer.param_groups]
+    for group, options in zip(optimizer.param_groups, former):
+        group.update(dict.fromkeys(options, 0.0))
     try:
         optimizer.step()
     finally:
-        for group, rate, decay in zip(optimizer.param_groups, rates, decays):
-            group.update({} if rate is None else {"lr": rate}, **({} if decay is None else {"weight_decay": decay}))
+        for group, options in zip(optimizer.param_groups, former):
+            group.update(options)
         optimizer.zero_grad(set_to_none=True)
