@@ -28,7 +28,8 @@ def name_of(operator):
 @functools.cache
 def parameters_of(name):
     """Returns the names of an entry's parameters."""
-    return _core._overload_schema(name)[2]
+    _, parameters, _ = _core._overload_schema(name)
+    return [parameter["name"] for parameter in parameters]
 
 
 def takes(operator):
