@@ -52,12 +52,6 @@ def _first_clone(named):
     return "clone", {"self": named["self"]}
 
 
-def _rms_norm(named):
-    if named.get("eps") is None:
-        raise PassedOn("its eps follows from the dtype")
-    return "thalweg::rms_norm", named
-
-
 def _resampled(name, *scales):
     """Returns the rule of an operator that resizes images: its size, or its scales."""
 
@@ -85,7 +79,6 @@ REWRITTEN = {
     aten._reshape_alias.default: lambda named: ("as_strided", named),
     aten._unsafe_index.Tensor: _same("index.Tensor"),
     aten._unsafe_index_put.default: _same("index_put"),
-    aten._fused_rms_norm.default: _rms_norm,
     aten.lift_fresh_copy.default: _first_clone,
     aten.lift_fresh.default: _first_clone,
     # Here nothing is conjugated or negated when it is read: these compute their results.
