@@ -1,4 +1,7 @@
+"""Layouts of results and gradients."""
 
+import thalweg as torch
+import thalweg.nn.functional as F
 
 
 def test_gradients_keep_the_order_of_dimensions():
