@@ -59,9 +59,10 @@ def matches(shown, printed):
 
 
 def command_line():
-    """Returns the program `thalweg` if it is built."""
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    return next((path for path in (target / "debug/thalweg", target / "release/thalweg") if path.is_file()), None)
+    """Returns the program `thalweg` if it is built, after the last change of its sources."""
+    program = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), "debug/thalweg")
+    changed = max(path.stat().st_mtime for path in (ROOT / "crates/thalweg-cli/src").rglob("*.rs"))
+    return program if program.is_file() and program.stat().st_mtime >= changed else None
 
 
 def run_page(name, text):
@@ -79,9 +80,9 @@ def run_page(name, text):
                 last = json.loads(next(outputs))
             elif kind == "text output":
                 assert matches(block, last), f"{name} shows\n{block}\nbut the block before it prints\n{last}"
+            elif kind == "text console" and command_line() is None:
+                return f"{name}: the command line is not built"
             elif kind == "text console":
-                if command_line() is None:
-                    return f"{name}: the command line is not built"
                 run_console(name, block, folder)
 
 
