@@ -31,6 +31,9 @@ pub struct ReleaseArgs {
     /// The profile in which the wheel's extension module is compiled
     #[arg(long, value_name = "NAME", default_value = "bundle")]
     profile: String,
+    /// Leave machine code of common kernels out of the wheel: compiling it needs NVRTC
+    #[arg(long)]
+    no_kernels: bool,
 }
 
 /// A step of a release.
@@ -42,7 +45,7 @@ const STEPS: [(&str, Step); 5] = [
     ("tree", tree),
     ("book", |_, root| book(root)),
     ("crates", crates),
-    ("wheels", |options, root| wheels(&options.profile, root)),
+    ("wheels", wheels),
 ];
 
 /// Runs all steps, prints a line for each, and publishes unless it is a dry run. Returns whether all steps passed.
@@ -138,9 +141,14 @@ fn crates(options: &ReleaseArgs, root: &Path) -> Result<String, String> {
 }
 
 /// Builds the wheels.
-fn wheels(profile: &str, root: &Path) -> Result<String, String> {
+fn wheels(options: &ReleaseArgs, root: &Path) -> Result<String, String> {
     let xtask = env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
-    succeed(Command::new(&xtask).args(["wheel", "thalweg", "--profile", profile]).current_dir(root))?;
+    let mut command = Command::new(&xtask);
+    command.args(["wheel", "thalweg", "--profile", &options.profile]).current_dir(root);
+    if options.no_kernels {
+        command.arg("--no-kernels");
+    }
+    succeed(&mut command)?;
     let has_maturin = Command::new("maturin").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !has_maturin {
         return Ok("thalweg; thalweg-torch is left out, since maturin was not found".to_owned());
