@@ -120,10 +120,10 @@ fn the_page_says_what_show_says_of_what_ran_out_of_memory() {
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let out = squeezed(&asked.print(&["show", "s.pickle", "--gpu-memory", "1GiB", "--html", "page.html"]));
     let (_, said) = out.split_once("OUT OF MEMORY at entry 6: ").expect("it is said first");
-    let (said, _) = said.split_once(" tries others.").expect("the last of it is what to try");
+    let (said, _) = said.split_once(" tries other settings.").expect("the last of it is what to try");
     assert!(said.contains("of the GPU were outside the allocator. Most was held: 100.0 MiB"), "{said}");
     let page = fs::read_to_string(asked.0.join("page.html")).expect("it was written");
-    assert!(page.contains(&format!("Memory ran out at event 6: {said} tries others.")), "{said}");
+    assert!(page.contains(&format!("Memory ran out at event 6: {said} tries other settings.")), "{said}");
 }
 
 #[test]
