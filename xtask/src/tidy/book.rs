@@ -1,6 +1,6 @@
 //! The book: its summary has every page, and every link leads to a file and to a heading that exist.
 //!
-//! - Each Markdown file of `docs` has a line in `docs/SUMMARY.md`.
+//! - Each Markdown file of `docs` has a line in `docs/SUMMARY.md`. For decisions and the record a missing line is only a warning.
 //! - A link from a page of the book to another file of the repository is an address on GitHub ([`SOURCES`]), since the book has only
 //!   pages. The file of such an address exists.
 //! - Relative links exist, with their headings.
@@ -19,20 +19,22 @@ const SOURCES: [&str; 2] =
 
 /// Checks the Markdown files among files, whose texts are given by their paths.
 pub fn check(root: &Path, texts: &BTreeMap<String, String>, findings: &mut Vec<Finding>) {
-    let mut add = |file: &str, line, what: String| {
-        findings.push(Finding { level: Level::Error, file: file.to_owned(), line, what });
+    let mut add = |level, file: &str, line, what: String| {
+        findings.push(Finding { level, file: file.to_owned(), line, what });
     };
     let listed = texts.get(SUMMARY).map(|text| links(text)).unwrap_or_default();
     for page in texts.keys().filter_map(|file| file.strip_prefix("docs/")) {
         let is_listed = listed.iter().any(|(_, target)| target == page);
+        let is_internal = ["decisions/", "record/"].iter().any(|folder| page.starts_with(folder));
+        let level = if is_internal { Level::Warning } else { Level::Error };
         if page != "SUMMARY.md" && !is_listed {
-            add(SUMMARY, 0, format!("has no line for the page {page}"));
+            add(level, SUMMARY, 0, format!("has no line for the page {page}"));
         }
     }
     for (file, text) in texts {
         for (line, target) in links(text) {
             if let Some(what) = broken(root, texts, file, &target) {
-                add(file, line, format!("has a link that {what}: {target}"));
+                add(Level::Error, file, line, format!("has a link that {what}: {target}"));
             }
         }
     }
