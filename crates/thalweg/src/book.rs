@@ -23,4 +23,8 @@ pages! {
     WriteAnOperator "tutorials/write-an-operator.md"
     TrainOnTwoGpus "tutorials/train-on-two-gpus.md"
     CallsInRust "rust.md"
+    Audit "graph-audit.md"
+    Simulator "simulator.md"
+    Distributed "distributed.md"
+    Profiler "profiler.md"
 }
