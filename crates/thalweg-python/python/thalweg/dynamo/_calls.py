@@ -28,7 +28,7 @@ def name_of(operator):
 @functools.cache
 def parameters_of(name):
     """Returns the names of an entry's parameters."""
-    return _core._overload_schema(name)[2]
+    return [parameter["name"] for parameter in _core._overload_schema(name)[1]]
 
 
 def takes(operator):
