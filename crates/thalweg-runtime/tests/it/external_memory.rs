@@ -53,6 +53,34 @@ fn it_is_used_where_it_lies_and_given_back_once() {
 }
 
 #[test]
+fn memory_in_stream_order_goes_before_its_work_is_done() {
+    let device = device();
+    let [first, second] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    let dropped = Arc::default();
+    // SAFETY: nothing else uses the memory.
+    let in_order = || unsafe { memory(&device, &dropped).in_stream_order() };
+    let gate = Gate::close(&first);
+    let buffer = Buffer::external(&first, in_order()).unwrap();
+    fill(&first, &buffer, 1.0);
+    let owner = buffer.pointer();
+    drop(buffer);
+    assert_eq!(dropped.load(Ordering::SeqCst), 1, "{owner:?} is reused in the order of the stream");
+    // Another stream used it: its work is waited for.
+    let buffer = Buffer::external(&first, in_order()).unwrap();
+    let closed = Gate::close(&second);
+    fill(&second, &buffer, 1.0);
+    buffer.record_stream(&second);
+    drop(buffer);
+    assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    closed.open();
+    gate.open();
+    first.synchronize().unwrap();
+    second.synchronize().unwrap();
+    drop(Buffer::external(&first, in_order()).unwrap());
+    assert_eq!(dropped.load(Ordering::SeqCst), 3);
+}
+
+#[test]
 fn its_owner_goes_when_every_stream_that_used_it_is_done() {
     let device = device();
     let [first, second] = [(); 2].map(|()| Stream::new(&device).unwrap());
