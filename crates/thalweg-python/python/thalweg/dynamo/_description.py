@@ -36,9 +36,9 @@ class Description:
         """Adds a computation with integers, whose result is in a slot."""
         self._add("integer", (name, operands, slot), places(operands), f"an integer ({name})")
 
-    def external(self, function, arguments, results, is_one, changes, node):
-        """Adds a call of a function of PyTorch. `arguments` are slots."""
-        self._add("external", (function, arguments, results, is_one, changes), list(arguments), node)
+    def external(self, function, arguments, results, is_one, changes, node, bases=()):
+        """Adds a call of a function of PyTorch. `arguments` are slots, of views of the values of `bases` or of others."""
+        self._add("external", (function, arguments, results, is_one, changes), [*arguments, *bases], node)
 
     def record(self, slots, node):
         """Adds the use of values on the current stream, which is another one than that of their memory."""

@@ -1,4 +1,5 @@
-"""The results of a graph that are written where PyTorch reads them, instead of being copied."""
+"""The results of calls that are written where PyTorch reads them, instead of being copied: PyTorch reads the results of a graph and the
+arguments of its own calls."""
 
 import operator
 
@@ -30,12 +31,12 @@ def origin(node):
     return node, place
 
 
-def given_results(graph):
-    """Returns the results of calls that are results of a graph, or of which those are views: nodes with numbers of results."""
-    found = set()
-    for result in graph.output_node().args[0]:
-        if isinstance(result, torch.fx.Node) and isinstance(result.meta.get("val"), torch.Tensor):
-            node, place = origin(result)
-            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable:
-                found.add((node, place))
-    return found
+def origins(nodes):
+    """Returns the results of calls whose memory nodes have as their values: nodes with numbers of results."""
+    found = [origin(node) for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    return {(node, place) for node, place in found if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable}
+
+
+def results(graph):
+    """Returns the nodes that are results of a graph."""
+    return [one for one in graph.output_node().args[0] if isinstance(one, torch.fx.Node)]

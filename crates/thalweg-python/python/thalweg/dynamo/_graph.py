@@ -12,7 +12,7 @@ from thalweg._core import Place
 from . import _calls as calls
 from ._calls import PassedOn, takes
 from ._description import Description, places
-from ._given import given_results
+from ._given import origins, results
 from ._integers import Integers, Unknown
 from ._streams import is_of_streams, number_of, streams_of
 
@@ -41,9 +41,11 @@ class Importer:
         self._bases = {}
         self.taken, self.passed_on = 0, collections.Counter()
         self.device = device_of(gm.graph)
-        self._given = given_results(gm.graph)
         # Scalars of the CPU beside tensors of a GPU: those of the node at hand, and the numbers that were read from them.
         self._as_numbers, self._numbers = set(), {}
+        # What PyTorch reads: results of the graph, whose memory lives on, and arguments of its calls.
+        self._lasting = origins(results(gm.graph))
+        self._given = self._lasting.union(*(origins(node.all_input_nodes) for node in gm.graph.nodes if self._stays(node)))
         # The stream that steps run on now, and those that have written an input since the stream of the call waited for them.
         self.streams, self.uses_streams = streams_of(self.device), False
         self._stream, self._unjoined = None, set()
@@ -135,8 +137,8 @@ class Importer:
         # What a call writes into keeps its own strides.
         strides = [None if writes is not None else self._strides(one) for one in values]
         forms = self._forms(node, values, strides)
-        for slot, form in zip(slots, forms):
-            if form and form[2]:
+        for place, slot in enumerate(slots):
+            if (node, place) in self._lasting:
                 self._keep(slot)
         self._record(node, slots)
         self._made.call(name, arguments, list(zip(slots, strides, forms)), described(node), writes)
@@ -145,14 +147,25 @@ class Importer:
         self._values[node] = [Place(slot) for slot in slots] if isinstance(value, (list, tuple)) else Place(slots[0])
         self._note_base(node)
 
+    def _stays(self, node):
+        """Returns whether a call is PyTorch's because of its operator and its arguments."""
+        is_call = node.op == "call_function" and node.target is not operator.getitem and node.target not in _NOTHING
+        if not is_call or is_of_streams(node.target) or node.target is aten._native_batch_norm_legit_functional.default:
+            return False
+        try:
+            calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
+        except PassedOn:
+            return True
+        return False
+
     def _batch_norm(self, node, value):
         """Adds a batch normalization that returns the new running statistics: one that writes copies of the old ones."""
         arguments, slots, line = [self._argument(argument) for argument in node.args], [self._made.slot() for _ in value], described(node)
         forms = self._forms(node, value[:3], [self._strides(one) for one in value[:3]])
         for slot, old in zip(slots[3:], arguments[3:5]):
             self._made.call("clone", [old], [(slot, None, None)], line)
-        for slot, form in zip(slots, forms):
-            if form and form[2]:
+        for place, slot in enumerate(slots):
+            if (node, place) in self._lasting:
                 self._keep(slot)
         self._record(node, slots)
         results = [(slot, self._strides(one), form) for slot, one, form in zip(slots, value, forms)]
@@ -303,7 +316,8 @@ class Importer:
         changes = self._changes(node)
         self._made.kept += slots
         self._record(node, results)
-        self._made.external(Function(node.target, args, kwargs), slots, results, is_one, changes, described(node))
+        bases = [slot for base, place in origins(node.all_input_nodes) & self._given for slot in places(self._values.get(base))[place : place + 1]]
+        self._made.external(Function(node.target, args, kwargs), slots, results, is_one, changes, described(node), bases)
         for one, slot in zip([value] if is_one else value, results):
             self._note(one, slot)
         self._values[node] = Place(results[0]) if is_one else [Place(slot) for slot in results]
