@@ -81,7 +81,7 @@ def reason_against_capture(gm):
 
     reason = check_multiple_devices_or_any_cpu_nodes(get_device_node_mapping(gm))
     node = None if reason else get_first_incompatible_cudagraph_node(gm)
-    return reason or (f"{node.target} cannot be captured" if node is not None else None)
+    return (reason or "").removeprefix("skipping cudagraphs due to ") or (f"{node.target} cannot be captured" if node is not None else None)
 
 
 def captured(call, gm, inputs, kind, device):

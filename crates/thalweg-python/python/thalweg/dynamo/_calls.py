@@ -38,7 +38,9 @@ def takes(operator):
     """Returns whether calls of an operator are calls of the table."""
     if not isinstance(operator, torch._ops.OpOverload):
         return False
-    return operator in REWRITTEN or operator is aten._native_batch_norm_legit_functional.default or (operator.namespace == "aten" and name_of(operator) in _TABLE)
+    if operator in REWRITTEN or operator is aten._native_batch_norm_legit_functional.default:
+        return True
+    return operator.namespace == "aten" and name_of(operator) in _TABLE
 
 
 def _same(name, **renamed):

@@ -25,11 +25,12 @@ def tag():
 
 
 class Code(adapter().OutputCode):
-    """A graph as a description of a program, and the program, which is made at the first call in each process."""
+    """A graph as a description of a program, and the program, which a process that has loaded it makes at the first call."""
 
     def __init__(self, kind, description, device, streams, counts):
         self._kind, self._description, self._device, self._streams, self._counts = kind, description, device, streams, counts
-        self._call = None
+        # In the process that compiles, a program that cannot be made is an error of the compilation.
+        self._call = program(description, device, streams)
         # PyTorch's wrappers take over the attributes of the object, not of its class.
         self._boxed_call = True
 
