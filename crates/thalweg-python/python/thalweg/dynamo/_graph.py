@@ -67,6 +67,9 @@ class Importer:
         self._made.inputs.append(slot)
         self._values[node], self._bases[node] = Place(slot), slot
         self._note(node.meta.get("val"), slot)
+        if any(is_number_beside(node, user, self.device) for user in node.users):
+            # Read before the first loop waits, so that nothing is queued early for it.
+            self._number(node)
 
     def _get_attr(self, node):
         value = self._gm
