@@ -248,7 +248,7 @@ pub trait Module {
             false => Ok(tensor.clone()),
         };
         let converted = state::converted(&|visitor| self.visit(visitor), Location::caller(), &to_dtype)?;
-        state::replace(&mut |visitor| self.visit_mut(visitor), converted);
+        walk_mut(self, &mut state::replaced_by(converted));
         Ok(())
     }
 
@@ -261,7 +261,7 @@ pub trait Module {
     fn to_device(&mut self, device: &Device) -> Result<()> {
         let to_device = |tensor: &Tensor| tensor.to_device(device);
         let converted = state::converted(&|visitor| self.visit(visitor), Location::caller(), &to_device)?;
-        state::replace(&mut |visitor| self.visit_mut(visitor), converted);
+        walk_mut(self, &mut state::replaced_by(converted));
         Ok(())
     }
 

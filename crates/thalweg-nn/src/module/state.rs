@@ -7,7 +7,7 @@ use thalweg_runtime::{Error, Result};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
-use super::{Entry, EntryMut, Visit, walk_mut, walk_parts};
+use super::{Entry, EntryMut, Visit, walk_parts};
 
 /// Tensors by name, in the order of the module (`state_dict`).
 pub type StateDict = IndexMap<String, Tensor>;
@@ -155,19 +155,12 @@ pub(super) fn converted<'a>(
     })
 }
 
-/// Replaces every parameter and buffer by the next of these.
-pub(super) fn replace<'a>(
-    visit_mut: &mut dyn FnMut(&mut dyn FnMut(&str, EntryMut<'a>)),
-    tensors: Vec<Tensor>,
-) {
+/// Returns a function that replaces every parameter and buffer by the next of these.
+pub(super) fn replaced_by(tensors: Vec<Tensor>) -> impl FnMut(EntryMut<'_>) {
     let mut tensors = tensors.into_iter();
-    let mut put = |entry: EntryMut<'_>| {
+    move |entry| {
         if let EntryMut::Parameter(tensor) | EntryMut::Buffer(tensor) = entry {
             *tensor = tensors.next().expect("a tensor per tensor");
         }
-    };
-    visit_mut(&mut |_, entry| match entry {
-        EntryMut::Child(child) => walk_mut(child, &mut put),
-        entry => put(entry),
-    });
+    }
 }

@@ -147,11 +147,12 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     list
 }
 
-/// The kernels of an operator, by name: for each signature every second class, in turn with the signature and the operator's number,
-/// so that the operator has every class and every dtype, and the table every pair of them.
+/// The kernels of an operator, by name. Of several classes each signature has every second one, in turn with the signature and the
+/// operator's number: the operator has every class and every dtype, and the table every pair of them.
 fn kernels(number: usize, operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
-    let step = if compiles_everything() { 1 } else { 2 };
-    for (turn, signature) in (number..).zip(signatures(operator)) {
+    let signatures = signatures(operator);
+    let has_turns = signatures.len() > 1 && !compiles_everything();
+    for (turn, signature) in (number..).zip(signatures) {
         let mut bodies =
             vec![(operator.name.to_owned(), forward(operator, &signature).body.as_ref().clone())];
         let floating = |&input: &usize| signature.inputs[input].is_floating_point();
@@ -167,9 +168,9 @@ fn kernels(number: usize, operator: &'static LoopOp, found: &mut BTreeMap<String
             bodies.push((format!("{}_backward", operator.name), derived.body.as_ref().clone()));
         }
         for (name, body) in bodies {
-            for (rows, inner, transposed) in
-                spaces(operator, &body).into_iter().skip(turn % step).step_by(step)
-            {
+            let spaces = spaces(operator, &body);
+            let step = if has_turns && spaces.len() > 1 { 2 } else { 1 };
+            for (rows, inner, transposed) in spaces.into_iter().skip(turn % step).step_by(step) {
                 let class = plan(&body, &iteration(&body, &rows, &inner, transposed)).class;
                 let kernel = kernel(&name, signature.compute, body.clone(), class);
                 found.insert(kernel.name.clone(), kernel);
