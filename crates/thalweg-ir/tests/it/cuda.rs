@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thalweg_conformance::{ARCHITECTURES, compiler_accepts};
 use thalweg_ir::grad::gradient;
-use thalweg_ir::{Class, DType, Dimensions, Geometry, OutputPlace, Streamed, Value, cuda};
+use thalweg_ir::{Class, DType, Dimensions, Geometry, Kernel, OutputPlace, Streamed, Value, cuda};
 
 use crate::kernels::{
     self, contiguous, kernel, log_softmax, of_rows, pointwise, rows, softmax, strided, variance,
