@@ -105,9 +105,9 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
         let file = std::env::temp_dir().join(format!("thalweg-resumed-{name}-{}.pt", std::process::id()));
         let path = file.to_str().expect("a path of text");
         let run = |arguments: &[&str]| printed(&program, &[arguments, options].concat());
-        let whole = run(&["--steps", "10"]);
-        run(&["--steps", "7", "--save", path]);
-        let resumed = run(&["--steps", "3", "--resume", path]);
+        let whole = run(&["--steps", "5"]);
+        run(&["--steps", "3", "--save", path]);
+        let resumed = run(&["--steps", "2", "--resume", path]);
         assert_eq!(line(&resumed, last), line(&whole, last), "{name} {options:?}");
         std::fs::remove_file(&file).expect("it was saved");
     }
@@ -152,18 +152,18 @@ fn gpt_learns_saves_and_resumes() {
     let loss = |text: &str| line(text, "loss: ")["loss: ".len()..].parse::<f64>().expect("a number");
     let short = ["--batch", "8", "--sample", "5", "--prompt", "Love"];
     let first = printed(&program, &[&["--steps", "1"], &short[..]].concat());
-    let trained = printed(&program, &[&["--steps", "12", "--save", path], &short[..]].concat());
+    let trained = printed(&program, &[&["--steps", "8", "--save", path], &short[..]].concat());
     assert!(loss(&trained) < loss(&first), "{first}{trained}");
     assert!(trained.lines().any(|line| line.starts_with("Love")), "{trained}");
     let folder = file.with_extension("runs");
     let log = ["--log-dir", folder.to_str().expect("a path of text")];
-    let replayed = printed(&program, &[&["--steps", "12", "--graph"], &log[..], &short[..]].concat());
+    let replayed = printed(&program, &[&["--steps", "8", "--graph"], &log[..], &short[..]].concat());
     assert_eq!(line(&replayed, "loss: "), line(&trained, "loss: "), "replays are steps");
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("it was written");
     std::fs::remove_dir_all(&folder).expect("it was made");
     let logged: serde_json::Value =
         serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
-    assert_eq!((&logged["step"], &logged["tag"]), (&12.into(), &"loss".into()));
+    assert_eq!((&logged["step"], &logged["tag"]), (&8.into(), &"loss".into()));
     let value = logged["value"].as_f64().expect("a number");
     assert!((value - loss(&replayed)).abs() < 1e-3, "{logged} {replayed}");
     let resumed =
@@ -221,9 +221,9 @@ fn resnet_learns_saves_and_resumes() {
     let path = file.to_str().expect("a path of text");
     let loss = |text: &str| line(text, "loss: ")["loss: ".len()..].parse::<f64>().expect("a number");
     let first = printed(&program, &["--batch", "16", "--steps", "1"]);
-    let trained = printed(&program, &["--batch", "16", "--steps", "12", "--save", path]);
+    let trained = printed(&program, &["--batch", "16", "--steps", "8", "--save", path]);
     assert!(loss(&trained) < loss(&first), "{first}{trained}");
-    let replayed = printed(&program, &["--batch", "16", "--steps", "12", "--graph"]);
+    let replayed = printed(&program, &["--batch", "16", "--steps", "8", "--graph"]);
     assert_eq!(line(&replayed, "loss: "), line(&trained, "loss: "), "replays are steps");
     let resumed = printed(&program, &["--steps", "0", "--resume", path]);
     assert_eq!(line(&resumed, "test accuracy"), line(&trained, "test accuracy"));
