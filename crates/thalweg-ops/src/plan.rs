@@ -137,8 +137,11 @@ pub fn plan_in_lanes(body: &Body, iteration: &Iteration, wanted_lanes: Option<u1
         ..Class::new(geometry.row_shape.len() as u8, geometry.inner_shape.len() as u8)
     };
     let alignment_bytes = iteration.alignment_bytes;
-    let special = (wanted_lanes.and_then(|lanes| rows::held_by(lanes, body, &geometry, class, iteration)))
-        .or_else(|| rows::online(body, &geometry, class, alignment_bytes))
+    let online = rows::online(body, &geometry, class, alignment_bytes, wanted_lanes);
+    let is_online = online.as_ref().is_some_and(|class| Some(class.lanes) == wanted_lanes);
+    let held_by = || wanted_lanes.and_then(|lanes| rows::held_by(lanes, body, &geometry, class, iteration));
+    let special = (if is_online { None } else { held_by() })
+        .or(online)
         .or_else(|| rows::held(body, &geometry, class, iteration))
         .or_else(|| columns::side_by_side(body, &geometry, class, alignment_bytes))
         .or_else(|| points::transposed_class(body, &geometry, class, alignment_bytes))

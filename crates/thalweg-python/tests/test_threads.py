@@ -416,3 +416,14 @@ def test_threads_share_a_captured_function():
                 assert th.equal(fast(x), x.exp() + 1), number
     with often_switched():
         together(work, 4)
+
+
+def test_another_thread_reads_what_a_compiled_function_did_not_store():
+    from test_compile_widened import agree
+
+    def elsewhere(loss):
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+
+    agree(backward=elsewhere, classes=2050)

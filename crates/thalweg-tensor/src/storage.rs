@@ -57,6 +57,9 @@ pub(crate) trait Promise: Send + Sync {
     /// Returns the stream that the memory will belong to.
     fn stream(&self) -> &Stream;
 
+    /// Returns whether the work that writes the storage waits on the calling thread, if it waits.
+    fn is_of_this_thread(&self) -> bool;
+
     /// Allocates the memory.
     fn allocate(&self) -> Result<Buffer>;
 
@@ -114,6 +117,15 @@ impl Storage {
     /// Returns whether the memory is not allocated yet.
     pub(crate) fn is_pending(&self) -> bool {
         self.address.load(Ordering::Acquire) == PENDING
+    }
+
+    /// Gives the storage its memory if work of another thread is to write it.
+    pub(crate) fn keep_of_other_thread(&self) {
+        if let Some(promise) =
+            self.promise.get().filter(|promise| self.is_pending() && !promise.is_of_this_thread())
+        {
+            promise.keep(self);
+        }
     }
 
     /// Returns the size of the memory that is not allocated yet; `None` if it is.

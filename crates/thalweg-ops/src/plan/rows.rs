@@ -32,16 +32,25 @@ const POINTS_ONLINE: u64 = 32;
 const THREADS_ONLINE: u64 = 256;
 
 /// Returns the class in which rows of this geometry are read online, if the body allows it and the points are one dimension, as
-/// for held rows. Shorter rows are held, because a warp then has several of them in flight.
-pub(super) fn online(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
+/// for held rows. Shorter rows are held, because a warp then has several of them in flight. A composition may want a number of lanes.
+pub(super) fn online(
+    body: &Body,
+    geometry: &Geometry,
+    class: Class,
+    alignment_bytes: u64,
+    wanted_lanes: Option<u16>,
+) -> Option<Class> {
     let points = geometry.points();
     if class.inner_rank != 1 || points <= WARP_POINTS {
         return None;
     }
     let class = Class { repeated: repeated(body, geometry)?, ..class };
     Online::of(body, &class)?;
-    let vector = vector(body, geometry, &class, alignment_bytes);
+    let widest = vector(body, geometry, &class, alignment_bytes);
     let threads = points.div_ceil(POINTS_ONLINE).next_power_of_two().min(THREADS_ONLINE);
+    // Narrower vectors have fewer lanes.
+    let fits = |vector: &u8| Some((threads * u64::from(*vector)) as u16) == wanted_lanes;
+    let vector = [1, 2, 4, 8].into_iter().filter(|vector| *vector <= widest).find(fits).unwrap_or(widest);
     let lanes = (threads * u64::from(vector)) as u16;
     Some(Class { lanes, vector, online: true, ..class })
 }

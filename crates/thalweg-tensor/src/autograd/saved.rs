@@ -148,15 +148,16 @@ impl Saved {
     }
 
     /// Returns the tensor as memory for a gradient of its shape and dtype, by which the last pass may overwrite it. This requires
-    /// that it is kept unpacked and was not written since, is contiguous in row-major order, nothing else holds its memory, and
-    /// no other stream has used that. Call this before [`get`](Self::get).
+    /// that it is kept unpacked and was not written since, has memory, is contiguous in row-major order, nothing else holds its
+    /// memory, and no other stream has used that. Call this before [`get`](Self::get).
     pub(crate) fn reusable_memory(&self) -> Option<Tensor> {
         let state = self.state.lock();
         let State::Tensor(tensor, version) = state.as_ref()? else { return None };
         let storage = tensor.storage();
         let is_ours = Arc::strong_count(&tensor.0) == 1 && Storage::holders(storage) == 1;
         let stream = tensor.device().current_stream();
-        let fits = is_ours && tensor.is_contiguous() && storage.is_used_only_on(&stream);
+        let has_memory = storage.promised_bytes().is_none();
+        let fits = is_ours && has_memory && tensor.is_contiguous() && storage.is_used_only_on(&stream);
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 

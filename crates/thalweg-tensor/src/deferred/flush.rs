@@ -74,7 +74,9 @@ impl Window {
                 Known::Existing { .. } => None,
             })
             .collect();
-        let widening = if ends { waiters.widening(&alive) } else { Vec::new() };
+        // A captured graph computes what its own region needs.
+        let may_wait = ends && !stream.is_capturing().unwrap_or(true);
+        let widening = if may_wait { waiters.widening(&alive) } else { Vec::new() };
         let mut waits_on = Vec::new();
         if !widening.is_empty() {
             let length = waiters.key.len();

@@ -12,7 +12,8 @@
 //! # Invariants
 //! - Nothing notices the deferral: before every call that could, the runtime [queues what was deferred](thalweg_runtime::queue_deferred),
 //!   and so does a storage without memory before it returns an address ([`Promise`]).
-//! - Deferred loops of a thread belong to one stream: that on which they would have been queued.
+//! - Deferred loops of a thread belong to one stream: that on which they would have been queued. A loop that waits writes what only
+//!   loops of its own thread read without an address; other threads' loops make it run first.
 //! - A program that failed leaves its results without memory: every later use of them reports the failure.
 
 mod explain;
@@ -163,6 +164,8 @@ pub(crate) fn put_off(deferral: Deferral<'_>) -> Result<bool> {
     if deferral.is_refused() {
         return Ok(false);
     }
+    let places = deferral.read.iter().chain(&deferral.written);
+    places.for_each(|(storage, _)| storage.keep_of_other_thread());
     let window = window();
     if !window.accepts(&deferral) {
         queue_deferred(deferral.label)?;
@@ -207,6 +210,10 @@ impl Promise for Memory {
 
     fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    fn is_of_this_thread(&self) -> bool {
+        Arc::ptr_eq(&self.window, &window())
     }
 
     fn allocate(&self) -> Result<Buffer> {
