@@ -11,7 +11,7 @@ use thalweg::{Device, Stream, Tensor};
 
 use super::{Finding, ItemStatus, Report};
 
-/// The time that each part is timed for. The speed of a simulated GPU is of little interest.
+/// Returns the time that each part is timed for. The speed of a simulated GPU is of little interest.
 fn duration(device: &Device) -> Duration {
     Duration::from_millis(if device.is_simulated() { 25 } else { 250 })
 }
