@@ -20,9 +20,9 @@ use thalweg_ops::{
 /// matter.
 const UNIT: usize = 60;
 
-/// Returns the options of the compiler, without the warning of variables that are not used.
+/// Returns the options of the compiler. Kernels of the table may declare what they do not use.
 fn options() -> Vec<&'static str> {
-    [OPTIONS, &["--diag-suppress=177"]].concat()
+    [OPTIONS, &["--disable-warnings"]].concat()
 }
 
 /// Row extents, inner extents, and whether operands are transposed: one of every class that the planner knows.
