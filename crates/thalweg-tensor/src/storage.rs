@@ -312,6 +312,11 @@ impl DeferredHolder {
         Self(storage)
     }
 
+    /// Returns the storage.
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.0
+    }
+
     /// Returns whether only deferred loops hold the storage.
     pub(crate) fn is_alone(&self) -> bool {
         Storage::holders(&self.0) == 0

@@ -24,6 +24,12 @@ fn example(name: &str) -> Option<PathBuf> {
     found
 }
 
+/// Returns the README.
+fn readme() -> String {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
+    text.expect("it is text")
+}
+
 /// Runs an example on the device that the tests run on.
 fn run(program: &PathBuf, arguments: &[&str]) -> Output {
     let device = std::env::var("THALWEG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
@@ -62,9 +68,7 @@ fn digits_repeats_its_losses_captured_or_not() {
     if first.contains(", simulated, ") {
         // Pages are few, so it is the same on a GPU.
         let (_, reserved) = memory.split_once(", ").expect("the line has two figures");
-        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
-        let readme = readme.expect("it is text");
-        assert!(readme.contains(reserved), "the README says something else than {reserved}");
+        assert!(readme().contains(reserved), "the README says something else than {reserved}");
     }
     assert!(
         first.lines().last().is_some_and(|last| last.starts_with("test accuracy: ") && last.ends_with('%'))
@@ -73,6 +77,20 @@ fn digits_repeats_its_losses_captured_or_not() {
     assert_eq!(line(&run(&["--steps", "8"]), "losses: "), losses, "the same seed");
     assert_eq!(line(&run(&["--steps", "8", "--graph"]), "losses: "), losses, "captured and replayed");
     assert_ne!(line(&run(&["--steps", "8", "--seed", "1"]), "losses: "), losses, "another seed");
+}
+
+#[test]
+fn the_readmes_program_is_an_example_and_prints_what_the_readme_shows() {
+    let Some(program) = example("first") else { return };
+    let readme = readme();
+    let (_, rest) = readme.split_once("```rust\n").expect("the README has a program");
+    let (shown, rest) = rest.split_once("```\n\n```text output\n").expect("the program has an output");
+    let (output, _) = rest.split_once("```").expect("a block ends");
+    let source = include_str!("../../examples/first.rs");
+    assert!(shown.lines().all(|line| source.contains(line)), "examples/first.rs differs from:\n{shown}");
+    let run = Command::new(&program).output().expect("the example starts");
+    let printed = String::from_utf8(run.stdout).expect("text");
+    assert!(!printed.ends_with("'sim:0')\n") || printed == output, "the README shows {output} for {printed}");
 }
 
 #[test]
