@@ -150,7 +150,7 @@ fn a_capture_leaves_the_memory_of_transient_streams_alone() {
 #[test]
 fn work_of_a_transient_stream_is_waited_for() {
     for settings in SETTINGS {
-        let seeds = if cfg!(debug_assertions) { 0..5 } else { 0..60 };
+        let seeds = if cfg!(debug_assertions) { 0..3 } else { 0..60 };
         Check::new().seeds(seeds).memory_bytes(64 * MIB).run(|gpu| {
             let torch = Torch::new(gpu.devices(), settings);
             let (main, transient, third) = (torch.default_stream(0), torch.stream(0), torch.stream(0));
