@@ -114,7 +114,17 @@ fn kernels(options: &ThalwegWheelArgs, python: &Interpreter) -> Result<(), Strin
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut compiler = Command::new(cargo);
     compiler
-        .args(["run", "--quiet", "--profile", &options.profile, "-p", "thalweg-cli", "--bin", "thalweg", "--"])
+        .args([
+            "run",
+            "--quiet",
+            "--profile",
+            &options.profile,
+            "-p",
+            "thalweg-cli",
+            "--bin",
+            "thalweg",
+            "--",
+        ])
         .arg("precompile")
         .arg(&record)
         .args(["--archs", &options.archs.join(",")])

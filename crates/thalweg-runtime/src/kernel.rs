@@ -253,8 +253,7 @@ fn precompiled_folders(environment: &Environment) -> impl Iterator<Item = &PathB
 
 /// Returns the error of a missing compiler, with the sources that were tried before.
 fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalweg_driver::Error>) -> String {
-    let looked: Vec<_> =
-        precompiled_folders(environment).map(|path| path.display().to_string()).collect();
+    let looked: Vec<_> = precompiled_folders(environment).map(|path| path.display().to_string()).collect();
     let looked = if looked.is_empty() { "no folder".to_owned() } else { looked.join(", ") };
     match refused {
         None => format!(

@@ -173,7 +173,11 @@ mod tests {
         let mut missing = 0;
         for at in 0..whole.len() {
             let mut other = whole.clone();
-            if at % 2 == 0 { other.truncate(at) } else { other[at] ^= 0x55 }
+            if at % 2 == 0 {
+                other.truncate(at)
+            } else {
+                other[at] ^= 0x55
+            }
             fs::write(&path, other).unwrap();
             let found = Pack::open(&path).ok().and_then(|pack| pack.read(key("kernel 50").number()));
             assert!(found.is_none() || found == Some(image(50)), "byte {at}");

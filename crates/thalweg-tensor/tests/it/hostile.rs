@@ -247,6 +247,7 @@ const HARD: &[&str] = &[
     "_convert_weight_to_int4pack",
     "_cudnn_rnn",
     "_cudnn_rnn_backward",
+    "_fused_rms_norm_backward",
     "_upsample_nearest_exact3d.vec",
     "_weight_int4pack_mm",
     "adaptive_max_pool2d_backward",
