@@ -100,7 +100,7 @@ fn name_of(file: &Path) -> String {
     stem.rsplit_once('-').map_or(&*stem, |(name, _)| name).to_owned()
 }
 
-/// Compiles every source for every architecture, on all processors; returns the files, sorted.
+/// Compiles every source for every architecture, on all processors; returns the files in the order of the sources.
 fn compile_all(sources: &[Source], architectures: &[String], out: &Path) -> Result<Vec<PathBuf>, Failure> {
     let jobs: Vec<_> = sources
         .iter()
@@ -113,8 +113,11 @@ fn compile_all(sources: &[Source], architectures: &[String], out: &Path) -> Resu
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             let (sender, next, jobs) = (sender.clone(), &next, &jobs);
             scope.spawn(move || {
-                while let Some((source, architecture)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((source, architecture)) = jobs.get(number) else { return };
                     let result = precompile(out, &source.name, &source.text, architecture)
+                        .map(|file| (number, file))
                         .map_err(|error| Failure(format!("{} for {architecture}: {error}", source.name)));
                     // After a failure the results are no longer read, and the rest need not be compiled.
                     if sender.send(result).is_err() {
@@ -132,7 +135,7 @@ fn compile_all(sources: &[Source], architectures: &[String], out: &Path) -> Resu
             }
         }
         files.sort();
-        Ok(files)
+        Ok(files.into_iter().map(|(_, file)| file).collect())
     })
 }
 

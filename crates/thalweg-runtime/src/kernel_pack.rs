@@ -1,10 +1,13 @@
-//! Packs: the precompiled kernels for an architecture in one file, each compressed by itself, for packages that have thousands.
+//! Packs: the precompiled kernels for an architecture in one compressed file, for packages that have thousands.
 //!
 //! ```text
-//! magic, number of entries N                         16 bytes
-//! N × (hash of the inputs, place, packed length)     32 bytes each, in the order of the hashes
-//! N × machine code, packed with zlib
+//! magic, number of entries N                                              16 bytes
+//! N × (hash of the inputs, block's place and packed length, place in the
+//!      unpacked block, length)                                            40 bytes each, in the order of the hashes
+//! blocks of machine code, each packed with zlib
 //! ```
+//!
+//! A block has the code of a few kernels with similar names, which have much in common.
 //!
 //! The hash is the one that names an entry's file in a folder ([`EntryKey`]). An entry does not repeat its source, as a file does:
 //! of a hundred thousand kernels, two have the same 128 bits once in 10²⁸ packs. zlib's checksum finds a damaged entry, which
@@ -25,7 +28,10 @@ use thalweg_lock::Mutex;
 use crate::disk_cache::{self, EntryKey};
 
 const MAGIC: &[u8; 8] = b"thalwegk";
-const ROW: usize = 32;
+const ROW: usize = 40;
+
+/// The bytes of machine code from which a block is complete: one kernel is unpacked in less than a millisecond.
+const BLOCK: usize = 128 << 10;
 
 /// The most bytes of an index: a damaged number of entries does not make room for itself.
 const MOST_INDEX_BYTES: u64 = 64 << 20;
@@ -47,29 +53,41 @@ pub(crate) fn path(folder: &Path, architecture: &str) -> PathBuf {
 /// # Errors
 /// Returns an error if an entry cannot be read, or the pack cannot be written.
 pub fn pack(entries: &[PathBuf], architecture: &str, folder: &Path) -> io::Result<PathBuf> {
-    let mut packed = Vec::with_capacity(entries.len());
+    let mut rows = Vec::with_capacity(entries.len());
+    let (mut blocks, mut open) = (Vec::new(), Vec::new());
+    let head = 16 + ROW * entries.len();
+    let close = |rows: &mut Vec<(u128, [u64; 2], [u32; 2])>, open: &mut Vec<u8>, blocks: &mut Vec<u8>| {
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(open)?;
+        let packed = encoder.finish()?;
+        let block = [(head + blocks.len()) as u64, packed.len() as u64];
+        rows.iter_mut().filter(|row| row.1 == [0; 2]).for_each(|row| row.1 = block);
+        blocks.extend_from_slice(&packed);
+        open.clear();
+        io::Result::Ok(())
+    };
     for entry in entries {
         let (hash, image) = disk_cache::entry_of(entry)?;
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
-        encoder.write_all(&image)?;
-        packed.push((hash, encoder.finish()?));
+        rows.push((hash, [0; 2], [open.len() as u32, image.len() as u32]));
+        open.extend_from_slice(&image);
+        if open.len() >= BLOCK {
+            close(&mut rows, &mut open, &mut blocks)?;
+        }
     }
-    packed.sort();
-    packed.dedup_by_key(|entry| entry.0);
-    let mut head = MAGIC.to_vec();
-    head.extend_from_slice(&(packed.len() as u64).to_le_bytes());
-    let mut place = (head.len() + ROW * packed.len()) as u64;
-    for (hash, code) in &packed {
-        head.extend_from_slice(&hash.to_be_bytes());
-        head.extend_from_slice(&place.to_le_bytes());
-        head.extend_from_slice(&(code.len() as u64).to_le_bytes());
-        place += code.len() as u64;
+    close(&mut rows, &mut open, &mut blocks)?;
+    rows.sort_unstable();
+    let mut index = MAGIC.to_vec();
+    index.extend_from_slice(&(rows.len() as u64).to_le_bytes());
+    for (hash, [place, packed], [start, length]) in rows {
+        index.extend_from_slice(&hash.to_be_bytes());
+        index.extend_from_slice(&place.to_le_bytes());
+        index.extend_from_slice(&packed.to_le_bytes());
+        index.extend_from_slice(&start.to_le_bytes());
+        index.extend_from_slice(&length.to_le_bytes());
     }
     fs::create_dir_all(folder)?;
     let path = path(folder, architecture);
-    let parts: Vec<&[u8]> =
-        std::iter::once(&*head).chain(packed.iter().map(|(_, code)| code.as_slice())).collect();
-    disk_cache::replace(&path, &parts)?;
+    disk_cache::replace(&path, &[&index, &blocks])?;
     Ok(path)
 }
 
@@ -127,17 +145,17 @@ impl Pack {
     }
 
     fn unpacked(&self, row: &[u8; ROW]) -> Option<Vec<u8>> {
-        let number = |at: usize| u64::from_le_bytes(row[at..at + 8].try_into().expect("eight bytes"));
-        let (place, length) = (number(16), number(24));
-        let size = self.file.metadata().ok()?.len();
-        if place.checked_add(length)? > size {
+        let long = |at: usize| u64::from_le_bytes(row[at..at + 8].try_into().expect("eight bytes"));
+        let short = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes")) as usize;
+        let (place, packed, start, length) = (long(16), long(24), short(32), short(36));
+        if place.checked_add(packed)? > self.file.metadata().ok()?.len() {
             return None;
         }
-        let mut code = vec![0; usize::try_from(length).ok()?];
+        let mut code = vec![0; usize::try_from(packed).ok()?];
         self.file.read_exact_at(&mut code, place).ok()?;
-        let mut image = Vec::new();
-        ZlibDecoder::new(&*code).read_to_end(&mut image).ok()?;
-        Some(image)
+        let mut block = Vec::new();
+        ZlibDecoder::new(&*code).read_to_end(&mut block).ok()?;
+        block.get(start..start.checked_add(length)?).map(<[u8]>::to_vec)
     }
 }
 
@@ -153,7 +171,8 @@ mod tests {
     fn a_pack_has_each_entry_and_nothing_else() {
         let folder = std::env::temp_dir().join(format!("thalweg-pack-{}", std::process::id()));
         let names: Vec<String> = (0..100).map(|number| format!("kernel {number}")).collect();
-        let image = |number: usize| vec![number as u8; 10 * number];
+        // Several blocks.
+        let image = |number: usize| vec![number as u8; 100 * number];
         let mut files = Vec::new();
         for (number, name) in names.iter().enumerate() {
             disk_cache::write(&folder.join("files"), &key(name), &image(number)).unwrap();
@@ -171,7 +190,7 @@ mod tests {
         // Every cut and every changed byte is an error or a missing entry, and no crash.
         let whole = fs::read(&path).unwrap();
         let mut missing = 0;
-        for at in 0..whole.len() {
+        for at in (0..whole.len()).step_by(7) {
             let mut other = whole.clone();
             if at % 2 == 0 {
                 other.truncate(at)
@@ -183,7 +202,7 @@ mod tests {
             assert!(found.is_none() || found == Some(image(50)), "byte {at}");
             missing += usize::from(found.is_none());
         }
-        assert!(missing > whole.len() / 4, "{missing} of {} changes were found", whole.len());
+        assert!(missing > whole.len() / 28, "{missing} of {} changes were found", whole.len());
         fs::remove_dir_all(&folder).unwrap();
     }
 }
