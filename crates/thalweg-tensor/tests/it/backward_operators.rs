@@ -52,9 +52,7 @@ fn all() -> Value {
 
 #[test]
 fn convolutions() {
-    // Padding by a whole stride, which a dilation as large permits, is a part of the result that no window reaches.
-    for (is_transposed, groups, output_padding, dilation) in
-        [(false, 1, 0, 2), (false, 2, 0, 2), (true, 1, 1, 2), (true, 2, 0, 2), (true, 2, 2, 3)]
+    for (is_transposed, groups, output_padding) in [(false, 1, 0), (false, 2, 0), (true, 1, 1), (true, 2, 0)]
     {
         let x = leaf(&[2, 4, 6, 5], 1);
         let shape = if is_transposed { [4, 3, 3, 2] } else { [6, 4 / groups, 3, 2] };
@@ -64,9 +62,9 @@ fn convolutions() {
         let numbers = [
             ints(&[2, 2]),
             ints(&[1, 1]),
-            ints(&[1, dilation]),
+            ints(&[1, 2]),
             Value::Bool(is_transposed),
-            ints(&[output_padding.min(1), output_padding]),
+            ints(&[output_padding, output_padding]),
             Value::Int(groups as i64),
         ];
         let tensors = [&x, &weight, &bias].map(|tensor| Value::Tensor(tensor.clone()));
