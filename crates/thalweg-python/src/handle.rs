@@ -10,6 +10,7 @@ use thalweg::{DType, Scalar, Tensor, c128};
 use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::failure::{run, runtime};
+use crate::foreign;
 
 /// A tensor on one device (`torch.Tensor`): elements of one dtype, with a shape and strides.
 #[pyclass(name = "Tensor", module = "thalweg", subclass, weakref, dict, frozen)]
@@ -87,6 +88,9 @@ impl PyTensor {
 
     /// Returns a tensor as an object.
     pub fn object(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, Self>> {
+        if let Some(object) = foreign::object_of(py, &tensor) {
+            return Ok(object);
+        }
         Bound::new(py, Self::new(tensor))
     }
 

@@ -12,6 +12,7 @@ use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list}
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
 use crate::failure::{exception, run, runtime, type_error};
+use crate::foreign::gradient_of;
 use crate::handle::{Held, PyTensor};
 use crate::node::warn_of_missing_gradient;
 use crate::protocol::method;
@@ -184,9 +185,8 @@ impl PyTensor {
 
     #[setter]
     fn set_grad(slf: &Bound<'_, Self>, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
-        slf.tensor()
-            .set_grad(gradient.map(|gradient| gradient.tensor()))
-            .map_err(|error| exception(&error))?;
+        let value = gradient.map(gradient_of).transpose()?;
+        slf.tensor().set_grad(value).map_err(|error| exception(&error))?;
         Self::know_gradient(slf, gradient)
     }
 

@@ -15,7 +15,7 @@ use thalweg_ir::{
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, ExternalMemory, Label, Result, Stream};
 
-use crate::autograd::{AutogradMeta, Edge, ViewOf, is_grad_enabled, no_grad};
+use crate::autograd::{AutogradMeta, Edge, ForeignGradient, ViewOf, is_grad_enabled, no_grad};
 use crate::caller::{Operand, at_line, creating, in_call, label_at};
 use crate::deferred;
 use crate::deterministic::fills_now;
@@ -79,6 +79,8 @@ pub(crate) struct TensorState {
     /// The number of writes in place by this tensor and those made from it, if they do not count as writes by the other tensors
     /// over the storage.
     own_version: Option<Arc<AtomicU32>>,
+    /// The gradient that the tensor represents in the graph, if that is not made of elements of this tensor.
+    foreign: Option<Arc<dyn ForeignGradient>>,
 }
 
 /// Fills a tensor that was allocated without being written, if determinism requires it, and returns it.
@@ -157,6 +159,7 @@ impl Tensor {
             dtype,
             autograd,
             own_version: None,
+            foreign: None,
         }))
     }
 
@@ -164,7 +167,8 @@ impl Tensor {
     fn seen(&self, layout: Layout, dtype: DType, autograd: AutogradMeta) -> Self {
         let TensorState { storage, own_version, .. } = &*self.0;
         let (storage, own_version) = (storage.clone(), own_version.clone());
-        Self(Arc::new(TensorState { storage, layouts: Layouts::new(layout), dtype, autograd, own_version }))
+        let layouts = Layouts::new(layout);
+        Self(Arc::new(TensorState { storage, layouts, dtype, autograd, own_version, foreign: None }))
     }
 
     /// Copies a slice to a new tensor, row-major. `values` may change once this has returned.
@@ -460,6 +464,7 @@ impl Tensor {
             dtype: *dtype,
             autograd: AutogradMeta::leaf(false),
             own_version,
+            foreign: None,
         }))
     }
 
@@ -491,7 +496,7 @@ impl Tensor {
     pub(crate) fn check_gradient(&self, operator: &str, gradient: &Self) -> Result<()> {
         let fits = gradient.shape() == self.shape()
             && gradient.dtype() == self.dtype()
-            && gradient.device() == self.device();
+            && (gradient.device() == self.device() || gradient.foreign().is_some());
         if fits {
             return Ok(());
         }
@@ -507,7 +512,30 @@ impl Tensor {
     }
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
-        self.seen(self.layout().clone(), self.dtype(), autograd)
+        let mut made = self.seen(self.layout().clone(), self.dtype(), autograd);
+        if let (Some(foreign), Some(state)) = (&self.0.foreign, Arc::get_mut(&mut made.0)) {
+            state.foreign = Some(Arc::clone(foreign));
+        }
+        made
+    }
+
+    /// Returns the tensor, with its place in the graph, as what represents a gradient there that is not made of its elements.
+    #[must_use]
+    pub fn representing(&self, foreign: Arc<dyn ForeignGradient>) -> Self {
+        let autograd = AutogradMeta::leaf(false);
+        let autograd = match self.gradient_edge().filter(|_| !self.is_leaf()) {
+            Some(edge) => autograd.with_edge(edge),
+            None => autograd,
+        };
+        let mut made = self.seen(self.layout().clone(), self.dtype(), autograd);
+        let state = Arc::get_mut(&mut made.0).expect("nothing else holds the tensor yet");
+        state.foreign = Some(foreign);
+        made
+    }
+
+    /// Returns the gradient that the tensor represents, if that is not made of its elements.
+    pub fn foreign(&self) -> Option<&Arc<dyn ForeignGradient>> {
+        self.0.foreign.as_ref()
     }
 
     /// Returns whether the tensor's memory was allocated in inference mode (`torch.Tensor.is_inference`).

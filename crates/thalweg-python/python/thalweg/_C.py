@@ -4,7 +4,7 @@ import contextlib
 import sys
 import types
 
-from . import _c_functions, _core
+from . import _c_functions, _core, _transform_levels
 from ._core import (  # noqa: F401
     Tensor as TensorBase, _current_autograd_node, _current_graph_task_id, device, dtype, is_grad_enabled)
 from ._left_out import rest
@@ -40,6 +40,12 @@ _set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
 _is_torch_function_enabled = lambda: _core._overrides_off() == 0
 _DisableFuncTorch = contextlib.nullcontext
+
+
+def _are_functorch_transforms_active():
+    """Returns whether a transform of a function runs on this thread."""
+    return bool(_transform_levels.local.maps or _transform_levels.local.derivatives)
+
 
 
 def _get_accelerator(check=None):

@@ -117,7 +117,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def rename(module):
-    """Sets `__module__` of a module's classes and functions to PyTorch's name, because libraries read it."""
+    """Gives a module PyTorch's name, and its classes and functions as their `__module__`, because libraries read both."""
+    if module.__name__.partition(".")[0] == PACKAGE:
+        module.__name__ = "torch" + module.__name__.removeprefix(PACKAGE)
     for value in list(vars(module).values()):
         origin = getattr(value, "__module__", None)
         if not isinstance(origin, str) or origin.partition(".")[0] != PACKAGE or not (isinstance(value, type) or callable(value)):

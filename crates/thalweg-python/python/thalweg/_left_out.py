@@ -31,13 +31,13 @@ MODULES = {
         "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),
     "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
-    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
+    "sparse": _SPARSE, "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
         "_C", "_refs", "_prims", "_decomp", "_dispatch", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
         "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
-        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
+        "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
@@ -138,7 +138,7 @@ _WITHOUT_ATTRIBUTES = (
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
     "_ops", "_vmap_internals", "autograd.forward_ad", "distributed", "export", "fx", "hub", "library", "ops", "utils._python_dispatch",
-    "utils.benchmark", "utils.data", "utils.flop_counter"}
+    "utils.benchmark", "utils.data", "utils.flop_counter", "utils._foreach_utils", "nested"}
 
 
 def attributes(module, names=None):
@@ -229,6 +229,9 @@ class _Setting(contextlib.ContextDecorator):
 # Names that programs read, call or set in these modules at import time.
 _GIVEN = {
     "_tensor_str": {"PRINT_OPTS": None},
+    # Marks for a compiler of scripts, which programs put on their functions.
+    "_jit_internal": dict.fromkeys(("_copy_to_script_wrapper", "_overload", "_overload_method", "export", "ignore", "unused"), _kept) | {
+        "is_scripting": _false, "is_tracing": _false},
     "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
     "_inductor.config": {"patch": _Setting},

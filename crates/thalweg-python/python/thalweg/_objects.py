@@ -10,7 +10,7 @@ import collections
 import io
 import pickle
 
-from . import _core
+from . import _core, _foreign, _names
 from ._results import Size
 from ._storage import UntypedStorage
 from ._typed_storage import TypedStorage
@@ -35,6 +35,13 @@ class _Name:
 
 def _rebuilder(name, module="torch._utils"):
     return _Name(module, f"_rebuild_{name}")
+
+
+class _Layout:
+    """The name of a layout in a file."""
+
+    def __init__(self, name):
+        self.name = name
 
 
 class _Storage:
@@ -68,6 +75,11 @@ class _Pickler(pickle._Pickler):
         if isinstance(obj, Parameter):
             parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
             return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)
+        if isinstance(obj, _core.Tensor) and _foreign.is_sparse(obj):
+            parts = (obj._indices(), obj._values().detach(), Size(obj.shape), obj.is_coalesced())
+            return _rebuilder("sparse_tensor"), (_Layout("torch.sparse_coo"), parts)
+        if isinstance(obj, _Layout):
+            return _Name("torch.serialization", "_get_layout"), (obj.name,)
         if isinstance(obj, _core.Tensor):
             function, parts = self._tensor(obj)
             own = {name: value for name, value in attributes(obj).items() if name != "persistent" or not isinstance(obj, Buffer)}
@@ -161,7 +173,14 @@ def _tensor_of_class(function, kind, arguments, state):
 
 
 def _layout(name):
-    return getattr(_core, name.removeprefix("torch."))
+    own = name.removeprefix("torch.")
+    return getattr(_core, own, None) or getattr(_names, own)
+
+
+def _sparse_tensor(layout, parts):
+    from ._sparse import sparse_coo_tensor
+    indices, values, size, *rest = parts
+    return sparse_coo_tensor(indices, values, size, is_coalesced=bool(rest and rest[0]))
 
 
 _KNOWN = {
@@ -169,7 +188,7 @@ _KNOWN = {
     "torch._utils._rebuild_meta_tensor_no_storage": _tensor_without_memory, "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter, "torch._tensor._rebuild_from_type_v2": _tensor_of_class,
     "torch.Size": Size, "torch.device": _core.device, "torch.Tensor": _core.Tensor, "torch.nn.parameter.Parameter": Parameter,
-    "torch.serialization._get_layout": _layout,
+    "torch.serialization._get_layout": _layout, "torch._utils._rebuild_sparse_tensor": _sparse_tensor,
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter, "_codecs.encode": codecs.encode,
     # Files of protocol 2 use the names of Python 2.
     **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, bytes, complex)},

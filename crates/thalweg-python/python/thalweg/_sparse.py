@@ -13,6 +13,14 @@ _Off = _torch_functions.DisableTorchFunction
 class SparseTensor(Tensor):
     """A tensor by the places and the values of its elements. The first dimensions are sparse, those of the values dense."""
 
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            memo[id(self)] = _made(self._places.clone(), self._elements.detach().clone(), self.shape, self._coalesced, self.__dict__["layout"])
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return _rebuilt, (self._places, self._elements, tuple(self.shape), self._coalesced, str(self.__dict__["layout"]))
+
     is_sparse = property(lambda self: self.__dict__["layout"] is _names.sparse_coo)
     is_sparse_csr = property(lambda self: self.__dict__["layout"] is _names.sparse_csr)
 
@@ -26,6 +34,24 @@ def _made(indices, values, size, is_coalesced=False, layout=None):
         made = Tensor.as_subclass(_core.empty(list(size), dtype=values.dtype, device="meta"), SparseTensor)
     made.__dict__.update(_places=indices, _elements=values, _coalesced=is_coalesced, layout=layout or _names.sparse_coo)
     return made
+
+
+def _rebuilt(places, values, shape, is_coalesced, layout):
+    return _made(places, values, shape, is_coalesced, _names.sparse_csr if layout == "torch.sparse_csr" else None)
+
+
+def joined(first, second):
+    """Returns the sum of two sparse tensors with the values of both, which are added where they are read."""
+    if first._places.shape[0] != second._places.shape[0]:
+        return _add(first, second)
+    made = _made(_core.cat([first._places, second._places], 1), _core.cat([first._elements, second._elements]), first.shape)
+    return _coalesce(made) if made._places.shape[1] > made.shape.numel() else made
+
+
+def _write(x, other):
+    """Gives a sparse tensor the values of another one, in place."""
+    x.__dict__.update(_places=other._places, _elements=other._elements, _coalesced=other._coalesced)
+    return x
 
 
 def _numbers(value, dtype=None, device=None):
@@ -183,6 +209,25 @@ def _add(x, other, *, alpha=1):
     return _coalesce(_made(_core.cat([x._places, other._places], 1), _core.cat([x._elements, other._elements * alpha]), x.shape))
 
 
+def _add_(x, other, *, alpha=1):
+    if isinstance(x, SparseTensor):
+        if not isinstance(other, SparseTensor):
+            raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+        return _write(x, _add(x, other, alpha=alpha))
+    return x.index_put_(list(other._places.unbind(0)), (other._elements * alpha).to(x.dtype), accumulate=True)
+
+
+def _masked(x, mask):
+    """Returns the elements of a dense tensor at the places of a sparse one."""
+    if isinstance(x, SparseTensor):
+        x = _to_dense(x)
+    return _made(mask._places, x[tuple(mask._places.unbind(0))], mask.shape, mask._coalesced)
+
+
+def _zero_(x):
+    return _write(x, _made(x._places[:, :0], x._elements[:0].detach(), x.shape, True))
+
+
 def _sub(x, other, *, alpha=1):
     return _add(x, other, alpha=-alpha)
 
@@ -249,6 +294,10 @@ _FUNCTIONS = {
     "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _values(lambda values: values.detach()),
     "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
+    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": _zero_, "sparse_mask": _masked,
+    "mul_": lambda x, other: _write(x, _mul(x, other)), "__imul__": lambda x, other: _write(x, _mul(x, other)),
+    "div_": lambda x, other: _write(x, _div(x, other)), "detach_": lambda x: _write(x, _FUNCTIONS["detach"](x)),
+    "norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
 _OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",
                   "is_sparse", "is_sparse_csr"))

@@ -398,6 +398,13 @@ def register(plain):
         *plain[:1], *map(type, values), *plain[1:], _core.device, _core.Generator])
 
 
+def _make_wrapper_subclass(cls, size, *args, **kwargs):
+    """Returns an instance of a class without elements of its own: see `_dispatching.wrapper`."""
+    from . import _dispatching
+    return _dispatching.wrapper(cls, size, *args, **kwargs)
+
+
+Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
 Tensor.__torch_function__ = classmethod(_torch_function)
 Tensor.__torch_dispatch__ = staticmethod(_disabled_torch_dispatch_impl)
 Tensor.__init_subclass__ = classmethod(_init_subclass)

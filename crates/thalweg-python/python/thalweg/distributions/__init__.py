@@ -34,6 +34,16 @@ _NAMES = (
     "uniform", "weibull", "wishart")
 
 
+def _imported(module):
+    """Returns the `__getattr__` of such a module: names that PyTorch's imports there are those of this package and of its helpers."""
+    def __getattr__(name):
+        found = None if name.startswith("__") else globals().get(name) or vars(utils).get(name)
+        if found is None:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        return found
+    return __getattr__
+
+
 def _made():
     """Creates the modules in which PyTorch defines the classes."""
     known = {**vars(_continuous), **vars(_discrete), **vars(_multivariate), **vars(_composed), "ExponentialFamily": ExponentialFamily}
@@ -42,6 +52,7 @@ def _made():
     for place, names in places.items():
         module = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.distributions.{place}`.")
         vars(module).update({name: known[name] for name in names})
+        module.__getattr__ = _imported(module.__name__)
         sys.modules[module.__name__] = globals()[place] = module
 
 

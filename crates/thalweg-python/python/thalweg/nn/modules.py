@@ -47,7 +47,7 @@ _PLACES = {
     "padding": _named(_padding),
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
     "pooling": _named(_pooling),
-    "rnn": _named(_recurrent) | {"RNNBase": _recurrent._Recurrent, "RNNCellBase": _recurrent._RecurrentCell},
+    "rnn": _named(_recurrent),
     "sparse": _named(_layers, "Embedding"),
     "transformer": _named(_transformer),
     "upsampling": _named(_layers, "Upsampl"),
