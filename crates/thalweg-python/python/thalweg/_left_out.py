@@ -30,13 +30,12 @@ MODULES = {
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),
-    "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
     "sparse": _SPARSE, "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
         "_C", "_refs", "_prims", "_decomp", "_dispatch", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
-        "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
+        "utils._sympy", "utils._triton", "utils._cxx_pytree",
         "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
@@ -123,7 +122,9 @@ def placeholder(full, reason):
     """Returns the placeholder of a name that is left out. There is one per name."""
     if full not in _made:
         module, _, name = full.rpartition(".")
-        _made[full] = _LeftOut(name, (), {
+        # A warning or an exception is one, for filters and `except`.
+        bases = (Warning,) if name.endswith("Warning") else (Exception,) if name.endswith(("Error", "Exception")) else ()
+        _made[full] = _LeftOut(name, bases, {
             "__module__": module, "__qualname__": name, "__doc__": f"Left out: {reason}.", "__all__": [], "_full": full, "_reason": reason,
             "_refusal": f"{full} is left out: {reason}"})
     return _made[full]
@@ -138,7 +139,7 @@ _WITHOUT_ATTRIBUTES = (
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
     "_ops", "_vmap_internals", "autograd.forward_ad", "distributed", "export", "fx", "hub", "library", "ops", "utils._python_dispatch",
-    "utils.benchmark", "utils.data", "utils.flop_counter", "utils._foreach_utils", "nested"}
+    "utils.benchmark", "utils.data", "utils.flop_counter", "utils._foreach_utils", "nested", "quasirandom", "utils.weak"}
 
 
 def attributes(module, names=None):

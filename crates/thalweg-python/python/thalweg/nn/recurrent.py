@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import weakref
 
 from .. import _core
 from ..amp import get_autocast_dtype
@@ -22,7 +23,11 @@ def _in_region(state):
 
 
 class RNNBase(Module):
+    """The base class of recurrent networks."""
+
     _gates = 1
+    mode = property(lambda self: self._mode().upper(), doc="The kind of network.")
+    _flat_weight_refs = property(lambda self: [weakref.ref(parameter) for parameter in self._parameters.values()])
 
     def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
                  device=None, dtype=None, **others):

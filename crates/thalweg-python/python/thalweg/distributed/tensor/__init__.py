@@ -239,3 +239,5 @@ def full(size, fill_value, *, device_mesh=None, placements=None, **options):
 _types = types.ModuleType(f"{__name__}.placement_types", "Placements of the parts of a tensor (`torch.distributed.tensor.placement_types`).")
 vars(_types).update(Placement=Placement, Shard=Shard, Replicate=Replicate, Partial=Partial, _Partial=Partial)
 sys.modules[_types.__name__] = placement_types = _types
+
+from . import experimental  # noqa: E402

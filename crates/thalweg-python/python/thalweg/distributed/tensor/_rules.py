@@ -5,6 +5,7 @@ shape. Every other function is computed by each rank from entire tensors.
 """
 
 import math
+import threading
 
 from ... import _core, _torch_functions
 from ..._kinds import LIKE, LINEAR, OF_ELEMENTS, name_of
@@ -13,6 +14,13 @@ from ._placing import redistributed, used_in_parts
 
 Tensor = _core.Tensor
 
+class _Local(threading.local):
+    """Whether plain tensors are taken as entire ones on this thread."""
+
+    takes_plain = False
+
+
+local = _Local()
 _IN_PLACE = frozenset(f"{name}_" for name in (*OF_ELEMENTS, "add", "sub", "neg", "zero", "normal", "uniform"))
 
 
@@ -251,8 +259,20 @@ RULES = {"matmul": matmul, "mm": matmul, "bmm": matmul, "__matmul__": matmul, "_
          "unsqueeze": reshaped, "squeeze": reshaped, "unflatten": reshaped, "view_as": lambda call: call.args[0].view(call.args[1].shape)}
 
 
+def _all_divided(kind, args, kwargs):
+    """Returns arguments with plain tensors as tensors that are in one piece on each rank."""
+    from ...func._batching import replaced
+    from . import made
+    meshes = []
+    replaced((args, kwargs), lambda value: meshes.append(value.device_mesh) if isinstance(value, kind) else None)
+    whole = [Replicate()] * meshes[0].ndim
+    return replaced((args, kwargs), lambda value: value if isinstance(value, kind) else made(value, meshes[0], whole, value.shape))
+
+
 def result_of(kind, func, args, kwargs):
     """Returns the result of a function of divided tensors."""
+    if local.takes_plain:
+        args, kwargs = _all_divided(kind, args, kwargs)
     call, name = Call(kind, func, args, kwargs), name_of(func)
     if name in RULES:
         return RULES[name](call)
