@@ -142,6 +142,7 @@ _DIVIDED = {"linear": _linear, "matmul": _matmul, "cross_entropy_loss": _cross_e
 
 def through_class(cls, func, types, args, kwargs):
     """Returns the result of `__torch_dispatch__` for the operator that a function runs."""
+    func = _torch_functions.plain(func)
     name = getattr(func, "__name__", "")
     if name in ("to", "float", "double", "half", "bfloat16", "cuda", "cpu", "long", "int") and isinstance(args[0], cls):
         return _converted(cls, name, types, args, kwargs)
@@ -161,7 +162,7 @@ def through_class(cls, func, types, args, kwargs):
         # A function of Python is made of operators that the class receives.
         return getattr(func, "__wrapped__", func)(*args, **kwargs)
     if overload is None:
-        with _torch_functions.DisableTorchFunctionSubclass():
+        with _torch_functions.SubclassesOff():
             return func(*args, **kwargs)
     return dispatched(cls, overload, types, args, kwargs)
 

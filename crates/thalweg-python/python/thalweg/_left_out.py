@@ -6,6 +6,7 @@ are used.
 """
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -214,6 +215,16 @@ def _kept(fn=None, *args, **kwargs):
     return fn if fn is not None else lambda function: function
 
 
+def _marked(*args, **kwargs):
+    """Returns a decorator that leaves functions unchanged, for marks of a compiler."""
+    return lambda function: function
+
+
+def _of_library(name):
+    """Returns a function of `torch.library` by its name."""
+    return lambda *args, **kwargs: getattr(importlib.import_module(f"{__package__}.library"), name)(*args, **kwargs)
+
+
 class _Setting(contextlib.ContextDecorator):
     """A region or decorator that would change settings of a module that is left out. It changes nothing."""
 
@@ -229,13 +240,13 @@ class _Setting(contextlib.ContextDecorator):
 
 # Names that programs read, call or set in these modules at import time.
 _GIVEN = {
-    "_tensor_str": {"PRINT_OPTS": None},
+    "_tensor_str": {"PRINT_OPTS": None}, "_library.infer_schema": {"infer_schema": _of_library("infer_schema")},
     # Marks for a compiler of scripts, which programs put on their functions.
     "_jit_internal": dict.fromkeys(("_copy_to_script_wrapper", "_overload", "_overload_method", "export", "ignore", "unused"), _kept) | {
         "is_scripting": _false, "is_tracing": _false},
     "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
-    "_inductor.config": {"patch": _Setting},
+    "_inductor.config": {"patch": _Setting}, "_inductor.decomposition": {"register_decomposition": _marked}, "_decomp": {"register_decomposition": _marked},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
     "onnx": {"is_in_onnx_export": _false},

@@ -72,6 +72,10 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
+class NonDynamicallyQuantizableLinear(Linear):
+    """The last layer of attention, which libraries that quantize layers leave out."""
+
+
 class Bilinear(Module):
     """y = x1 · weight · x2 + bias, with a matrix for each output feature."""
 

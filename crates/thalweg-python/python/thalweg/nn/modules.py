@@ -41,7 +41,7 @@ _PLACES = {
     "instancenorm": _named(_layers, "InstanceNorm") | _named(_lazy, "LazyInstanceNorm"),
     "lazy": {"LazyModuleMixin": _lazy.LazyModuleMixin},
     "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity, _lazy.LazyLinear)}
-    | {"NonDynamicallyQuantizableLinear": _layers.Linear},
+    | {"NonDynamicallyQuantizableLinear": _layers.NonDynamicallyQuantizableLinear},
     "loss": _named(_losses),
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
     "padding": _named(_padding),

@@ -168,7 +168,7 @@ def _called(func, args, kwargs):
     name = getattr(func, "__name__", "")
     owner = _torch_functions.property_name(func) or name
     if owner in _OWN:
-        with _torch_functions.DisableTorchFunctionSubclass():
+        with _torch_functions.SubclassesOff():
             return func(*args, **kwargs)
     x = args[0] if args else None
     if owner in ("grad", "_grad", "data") and name in ("__get__", "__set__"):
