@@ -107,6 +107,8 @@ def _functional(name):
 _nn = _of("_nn", _functional)
 _nn._parse_to, _nn.flatten_dense_tensors, _nn.unflatten_dense_tensors = _parse_to, _flatten_dense_tensors, _unflatten_dense_tensors
 _of("_linalg", lambda name: None if name.startswith("__") else getattr(_core, name, None))
+# No kernels are chosen by what a processor supports.
+_of("_cpu", lambda name: _set_nothing if name.startswith("_is_") else None)
 _WeakTensorRef = _c_functions._WeakTensorRef
 globals().update(_c_functions.install(__name__))
 

@@ -1,6 +1,7 @@
 """Operators below autograd that modes and classes receive (`__torch_dispatch__`)."""
 
 import contextlib
+import copy
 import threading
 import types as python_types
 
@@ -156,6 +157,8 @@ def through_class(cls, func, types, args, kwargs):
             found, own = _torch_functions.overload_of(name, (args[0], list(args[1:])), kwargs)
         args = own if found is not None else args
         overload = None if found is None else ops.overload(found)
+    if name in ("__deepcopy__", "_deepcopy"):
+        return _copied(*args)
     if name == "__getitem__":
         return _item(*args)
     if overload is None and isinstance(func, python_types.FunctionType) and name not in _PLAIN or name == "backward":
@@ -165,6 +168,22 @@ def through_class(cls, func, types, args, kwargs):
         with _torch_functions.SubclassesOff():
             return func(*args, **kwargs)
     return dispatched(cls, overload, types, args, kwargs)
+
+
+def _copied(x, memo):
+    """Returns a copy of an instance of a class, by its own `clone`, with copies of further attributes."""
+    if id(x) in memo:
+        return memo[id(x)]
+    if not x.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.")
+    made = memo[id(x)] = x.detach().clone()
+    if type(made) is not type(x):
+        raise RuntimeError(f"The default implementation of __deepcopy__() for {type(x).__name__} needs a clone() that returns an instance of the class")
+    made.requires_grad_(x.requires_grad)
+    for attribute, value in x.__dict__.items():
+        if attribute not in made.__dict__:
+            made.__dict__[attribute] = copy.deepcopy(value, memo)
+    return made
 
 
 def dispatched(cls, overload, types, args, kwargs):

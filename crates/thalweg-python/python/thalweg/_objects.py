@@ -72,6 +72,10 @@ class _Pickler(pickle._Pickler):
     def reducer_override(self, obj):
         if is_lazy(obj):
             return NotImplemented
+        if isinstance(obj, _core.Tensor) and _foreign.is_wrapper(obj):
+            own = {name: value for name, value in obj.__dict__.items() if name not in ("_wrapper_device", "_has_wrapper_device")}
+            parts = (type(obj), obj.dtype, Size(obj.shape), tuple(obj.stride()), obj.storage_offset(), _Layout("torch.strided"), obj.device, obj.requires_grad)
+            return _rebuilder("from_type_v2", "torch._tensor"), (_rebuilder("wrapper_subclass"), type(obj), parts, own)
         if isinstance(obj, Parameter):
             parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
             return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)
@@ -165,16 +169,23 @@ def _parameter(data, requires_grad, hooks, state=None):
 def _tensor_of_class(function, kind, arguments, state):
     """Returns a tensor of a subclass, or a tensor with attributes."""
     made = function(*arguments)
-    if kind is not _core.Tensor:
+    if kind is not _core.Tensor and type(made) is not kind:
         made = kind._of(made) if hasattr(kind, "_of") else made.as_subclass(kind)
     if isinstance(state, tuple):
         state = {name: value for part in state if part for name, value in part.items()}
+    if _foreign.is_wrapper(made) and hasattr(kind, "__setstate__"):
+        made.__setstate__(state)
+        return made
     return with_attributes(made, state or {})
 
 
 def _layout(name):
     own = name.removeprefix("torch.")
     return getattr(_core, own, None) or getattr(_names, own)
+
+
+def _wrapper(kind, dtype, size, strides, storage_offset, layout, device, requires_grad):
+    return _core.Tensor._make_wrapper_subclass(kind, size, strides=strides, storage_offset=storage_offset, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def _sparse_tensor(layout, parts):
@@ -189,6 +200,7 @@ _KNOWN = {
     "torch._utils._rebuild_parameter_with_state": _parameter, "torch._tensor._rebuild_from_type_v2": _tensor_of_class,
     "torch.Size": Size, "torch.device": _core.device, "torch.Tensor": _core.Tensor, "torch.nn.parameter.Parameter": Parameter,
     "torch.serialization._get_layout": _layout, "torch._utils._rebuild_sparse_tensor": _sparse_tensor,
+    "torch._utils._rebuild_wrapper_subclass": _wrapper,
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter, "_codecs.encode": codecs.encode,
     # Files of protocol 2 use the names of Python 2.
     **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, bytes, complex)},

@@ -162,14 +162,8 @@ def take(function, found, args, kwargs):
             return result
     if _local.is_below:
         return _below(function, found, kinds, args, kwargs)
-    name = getattr(function, "__name__", "")
-    if found and name in _OF_FUNCTIONAL and function is getattr(_core, name):
-        import sys
-        function = getattr(sys.modules[f"{__package__}.nn.functional"], name)
     for value in found:
-        # A method that is called again reaches the operators of the class.
-        given = _Again(function) if _receives_operators(type(value)) and isinstance(function, _METHODS) else function
-        result = type(value).__torch_function__(given, kinds, args, kwargs)
+        result = type(value).__torch_function__(_given(function, type(value)), kinds, args, kwargs)
         if result is not NotImplemented:
             return result
     name = f"{getattr(function, '__module__', None) or 'torch'}.{getattr(function, '__qualname__', function)}"
@@ -177,6 +171,16 @@ def take(function, found, args, kwargs):
     if stack:
         text += f" nor in mode {stack[-1]}"
     raise TypeError(text)
+
+
+def _given(function, kind):
+    """Returns a function as a class receives it: by the name under which PyTorch has it, unless the class follows functions into operators."""
+    name = getattr(function, "__name__", "")
+    if name in _OF_FUNCTIONAL and function is getattr(_core, name) and not getattr(kind, "_follows_functions", False):
+        import sys
+        function = getattr(sys.modules[f"{__package__}.nn.functional"], name)
+    # A method that is called again reaches the operators of the class.
+    return _Again(function) if _receives_operators(kind) and isinstance(function, _METHODS) else function
 
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.FunctionType)
