@@ -10,8 +10,8 @@ use thalweg::autograd::{
 };
 use thalweg::tensor::autocast::{AutocastOptions, Region};
 
+use crate::external::gradient_of;
 use crate::failure::{call_python, exception, run, runtime, type_error};
-use crate::foreign::gradient_of;
 use crate::handle::{Held, PyTensor};
 use crate::node::{PyNode, object_of};
 

@@ -11,8 +11,8 @@ use thalweg::Tensor;
 use thalweg::autograd::{Gradients, HookHandle, Node};
 use thalweg_lock::Mutex;
 
+use crate::external::gradient_of;
 use crate::failure::{call_python, exception, run, runtime, type_error};
-use crate::foreign::gradient_of;
 use crate::handle::{Held, PyTensor};
 use crate::record::saved_hooks;
 

@@ -14,8 +14,8 @@ use thalweg::autograd::{
 };
 use thalweg_lock::Mutex;
 
+use crate::external::gradient_of;
 use crate::failure::{call_python, run, type_error};
-use crate::foreign::gradient_of;
 use crate::handle::{Held, PyTensor};
 use crate::node::{_NodeReference, gradient_objects, put_function};
 
@@ -128,7 +128,7 @@ impl Backward for PythonFunction {
         })
     }
 
-    fn takes_foreign(&self) -> bool {
+    fn takes_external(&self) -> bool {
         true
     }
 

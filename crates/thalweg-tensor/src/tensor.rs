@@ -15,7 +15,7 @@ use thalweg_ir::{
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, ExternalMemory, Label, Result, Stream};
 
-use crate::autograd::{AutogradMeta, Edge, ForeignGradient, ViewOf, is_grad_enabled, no_grad};
+use crate::autograd::{AutogradMeta, Edge, ExternalGradient, ViewOf, is_grad_enabled, no_grad};
 use crate::caller::{Operand, at_line, creating, in_call, label_at};
 use crate::deferred;
 use crate::deterministic::fills_now;
@@ -80,7 +80,7 @@ pub(crate) struct TensorState {
     /// over the storage.
     own_version: Option<Arc<AtomicU32>>,
     /// The gradient that the tensor represents in the graph, if that is not made of elements of this tensor.
-    foreign: Option<Arc<dyn ForeignGradient>>,
+    external: Option<Arc<dyn ExternalGradient>>,
 }
 
 /// Fills a tensor that was allocated without being written, if determinism requires it, and returns it.
@@ -159,7 +159,7 @@ impl Tensor {
             dtype,
             autograd,
             own_version: None,
-            foreign: None,
+            external: None,
         }))
     }
 
@@ -168,7 +168,7 @@ impl Tensor {
         let TensorState { storage, own_version, .. } = &*self.0;
         let (storage, own_version) = (storage.clone(), own_version.clone());
         let layouts = Layouts::new(layout);
-        Self(Arc::new(TensorState { storage, layouts, dtype, autograd, own_version, foreign: None }))
+        Self(Arc::new(TensorState { storage, layouts, dtype, autograd, own_version, external: None }))
     }
 
     /// Copies a slice to a new tensor, row-major. `values` may change once this has returned.
@@ -464,7 +464,7 @@ impl Tensor {
             dtype: *dtype,
             autograd: AutogradMeta::leaf(false),
             own_version,
-            foreign: None,
+            external: None,
         }))
     }
 
@@ -496,7 +496,7 @@ impl Tensor {
     pub(crate) fn check_gradient(&self, operator: &str, gradient: &Self) -> Result<()> {
         let fits = gradient.shape() == self.shape()
             && gradient.dtype() == self.dtype()
-            && (gradient.device() == self.device() || gradient.foreign().is_some());
+            && (gradient.device() == self.device() || gradient.external().is_some());
         if fits {
             return Ok(());
         }
@@ -513,15 +513,15 @@ impl Tensor {
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
         let mut made = self.seen(self.layout().clone(), self.dtype(), autograd);
-        if let (Some(foreign), Some(state)) = (&self.0.foreign, Arc::get_mut(&mut made.0)) {
-            state.foreign = Some(Arc::clone(foreign));
+        if let (Some(external), Some(state)) = (&self.0.external, Arc::get_mut(&mut made.0)) {
+            state.external = Some(Arc::clone(external));
         }
         made
     }
 
     /// Returns the tensor, with its place in the graph, as what represents a gradient there that is not made of its elements.
     #[must_use]
-    pub fn representing(&self, foreign: Arc<dyn ForeignGradient>) -> Self {
+    pub fn representing(&self, external: Arc<dyn ExternalGradient>) -> Self {
         let autograd = AutogradMeta::leaf(false);
         let autograd = match self.gradient_edge().filter(|_| !self.is_leaf()) {
             Some(edge) => autograd.with_edge(edge),
@@ -529,13 +529,13 @@ impl Tensor {
         };
         let mut made = self.seen(self.layout().clone(), self.dtype(), autograd);
         let state = Arc::get_mut(&mut made.0).expect("nothing else holds the tensor yet");
-        state.foreign = Some(foreign);
+        state.external = Some(external);
         made
     }
 
     /// Returns the gradient that the tensor represents, if that is not made of its elements.
-    pub fn foreign(&self) -> Option<&Arc<dyn ForeignGradient>> {
-        self.0.foreign.as_ref()
+    pub fn external(&self) -> Option<&Arc<dyn ExternalGradient>> {
+        self.0.external.as_ref()
     }
 
     /// Returns whether the tensor's memory was allocated in inference mode (`torch.Tensor.is_inference`).

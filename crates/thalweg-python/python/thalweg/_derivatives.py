@@ -6,7 +6,7 @@ names, for each argument that has a gradient, the function that computes it from
 
 import math
 
-from . import _core, _foreign, ops
+from . import _core, _external, ops
 from .autograd.function import BackwardCFunction
 
 Tensor = _core.Tensor
@@ -43,7 +43,7 @@ class Arguments:
         return found
 
 
-def _fitted(gradient, shape, dtype):
+def _in_shape_of(gradient, shape, dtype):
     """Returns a gradient in the shape and the dtype of its argument, summed where that was broadcast."""
     shape = tuple(shape)
     if tuple(gradient.shape) != shape:
@@ -250,7 +250,7 @@ def _gradients(call, saved, rule, described, gradients):
             results.append(None)
             continue
         made = found[parameter]() if place is None else found[parameter](place)
-        results.append(_fitted(made, shape, dtype))
+        results.append(_in_shape_of(made, shape, dtype))
     return results
 
 

@@ -5,7 +5,7 @@ import copy
 import threading
 import types as python_types
 
-from . import _core, _foreign, _torch_functions, ops
+from . import _core, _external, _torch_functions, ops
 
 Tensor = _core.Tensor
 
@@ -245,7 +245,7 @@ def wrapper(cls, size, strides=None, storage_offset=0, memory_format=None, dtype
     with _torch_functions.DisableTorchFunction():
         made.requires_grad_(bool(requires_grad))
     made.__dict__["_wrapper_device"] = _core.device(device) if device is not None else _core.get_default_device()
-    _foreign.expected()
+    _external.expected()
     _give_device(cls)
     return made
 

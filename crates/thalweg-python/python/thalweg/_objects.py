@@ -10,7 +10,7 @@ import collections
 import io
 import pickle
 
-from . import _core, _foreign, _names
+from . import _core, _external, _names
 from ._results import Size
 from ._storage import UntypedStorage
 from ._typed_storage import TypedStorage
@@ -72,14 +72,14 @@ class _Pickler(pickle._Pickler):
     def reducer_override(self, obj):
         if is_lazy(obj):
             return NotImplemented
-        if isinstance(obj, _core.Tensor) and _foreign.is_wrapper(obj):
+        if isinstance(obj, _core.Tensor) and _external.is_wrapper(obj):
             own = {name: value for name, value in obj.__dict__.items() if name not in ("_wrapper_device", "_has_wrapper_device")}
             parts = (type(obj), obj.dtype, Size(obj.shape), tuple(obj.stride()), obj.storage_offset(), _Layout("torch.strided"), obj.device, obj.requires_grad)
             return _rebuilder("from_type_v2", "torch._tensor"), (_rebuilder("wrapper_subclass"), type(obj), parts, own)
         if isinstance(obj, Parameter):
             parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
             return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)
-        if isinstance(obj, _core.Tensor) and _foreign.is_sparse(obj):
+        if isinstance(obj, _core.Tensor) and _external.is_sparse(obj):
             parts = (obj._indices(), obj._values().detach(), Size(obj.shape), obj.is_coalesced())
             return _rebuilder("sparse_tensor"), (_Layout("torch.sparse_coo"), parts)
         if isinstance(obj, _Layout):
@@ -173,7 +173,7 @@ def _tensor_of_class(function, kind, arguments, state):
         made = kind._of(made) if hasattr(kind, "_of") else made.as_subclass(kind)
     if isinstance(state, tuple):
         state = {name: value for part in state if part for name, value in part.items()}
-    if _foreign.is_wrapper(made) and hasattr(kind, "__setstate__"):
+    if _external.is_wrapper(made) and hasattr(kind, "__setstate__"):
         made.__setstate__(state)
         return made
     return with_attributes(made, state or {})

@@ -7,7 +7,7 @@ Gradients are those of the values. A function that needs something else is refus
 
 import itertools
 
-from . import _core, _foreign, _kinds, _names, _torch_functions
+from . import _core, _external, _kinds, _names, _torch_functions
 
 __all__ = ["as_nested_tensor", "masked_select", "narrow", "nested_tensor", "nested_tensor_from_jagged", "to_padded_tensor"]
 Tensor = _core.Tensor
@@ -80,7 +80,7 @@ class NestedTensor(Tensor):
 
 
 def _made(values, rows, ragged=1, layout=None):
-    _foreign.expected()
+    _external.expected()
     with _Off():
         made = Tensor.as_subclass(_core.empty([0], dtype=values.dtype, device="meta"), NestedTensor)
     # The tensor in the graph is that of the values.
@@ -437,7 +437,7 @@ _FUNCTIONS = {
     "is_floating_point": lambda x: x._values.is_floating_point(), "is_complex": lambda x: x._values.is_complex(), "get_device": lambda x: x._values.get_device(),
     "element_size": lambda x: x._values.element_size(), "tolist": _refused("tolist"), "_numpy": _refused("numpy"), "numpy": _refused("numpy"), "item": _refused("item"),
     "requires_grad_": _written("requires_grad_"), "zero_": _written("zero_"), "detach_": _written("detach_"), "retain_grad": _written("retain_grad"),
-    "register_hook": lambda x, hook: x._values.register_hook(lambda gradient: _foreign.in_graph(hook(_like(x, gradient)))),
+    "register_hook": lambda x, hook: x._values.register_hook(lambda gradient: _external.in_graph(hook(_like(x, gradient)))),
     "expand": lambda x, *sizes: x, "__repr__": _shown, "_repr": _shown, "__str__": _shown, "__format__": _shown, "record_stream": _written("record_stream"),
     "backward": lambda x, gradient=None, *args, **kwargs: x._values.backward(gradient if gradient is None else gradient._values, *args, **kwargs)}
 # These are not functions of dense tensors.
@@ -460,7 +460,7 @@ def _called(func, args, kwargs):
     name, owner = _kinds.name_of(func), _torch_functions.property_name(func)
     x = args[0] if args else None
     if owner is not None and getattr(func, "__name__", "") == "__set__":
-        return setattr(x._values, owner, _foreign.in_graph(args[1]))
+        return setattr(x._values, owner, _external.in_graph(args[1]))
     if owner in _OF_VALUES:
         return getattr(x._values, owner)
     if owner == "grad":

@@ -455,7 +455,7 @@ impl Pass {
                 }
                 None => edge.node.kept.as_ref()?.get(),
             };
-            let fits = |sum: &Tensor| sum.is_contiguous() && !sum.is_inference() && sum.foreign().is_none();
+            let fits = |sum: &Tensor| sum.is_contiguous() && !sum.is_inference() && sum.external().is_none();
             sum.filter(fits).map(|sum| (input, sum))
         };
         (0..node.edges.len()).filter_map(sum).collect()
@@ -620,16 +620,16 @@ fn stream_of<'a>(node: &'a Node, caller: &'a Stream, captures: bool) -> &'a Stre
 
 /// Returns a gradient as a node takes it.
 fn taken(node: &Node, gradient: Tensor) -> Result<Tensor> {
-    match gradient.foreign() {
-        Some(foreign) if !node.function.takes_foreign() => foreign.dense(),
+    match gradient.external() {
+        Some(external) if !node.function.takes_external() => external.dense(),
         _ => Ok(gradient),
     }
 }
 
 /// Makes a gradient that is ready on one stream ready on another.
 fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
-    // The elements of a foreign gradient are read on the current stream of their device.
-    if tensor.foreign().is_some() && !is_one_driver(from.device(), to.device()) {
+    // The elements of a external gradient are read on the current stream of their device.
+    if tensor.external().is_some() && !is_one_driver(from.device(), to.device()) {
         let reader = from.device().current_stream();
         if reader != *from {
             reader.wait_stream(from)?;

@@ -16,8 +16,8 @@ use crate::tensor::Tensor;
 
 /// A gradient that is not made of a tensor's elements: a sparse tensor, or one of a program's own class. A tensor without memory
 /// represents it in the graph, with its shape and its dtype ([`Tensor::representing`]).
-pub trait ForeignGradient: Any + Send + Sync {
-    /// Returns the sum of two gradients, of which at least one is foreign.
+pub trait ExternalGradient: Any + Send + Sync {
+    /// Returns the sum of two gradients, of which at least one is external.
     ///
     /// # Errors
     /// Those of the addition.
@@ -32,8 +32,8 @@ pub trait ForeignGradient: Any + Send + Sync {
 
 /// Returns the sum of two gradients.
 pub(super) fn sum_of(first: &Tensor, second: &Tensor) -> Result<Tensor> {
-    match first.foreign().or_else(|| second.foreign()) {
-        Some(foreign) => foreign.sum(first, second),
+    match first.external().or_else(|| second.external()) {
+        Some(external) => external.sum(first, second),
         None => first.add(second),
     }
 }
@@ -124,8 +124,8 @@ impl KeptGradient {
 /// Returns whether a gradient is added to an existing one in place, as PyTorch does.
 fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
     let fits = earlier.dtype() == arrived.dtype() && earlier.shape() == arrived.shape();
-    fits && !earlier.foreign().is_some()
-        && !arrived.foreign().is_some()
+    fits && !earlier.external().is_some()
+        && !arrived.external().is_some()
         && !is_grad_enabled()
         && !earlier.layout().may_overlap()
         && !earlier.is_inference()
@@ -133,9 +133,9 @@ fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
 
 /// Returns a gradient in memory that it does not share, since a kept gradient may be written in place, and in its leaf's order of
 /// dimensions (row-major, if the leaf has gaps), so that an optimizer traverses both in the same order. Returns `arrived` itself
-/// if this is already so and only this pass holds it, else a copy. A foreign gradient is kept as it is.
+/// if this is already so and only this pass holds it, else a copy. A external gradient is kept as it is.
 fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
-    if arrived.foreign().is_some() {
+    if arrived.external().is_some() {
         return Ok(arrived.clone());
     }
     let is_ours = Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
@@ -166,7 +166,7 @@ impl Backward for Accumulate {
         "accumulate"
     }
 
-    fn takes_foreign(&self) -> bool {
+    fn takes_external(&self) -> bool {
         true
     }
 

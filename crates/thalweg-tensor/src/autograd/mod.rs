@@ -85,7 +85,7 @@ pub use edge::{Backpropagation, run_backward};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use halves::{BackwardWeights, backward_input};
 pub use hook_list::HookHandle;
-pub use leaf::ForeignGradient;
+pub use leaf::ExternalGradient;
 pub(crate) use meta::{AutogradMeta, ViewOf};
 pub use mode::{
     NoGrad, enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad,

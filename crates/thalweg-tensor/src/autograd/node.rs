@@ -58,7 +58,7 @@ pub trait Backward: Send + Sync {
 
     /// Returns whether the function takes gradients that are not made of elements. Others receive such a gradient as a tensor with
     /// elements.
-    fn takes_foreign(&self) -> bool {
+    fn takes_external(&self) -> bool {
         false
     }
 

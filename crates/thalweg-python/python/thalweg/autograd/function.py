@@ -5,7 +5,7 @@ import inspect
 import operator
 import warnings
 
-from .. import _core, _foreign
+from .. import _core, _external
 from .. import _transform_levels as _levels
 
 
@@ -271,7 +271,7 @@ class Function(metaclass=FunctionMeta):
         # An input that is returned becomes a separate result, but is saved as the input.
         kept_as = [None if result is None or any(result is value for value in inputs) else result for result in results]
         ctx._saved = _core._SavedTensors(list(ctx._kept), kept_as)
-        ctx._objects = {place: value for place, value in enumerate(ctx._kept) if _foreign.is_own_class(value)}
+        ctx._objects = {place: value for place, value in enumerate(ctx._kept) if _external.is_own_class(value)}
         marked = ctx._without_gradient
         described = [(value.shape, value.dtype, value.device, ctx._materialize_non_diff_grads or not any(value is one for one in marked))
                      if isinstance(value, _core.Tensor) else None for value in listed]
@@ -299,7 +299,7 @@ class Function(metaclass=FunctionMeta):
                     return one
             if any(value is other for other in marked):
                 return value
-            if _foreign.is_own_class(value) and not any(value is one for one in args):
+            if _external.is_own_class(value) and not any(value is one for one in args):
                 value._take_history(recorded)
                 return value
             return recorded

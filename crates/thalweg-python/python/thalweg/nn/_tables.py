@@ -1,6 +1,6 @@
 """Rows of tables whose gradients are sparse (`nn.Embedding(sparse=True)`, `nn.EmbeddingBag(sparse=True)`)."""
 
-from .. import _core, _foreign
+from .. import _core, _external
 from .._sparse import sparse_coo_tensor
 from ..autograd.function import Function
 
@@ -12,7 +12,7 @@ class Rows(Function):
     def forward(ctx, weight, indices, padding_idx):
         ctx.save_for_backward(indices)
         ctx.padding_idx, ctx.shape = padding_idx, weight.shape
-        _foreign.expected()
+        _external.expected()
         return _core.embedding(weight, indices, padding_idx, False)
 
     @staticmethod

@@ -65,7 +65,7 @@ def adam(group, parameter, gradient, state):
 
 def step(optimizer, group, parameter, gradient, state):
     """Steps a parameter by a sparse gradient."""
-    from .._foreign import check_step
+    from .._external import check_step
     check_step(optimizer, gradient)
     optimizer._sparse_step(group, parameter, -gradient if group["maximize"] else gradient, state)
 

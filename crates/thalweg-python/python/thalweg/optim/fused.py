@@ -3,7 +3,7 @@
 import inspect
 import math
 
-from .. import _core, _foreign
+from .. import _core, _external
 from . import _composing, _sparse
 from .optimizer import Optimizer, check_rate, evaluated, recording
 
@@ -205,14 +205,14 @@ class Fused(Optimizer):
         if self._asks_operators is None:
             self._asks_operators = any(group.get("differentiable") for group in self.param_groups) or any(
                 _composing.has_gaps(parameter) for parameter in self._parameters())
-        composes = self._asks_operators or self._has_foreign_gradients() or any(not self._is_allowed(group) for group in self.param_groups)
+        composes = self._asks_operators or self._has_external_gradients() or any(not self._is_allowed(group) for group in self.param_groups)
         if composes:
             self._give_up()
         return composes
 
-    def _has_foreign_gradients(self):
+    def _has_external_gradients(self):
         """Returns whether a gradient is not made of elements, as sparse ones are."""
-        return _foreign.may_exist and any(type(parameter.grad) not in (_core.Tensor, type(None)) for parameter in self._parameters())
+        return _external.may_exist and any(type(parameter.grad) not in (_core.Tensor, type(None)) for parameter in self._parameters())
 
     def _is_allowed(self, group):
         """Returns whether the kernels accept the options of a group."""
@@ -227,7 +227,7 @@ class Fused(Optimizer):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         gradient = parameter.grad if group.get("differentiable") else parameter.grad.detach()
-                        step = _sparse.step if _foreign.may_exist and _foreign.is_sparse(gradient) else _composing.step
+                        step = _sparse.step if _external.may_exist and _external.is_sparse(gradient) else _composing.step
                         step(self, group, parameter, gradient, self._state[parameter])
 
     def _new(self, options):

@@ -2,7 +2,7 @@
 
 import collections
 
-from .. import _core, _foreign
+from .. import _core, _external
 from .optimizer import Optimizer
 
 # The constants of the line search: the fraction of the slope by which the loss must fall, the fraction of the slope that may
@@ -208,7 +208,7 @@ class LBFGS(Optimizer):
 
 def _dense(gradient):
     """Returns a gradient with all its elements, outside the graph."""
-    return gradient.to_dense().detach() if _foreign.may_exist and _foreign.is_sparse(gradient) else gradient.detach()
+    return gradient.to_dense().detach() if _external.may_exist and _external.is_sparse(gradient) else gradient.detach()
 
 
 def _flat(tensor):

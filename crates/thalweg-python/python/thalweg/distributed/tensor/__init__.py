@@ -7,7 +7,7 @@ computes for its part; every other function gathers the parts, and each rank com
 import sys
 import types
 
-from ... import _core, _foreign, _torch_functions
+from ... import _core, _external, _torch_functions
 from .. import all_gather_object
 from .._placements import Partial, Placement, Replicate, Shard
 from ..device_mesh import DeviceMesh, init_device_mesh
@@ -97,7 +97,7 @@ def _normal(placements, mesh, rank):
 
 def made(local, mesh, placements, shape):
     """Returns a rank's part as a divided tensor."""
-    _foreign.expected()
+    _external.expected()
     with _torch_functions.DisableTorchFunction():
         outer = Tensor.as_subclass(_core.empty(list(shape), dtype=local.dtype, device="meta"), DTensor)
     outer.__dict__.update(_local=local, device_mesh=mesh, placements=tuple(placements))

@@ -1,4 +1,4 @@
-"""Gradients that are not made of a tensor's elements: sparse tensors, and instances of a program's class (`src/foreign.rs`).
+"""Gradients that are not made of a tensor's elements: sparse tensors, and instances of a program's class (`src/external.rs`).
 
 The extension calls these functions where gradients meet: their sum, and their elements for an operator that computes with them.
 """

@@ -3,38 +3,34 @@
 //! Such an object has a shape and a dtype on the device `meta`. In the graph it is represented by that tensor, and a hook, a
 //! function in Python or `grad` receives the object itself.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use thalweg::Tensor;
-use thalweg::autograd::ForeignGradient;
+use thalweg::autograd::ExternalGradient;
 
 use crate::failure::call_python;
-use crate::handle::{Held, PyTensor};
-
-/// A gradient that is an object of Python.
-struct PythonGradient(Py<PyTensor>);
+use crate::handle::{Held, PyTensor, PythonGradient};
 
 impl PythonGradient {
     /// Calls a function of the package that returns a tensor.
-    fn called<'py>(py: Python<'py>, name: &str, tensors: &[&Tensor]) -> PyResult<Tensor> {
-        let function = py.import("thalweg._foreign")?.getattr(name)?;
+    fn called(py: Python<'_>, name: &str, tensors: &[&Tensor]) -> PyResult<Tensor> {
+        let function = py.import("thalweg._external")?.getattr(name)?;
         let objects = tensors.iter().map(|tensor| PyTensor::object(py, (*tensor).clone()));
         let objects = pyo3::types::PyTuple::new(py, objects.collect::<PyResult<Vec<_>>>()?)?;
         gradient_of(function.call1(objects)?.cast::<PyTensor>()?)
     }
 }
 
-impl ForeignGradient for PythonGradient {
+impl ExternalGradient for PythonGradient {
     fn sum(&self, first: &Tensor, second: &Tensor) -> thalweg::Result<Tensor> {
         call_python(|py| Self::called(py, "sum_of_gradients", &[first, second]))
     }
 
     fn dense(&self) -> thalweg::Result<Tensor> {
         call_python(|py| {
-            let function = py.import("thalweg._foreign")?.getattr("with_elements")?;
+            let function = py.import("thalweg._external")?.getattr("with_elements")?;
             Ok(function.call1((&self.0,))?.cast::<PyTensor>()?.tensor())
         })
     }
@@ -48,10 +44,4 @@ pub fn gradient_of(object: &Bound<'_, PyTensor>) -> PyResult<Tensor> {
         return Ok(tensor);
     }
     Ok(tensor.representing(Arc::new(PythonGradient(object.clone().unbind()))))
-}
-
-/// Returns the object that a tensor represents, if it represents one.
-pub fn object_of<'py>(py: Python<'py>, tensor: &Tensor) -> Option<Bound<'py, PyTensor>> {
-    let foreign: &dyn Any = &**tensor.foreign()?;
-    Some(foreign.downcast_ref::<PythonGradient>()?.0.bind(py).clone())
 }
