@@ -14,6 +14,9 @@ use clap::Args;
 /// The crate's folder in the repository.
 const FOLDER: &str = "crates/thalweg-python";
 
+/// The packs of compiled kernels in the package, which git ignores.
+const KERNELS: &str = "crates/thalweg-python/python/thalweg/kernels";
+
 /// Build the extension module beside the Python package, and run the package's tests
 #[derive(Args)]
 pub struct TestArgs {
@@ -41,6 +44,12 @@ pub struct ThalwegWheelArgs {
     /// The profile in which the extension module is compiled
     #[arg(long, value_name = "NAME", default_value = "bundle")]
     profile: String,
+    /// The architectures for which the wheel has machine code of common kernels
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "sm_80,sm_90,sm_100")]
+    archs: Vec<String>,
+    /// Leave that machine code out: each kernel is compiled when it is first used
+    #[arg(long)]
+    no_kernels: bool,
     #[command(flatten)]
     interpreter: InterpreterArgs,
 }
@@ -73,8 +82,61 @@ pub fn wheel(options: &ThalwegWheelArgs) -> Result<bool, String> {
     if !run_script(&python, "tools/stubs.py", &[])? {
         return Ok(false);
     }
+    remove(&crate::root().join(KERNELS))?;
+    if !options.no_kernels {
+        kernels(options, &python)?;
+    }
     let out = out.to_str().ok_or("the folder's name is not UTF-8")?.to_owned();
     run_script(&python, "tools/wheel.py", &[out, env!("CARGO_PKG_VERSION").to_owned()])
+}
+
+fn remove(folder: &Path) -> Result<(), String> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if folder.exists() => Err(format!("{} cannot be removed: {error}", folder.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Records common kernels on the simulated GPU, compiles them, and packs them into the package. The compiled files are kept in the
+/// target folder, so that the next wheel compiles only what has changed.
+fn kernels(options: &ThalwegWheelArgs, python: &Interpreter) -> Result<(), String> {
+    let root = crate::root();
+    let (record, compiled) = (root.join("target/wheel-record"), root.join("target/wheel-kernels"));
+    remove(&record)?;
+    let mut recorder = Command::new(&python.program);
+    recorder
+        .arg("tools/common_kernels.py")
+        .current_dir(root.join(FOLDER))
+        .env("PYTHONPATH", "python")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("THALWEG_RECORD_KERNELS", &record);
+    succeed(&mut recorder)?;
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut compiler = Command::new(cargo);
+    compiler
+        .args([
+            "run",
+            "--quiet",
+            "--profile",
+            &options.profile,
+            "-p",
+            "thalweg-cli",
+            "--bin",
+            "thalweg",
+            "--",
+        ])
+        .arg("precompile")
+        .arg(&record)
+        .args(["--archs", &options.archs.join(",")])
+        .arg("--out")
+        .arg(&compiled)
+        .arg("--pack")
+        .arg(root.join(KERNELS))
+        .current_dir(&root)
+        .stdout(std::process::Stdio::null());
+    succeed(&mut compiler).map_err(|error| {
+        format!("{error}; NVRTC compiles the kernels (`pip install nvidia-cuda-nvrtc==13.0.88`), and --no-kernels leaves them out")
+    })
 }
 
 fn has_python() -> bool {

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use clap::Args;
 use thalweg::kernels;
 use thalweg::progress::Progress;
-use thalweg::runtime::{compiler, precompile};
+use thalweg::runtime::{compiler, pack_kernels, precompile};
 
 use crate::output::{Failure, Output};
 
@@ -37,6 +37,9 @@ pub struct PrecompileArgs {
     /// The folder that gets the machine code
     #[arg(long, value_name = "FOLDER", default_value = "kernels")]
     out: PathBuf,
+    /// Also pack them into this folder, in one compressed file for each architecture
+    #[arg(long, value_name = "FOLDER")]
+    pack: Option<PathBuf>,
     /// Those too that are not loops (products, attention, sorts, ...), for each dtype
     #[arg(long)]
     native: bool,
@@ -65,8 +68,17 @@ pub fn run(arguments: &PrecompileArgs) -> Result<ExitCode, Failure> {
     sources.sort();
     sources.dedup();
     let output = Output::standard();
-    for file in compile_all(&sources, &arguments.archs, &arguments.out)? {
+    let files = compile_all(&sources, &arguments.archs, &arguments.out)?;
+    for file in &files {
         output.text(&format!("{}\n", file.display()));
+    }
+    for architecture in arguments.archs.iter().filter(|_| arguments.pack.is_some()) {
+        let folder = arguments.pack.as_deref().expect("it is there");
+        let of_this = arguments.out.join(architecture);
+        let files: Vec<PathBuf> = files.iter().filter(|file| file.starts_with(&of_this)).cloned().collect();
+        let pack = pack_kernels(&files, architecture, folder)
+            .map_err(|error| Failure(format!("the kernels for {architecture} cannot be packed: {error}")))?;
+        output.text(&format!("{}\n", pack.display()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -88,7 +100,7 @@ fn name_of(file: &Path) -> String {
     stem.rsplit_once('-').map_or(&*stem, |(name, _)| name).to_owned()
 }
 
-/// Compiles every source for every architecture, on all processors; returns the files, sorted.
+/// Compiles every source for every architecture, on all processors; returns the files in the order of the sources.
 fn compile_all(sources: &[Source], architectures: &[String], out: &Path) -> Result<Vec<PathBuf>, Failure> {
     let jobs: Vec<_> = sources
         .iter()
@@ -101,8 +113,11 @@ fn compile_all(sources: &[Source], architectures: &[String], out: &Path) -> Resu
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             let (sender, next, jobs) = (sender.clone(), &next, &jobs);
             scope.spawn(move || {
-                while let Some((source, architecture)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((source, architecture)) = jobs.get(number) else { return };
                     let result = precompile(out, &source.name, &source.text, architecture)
+                        .map(|file| (number, file))
                         .map_err(|error| Failure(format!("{} for {architecture}: {error}", source.name)));
                     // After a failure the results are no longer read, and the rest need not be compiled.
                     if sender.send(result).is_err() {
@@ -120,7 +135,7 @@ fn compile_all(sources: &[Source], architectures: &[String], out: &Path) -> Resu
             }
         }
         files.sort();
-        Ok(files)
+        Ok(files.into_iter().map(|(_, file)| file).collect())
     })
 }
 

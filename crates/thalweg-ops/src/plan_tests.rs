@@ -1,10 +1,10 @@
 //! The planner's decisions, on each of which a kernel's speed or correctness depends.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, DType, Dimensions};
+use thalweg_ir::{Body, DType, Dimensions, InputKind, OutputPlace, cuda};
 
-use super::{Iteration, LaunchPlan, Placement, plan};
-use crate::definition::LoopOp;
+use super::{Iteration, LaunchPlan, Placement, kernel, plan};
+use crate::definition::{LoopOp, Space};
 use crate::{forward, structured, table};
 
 fn body(operator: &LoopOp, dtypes: &[DType]) -> Body {
@@ -377,4 +377,104 @@ fn large_spaces_have_wide_indices() {
     assert!(elementwise(&[1 << 29], &[&[1][..]; 3], 256).class.narrow_index);
     assert!(!elementwise(&[1 << 31], &[&[1][..]; 3], 256).class.narrow_index);
     assert!(!elementwise(&[4, 4], &[&[1 << 31, 1], &[4, 1], &[4, 1]], 256).class.narrow_index);
+}
+
+/// Random numbers (xorshift).
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    /// Returns the strides of a dense tensor whose dimensions are in a random order; those with a bit in `repeated` are repeated.
+    fn strides(&mut self, shape: &[u64], repeated: u64) -> Vec<u64> {
+        let mut order: Vec<usize> = (0..shape.len()).collect();
+        for place in 1..order.len() {
+            order.swap(place, self.below(place as u64 + 1) as usize);
+        }
+        let (mut strides, mut next) = (vec![0; shape.len()], 1);
+        for dimension in order.into_iter().filter(|dimension| repeated >> dimension & 1 == 0) {
+            strides[dimension] = next;
+            next *= shape[dimension];
+        }
+        strides
+    }
+}
+
+#[test]
+fn kernels_of_any_sizes_and_layouts_can_be_printed_and_launched() {
+    // The extents that decide between forms, up to tensors that no test could hold.
+    let extents = [1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 64, 100, 257, 1024, 4096, 50_257, 1 << 16, 1_000_000];
+    let mut draw = Draw(0x1234_5678_9abc_def1);
+    let (mut planned, mut abreast) = (0, 0);
+    for operator in structured::structured().filter(|operator| matches!(operator.space, Space::Rows)) {
+        for _ in 0..150 {
+            let dtype = draw.pick(&[DType::F32, DType::F16, DType::Bf16, DType::F64]);
+            let Ok(signature) = operator.signature(&vec![dtype; operator.input_count], false, None) else {
+                continue;
+            };
+            let body = forward(operator, &signature).body.as_ref().clone();
+            if body.inputs.iter().any(|input| input.kind == InputKind::Gathered)
+                || body.outputs.iter().any(|output| output.scatter.is_some())
+            {
+                continue;
+            }
+            let (row_rank, inner_rank) = (1 + draw.below(2) as usize, 1 + draw.below(2) as usize);
+            let shape: Vec<u64> = (0..row_rank + inner_rank).map(|_| draw.pick(&extents)).collect();
+            if shape.iter().map(|&extent| u128::from(extent)).product::<u128>() > 1 << 36 {
+                continue;
+            }
+            let places = body
+                .inputs
+                .iter()
+                .map(|_| OutputPlace::Point)
+                .chain(body.outputs.iter().map(|output| output.place));
+            let operands = places.enumerate().map(|(number, place)| {
+                let repeated =
+                    if number > 0 && number < body.inputs.len() { draw.below(1 << shape.len()) } else { 0 };
+                let (rows, inner) = match place {
+                    OutputPlace::Row => (draw.strides(&shape[..row_rank], 0), Vec::new()),
+                    OutputPlace::Point => {
+                        let mut rows = draw.strides(&shape, repeated);
+                        let inner = rows.split_off(row_rank);
+                        (rows, inner)
+                    }
+                };
+                Placement::Strided { rows: rows.into(), inner: inner.into() }
+            });
+            let operands = operands.collect();
+            let iteration = Iteration {
+                rows: shape[..row_rank].into(),
+                inner: shape[row_rank..].into(),
+                operands,
+                alignment_bytes: draw.pick(&[256, 16, 8]),
+                shared_memory_bytes: 227 << 10,
+                has_clusters: draw.below(2) == 0,
+            };
+            let found = plan(&body, &iteration);
+            abreast += usize::from(found.class.rows_abreast > 1 && found.class.lanes == 1);
+            let kernel = kernel(operator.name, dtype, body, found.class);
+            assert!(!cuda::print(&kernel).is_empty());
+            let launch = cuda::launch_shape(&kernel, &found.geometry, 132);
+            let threads: u32 = launch.block.iter().product();
+            assert!(
+                (1..=1024).contains(&threads) && launch.grid.iter().all(|&side| side > 0),
+                "{}: {launch:?}",
+                kernel.name
+            );
+            planned += 1;
+        }
+    }
+    assert!(
+        planned > 3000 && abreast > 10,
+        "{planned} kernels, {abreast} with rows abreast that threads reduce alone"
+    );
 }

@@ -1,10 +1,11 @@
 """Times training steps of eleven models that are written plainly, under this package or under PyTorch: one file, one program for both.
 
-    PYTHONPATH=python python scripts/models.py LIBRARY [NAME ...] [--compile] [--steps N] [--tiny] [--out FILE]
+    PYTHONPATH=python python scripts/models.py LIBRARY [NAME ...] [--compile [--mode MODE] [--backend BACKEND]] [--steps N] [--tiny] [--out FILE]
 
 LIBRARY is `thalweg` or `torch`. Each model is a class over `nn` and `nn.functional` as a user would write it, trained by its usual optimizer under
 bfloat16 autocast (float32 where the table says so). Per model: milliseconds per step (the median of N, by events), the peak of allocated memory in
-MiB, the seconds of the first step, and the loss after the steps. `--compile` wraps the step's forward pass and loss with `torch.compile`.
+MiB, the seconds of the first step, and the loss after the steps. `--compile` wraps the step's forward pass and loss with `torch.compile`,
+with a mode and a backend where they are named (`torch --compile --backend thalweg` runs our kernels inside PyTorch).
 `--tiny` makes the models and inputs small, so that they run on the simulated GPU or on PyTorch's CPU: does each run, and are the losses alike?
 With FILE a line of JSON per model is appended.
 """
@@ -464,7 +465,9 @@ def measured(name, options, device):
     def forward(*batch):
         with torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=lower):
             return loss_of(network, *batch)
-    forward = torch.compile(forward) if options.compile else forward
+    if options.compile:
+        chosen = dict(mode=options.mode) | (dict(backend=options.backend) if options.backend else {})
+        forward = torch.compile(forward, **chosen)
 
     def step():
         loss = forward(*batch)
@@ -502,11 +505,15 @@ def main():
     parser.add_argument("library", choices=["thalweg", "torch"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--mode")
+    parser.add_argument("--backend")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out")
     options = parser.parse_args()
     load(options.library)
+    if options.backend == "thalweg":
+        importlib.import_module("thalweg.dynamo").register()
     ours = options.library == "thalweg"
     device = str(torch.ones(1).device) if ours else "cuda" if torch.cuda.is_available() else "cpu"
     failed = False
@@ -515,7 +522,7 @@ def main():
             row = measured(name, options, device)
         except Exception as error:  # the next model runs all the same
             row, failed = dict(name=name, library=options.library, error=f"{type(error).__name__}: {error}"[:500]), True
-        row["compiled"] = options.compile
+        row["compiled"] = (options.backend or options.mode or True) if options.compile else False
         print("  ".join(f"{key} {value}" for key, value in row.items() if key != "library"), flush=True)
         if options.out:
             with open(options.out, "a") as file:

@@ -300,7 +300,14 @@ fn get_default_device() -> PyResult<PyDevice> {
 }
 
 /// Adds the class and the functions.
+/// Searches the package's folder for compiled kernels.
+#[pyfunction]
+fn _use_precompiled(folder: std::path::PathBuf) {
+    thalweg::runtime::use_precompiled(folder);
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(_use_precompiled, module)?)?;
     module.add_class::<PyDevice>()?;
     module.add_function(wrap_pyfunction!(_show_simulated_as, module)?)?;
     module.add_function(wrap_pyfunction!(_simulated_is_shown_as, module)?)?;

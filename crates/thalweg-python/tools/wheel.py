@@ -2,7 +2,7 @@
 
     python3 tools/wheel.py OUT VERSION
 
-A wheel is a zip file with the package and a folder with its metadata and a list of all files with their digests (PEP 427, PEP
+A wheel is a zip file with the package, its precompiled kernels where `thalweg/kernels` has them, and a folder with its metadata and a list of all files with their digests (PEP 427, PEP
 491). The platform tag is that of the oldest C library with the symbols that the module needs (PEP 600). The wheel is for the
 interpreter that runs this script: for a free-threaded build only this version, else all versions from 3.10 on, by the stable ABI.
 """
@@ -55,7 +55,7 @@ def main(out, version):
     tag = f"{tag}-{platform_tag(module)}"
     info = f"thalweg-{version}.dist-info"
     files = {str(path.relative_to(PACKAGE)): path.read_bytes() for path in sorted(PACKAGE.rglob("*"))
-             if path == module or path.is_file() and path.suffix in (".py", ".pyi", ".typed")}
+             if path == module or path.is_file() and path.suffix in (".py", ".pyi", ".typed", ".kernels")}
     readme = (FOLDER / "README.md").read_text()
     files[f"{info}/METADATA"] = METADATA.format(version=version, python=python, readme=readme).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: thalweg\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()

@@ -68,6 +68,11 @@ impl EntryKey<'_> {
         format!("{:016x}{:016x}", digest(FNV_OFFSET), digest(!FNV_OFFSET))
     }
 
+    /// Returns the hash as a number.
+    pub(crate) fn number(&self) -> u128 {
+        u128::from_str_radix(&self.hash(), 16).expect("the hash is 32 hexadecimal digits")
+    }
+
     /// Returns the path of the entry in a folder, which has one sub-folder per architecture.
     pub fn path(&self, folder: &Path) -> PathBuf {
         let hyphen = if self.compiler.is_empty() { "" } else { "-" };
@@ -86,6 +91,27 @@ impl EntryKey<'_> {
 /// be written by others.
 pub fn read(folder: &Path, key: &EntryKey<'_>) -> io::Result<Option<Vec<u8>>> {
     read_file(folder, &key.path(folder), key, true)
+}
+
+/// Returns the hash and the machine code of a precompiled kernel's file.
+///
+/// # Errors
+/// [`InvalidData`](io::ErrorKind::InvalidData) if the file is not a complete entry, and the errors of reading it.
+pub(crate) fn entry_of(path: &Path) -> io::Result<(u128, Vec<u8>)> {
+    let bytes = fs::read(path)?;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let image = || {
+        let rest = bytes.strip_prefix(MAGIC.as_slice())?;
+        let (checksum, mut rest) = rest.split_at_checked(8)?;
+        if checksum != checksum_of(rest).to_le_bytes() {
+            return None;
+        }
+        (0..4).try_for_each(|_| take_part(&mut rest).map(drop))?;
+        Some((u128::from_str_radix(&stem, 16).ok()?, take_part(&mut rest)?.to_vec()))
+    };
+    image().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{} is not a compiled kernel", path.display()))
+    })
 }
 
 /// Reads the entries of the key by any compiler, for a machine without a compiler.
@@ -266,7 +292,7 @@ fn check_folders(folder: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn refuse_writable_by_others(path: &Path, found: &Metadata) -> io::Result<()> {
+pub(crate) fn refuse_writable_by_others(path: &Path, found: &Metadata) -> io::Result<()> {
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
     let reason = if owner != 0 && owner != effective_user_id() {
         format!(

@@ -16,7 +16,7 @@ use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
 use crate::loaded::{KernelKey, LoadedKernel};
 use crate::loop_kernel::LoopKernel;
-use crate::{Device, Error, Result};
+use crate::{Device, Error, Result, kernel_pack};
 
 impl Device {
     /// Returns the kernel with this key. Makes and loads it at the first call, which takes some 100 ms on a GPU without a cache;
@@ -196,10 +196,11 @@ fn load_code<'c, M>(
     let mut attempt = |image: &[u8]| -> Result<Option<M>> {
         load(image).map(|loaded| loaded.map_err(|error| refused = Some(error)).ok())
     };
-    for precompiled in &environment.precompiled_directories {
+    for precompiled in precompiled_folders(environment) {
         for architecture in runnable_architectures(wanted.capability) {
             let key = EntryKey { architecture: &architecture, ..key };
-            if let Some(image) = disk_cache::read_or_warn(precompiled, &key)
+            let packed = || kernel_pack::read_or_warn(precompiled, &key);
+            if let Some(image) = disk_cache::read_or_warn(precompiled, &key).or_else(packed)
                 && let Some(loaded) = attempt(&image)?
             {
                 return Ok(loaded);
@@ -238,10 +239,21 @@ fn load_code<'c, M>(
     Ok(load(&image)??)
 }
 
+/// The folder of precompiled kernels that a package has.
+static OF_PACKAGE: OnceLock<PathBuf> = OnceLock::new();
+
+/// Searches a package's folder of precompiled kernels too, after those of the environment. The first call in a process counts.
+pub fn use_precompiled(folder: PathBuf) {
+    let _ = OF_PACKAGE.set(folder);
+}
+
+fn precompiled_folders(environment: &Environment) -> impl Iterator<Item = &PathBuf> {
+    environment.precompiled_directories.iter().chain(OF_PACKAGE.get())
+}
+
 /// Returns the error of a missing compiler, with the sources that were tried before.
 fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalweg_driver::Error>) -> String {
-    let looked: Vec<_> =
-        environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();
+    let looked: Vec<_> = precompiled_folders(environment).map(|path| path.display().to_string()).collect();
     let looked = if looked.is_empty() { "no folder".to_owned() } else { looked.join(", ") };
     match refused {
         None => format!(

@@ -20,11 +20,15 @@ impl RowPrinter<'_> {
         self.open_entry(0, writer);
         self.open_rows(writer);
         self.print_row_places(writer);
-        for pass in passes(body) {
-            self.print_column_pass(&pass, writer);
+        let passes = passes(body);
+        let early = passes.last().map_or_else(Vec::new, |last| self.written_early(last));
+        for (number, pass) in passes.iter().enumerate() {
+            let written = if number + 1 == passes.len() { early.as_slice() } else { &[] };
+            self.print_column_pass(pass, written, writer);
         }
-        let (of_points, of_row): (Vec<usize>, Vec<usize>) =
+        let (mut of_points, of_row): (Vec<usize>, Vec<usize>) =
             (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);
+        of_points.retain(|number| !early.contains(number));
         if !of_row.is_empty() {
             writer.open("if (active && lane == 0)");
             self.print_column_outputs(&of_row, |output| format!("start_output{output}"), writer);
@@ -89,8 +93,8 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints one pass over the points for reductions that do not depend on each other.
-    fn print_column_pass(&self, pass: &[usize], writer: &mut Writer) {
+    /// Prints one pass over the points for reductions that do not depend on each other, which also writes outputs at points.
+    fn print_column_pass(&self, pass: &[usize], written: &[usize], writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         let levels = class.cascade;
         self.declare_results(pass, |number| self.results(levels - 1, number), writer);
@@ -106,7 +110,7 @@ impl RowPrinter<'_> {
             self.declare_results(pass, |number| self.results(level, number), writer);
             (begin, end) = (format!("begin{level}"), format!("end{level}"));
         }
-        self.print_column_points(pass, [&begin, &end], writer);
+        self.print_column_points(pass, written, [&begin, &end], writer);
         for level in 1..levels {
             self.open_elements(writer);
             for &number in pass {
@@ -131,10 +135,17 @@ impl RowPrinter<'_> {
     }
 
     /// Prints the loop over a lane's points in a range, several at a time.
-    fn print_column_points(&self, pass: &[usize], [begin, end]: [&str; 2], writer: &mut Writer) {
+    fn print_column_points(
+        &self,
+        pass: &[usize],
+        written: &[usize],
+        [begin, end]: [&str; 2],
+        writer: &mut Writer,
+    ) {
         let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
         let values: Vec<ExprId> = pass.iter().map(|&number| body.reductions[number].value).collect();
-        let inputs = self.column_inputs(&values);
+        let needed: Vec<ExprId> = values.iter().copied().chain(self.values(written)).collect();
+        let inputs = self.column_inputs(&needed);
         let at_once = if inputs.len() > 1 { 2 } else { 4 };
         let lanes = class.lanes;
         let step = u32::from(lanes) * at_once;
@@ -152,14 +163,18 @@ impl RowPrinter<'_> {
         (0..2).for_each(|_| writer.close(""));
         open_points(writer);
         let repeated: Vec<usize> = inputs.iter().copied().filter(|&input| class.repeats(input)).collect();
-        self.print_places(&repeated, &[], writer);
+        self.print_places(&repeated, written, writer);
         self.open_elements(writer);
         self.define_for_element(&values, writer);
         for &number in pass {
             let value = self.statements.name(body.reductions[number].value);
             self.print_combining(number, &format!("{}[e]", self.results(0, number)), &value, writer);
         }
-        (0..4).for_each(|_| writer.close(""));
+        writer.close("");
+        if !written.is_empty() {
+            self.print_column_outputs(written, |output| format!("at_output{output}"), writer);
+        }
+        (0..3).for_each(|_| writer.close(""));
     }
 
     /// Prints the coordinates of `point` and the places of these operands there.

@@ -180,8 +180,10 @@ fn print_kernel(kernel: &Kernel) -> String {
     assert!(matches!(kernel.class.cascade, 1..=3), "{name}: a cascade has one to three levels");
     let abreast = kernel.class.rows_abreast;
     let threads_abreast = kernel.class.threads_abreast();
+    // Threads that reduce a row alone are abreast only for the sake of vectors.
+    let is_of_use = lanes > 1 || vector > 1;
     let fits = abreast == 1
-        || (lanes > 1 && abreast.is_power_of_two() && (1..=1024).contains(&(threads * threads_abreast)));
+        || (is_of_use && abreast.is_power_of_two() && (1..=1024).contains(&(threads * threads_abreast)));
     assert!(fits, "{name}: {abreast} rows of {lanes} lanes are not a block of up to 1,024 threads");
     assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
     let scatters = kernel.body.outputs.iter().any(|output| output.scatter.is_some());

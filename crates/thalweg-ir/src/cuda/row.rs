@@ -3,7 +3,7 @@
 //! This module is a hub: `held`, `streamed` and `online` print special forms of row with its printer.
 
 use crate::body::{InputKind, OutputPlace};
-use crate::held::passes;
+use crate::held::{passes, reduced_by};
 use crate::kernel::RUN;
 use crate::online::{is_one_value, picked};
 use crate::{DType, ExprId, Kernel};
@@ -61,11 +61,32 @@ impl RowPrinter<'_> {
         self.open_rows(writer);
         self.print_row_places(writer);
         let mut defined = self.statements.nothing();
-        for pass in passes(&self.kernel.body) {
-            self.print_pass(&pass, &mut defined, writer);
+        let passes = passes(&self.kernel.body);
+        for (number, pass) in passes.iter().enumerate() {
+            let early = if number + 1 == passes.len() { self.written_early(pass) } else { Vec::new() };
+            self.print_pass(pass, &early, &mut defined, writer);
         }
         self.print_outputs(&mut defined, writer);
         self.close_rows(writer);
+    }
+
+    /// Returns the outputs at points, if the last pass over the points can write them: none needs a result of that pass. Otherwise
+    /// all are written by a loop of their own, which loads their inputs again, and the passes before it read what the outputs may
+    /// overwrite.
+    pub fn written_early(&self, last: &[usize]) -> Vec<usize> {
+        let body = &self.kernel.body;
+        let needs_last = |number: &usize| {
+            body.outputs[*number]
+                .operands()
+                .any(|value| reduced_by(body, value).any(|reduction| last.contains(&reduction)))
+        };
+        let of_points: Vec<usize> = self.outputs_of_points().collect();
+        if of_points.iter().any(needs_last) { Vec::new() } else { of_points }
+    }
+
+    fn outputs_of_points(&self) -> impl Iterator<Item = usize> {
+        let outputs = &self.kernel.body.outputs;
+        (0..outputs.len()).filter(|&number| outputs[number].place == OutputPlace::Point)
     }
 
     /// Opens the kernel's entry point, with the memory in which a block combines its warps. At least `sharing` threads share the
@@ -186,10 +207,12 @@ impl RowPrinter<'_> {
             .map(|number| format!("input{number}"))
     }
 
-    /// Prints one pass over the row for reductions that do not depend on each other.
-    fn print_pass(&self, pass: &[usize], defined: &mut Defined, writer: &mut Writer) {
+    /// Prints one pass over the row for reductions that do not depend on each other, which also writes outputs at points.
+    fn print_pass(&self, pass: &[usize], written: &[usize], defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
-        let values: Vec<ExprId> = pass.iter().map(|&number| body.reductions[number].value).collect();
+        let reduced = pass.iter().map(|&number| body.reductions[number].value);
+        let values: Vec<ExprId> =
+            reduced.chain(written.iter().flat_map(|&number| body.outputs[number].operands())).collect();
         self.define_for_row(&values, defined, writer);
         for &number in pass {
             let reduction = &body.reductions[number];
@@ -200,11 +223,12 @@ impl RowPrinter<'_> {
         let levels = self.kernel.class.cascade;
         (1..levels).rev().for_each(|level| self.open_runs(pass, level, writer));
         let loops = self.open_points_of(&self.run(levels - 1, 0), writer);
-        self.define_at_point(&values, &[], defined, writer);
+        self.define_at_point(&values, written, defined, writer);
         for &number in pass {
             let value = self.statements.name(body.reductions[number].value);
             self.print_combining(number, &self.so_far(0, number), &value, writer);
         }
+        written.iter().for_each(|&number| self.print_point_store(number, writer));
         (0..loops).for_each(|_| writer.close(""));
         for level in 1..levels {
             for &number in pass {
@@ -345,8 +369,11 @@ impl RowPrinter<'_> {
     /// Prints the outputs of the row, written by its first lane, then those of its points, written by all.
     fn print_outputs(&self, defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
-        let (of_points, of_row): (Vec<usize>, Vec<usize>) =
-            (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);
+        let of_row: Vec<usize> = (0..body.outputs.len())
+            .filter(|&number| body.outputs[number].place == OutputPlace::Row)
+            .collect();
+        let early = passes(body).last().map_or_else(Vec::new, |last| self.written_early(last));
+        let of_points = if early.is_empty() { self.outputs_of_points().collect() } else { Vec::new() };
         let values: Vec<ExprId> = body.written().collect();
         self.define_for_row(&values, defined, writer);
         if !of_row.is_empty() {
@@ -356,11 +383,7 @@ impl RowPrinter<'_> {
             let loops = self.open_points(writer);
             let values: Vec<ExprId> = of_points.iter().map(|&number| body.outputs[number].value).collect();
             self.define_at_point(&values, &of_points, defined, writer);
-            for &number in &of_points {
-                let place =
-                    if self.kernel.class.contiguous { "at".into() } else { format!("at_output{number}") };
-                self.print_store(number, &place, writer);
-            }
+            of_points.iter().for_each(|&number| self.print_point_store(number, writer));
             (0..loops).for_each(|_| writer.close(""));
         }
     }
@@ -401,6 +424,11 @@ impl RowPrinter<'_> {
         if class.threads_of_a_row() > 1 || at_a_point {
             writer.close("");
         }
+    }
+
+    fn print_point_store(&self, number: usize, writer: &mut Writer) {
+        let place = if self.kernel.class.contiguous { "at".into() } else { format!("at_output{number}") };
+        self.print_store(number, &place, writer);
     }
 
     fn print_store(&self, number: usize, place: &str, writer: &mut Writer) {

@@ -24,6 +24,7 @@ use thalweg_ir::{DType, Layout, LayoutError};
 
 pub use arguments::{LoopArguments, Points};
 pub use extents::{Extents, Split, widen};
+pub use kept_layout::layout_like;
 pub use launch::{LaunchNumbers, LoopLaunch};
 pub use lowered::{LoweredLoop, LoweredOutput, signature_of};
 pub use steps::{Place, Step, Steps};

@@ -2,6 +2,7 @@
 
 use thalweg_ir::{Body, Class, Dimension, Geometry, Node, OperandGeometry, OutputPlace};
 
+use super::points::REREAD_BYTES;
 use super::{SERIAL_POINTS, VECTOR_BYTES, cascade};
 
 /// Threads of a block.
@@ -19,8 +20,9 @@ const MANY_BLOCKS: u64 = 256;
 /// The fewest points of a lane: the loads that a thread has in flight.
 const POINTS_OF_A_LANE: u64 = 4;
 
-/// The most bytes of a row's result that count towards the width of a vector.
-const ROW_BYTES: u64 = 4;
+/// The most bytes of a row's result that count towards the width of a vector: of a short row, and of one with so many points that
+/// its result is only a few stores after many loads.
+const ROW_BYTES: [u64; 2] = [4, 2];
 
 /// Returns the class in which threads handle vectors of neighbouring rows, if there are enough rows for many blocks of such
 /// threads.
@@ -37,7 +39,7 @@ pub(super) fn side_by_side(
     let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
     let reads_elements = of_rows.clone().any(|output| at_points[output.value.index()]);
     let scatters = of_rows.clone().any(|output| output.scatter.is_some());
-    if body.reductions.is_empty() || class.inner_rank != 1 {
+    if body.reductions.is_empty() || class.inner_rank != 1 || class.contiguous {
         return None;
     }
     if reads_rows || reads_elements || scatters || body.report.is_some() || body.inputs.len() > 32 {
@@ -59,13 +61,24 @@ pub(super) fn side_by_side(
         }
         let bytes = dtype.size_bytes() as u64;
         widest = widest.max(bytes);
-        // A wide result of a row, such as the index of an element, is only a few stores after many loads.
-        largest = largest.max(if place == OutputPlace::Row { bytes.min(ROW_BYTES) } else { bytes });
+        // A number for each row is loaded once, or again from a cache.
+        let is_of_row = number < body.inputs.len()
+            && bytes <= REREAD_BYTES
+            && inner_strides.iter().all(|&stride| stride == 0);
+        if is_of_row {
+            common = row_strides[..last].iter().fold(common, |common, stride| common | stride);
+            continue;
+        }
+        let most = ROW_BYTES[usize::from(points > SERIAL_POINTS)];
+        largest = largest.max(if place == OutputPlace::Row { bytes.min(most) } else { bytes });
         let others = row_strides[..last].iter().chain(inner_strides);
         common = others.fold(common, |common, stride| common | stride);
     }
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
-    while vector > 1 && !(common.is_multiple_of(vector) && alignment_bytes.is_multiple_of(vector * widest)) {
+    while vector > 1
+        && !(common.is_multiple_of(vector)
+            && alignment_bytes.is_multiple_of((vector * widest).min(VECTOR_BYTES)))
+    {
         vector /= 2;
     }
     if vector == 1 || repeated.count_ones() as usize == body.inputs.len() {

@@ -14,6 +14,9 @@ const SHARED_BYTES: u64 = 48 << 10;
 /// The elements of a tile: 64 rows of 64 elements, with padding between rows.
 const TILE_ELEMENTS: u64 = 64 * 66;
 
+/// The largest element of which a thread loads more than one vector at a time, if it is read again for each row.
+pub(super) const REREAD_BYTES: u64 = 4;
+
 /// The bytes that a thread moves at once to or from a tile.
 const TILE_VECTOR_BYTES: u64 = 4;
 
@@ -91,16 +94,23 @@ fn widest<'a>(
     bytes: u64,
     alignment_bytes: u64,
 ) -> u8 {
-    let (mut largest, mut common) = (1, 0);
+    let (mut largest, mut aligned, mut common) = (1, 1, 0);
     for ((dtype, strides), dimension) in walks {
-        largest = largest.max(dtype.size_bytes() as u64);
+        let size = dtype.size_bytes() as u64;
+        let others = || (0..strides.len()).filter(|&other| other != dimension && extents[other] > 1);
+        // A vector that is read again for each row, such as numbers per channel, is in a cache: several loads of it cost little.
+        let is_reread =
+            size <= REREAD_BYTES && others().next().is_some() && others().all(|other| strides[other] == 0);
+        largest = if is_reread { largest } else { largest.max(size) };
+        aligned = aligned.max(size);
         common |= extents[dimension];
-        let others =
-            strides.iter().enumerate().filter(|&(other, _)| other != dimension && extents[other] > 1);
-        common = others.fold(common, |common, (_, stride)| common | stride);
+        common = others().fold(common, |common, other| common | strides[other]);
     }
     let mut vector = (bytes / largest).clamp(1, 8);
-    while vector > 1 && !(common.is_multiple_of(vector) && alignment_bytes.is_multiple_of(vector * largest)) {
+    let fits = |vector: u64| {
+        common.is_multiple_of(vector) && alignment_bytes.is_multiple_of((vector * aligned).min(VECTOR_BYTES))
+    };
+    while vector > 1 && !fits(vector) {
         vector /= 2;
     }
     vector as u8

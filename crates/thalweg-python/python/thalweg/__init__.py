@@ -45,6 +45,9 @@ from .jit import ScriptFunction, ScriptModule
 from .serialization import load, save
 from .testing import FileCheck
 
+# Machine code of common kernels, which a wheel has; others are compiled when they are first used.
+_core._use_precompiled(_os.path.join(_os.path.dirname(__file__), "kernels"))
+
 # Names that are also builtins are not exported by `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403

@@ -1,8 +1,8 @@
 //! Normalization of channels: by statistics of the batch, or of groups of channels of each instance.
 //!
 //! Forward is one pass for the statistics and one over the points; backward is one pass for two sums per channel and one over the
-//! points. If rows of statistics are few and long, they are divided into parts, whose number depends only on the shape, and
-//! combined by a small launch: the same call sums in the same order on every device. The input is read in its own layout,
+//! points. If rows of statistics are few and long, they are divided into parts, whose number depends only on the shape and the
+//! order of dimensions, and combined by a small launch: the same call sums in the same order on every device. The input is read in its own layout,
 //! including channels last, and the result has the input's layout.
 
 use smallvec::SmallVec;
@@ -26,6 +26,11 @@ const MANY_ROWS: usize = 1024;
 
 /// The minimum number of points of a part.
 const PART: usize = 1024;
+
+/// The same for channels that are adjacent in memory, of which one block handles [`ABREAST`]: many small parts keep a GPU busy, and
+/// their points are still in a cache when they are read for the second time.
+const PART_ABREAST: usize = 128;
+const ABREAST: usize = 128;
 
 /// The number of points below which planes are not separate rows, for statistics of the batch: the threads of a row would be mostly
 /// idle.
@@ -86,8 +91,9 @@ impl Sizes {
 }
 
 /// Returns the number of parts into which rows of this many points are divided: a divisor, so that all parts have equal size.
-fn parts_of(rows: usize, points: usize) -> usize {
-    let most = points / PART;
+fn parts_of(rows: usize, points: usize, is_abreast: bool) -> usize {
+    let (rows, least) = if is_abreast { (rows / ABREAST, PART_ABREAST) } else { (rows, PART) };
+    let most = points / least;
     let wanted = MANY_ROWS.div_ceil(rows.max(1)).min(most);
     if wanted <= 1 {
         return 1;
@@ -117,23 +123,26 @@ struct Parts {
 }
 
 impl Parts {
-    /// Divides the rows of channels: those of each instance, or, for small planes, those of the batch.
-    fn of(sizes: &Sizes) -> Self {
+    /// Divides the rows of channels: those of each instance, or, for small planes, those of the batch. The layout is that of
+    /// [`dense_layout`].
+    fn of(sizes: &Sizes, layout: &Layout) -> Self {
         let [batch, groups, channels, plane] = sizes.shape();
+        let is_abreast = plane > 1 && groups >= ABREAST / 2 && channels == 1 && layout.strides()[1] == 1;
         if sizes.of_batch && plane < SMALL_PLANE {
-            let parts = parts_of(groups, batch * plane).min(batch.max(1));
+            let parts = parts_of(groups, batch * plane, is_abreast).min(batch.max(1));
             let parts = (1..=parts).rev().find(|&parts| batch.is_multiple_of(parts)).unwrap_or(1);
             let shape = [parts, batch / parts, groups, channels, plane];
             return Self { shape, inner: [1, 4].into_iter().collect(), splits_batch: true, parts };
         }
-        let parts = parts_of(batch * groups * channels, plane);
+        let parts = parts_of(batch * groups * channels, plane, is_abreast);
         let shape = [batch, parts, groups, channels, plane / parts];
         Self { shape, inner: [4].into_iter().collect(), splits_batch: false, parts }
     }
 
     /// Divides groups of an instance, whose points are traversed as one dimension.
     fn of_groups(sizes: &Sizes) -> Self {
-        Self::of(&Sizes { channels: 1, plane: sizes.channels * sizes.plane, ..*sizes })
+        let sizes = Sizes { channels: 1, plane: sizes.channels * sizes.plane, ..*sizes };
+        Self::of(&sizes, &Layout::contiguous(&sizes.shape()))
     }
 
     /// Returns the layout of a tensor divided into these parts, from its layout (batch, groups, channels, plane).
@@ -212,7 +221,7 @@ impl Kernels<'_> {
         let as_row = [sizes.batch, sizes.groups, 1, sizes.channels * sizes.plane];
         let (layout, parts) = match layout.reshape(&as_row)? {
             Some(rows) if !sizes.of_batch => (rows, Parts::of_groups(sizes)),
-            _ => (layout.clone(), Parts::of(sizes)),
+            _ => (layout.clone(), Parts::of(sizes, layout)),
         };
         let view = x.with_layout(parts.layout(&layout)?);
         let shape: Shape = match sizes.of_batch {
@@ -347,7 +356,7 @@ impl Asked<'_> {
         let [mean, inverse] = self.statistics;
         let compute = x.dtype().compute();
         let kernels = Kernels { sizes: &sizes, compute, label: self.label, like: &x };
-        let parts = Parts::of(&sizes);
+        let parts = Parts::of(&sizes, &layout);
         let views = [x.with_layout(parts.layout(&layout)?), gradient.with_layout(parts.layout(&lies)?)];
         let statistics = [parts.spread(mean, &sizes)?, parts.spread(inverse, &sizes)?];
         let shape = parts.results();

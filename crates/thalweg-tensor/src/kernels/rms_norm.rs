@@ -1,9 +1,9 @@
 //! Normalization of rows by their mean square: a kernel for the result, one for the gradient of the input, one for that of the weight.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Scalar, Shape};
+use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::structured::{RMS_NORM, RMS_NORM_AFFINE};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Label, Result};
 
 use super::normalized::normalized_shape;
 use crate::autograd::formula::{Formula, GradientCall};
@@ -51,39 +51,67 @@ fn rows(call: &GradientCall<'_>) -> usize {
 }
 
 fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
-    let (x, inverse, gradient) = (call.saved(0)?, call.result(1)?, call.gradient()?);
-    let rows = rows(call);
-    let arguments = LoopArguments {
-        scalars: SmallVec::from_elem(Scalar::F64(count(&x.shape()[rows..])), 1),
-        points: Points::Reduced((rows..x.rank()).collect()),
-        ..LoopArguments::default()
-    };
     let weight = match call.tensor_count() {
         1 => None,
         _ => Some(call.saved(1)?),
     };
-    call.each(|at| {
-        if at == 1 {
-            let mut shape: Shape = inverse.shape().into();
-            shape.resize(x.rank(), 1);
-            let inverse = inverse.reshape(&shape)?.expand(x.shape())?;
-            let arguments = LoopArguments {
-                points: Points::Reduced((0..rows).collect()),
-                dtype: Some(call.dtype_of(1)),
-                ..LoopArguments::default()
-            };
-            let operator = built_in!("thalweg::rms_norm_weight_backward")?;
-            let tensors = [&x, &inverse, &gradient];
-            return Ok(Some(operator.call_loop(&tensors, &arguments, None, call.label())?.remove(0)));
-        }
-        let spread = weight.as_ref().map(|weight| weight.expand(x.shape())).transpose()?;
+    let rows = Rows {
+        x: call.saved(0)?,
+        inverse: call.result(1)?,
+        gradient: call.gradient()?.clone(),
+        rank: rows(call),
+        label: call.label(),
+    };
+    call.each(|at| match at {
+        1 => rows.of_weight(call.dtype_of(1)).map(Some),
+        _ => rows.of_input(weight.as_ref()).map(Some),
+    })
+}
+
+/// The tensors of a gradient by kernels: input, the inverse root of each row's mean square, and the result's gradient.
+pub(crate) struct Rows {
+    pub x: Tensor,
+    /// One number per row, without the dimensions of a row.
+    pub inverse: Tensor,
+    pub gradient: Tensor,
+    /// The number of leading dimensions, which distinguish the rows.
+    pub rank: usize,
+    pub label: Label,
+}
+
+impl Rows {
+    /// Returns the gradient of the input, for a weight of the shape of a row.
+    pub fn of_input(&self, weight: Option<&Tensor>) -> Result<Tensor> {
+        let (x, rows) = (&self.x, self.rank);
+        let arguments = LoopArguments {
+            scalars: SmallVec::from_elem(Scalar::F64(count(&x.shape()[rows..])), 1),
+            points: Points::Reduced((rows..x.rank()).collect()),
+            ..LoopArguments::default()
+        };
+        let spread = weight.map(|weight| weight.expand(x.shape())).transpose()?;
         let operator = match &spread {
             Some(_) => built_in!("thalweg::rms_norm_affine_backward")?,
             None => built_in!("thalweg::rms_norm_backward")?,
         };
-        let tensors: SmallVec<[&Tensor; 4]> = [&x, &inverse, &gradient].into_iter().chain(&spread).collect();
-        Ok(Some(operator.call_loop(&tensors, &arguments, None, call.label())?.remove(0)))
-    })
+        let tensors: SmallVec<[&Tensor; 4]> =
+            [x, &self.inverse, &self.gradient].into_iter().chain(&spread).collect();
+        Ok(operator.call_loop(&tensors, &arguments, None, self.label)?.remove(0))
+    }
+
+    /// Returns the gradient of the weight in a dtype.
+    pub fn of_weight(&self, dtype: DType) -> Result<Tensor> {
+        let mut shape: Shape = self.inverse.shape().into();
+        shape.resize(self.x.rank(), 1);
+        let inverse = self.inverse.reshape(&shape)?.expand(self.x.shape())?;
+        let arguments = LoopArguments {
+            points: Points::Reduced((0..self.rank).collect()),
+            dtype: Some(dtype),
+            ..LoopArguments::default()
+        };
+        let operator = built_in!("thalweg::rms_norm_weight_backward")?;
+        let tensors = [&self.x, &inverse, &self.gradient];
+        Ok(operator.call_loop(&tensors, &arguments, None, self.label)?.remove(0))
+    }
 }
 
 /// Returns the gradients, computed by operators that record their own.

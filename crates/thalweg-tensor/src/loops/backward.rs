@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 use thalweg_execute::to_runtime_error;
 use thalweg_ir::{Body, Layout, Node as Expression, OutputPlace, Shape};
-use thalweg_ops::lower::{Extents, LaunchNumbers, Split};
+use thalweg_ops::lower::{Extents, LaunchNumbers, Split, layout_like};
 use thalweg_ops::schema::Schema;
 use thalweg_ops::{GradientBody, LoopOp, gradient_of, without};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
@@ -284,7 +284,12 @@ impl LoopBackward {
             .iter()
             .map(|output| {
                 let shape = extents.output_shape(output.place);
-                Tensor::empty_on(&shape, output.dtype, &stream, self.label)
+                let result = Tensor::empty_on(&shape, output.dtype, &stream, self.label)?;
+                // PyTorch's operators of gradients take the result's gradient first.
+                let layouts = || pass.used.iter().chain(&saved).map(Tensor::layout);
+                let is_of_points = matches!(self.extents(), Extents::Elementwise(_));
+                let kept = is_of_points.then(|| layout_like(layouts(), &shape)).flatten();
+                Ok(kept.map_or_else(|| result.clone(), |layout| result.with_layout(layout)))
             })
             .collect::<Result<Tensors>>()?;
         let name = format!("{}_backward", self.operator.name);

@@ -26,7 +26,10 @@ operators! {
     /// epsilon of the compute dtype, f32 for 16-bit floats.
     "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"
         fn rms_norm(normalized_shape: ints, weight: optional_tensor, eps: optional_float)
-        = Composite(rms_norm);
+        = Composite(|call| first(rms_norm(call)?));
+    /// Returns the last dimensions divided by the root of their mean square, times weight, and the inverse of each row's root.
+    "_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
+        = Composite(fused_rms_norm);
     /// Returns groups of channels with mean 0 and variance 1, times weight plus bias, and each group's mean and inverse
     /// deviation.
     "native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"
@@ -115,6 +118,17 @@ fn epsilon(dtype: DType) -> f64 {
     }
 }
 
+/// Returns the result of [`rms_norm`], and the inverse root of each row's mean square, which keeps the reduced dimensions.
+fn fused_rms_norm(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = rms_norm(call)?;
+    let x = call.tensor(0);
+    let mut kept: Shape = x.shape().into();
+    kept[x.rank() - call.ints(1).len()..].fill(1);
+    results[1] = results[1].reshape(&kept)?;
+    Ok(results)
+}
+
+/// Returns the rows divided by the root of their mean square, times a weight, and the inverse root of each row.
 fn rms_norm(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.optional_tensor(2));
     normalized_shape(x, &call.ints(1), &[("weight", weight)])?;
@@ -122,7 +136,7 @@ fn rms_norm(call: &Call<'_>) -> Result<Tensors> {
     let epsilon = call.optional_float(3).unwrap_or_else(|| epsilon(x.dtype().compute()));
     let weight = weight.map_or(Argument::None, Argument::Tensor);
     let arguments = [Argument::Tensor(x), weight, call.argument(1), Argument::Float(epsilon)];
-    first(built_in!("thalweg::rms_norm")?.call(&arguments, None, call.label)?)
+    built_in!("thalweg::rms_norm")?.call(&arguments, None, call.label)
 }
 
 fn check_floats(name: &str, x: &Tensor) -> Result<()> {

@@ -8,8 +8,8 @@ use super::operators;
 use super::window::is_recorded;
 use crate::dispatch::{Argument, Arguments, Call, Ints};
 use crate::kernels::channel_norm::Asked;
-use crate::kernels::normalization;
 use crate::kernels::normalized::{Normalized, normalized_shape};
+use crate::kernels::{normalization, rms_norm};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -17,6 +17,10 @@ operators! {
     /// empty.
     "native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(layer_norm_backward);
+    /// Returns the gradients of normalization by the root of the mean square for input and weight, those that the mask selects;
+    /// the others are empty.
+    "_fused_rms_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor rstd, Tensor? weight, bool[2] output_mask) -> (Tensor, Tensor)"
+        = Composite(rms_norm_backward);
     /// Returns the gradients of group normalization for input, weight and bias, those that the mask selects; the others are
     /// empty.
     "native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
@@ -99,6 +103,60 @@ fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         masked(x, of_input, x.dtype(), || normalized.gradient(&scaled))?,
         masked(x, of_weight, dtype, || over_rows(&gradient.mul(&normalized.values)?))?,
         masked(x, of_bias, dtype, || over_rows(&gradient))?,
+    ]))
+}
+
+fn rms_norm_backward(call: &Call<'_>) -> Result<Tensors> {
+    let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(4));
+    check(call, gradient, x)?;
+    let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
+    let Argument::Bools(&[of_input, of_weight]) = call.argument(5) else {
+        return Err(Error::invalid("output_mask has two truth values: for input and weight"));
+    };
+    let (rank, inverse) = (x.rank() - shape.len(), call.tensor(3));
+    let count: usize = x.shape()[..rank].iter().product();
+    if inverse.elements() != count {
+        return Err(Error::invalid(format!(
+            "_fused_rms_norm_backward: rstd has one number for each of {count} rows, and not the shape {:?}",
+            inverse.shape()
+        )));
+    }
+    let (dtype, compute) = (weight.map_or(x.dtype(), Tensor::dtype), x.dtype().compute());
+    let of_weight = of_weight && weight.is_some();
+    if is_of_kernels(call, weight) {
+        let rows = rms_norm::Rows {
+            x: x.clone(),
+            inverse: inverse.reshape(&x.shape()[..rank])?.to_dtype(compute)?,
+            gradient: gradient.clone(),
+            rank,
+            label: call.label,
+        };
+        return Ok(Tensors::from_iter([
+            masked(x, of_input, x.dtype(), || rows.of_input(weight))?,
+            masked(x, of_weight, dtype, || rows.of_weight(dtype))?,
+        ]));
+    }
+    let dims: Ints = (rank as i64..x.rank() as i64).collect();
+    let outer: Ints = (0..rank as i64).collect();
+    let mut kept: Shape = x.shape().into();
+    kept[rank..].fill(1);
+    let inverse = inverse.reshape(&kept)?.to_dtype(compute)?;
+    let (normalized, gradient) = (x.to_dtype(compute)?.mul(&inverse)?, gradient.to_dtype(compute)?);
+    let scaled = match weight {
+        Some(weight) => gradient.mul(&weight.to_dtype(compute)?)?,
+        None => gradient.clone(),
+    };
+    let of_x = || {
+        let slope = scaled.mul(&normalized)?.mean(&dims, true)?;
+        scaled.sub(&normalized.mul(&slope)?)?.mul(&inverse)
+    };
+    let of_parameter = || {
+        let product = gradient.mul(&normalized)?;
+        if rank == 0 { Ok(product) } else { product.sum(&outer, false) }
+    };
+    Ok(Tensors::from_iter([
+        masked(x, of_input, x.dtype(), of_x)?,
+        masked(x, of_weight, dtype, of_parameter)?,
     ]))
 }
 

@@ -472,7 +472,8 @@ fn means_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(call: &GradientCal
         if !IS_ADAPTIVE {
             arguments.extend(arguments_of(call, 1..7));
         }
-        Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+        // The input is not kept; its gradient has the format of the result's.
+        in_format(&operator.call(&arguments, None, call.label())?[0], format_of(&gradient))
     })
 }
 
@@ -538,7 +539,8 @@ fn extrema_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(
             arguments.extend(arguments_of(call, 1..6));
         }
         arguments.push(Argument::Tensor(&places));
-        Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+        // The input is not kept, and the places have its format.
+        in_format(&operator.call(&arguments, None, call.label())?[0], format_of(&places))
     })
 }
 

@@ -28,7 +28,8 @@ def name_of(operator):
 @functools.cache
 def parameters_of(name):
     """Returns the names of an entry's parameters."""
-    return _core._overload_schema(name)[2]
+    _, parameters, _ = _core._overload_schema(name)
+    return [parameter["name"] for parameter in parameters]
 
 
 def takes(operator):
@@ -49,12 +50,6 @@ def _convert(named):
 
 def _first_clone(named):
     return "clone", {"self": named["self"]}
-
-
-def _rms_norm(named):
-    if named.get("eps") is None:
-        raise PassedOn("its eps follows from the dtype")
-    return "thalweg::rms_norm", named
 
 
 def _resampled(name, *scales):
@@ -84,7 +79,6 @@ REWRITTEN = {
     aten._reshape_alias.default: lambda named: ("as_strided", named),
     aten._unsafe_index.Tensor: _same("index.Tensor"),
     aten._unsafe_index_put.default: _same("index_put"),
-    aten._fused_rms_norm.default: _rms_norm,
     aten.lift_fresh_copy.default: _first_clone,
     aten.lift_fresh.default: _first_clone,
     # Here nothing is conjugated or negated when it is read: these compute their results.
