@@ -28,6 +28,10 @@ impl ExternalGradient for PythonGradient {
         call_python(|py| Self::called(py, "sum_of_gradients", &[first, second]))
     }
 
+    fn accumulated(&self, kept: &Tensor, arrived: &Tensor) -> thalweg::Result<Tensor> {
+        call_python(|py| Self::called(py, "accumulated", &[kept, arrived]))
+    }
+
     fn dense(&self) -> thalweg::Result<Tensor> {
         call_python(|py| {
             let function = py.import("thalweg._external")?.getattr("with_elements")?;

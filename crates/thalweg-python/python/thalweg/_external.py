@@ -48,6 +48,13 @@ def sum_of_gradients(first, second):
     return second + first if is_sparse(first) else first + second
 
 
+def accumulated(kept, arrived):
+    """Returns the sum of the gradient that a leaf keeps and one that has arrived: a sparse one is changed in place, for those who hold it."""
+    if is_sparse(kept) and is_sparse(arrived) and not _core.is_grad_enabled():
+        return kept._take(sum_of_gradients(kept, arrived))
+    return sum_of_gradients(kept, arrived)
+
+
 def with_elements(gradient):
     """Returns a gradient as a tensor with elements, for an operator of the table."""
     if is_sparse(gradient):

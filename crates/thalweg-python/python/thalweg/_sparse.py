@@ -13,6 +13,9 @@ _Off = _torch_functions.DisableTorchFunction
 class SparseTensor(Tensor):
     """A tensor by the places and the values of its elements. The first dimensions are sparse, those of the values dense."""
 
+    def _take(self, other):
+        return _write(self, other)
+
     def __deepcopy__(self, memo):
         if id(self) not in memo:
             memo[id(self)] = _made(self._places.clone(), self._elements.detach().clone(), self.shape, self._coalesced, self.__dict__["layout"])
@@ -184,6 +187,13 @@ def _values(function):
     return call
 
 
+def _with_values(function):
+    """Returns a function of the values as they are, also of several for one place."""
+    def call(x, *args, **kwargs):
+        return _made(x._places, function(x._elements, *args, **kwargs), x.shape, x._coalesced, x.__dict__["layout"])
+    return call
+
+
 def _mul(x, other, *args, **kwargs):
     if not isinstance(x, SparseTensor):
         x, other = other, x
@@ -291,8 +301,8 @@ _FUNCTIONS = {
     "float": lambda x: _converted(x, _core.float32), "double": lambda x: _converted(x, _core.float64), "half": lambda x: _converted(x, _core.float16),
     "cuda": lambda x, *args: _converted(x, "cuda"), "cpu": lambda x: _converted(x, "cpu"), "to_sparse_csr": _as_csr, "to_sparse": _as_coo,
     "to_sparse_coo": _as_coo, "neg": _values(_core.neg), "abs": _values(_core.abs), "relu": _values(_core.relu), "sqrt": _values(_core.sqrt),
-    "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _values(lambda values: values.detach()),
-    "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
+    "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _with_values(lambda values: values.detach()),
+    "clone": _with_values(lambda values, **_: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
     "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": _zero_, "sparse_mask": _masked,
     "mul_": lambda x, other: _write(x, _mul(x, other)), "__imul__": lambda x, other: _write(x, _mul(x, other)),
@@ -314,6 +324,8 @@ def _called(func, args, kwargs):
         if name == "grad":
             gradient = args[0]._elements.grad
             return None if gradient is None else _made(args[0]._places, gradient, args[0].shape)
+        if name == "data":
+            return _made(args[0]._places, args[0]._elements.data, args[0].shape, args[0]._coalesced, args[0].__dict__["layout"])
         if name in _OF_VALUES:
             return getattr(args[0]._elements, name)
     if name in _OWN:

@@ -23,6 +23,15 @@ pub trait ExternalGradient: Any + Send + Sync {
     /// Those of the addition.
     fn sum(&self, first: &Tensor, second: &Tensor) -> Result<Tensor>;
 
+    /// Returns the sum of the gradient that a leaf keeps and one that has arrived, of which at least one is external: in place, if
+    /// the kept one can be written.
+    ///
+    /// # Errors
+    /// Those of the addition.
+    fn accumulated(&self, kept: &Tensor, arrived: &Tensor) -> Result<Tensor> {
+        self.sum(kept, arrived)
+    }
+
     /// Returns the gradient as a tensor with elements, for an operator that computes with it.
     ///
     /// # Errors
@@ -101,7 +110,10 @@ impl KeptGradient {
                     if is_summed_in_place(earlier, arrived) {
                         return earlier.add_(arrived);
                     }
-                    sum_of(earlier, arrived)?
+                    match earlier.external().or_else(|| arrived.external()) {
+                        Some(external) => external.accumulated(earlier, arrived)?,
+                        None => earlier.add(arrived)?,
+                    }
                 }
                 None => own(arrived, leaf)?,
             };

@@ -23,7 +23,8 @@ class Rows(Function):
         if ctx.padding_idx >= 0:
             kept = (places != ctx.padding_idx).nonzero().reshape(-1)
             places, values = places[kept], values[kept]
-        return sparse_coo_tensor(places.unsqueeze(0).to(_core.int64), values, ctx.shape), None, None
+        # The places are a copy: a program may write the indices later.
+        return sparse_coo_tensor(places.unsqueeze(0).to(_core.int64, copy=True), values, ctx.shape), None, None
 
 
 def rows(weight, indices, padding_idx, scale_grad_by_freq):

@@ -228,6 +228,10 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
 def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
                   per_sample_weights=None, include_last_offset=False, padding_idx=None):
     """Returns the sum, mean or maximum of the rows of each bag: a row of indices, or those from an offset to the next."""
+    if weight.dtype is _core.int64 and input.is_floating_point():
+        _warn("Argument order of nn.functional.embedding_bag was changed. Usage `embedding_bag(weight, input, ...)` is deprecated, and should now be "
+              "`embedding_bag(input, weight, ...)`.")
+        input, weight = weight, input
     _checks.check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weights, padding_idx)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
