@@ -138,3 +138,27 @@ def test_what_takes_no_sparse_gradient_says_so():
         nn.utils.clip_grad_norm_(sparse.parameters(), 1.0)
     sparse.weight.grad.zero_()
     assert sparse.weight.grad._nnz() == 0
+
+
+def test_each_leaf_keeps_its_own_gradient():
+    class Twice(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            found = th.sparse_coo_tensor(th.tensor([[0, 2]]), gradient[[0, 2]], gradient.shape)
+            return found, found
+    x, y = th.ones(3, 2, requires_grad=True), th.ones(3, 2, requires_grad=True)
+    Twice.apply(x, y).sum().backward()
+    held = x.grad
+    F.embedding(th.tensor([1]), x, sparse=True).sum().backward()
+    # The gradient that a program holds is added to, and the other leaf's is not.
+    assert held is x.grad and held.to_dense().tolist() == [[1.0, 1.0]] * 3 and y.grad.to_dense().tolist() == [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+    file = io.BytesIO()
+    th.save({"gradient": x.grad}, file)
+    file.seek(0)
+    th.testing.assert_close(th.load(file)["gradient"], x.grad)
+    with raises(AssertionError, "The number of specified values in sparse COO tensors does not match: 3 != 2"):
+        th.testing.assert_close(x.grad, y.grad)

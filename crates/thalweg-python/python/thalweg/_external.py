@@ -55,6 +55,15 @@ def accumulated(kept, arrived):
     return sum_of_gradients(kept, arrived)
 
 
+def apart(gradients):
+    """Returns gradients of which no sparse one is there twice: each leaf keeps its own."""
+    found = []
+    for gradient in gradients:
+        is_known = gradient is not None and any(gradient is other for other in found) and is_sparse(gradient)
+        found.append(gradient.clone() if is_known else gradient)
+    return found
+
+
 def with_elements(gradient):
     """Returns a gradient as a tensor with elements, for an operator of the table."""
     if is_sparse(gradient):

@@ -130,7 +130,7 @@ def _gradients(cls, ctx, inputs, results, gradients):
                     "input was not a Variable")
         else:
             fitting.append(_fitting(title, len(fitting), gradient, *known))
-    return fitting
+    return _external.apart(fitting) if _external.may_exist else fitting
 
 
 def _fitting(title, place, gradient, shape, dtype, device, is_wanted):
