@@ -1,5 +1,5 @@
 //! Tasks of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel`, `cargo xtask python`,
-//! `cargo xtask stubs`, `cargo xtask planted` and `cargo xtask tidy`.
+//! `cargo xtask stubs`, `cargo xtask planted`, `cargo xtask release` and `cargo xtask tidy`.
 //!
 //! Exit statuses: 0 for success, 1 if the task failed or found something, 2 for a usage error.
 #![forbid(unsafe_code)]
@@ -8,6 +8,7 @@ mod bundle;
 mod planted;
 mod progress;
 mod python;
+mod release;
 mod tidy;
 mod wheel;
 
@@ -32,6 +33,7 @@ enum Chore {
     /// Write the package's type stubs from the operator table
     Stubs,
     Planted(planted::PlantedArgs),
+    Release(release::ReleaseArgs),
     /// Check sizes of files and functions, and what no source may contain
     Tidy,
 }
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Chore::Python(arguments) => python::test(&arguments),
         Chore::Stubs => python::stubs(),
         Chore::Planted(arguments) => planted::run(&arguments),
+        Chore::Release(arguments) => release::run(&arguments),
         Chore::Tidy => tidy::run(),
     };
     match outcome {

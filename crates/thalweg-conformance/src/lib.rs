@@ -57,7 +57,7 @@ use std::sync::{Arc, OnceLock};
 pub use case::{Case, CaseResult, Stop};
 pub(crate) use case::{group, place};
 pub use child::holds_in_child;
-pub use compiled::{QUICKLY, compiler_accepts, compiler_reads};
+pub use compiled::{ARCHITECTURES, compiler_accepts, compiler_reads, compiles_everything};
 pub use fixture::Fixture;
 pub(crate) use kernels::wait_us;
 pub use kernels::{Kernel, KernelArguments, KernelSet, PTX, host_module};

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::Builder;
 
+use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Environment, Error, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -51,11 +52,26 @@ pub fn run_ranks_with<T: Send>(
     options: &GroupOptions,
     body: impl Fn(ProcessGroup) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
+    let values: Vec<Mutex<Option<T>>> = devices.iter().map(|_| Mutex::new(None)).collect();
+    run_each(devices, options, &|group| {
+        let rank = group.rank() as usize;
+        *values[rank].lock() = Some(body(group)?);
+        Ok(())
+    })?;
+    Ok(values.into_iter().filter_map(Mutex::into_inner).collect())
+}
+
+/// Runs ranks whose results go elsewhere.
+fn run_each(
+    devices: &[Device],
+    options: &GroupOptions,
+    body: &(dyn Fn(ProcessGroup) -> Result<()> + Sync),
+) -> Result<()> {
     let store = Arc::new(HashStore::new());
     // A model checker's schedule decides which thread runs, and does not support threads of ours.
     let is_checked = devices.iter().any(|device| device.driver().instrument().is_some());
     let options = GroupOptions { watchdog: options.watchdog.or(Some(!is_checked)), ..options.clone() };
-    let failed_first = thalweg_lock::Mutex::new(None::<Error>);
+    let failed_first = Mutex::new(None::<Error>);
     let note = |rank: u32, error: Error| {
         let mut first = failed_first.lock();
         // A rank that fails drops its other groups before its error arrives here, and the device of a rank that waits in one of
@@ -67,14 +83,17 @@ pub fn run_ranks_with<T: Send>(
             *first = Some(error.context(format!("rank {rank}")));
         }
     };
-    let run = |rank: u32, device: &Device| -> Option<T> {
+    let run = |rank: u32, device: &Device| {
         let _current = device.make_current();
         let group = ProcessGroup::new(store.clone(), rank, devices.len() as u32, device, options.clone());
-        let group = group.map_err(|error| note(rank, error)).ok()?;
+        let group = match group {
+            Ok(group) => group,
+            Err(error) => return note(rank, error),
+        };
         // The error that caused the abort is more useful than the errors that the abort returns. It is recorded before the others
         // fail because of it.
         match catch_unwind(AssertUnwindSafe(|| body(group.clone()))) {
-            Ok(Ok(value)) => Some(value),
+            Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 // The device of a waiting rank reports only the symptom; the group may know the cause.
                 let is_of_device = error.is_asynchronous() && !error.is_out_of_range();
@@ -82,7 +101,6 @@ pub fn run_ranks_with<T: Send>(
                 let reason = error.to_string();
                 note(rank, error);
                 let _ = group.abort(&reason);
-                None
             }
             Err(panic) => {
                 let _ = group.abort("it panicked");
@@ -90,7 +108,7 @@ pub fn run_ranks_with<T: Send>(
             }
         }
     };
-    let values = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for (rank, device) in (0..).zip(devices) {
             let run = &run;
@@ -100,13 +118,10 @@ pub fn run_ranks_with<T: Send>(
                 started.map_err(|error| Error::distributed(format!("rank {rank} has no thread: {error}"))),
             );
         }
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Option<T>>>| {
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, ()>>| {
             thread.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
         };
-        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+        threads.into_iter().map(join).collect::<Result<Vec<()>>>()
     })?;
-    match failed_first.into_inner() {
-        Some(error) => Err(error),
-        None => Ok(values.into_iter().flatten().collect()),
-    }
+    failed_first.into_inner().map_or(Ok(()), Err)
 }

@@ -51,6 +51,7 @@ pub struct ExternalMemory {
     pointer: DevicePointer,
     size_bytes: u64,
     owner: Box<dyn Any + Send + Sync>,
+    is_in_stream_order: bool,
 }
 
 impl ExternalMemory {
@@ -60,7 +61,21 @@ impl ExternalMemory {
     /// The `size_bytes` bytes from `pointer` on are memory of the device it is wrapped for. They can be read and
     /// written until `owner` is dropped. The owner may be dropped on any thread, once work that uses the memory is done.
     pub unsafe fn new(pointer: DevicePointer, size_bytes: u64, owner: impl Any + Send + Sync) -> Self {
-        Self { pointer, size_bytes, owner: Box::new(owner) }
+        Self { pointer, size_bytes, owner: Box::new(owner), is_in_stream_order: false }
+    }
+
+    /// Declares that whoever reuses the memory does so in the order of the stream on which it is used first, as the allocators of
+    /// frameworks do: its owner may be dropped as soon as that stream's work is queued, before it is done.
+    ///
+    /// # Safety
+    /// Work that uses the memory after its owner was dropped is queued to that stream, or ordered after it.
+    pub unsafe fn in_stream_order(self) -> Self {
+        Self { is_in_stream_order: true, ..self }
+    }
+
+    /// Returns whether the owner may be dropped before the work of the first stream is done.
+    pub fn is_in_stream_order(&self) -> bool {
+        self.is_in_stream_order
     }
 
     /// Returns the address.

@@ -367,7 +367,7 @@ fn _from_dlpack<'py>(
             let index = other.device.index as u32;
             let address = other.data as u64 + other.offset_bytes;
             let is_read_only = taken.is_read_only();
-            let made = over(py, address, &shape, &strides, dtype, index, taken)?;
+            let made = over(py, address, &shape, &strides, dtype, index, external(taken))?;
             if is_read_only { run(py, || crate::convert::cloned(&made))? } else { made }
         }
         kind => return Err(left_out(format!("DLPack's device {kind} is none that Thalweg has"))),
@@ -375,7 +375,14 @@ fn _from_dlpack<'py>(
     PyTensor::object(py, tensor)
 }
 
-/// Returns a tensor over GPU memory, and keeps the owner of the memory alive.
+/// Returns a function that makes memory of an owner. The producer guarantees that the bytes are in memory of the GPU, and keeps the
+/// memory until the owner is dropped, which is after the work that uses it.
+fn external(owner: impl std::any::Any + Send + Sync) -> impl FnOnce(DevicePointer, u64) -> ExternalMemory {
+    // SAFETY: the producer's guarantee.
+    move |pointer, bytes| unsafe { ExternalMemory::new(pointer, bytes, owner) }
+}
+
+/// Returns a tensor over GPU memory, which a function makes of an address and a number of bytes, and which keeps its owner alive.
 pub fn over(
     py: Python<'_>,
     address: u64,
@@ -383,7 +390,7 @@ pub fn over(
     strides: &[i64],
     dtype: DType,
     index: u32,
-    owner: impl std::any::Any + Send + Sync,
+    memory: impl FnOnce(DevicePointer, u64) -> ExternalMemory + Send,
 ) -> PyResult<Tensor> {
     let steps: Vec<usize> = (strides.iter())
         .map(|&stride| usize::try_from(stride))
@@ -395,9 +402,7 @@ pub fn over(
         .map(|(&extent, &stride)| extent.saturating_sub(1).saturating_mul(stride))
         .sum();
     let bytes = (last as u64).saturating_add(1).saturating_mul(dtype.size_bytes() as u64);
-    // SAFETY: the producer guarantees that the elements are in memory of that GPU, and keeps the memory until the owner is
-    // dropped. The tensor drops the owner after the work of its streams.
-    let memory = unsafe { ExternalMemory::new(DevicePointer::new(address), bytes, owner) };
+    let memory = memory(DevicePointer::new(address), bytes);
     run(py, || Tensor::from_external(shape, &steps, dtype, &Device::cuda(index)?, memory))
 }
 
@@ -426,7 +431,7 @@ fn _from_cuda_array<'py>(
             thalweg::ir::contiguous_strides(&shape).iter().map(|&stride| stride as i64).collect::<Vec<_>>()
         }
     };
-    let tensor = over(py, address, &shape, &strides, dtype, index, object)?;
+    let tensor = over(py, address, &shape, &strides, dtype, index, external(object))?;
     PyTensor::object(py, tensor)
 }
 

@@ -6,6 +6,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use thalweg::dispatch::{Argument, as_ints, find_operator};
+use thalweg::driver::ExternalMemory;
 use thalweg::ir::Layout;
 use thalweg::tensor::caller::label_at;
 use thalweg::{DType, Device, Tensor};
@@ -75,8 +76,7 @@ impl Exchange {
         let address = address_of(object, count)?;
         if !device.is_simulated() {
             let strides: Vec<i64> = strides.iter().map(|&stride| stride as i64).collect();
-            let owner = Owner(Some(object.clone().unbind()));
-            return over(py, address, &shape, &strides, *dtype, device.index(), owner);
+            return over_object(object, address, (&shape, &strides), *dtype, device);
         }
         // SAFETY: the front end keeps the tensor's memory while `object` lives, and its elements are in this range. A program
         // that writes a tensor while another thread of it computes with the tensor has undefined results in the front end, too.
@@ -87,11 +87,7 @@ impl Exchange {
     /// Returns one of our tensors as a new one of the front end, with the same strides.
     pub fn write_tensor<'py>(&self, py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
         let layout = tensor.layout();
-        let known = self.dtypes.iter().find(|(_, dtype)| *dtype == tensor.dtype());
-        let (theirs, _) = known.ok_or_else(|| type_error(format!("PyTorch has no {}", tensor.dtype())))?;
-        let shape = PyTuple::new(py, layout.shape())?;
-        let strides = PyTuple::new(py, layout.strides())?;
-        let object = self.empty_strided.bind(py).call1((shape, strides, theirs.bind(py)))?;
+        let object = self.empty(py, layout.shape(), layout.strides(), tensor.dtype())?;
         if layout.elements() == 0 {
             return Ok(object);
         }
@@ -102,6 +98,35 @@ impl Exchange {
             run(py, || target.copy_(tensor))?;
         }
         Ok(object)
+    }
+
+    /// Returns a new tensor of the front end, without writing its elements.
+    fn empty<'py>(
+        &self,
+        py: Python<'py>,
+        shape: &[usize],
+        strides: &[usize],
+        dtype: DType,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let known = self.dtypes.iter().find(|(_, ours)| *ours == dtype);
+        let (theirs, _) = known.ok_or_else(|| type_error(format!("PyTorch has no {dtype}")))?;
+        let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
+        self.empty_strided.bind(py).call1((shape, strides, theirs.bind(py)))
+    }
+
+    /// Returns a new tensor of the front end on a GPU, and ours over its memory, for a result that is written there.
+    pub fn target(
+        &self,
+        py: Python<'_>,
+        (shape, strides): (&[usize], &[usize]),
+        dtype: DType,
+        device: &Device,
+    ) -> PyResult<(Py<PyAny>, Tensor)> {
+        let object = self.empty(py, shape, strides, dtype)?;
+        let address: u64 = object.call_method0("data_ptr")?.extract()?;
+        let steps: Vec<i64> = strides.iter().map(|&stride| stride as i64).collect();
+        let tensor = over_object(&object, address, (shape, &steps), dtype, device)?;
+        Ok((object.unbind(), tensor))
     }
 
     /// Returns one of our tensors as a view of the tensor of the front end whose memory it is in.
@@ -161,6 +186,22 @@ impl Exchange {
         let label = label_at("results", std::panic::Location::caller());
         run(py, || tensor.device().current_stream().copy_to_host(target, tensor.pointer(), label))
     }
+}
+
+/// Returns a tensor over the memory of an object of the front end on a GPU.
+fn over_object(
+    object: &Bound<'_, PyAny>,
+    address: u64,
+    (shape, strides): (&[usize], &[i64]),
+    dtype: DType,
+    device: &Device,
+) -> PyResult<Tensor> {
+    let owner = Owner(Some(object.clone().unbind()));
+    // SAFETY: the object is a tensor whose memory lives as long as it does, and its elements are in the range. Its allocator reuses
+    // memory in the order of the stream on which it was allocated, and the program is called on that stream, or orders the work of
+    // others itself (`record_stream`), as for every operator of the front end.
+    let memory = |pointer, bytes| unsafe { ExternalMemory::new(pointer, bytes, owner).in_stream_order() };
+    over(object.py(), address, shape, strides, dtype, device.index(), memory)
 }
 
 /// Returns the address of a tensor of the front end, after a check that its storage holds this many bytes from there on: a

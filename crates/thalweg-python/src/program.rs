@@ -153,6 +153,7 @@ impl Program {
                     used.extend(call.writes);
                 }
                 Action::Integer(_, _, slot) => used.push(*slot),
+                Action::Record(slots) => used.extend(slots),
                 Action::External { arguments, results, changes, .. } => {
                     used.extend(arguments.iter().chain(changes));
                     used.extend(results.iter().flatten());
@@ -219,8 +220,10 @@ impl Program {
                 self.make_ours(py, slot, values)?;
             }
             let mut at = part.steps.start;
-            let Values { ours, written, .. } = values;
-            let mut own = OurValues { ours, written };
+            let Values { ours, written, .. } = &mut *values;
+            let (mut given, mut raised) = (Vec::new(), None);
+            let exchange = self.exchange.as_ref().filter(|_| !self.device.is_simulated());
+            let mut own = OurValues { ours, written, exchange, given: &mut given, raised: &mut raised };
             let (steps, device, now) = (&self.steps[part.steps.clone()], &self.device, &mut at);
             let ran = attempt(py, move || {
                 steps.iter().try_for_each(|step| {
@@ -229,7 +232,13 @@ impl Program {
                     Ok(())
                 })
             })?;
-            ran.map_err(|error| at_node(py, exception(&error), &self.steps[at].node))?;
+            ran.map_err(|error| {
+                at_node(py, raised.unwrap_or_else(|| exception(&error)), &self.steps[at].node)
+            })?;
+            for (slot, object) in given {
+                values.theirs[slot] = Some(object);
+                values.sources.push(slot);
+            }
             let last = self.steps[part.steps.clone()].iter().flat_map(|step| &step.last);
             last.for_each(|&slot| values.theirs[slot] = None);
         }

@@ -3,12 +3,14 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use smallvec::SmallVec;
-use thalweg::dispatch::{Argument, Operator, Value, find_operator};
+use thalweg::dispatch::{Argument, Operator, Value, as_ints, find_operator};
 use thalweg::ops::schema::{Kind, Type};
 use thalweg::tensor::caller::label_at;
-use thalweg::{Device, Error, Scalar, Tensor};
+use thalweg::{DType, Device, Error, Scalar, Tensor};
 
 use crate::convert::{dtype_beside, read_complex, read_scalar, read_value};
+use crate::dtype::PyDType;
+use crate::exchange::Exchange;
 use crate::failure::{exception, type_error, value_error};
 
 /// A reference to a slot in the description of a program.
@@ -59,6 +61,10 @@ pub struct CallResult {
     pub slot: Option<usize>,
     /// The strides that later steps rely on.
     strides: Option<Vec<Integer>>,
+    /// The sizes and the dtype, where the results of the call may be written into given memory.
+    form: Option<(Vec<Integer>, DType)>,
+    /// Whether it is written into memory of the front end, since a result of the program is it, or a view of it.
+    is_given: bool,
 }
 
 /// A call of an operator.
@@ -92,6 +98,8 @@ pub enum Action {
     Call(Call),
     /// A computation with integers, and the slot of its result.
     Integer(Arithmetic, Vec<Integer>, usize),
+    /// The use of the tensors of these slots on the current stream, which is another one than that of their memory.
+    Record(Vec<usize>),
     /// A function of the front end, with the slots of its arguments and of its results. If `is_one`, the function
     /// returns one value. `changes` has the slots of the tensors that it writes.
     External {
@@ -245,8 +253,12 @@ impl Operand {
     }
 }
 
-/// The description of a result: its slot, and its strides if they are prescribed; `None` if nothing reads it.
-type ResultParts<'py> = Option<(usize, Option<Bound<'py, PyAny>>)>;
+/// The sizes and the dtype of a result, and whether it is written into memory of the front end.
+type FormParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyDType>, bool);
+
+/// The description of a result: its slot, its strides if they are prescribed, and its form if all results of the call may be
+/// written into given memory; `None` if nothing reads it.
+type ResultParts<'py> = Option<(usize, Option<Bound<'py, PyAny>>, Option<FormParts<'py>>)>;
 
 /// The description of a call: the operator's name, arguments, results, and the argument that is written.
 type CallParts<'py> = (String, Vec<Bound<'py, PyAny>>, Vec<ResultParts<'py>>, Option<usize>);
@@ -271,10 +283,14 @@ impl Call {
             .collect::<PyResult<_>>()?;
         let results = (results.into_iter())
             .map(|result| match result {
-                None => Ok(CallResult { slot: None, strides: None }),
-                Some((slot, strides)) => Ok(CallResult {
+                None => Ok(CallResult { slot: None, strides: None, form: None, is_given: false }),
+                Some((slot, strides, form)) => Ok(CallResult {
                     slot: Some(slot),
                     strides: strides.map(|strides| Integer::list(&strides)).transpose()?,
+                    is_given: form.as_ref().is_some_and(|(_, _, is_given)| *is_given),
+                    form: form
+                        .map(|(sizes, dtype, _)| PyResult::Ok((Integer::list(&sizes)?, dtype.get().held()?)))
+                        .transpose()?,
                 }),
             })
             .collect::<PyResult<_>>()?;
@@ -282,15 +298,12 @@ impl Call {
     }
 
     /// Runs the call.
-    fn run(
-        &self,
-        ours: &mut [Option<Value>],
-        written: &mut Vec<usize>,
-        device: &Device,
-    ) -> thalweg::Result<()> {
-        let mut results = self.answer(ours, device)?;
+    fn run(&self, values: &mut OurValues<'_>, device: &Device) -> thalweg::Result<()> {
+        let memory = self.memory(values, device)?;
+        let ours = &mut *values.ours;
+        let mut results = self.answer(ours, memory.as_deref(), device)?;
         if let Some(slot) = self.writes {
-            written.push(slot);
+            values.written.push(slot);
         }
         for (result, place) in results.drain(..).zip(&self.results) {
             let Some(slot) = place.slot else { continue };
@@ -302,8 +315,30 @@ impl Call {
         Ok(())
     }
 
-    /// Calls the operator with the values of the slots.
-    fn answer(&self, ours: &[Option<Value>], device: &Device) -> thalweg::Result<Vec<Value>> {
+    /// Returns memory for the results, if one of them is written into memory of the front end.
+    fn memory(
+        &self,
+        values: &mut OurValues<'_>,
+        device: &Device,
+    ) -> thalweg::Result<Option<SmallVec<[Tensor; 2]>>> {
+        if !self.results.iter().any(|result| result.is_given) {
+            return Ok(None);
+        }
+        let forms: Option<SmallVec<[_; 2]>> = (self.results.iter())
+            .map(|result| result.form.as_ref().map(|(sizes, dtype)| (result, sizes, *dtype)))
+            .collect();
+        let Some(forms) = forms else { return Ok(None) };
+        let each = forms.iter().map(|(result, sizes, dtype)| values.memory(result, (sizes, *dtype), device));
+        each.collect::<thalweg::Result<_>>().map(Some)
+    }
+
+    /// Calls the operator with the values of the slots. The results are written into the memory, if there is any.
+    fn answer(
+        &self,
+        ours: &[Option<Value>],
+        memory: Option<&[Tensor]>,
+        device: &Device,
+    ) -> thalweg::Result<Vec<Value>> {
         let parameters = &self.operator.schema().parameters;
         let mut lists: SmallVec<[Value; 2]> = SmallVec::new();
         for (operand, parameter) in self.operands.iter().zip(parameters) {
@@ -325,7 +360,9 @@ impl Call {
                 Operand::List(_) => made.next().expect("one value for each list").as_argument(),
             });
         }
-        self.call(&arguments, device)
+        let Some(memory) = memory else { return self.call(&arguments, device) };
+        self.operator.call_out(&arguments, memory)?;
+        Ok(memory.iter().cloned().map(Value::Tensor).collect())
     }
 
     /// Returns tensors for the numbers that are in the places of tensors, as PyTorch makes them beside the first tensor.
@@ -467,6 +504,7 @@ impl Step {
                 let (name, operands, slot): (String, Bound<'_, PyAny>, usize) = parts.extract()?;
                 Action::Integer(Arithmetic::named(&name)?, Integer::list(&operands)?, slot)
             }
+            "record" => Action::Record(parts.extract::<(Vec<usize>,)>()?.0),
             "external" => {
                 let (function, arguments, results, is_one, changes) = parts.extract()?;
                 Action::External { function, arguments, results, is_one, changes }
@@ -483,9 +521,11 @@ impl Step {
             Action::Call(call) => {
                 call.operands.iter().for_each(|operand| operand.push_slots(&mut slots));
                 let strides = call.results.iter().filter_map(|result| result.strides.as_ref()).flatten();
-                slots.extend(strides.filter_map(Integer::slot));
+                let sizes = call.results.iter().filter_map(|result| result.form.as_ref());
+                slots.extend(strides.chain(sizes.flat_map(|(sizes, _)| sizes)).filter_map(Integer::slot));
             }
             Action::Integer(_, operands, _) => slots.extend(operands.iter().filter_map(Integer::slot)),
+            Action::Record(recorded) => slots.extend(recorded),
             Action::External { .. } => {}
         }
         slots
@@ -498,10 +538,17 @@ impl Step {
     /// Runs a step of ours.
     pub fn run(&self, values: &mut OurValues<'_>, device: &Device) -> thalweg::Result<()> {
         match &self.action {
-            Action::Call(call) => call.run(values.ours, values.written, device)?,
+            Action::Call(call) => call.run(values, device)?,
             Action::Integer(kind, operands, slot) => {
                 let number = kind.compute(operands, values.ours)?;
                 values.ours[*slot] = Some(Value::Int(number));
+            }
+            Action::Record(slots) => {
+                for &slot in slots {
+                    if let Value::Tensor(tensor) = held(values.ours, slot)? {
+                        tensor.record_stream(&device.current_stream());
+                    }
+                }
             }
             Action::External { .. } => {
                 return Err(Error::invalid("a function of the front end is not a step of ours"));
@@ -520,6 +567,44 @@ pub struct OurValues<'a> {
     pub ours: &'a mut [Option<Value>],
     /// The slots whose tensors calls have written.
     pub written: &'a mut Vec<usize>,
+    /// The way to memory of the front end for results; `None` if they are written into memory of ours.
+    pub exchange: Option<&'a Exchange>,
+    /// The objects of the front end that results were written into, with their slots.
+    pub given: &'a mut Vec<(usize, Py<PyAny>)>,
+    /// The exception of the front end that stopped the steps.
+    pub raised: &'a mut Option<PyErr>,
+}
+
+impl OurValues<'_> {
+    /// Returns memory for a result.
+    fn memory(
+        &mut self,
+        result: &CallResult,
+        (sizes, dtype): (&[Integer], DType),
+        device: &Device,
+    ) -> thalweg::Result<Tensor> {
+        let now = |list: &[Integer]| {
+            let each = list.iter().map(|number| Ok(number.now(self.ours)?.max(0) as usize));
+            each.collect::<thalweg::Result<SmallVec<[usize; 6]>>>()
+        };
+        let (shape, strides) = (now(sizes)?, now(result.strides.as_deref().unwrap_or_default())?);
+        let (Some(slot), Some(exchange), true) = (result.slot, self.exchange, result.is_given) else {
+            let [shape, strides] = [as_ints(&shape), as_ints(&strides)];
+            let arguments = [Argument::Ints(&shape), Argument::Ints(&strides), Argument::DType(dtype)];
+            let label = label_at("empty_strided", std::panic::Location::caller());
+            return Ok(find_operator("empty_strided")?.call(&arguments, Some(device), label)?.swap_remove(0));
+        };
+        match Python::attach(|py| exchange.target(py, (&shape, &strides), dtype, device)) {
+            Ok((object, tensor)) => {
+                self.given.push((slot, object));
+                Ok(tensor)
+            }
+            Err(error) => {
+                *self.raised = Some(error);
+                Err(Error::invalid("the front end has no memory for a result"))
+            }
+        }
+    }
 }
 
 /// Divides steps at the functions of the front end.

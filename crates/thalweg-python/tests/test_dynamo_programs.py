@@ -78,7 +78,7 @@ def test_an_error_names_the_node():
     made = Description()
     first, result = made.slot(), made.slot()
     made.inputs, made.outputs = [first], [_stored.Place(result)]
-    made.call("view", [_stored.Place(first), [7]], [(result, None)], "node `view` of aten.view.default, File model.py, line 3")
+    made.call("view", [_stored.Place(first), [7]], [(result, None, None)], "node `view` of aten.view.default, File model.py, line 3")
     program = thalweg._core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[])
     try:
         program([thalweg.ones(6)])

@@ -245,16 +245,3 @@ fn check_normal(mean: f64, deviation: f64) -> Result<()> {
     }
     Err(Error::invalid(format!("the mean {mean} must be a number and the deviation {deviation} at least 0")))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::Generator;
-
-    #[test]
-    fn a_permutation_has_each_number_once() {
-        let mut order = Generator::new(7).permutation(1000).unwrap();
-        assert_ne!(order, (0..1000).collect::<Vec<_>>());
-        order.sort_unstable();
-        assert_eq!(order, (0..1000).collect::<Vec<_>>());
-    }
-}

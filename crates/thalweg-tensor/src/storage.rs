@@ -312,6 +312,11 @@ impl DeferredHolder {
         Self(storage)
     }
 
+    /// Returns the storage.
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.0
+    }
+
     /// Returns whether only deferred loops hold the storage.
     pub(crate) fn is_alone(&self) -> bool {
         Storage::holders(&self.0) == 0
@@ -400,32 +405,5 @@ impl Layouts {
             *count
         });
         later.now.store(number, Ordering::Release);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layouts_follow_each_other_and_former_ones_stay() {
-        let layouts = Layouts::new(Layout::contiguous(&[0]));
-        let first = layouts.now();
-        let mut former = Vec::new();
-        for extent in 1..100 {
-            layouts.set(Layout::contiguous(&[extent]));
-            former.push(layouts.now());
-        }
-        assert_eq!(first.shape(), [0]);
-        assert!(former.iter().enumerate().all(|(place, layout)| layout.shape() == [place + 1]));
-        layouts.set(Layout::contiguous(&[0]));
-        assert!(std::ptr::eq(layouts.now(), first));
-        for _ in 0..1000 {
-            layouts.set(Layout::contiguous(&[98]));
-            layouts.set(Layout::contiguous(&[2]));
-        }
-        let later = layouts.later.get().unwrap();
-        assert_eq!(*later.count.lock(), 100, "layouts that come again are kept once");
-        assert_eq!(layouts.now().shape(), [2]);
     }
 }

@@ -18,7 +18,7 @@
 //!
 //! | to | see |
 //! |---|---|
-//! | begin | [`prelude`], and [Coming from PyTorch, in Rust](https://github.com/thalweg-rs/thalweg/blob/main/docs/rust.md) |
+//! | begin | [`prelude`], [the book](https://github.com/thalweg-rs/thalweg/blob/main/docs/README.md), [PyTorch's calls in Rust](https://github.com/thalweg-rs/thalweg/blob/main/docs/rust.md) |
 //! | fuse the loops of a function | [`compile`](compile()) |
 //! | compute with tensors and their gradients | [`Tensor`], [`autograd`], [`no_grad`], [`random`], and [`tensor`], which has autocast and graphs of whole steps |
 //! | build and train a network | [`module`], [`functional`], [`optim`], [`models`], [`data`], [`progress`], [`summary`]; all of them are in [`nn`] |
@@ -69,10 +69,8 @@ pub use thalweg_runtime::{graph, sim};
 
 pub mod prelude;
 
-/// The guide for PyTorch users, whose program is a test.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/rust.md")]
-struct Guide;
+mod book;
 
 /// Parts of `torch.cuda`.
 pub mod cuda {

@@ -8,10 +8,12 @@
 //! - No crate has a large circle of modules that use each other, and no module uses a higher room of its crate ([`circles`]).
 //! - Nothing is decided by an operator's name ([`by_name`]).
 //! - Every crate can be published ([`packages`]).
+//! - The book has every page, and links lead to what exists ([`book`]).
 //! - The words are those of the glossary, and each documentation comment is complete ([`words`], [`openings`]).
 //!
 //! It reads the files that git tracks or would add, and understands Rust only as far as [`scan`] does.
 
+mod book;
 mod by_name;
 mod circles;
 mod openings;
@@ -80,6 +82,7 @@ pub fn run() -> Result<bool, String> {
     let mut findings = Vec::new();
     let mut lines = 0;
     let mut packages: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    let mut pages = BTreeMap::new();
     for file in &files {
         // Pictures and archives are not text; a file that was removed, but is still in git's list, cannot be read.
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
@@ -88,6 +91,10 @@ pub fn run() -> Result<bool, String> {
         words::check(file, &text, &mut findings);
         openings::check(file, &text, &mut findings);
         by_name::check(file, &text, &mut findings);
+        if file.ends_with(".md") && !file.contains("/tests/") {
+            pages.insert(file.clone(), text);
+            continue;
+        }
         let source = file.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"));
         if let Some((package, source)) = source.filter(|(_, source)| source.ends_with(".rs")) {
             packages.entry(package.to_owned()).or_default().push((source.to_owned(), text));
@@ -122,6 +129,7 @@ pub fn run() -> Result<bool, String> {
         });
     }
     packages::check(&root, &mut findings);
+    book::check(&root, &pages, &mut findings);
     findings.sort();
     Ok(print(&findings, files.len(), lines))
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Finding, LICENCES, Level};
+use super::{Finding, LICENCES, Level, book};
 
 /// The keys of `[package]` that every published crate has, with their purposes.
 const KEYS: [(&str, &str); 6] = [
@@ -52,7 +52,8 @@ pub fn check(root: &Path, findings: &mut Vec<Finding>) {
         }
         match fs::read_to_string(folder.join("README.md")) {
             Ok(text) => {
-                for (line, target) in relative_links(&text) {
+                for (line, target) in book::links(&text).into_iter().filter(|(_, target)| is_relative(target))
+                {
                     add(
                         findings,
                         &place("README.md"),
@@ -104,20 +105,9 @@ fn missing_fields(manifest: &str) -> Vec<String> {
     lacks
 }
 
-/// Returns the targets of Markdown links and pictures that are neither absolute addresses nor anchors in the same page, with
-/// lines.
-fn relative_links(text: &str) -> Vec<(usize, String)> {
-    let mut found = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        for (place, _) in line.match_indices("](") {
-            let target: String =
-                line[place + 2..].chars().take_while(|character| *character != ')').collect();
-            if !target.starts_with("https://") && !target.starts_with('#') {
-                found.push((number, target));
-            }
-        }
-    }
-    found
+/// Returns whether the target of a link is neither an absolute address nor a heading of the same page.
+fn is_relative(target: &str) -> bool {
+    !target.starts_with("https://") && !target.starts_with('#')
 }
 
 #[cfg(test)]
@@ -163,8 +153,9 @@ y.workspace = true
     }
 
     #[test]
-    fn links_that_stand_on_the_repository_are_seen() {
+    fn relative_links_are_found() {
         let text = "[a](https://x) [b](#b)\n![c](docs/c.png) and [d](../d.md)\n";
-        assert_eq!(relative_links(text), [(2, "docs/c.png".to_owned()), (2, "../d.md".to_owned())]);
+        let found: Vec<_> = book::links(text).into_iter().filter(|(_, target)| is_relative(target)).collect();
+        assert_eq!(found, [(2, "docs/c.png".to_owned()), (2, "../d.md".to_owned())]);
     }
 }

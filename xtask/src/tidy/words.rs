@@ -80,7 +80,7 @@ const OTHERS: [&str; 5] = [
     "docs/record/",
     "xtask/src/tidy/words.rs",
     "docs/glossary.md",
-    "CONTRIBUTING.md",
+    "docs/contributing.md",
     "crates/thalweg-python/python/thalweg/nn/init.py",
 ];
 

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use self::examples::{EXAMPLES, Example};
 use crate::output::{Output, print_error};
 
-/// Shows what stands in the way of capturing a region as a graph, by examples
+/// Shows what keeps a region from being captured as a graph, by examples
 #[derive(Args)]
 #[command(after_help = "\
 Runs regions and lists everything that keeps them from being captured as a

@@ -55,8 +55,8 @@ fn without(library: Library) -> &'static str {
         Library::Driver => "no CUDA device can be used; the simulated GPU can",
         Library::Nvrtc => "no kernel can be compiled: on a GPU, precompiled kernels are used",
         Library::CublasLt => "on a GPU, our own matmul kernel is used, which is slower",
-        Library::Nvml => "whether there is a GPU is asked of the driver",
-        Library::Cudnn => "on a GPU, the driver has no attention of a library",
+        Library::Nvml => "the driver is asked whether there is a GPU",
+        Library::Cudnn => "on a GPU, attention and convolutions are our own kernels",
         Library::Cusolver | Library::Cublas => {
             "on a GPU, decompositions are kernels of our own, which are slower for large matrices"
         }

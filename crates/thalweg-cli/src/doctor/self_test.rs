@@ -11,8 +11,10 @@ use thalweg::{Device, Stream, Tensor};
 
 use super::{Finding, ItemStatus, Report};
 
-/// The time that each part is timed for.
-const DURATION: Duration = Duration::from_millis(250);
+/// The time that each part is timed for. The speed of a simulated GPU is of little interest.
+fn duration(device: &Device) -> Duration {
+    Duration::from_millis(if device.is_simulated() { 25 } else { 250 })
+}
 
 /// The result of a part of the test.
 struct Figure {
@@ -47,6 +49,7 @@ pub fn run(device: &Device, report: &mut Report) {
 
 /// Repeats work until the time is over, and returns the seconds of one round.
 fn time(stream: &Stream, mut round: impl FnMut() -> thalweg::Result<()>) -> thalweg::Result<f64> {
+    let duration = duration(stream.device());
     let mut rounds = 0_u32;
     let mut batch = 1_u32;
     let start = Instant::now();
@@ -57,11 +60,11 @@ fn time(stream: &Stream, mut round: impl FnMut() -> thalweg::Result<()>) -> thal
         stream.synchronize()?;
         rounds += batch;
         let elapsed = start.elapsed();
-        if elapsed >= DURATION {
+        if elapsed >= duration {
             return Ok(elapsed.as_secs_f64() / f64::from(rounds));
         }
         // Many rounds in flight hide the cost of waiting; they are few enough not to exceed the time by much.
-        batch = if elapsed < DURATION / 8 { (batch * 2).min(64) } else { batch };
+        batch = if elapsed < duration / 8 { (batch * 2).min(64) } else { batch };
     }
 }
 

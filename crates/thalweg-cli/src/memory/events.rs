@@ -93,7 +93,7 @@ pub fn run(arguments: &EventsArgs) -> Result<ExitCode, Failure> {
     if !list.is_json {
         let last = shown.last().map_or(from, |(entry, _)| entry + 1);
         let text = match (shown.len(), more) {
-            (0, _) => "nothing like that".into(),
+            (0, _) => "no such entry".into(),
             (_, 0) => return Ok(ExitCode::SUCCESS),
             (_, more) => format!("{} more: go on with --from {last}", count(more as u64)),
         };

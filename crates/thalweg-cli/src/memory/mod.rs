@@ -31,7 +31,7 @@ use clap::{Args, Subcommand};
 
 use crate::output::Failure;
 
-/// Shows what a PyTorch memory snapshot tells, and what other settings would do
+/// Shows what held the memory in a PyTorch snapshot, and what other settings would do
 #[derive(Args)]
 #[command(
     arg_required_else_help = true,

@@ -30,9 +30,9 @@ pub fn in_full(
     } = failure;
     let outside = match gpu {
         Some(gpu) => {
-            format!("{} of the GPU were outside the allocator", size(failure.outside_bytes(gpu)))
+            format!(", and {} of the GPU were outside the allocator.", size(failure.outside_bytes(gpu)))
         }
-        None => "give --gpu-memory to know how much was outside the allocator".into(),
+        None => ". `--gpu-memory SIZE` shows how much was outside the allocator.".into(),
     };
     let holders: Vec<String> = by_place(recording, by_stack)
         .iter()
@@ -45,14 +45,14 @@ pub fn in_full(
     };
     let enough = least_gpu.map_or_else(String::new, |bytes| {
         format!(
-            " With these settings a GPU from {} on would have been enough, beside what is outside the allocator; `replay \
-             --search --gpu-memory SIZE` tries others.",
+            " With these settings, a GPU of {} would have been enough, plus the memory outside the allocator. `replay \
+             --search --gpu-memory SIZE` tries other settings.",
             size(bytes)
         )
     });
     let free = fragmentation.reserved_bytes() - fragmentation.active_bytes;
     format!(
-        "{}. {} were reserved, of which {} were not active, the largest free range {}; {}, and {outside}.{holders}{enough}",
+        "{}. {} were reserved, of which {} were not active, the largest free range {}; {}{outside}{holders}{enough}",
         request_text(recording, *requested_bytes, *stack),
         size(*reserved_bytes),
         size(free),
@@ -62,7 +62,7 @@ pub fn in_full(
 }
 
 fn request_text(recording: &Recording, bytes: u64, stack: Option<StackId>) -> String {
-    format!("{} were asked for at {}", size(bytes), place(recording, stack))
+    format!("{} were requested at {}", size(bytes), place(recording, stack))
 }
 
 fn left(bytes: u64) -> String {

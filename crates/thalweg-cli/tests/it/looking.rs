@@ -88,7 +88,7 @@ fn show_begins_with_what_ran_out_of_memory() {
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "s.pickle, device 1", "the device that failed is first:\n{out}");
     assert!(
-        lines[1].starts_with("  OUT OF MEMORY at entry 6: 900.0 MiB were asked for at model.py:17 forward"),
+        lines[1].starts_with("  OUT OF MEMORY at entry 6: 900.0 MiB were requested at model.py:17 forward"),
         "{out}"
     );
     for part in [
@@ -120,10 +120,10 @@ fn the_page_says_what_show_says_of_what_ran_out_of_memory() {
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let out = squeezed(&asked.print(&["show", "s.pickle", "--gpu-memory", "1GiB", "--html", "page.html"]));
     let (_, said) = out.split_once("OUT OF MEMORY at entry 6: ").expect("it is said first");
-    let (said, _) = said.split_once(" tries others.").expect("the last of it is what to try");
+    let (said, _) = said.split_once(" tries other settings.").expect("the last of it is what to try");
     assert!(said.contains("of the GPU were outside the allocator. Most was held: 100.0 MiB"), "{said}");
     let page = fs::read_to_string(asked.0.join("page.html")).expect("it was written");
-    assert!(page.contains(&format!("Memory ran out at event 6: {said} tries others.")), "{said}");
+    assert!(page.contains(&format!("Memory ran out at event 6: {said} tries other settings.")), "{said}");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn events_are_listed_and_found() {
     assert!(all.contains("[said: layer 3 \\u{1b}[31m]") && !all.contains('\u{1b}'), "{all}");
     let found = asked.print(&["events", "s.pickle", "--device", "1", "--find", "KV.py", "--count", "2"]);
     assert!(found.contains("1 more: go on with --from 5"), "{found}");
-    assert!(asked.print(&["events", "s.pickle", "--find", "kv.py"]).contains("nothing like that"));
+    assert!(asked.print(&["events", "s.pickle", "--find", "kv.py"]).contains("no such entry"));
     let stacks = asked.print(&["events", "s.pickle", "--device", "1", "--find", "oom", "--stacks"]);
     assert!(stacks.contains("train.py:8 main") && stacks.contains("(5.00 MiB free)"), "{stacks}");
     let json = asked.print(&["events", "s.pickle", "--device", "1", "--find", "layer", "--json"]);

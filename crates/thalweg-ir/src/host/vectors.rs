@@ -15,6 +15,13 @@ pub(super) use pulp::NullaryFnOnce as Loop;
 /// Runs a loop, compiled for the processor. The loop's `call` is inlined, which is not guaranteed for a closure.
 #[inline(always)]
 pub(super) fn vectors<R>(body: impl Loop<Output = R>) -> R {
+    // Builds for tests are without the loops for AVX-512, which take as long to compile as those for AVX2.
+    #[cfg(all(debug_assertions, target_arch = "x86_64"))]
+    return match pulp::x86::V3::try_new() {
+        Some(processor) => pulp::Simd::vectorize(processor, body),
+        None => body.call(),
+    };
+    #[cfg(not(all(debug_assertions, target_arch = "x86_64")))]
     pulp::Arch::new().dispatch(body)
 }
 

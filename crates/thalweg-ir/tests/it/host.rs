@@ -90,7 +90,7 @@ fn same(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn random_kernels_give_the_bits_of_the_model(tape in random::tapes()) {

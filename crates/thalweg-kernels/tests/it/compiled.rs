@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use thalweg_conformance::{compiler_accepts, compiler_reads};
+use thalweg_conformance::{ARCHITECTURES, compiler_accepts, compiler_reads};
 use thalweg_ir::{DType, cuda};
 use thalweg_kernels::matmul::{self, Matmul};
 use thalweg_kernels::sources;
@@ -28,7 +28,7 @@ fn the_compiler_accepts_every_kernel_without_a_warning() {
         name.starts_with("attention_") && if is_f16 { masked || dropped } else { masked != dropped }
     };
     let units: Vec<(String, String)> = sources().into_iter().filter(|(name, _)| !is_twice(name)).collect();
-    compiler_accepts(&units, cuda::OPTIONS);
+    compiler_accepts(&ARCHITECTURES, &units, cuda::OPTIONS);
 }
 
 /// Returns the files of CUDA C++ in a folder and those that it contains.

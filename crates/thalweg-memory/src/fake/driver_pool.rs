@@ -71,11 +71,6 @@ impl FakeUpstream {
         Self { has_stream_order: true, ..Self::new(capacity_bytes) }
     }
 
-    /// Returns the memory that the driver's allocator has handed out, as (address, bytes), in address order.
-    pub fn live_stream_ordered(&self) -> Vec<(u64, u64)> {
-        self.inner.lock().driver_pool.live.iter().map(|(&address, &(bytes, _))| (address, bytes)).collect()
-    }
-
     /// Returns the number of bytes that were freed in stream order and are not free yet.
     pub fn freed_in_stream_order(&self) -> u64 {
         let mut inner = self.inner.lock();

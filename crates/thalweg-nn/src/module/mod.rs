@@ -181,7 +181,7 @@ pub trait Module {
     /// Returns the parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`). A parameter that occurs several
     /// times, such as a tied weight ([`Tensor::is_same`]), is returned once, with the first of its names.
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
-        state::named(self, |entry| match entry {
+        state::named(&|visitor| self.visit(visitor), |entry| match entry {
             Entry::Parameter(tensor) => Some(tensor),
             _ => None,
         })
@@ -189,12 +189,12 @@ pub trait Module {
 
     /// Returns the parameters.
     fn parameters(&self) -> Vec<Tensor> {
-        self.named_parameters().into_iter().map(|(_, tensor)| tensor).collect()
+        state::without_names(self.named_parameters())
     }
 
     /// Returns each buffer once, with its name.
     fn named_buffers(&self) -> Vec<(String, Tensor)> {
-        state::named(self, |entry| match entry {
+        state::named(&|visitor| self.visit(visitor), |entry| match entry {
             Entry::Buffer(tensor) => Some(tensor),
             _ => None,
         })
@@ -232,9 +232,7 @@ pub trait Module {
     /// Those of [`Tensor::set_requires_grad`].
     #[track_caller]
     fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
-        at_line(Location::caller(), || {
-            self.parameters().iter().try_for_each(|tensor| tensor.set_requires_grad(requires_grad))
-        })
+        state::set_requires_grad(&self.parameters(), requires_grad, Location::caller())
     }
 
     /// Converts the floating-point parameters and buffers to a dtype. They become new tensors, so create the optimizer
@@ -245,10 +243,13 @@ pub trait Module {
     /// nothing has changed.
     #[track_caller]
     fn to_dtype(&mut self, dtype: DType) -> Result<()> {
-        state::convert(self, Location::caller(), |tensor| match tensor.dtype().is_floating_point() {
+        let to_dtype = |tensor: &Tensor| match tensor.dtype().is_floating_point() {
             true => tensor.to_dtype(dtype),
             false => Ok(tensor.clone()),
-        })
+        };
+        let converted = state::converted(&|visitor| self.visit(visitor), Location::caller(), &to_dtype)?;
+        walk_mut(self, &mut state::replaced_by(converted));
+        Ok(())
     }
 
     /// Moves all parameters and buffers to a device. They become new tensors, so create the optimizer afterwards. Tied tensors
@@ -258,12 +259,15 @@ pub trait Module {
     /// Those of [`Tensor::to_device`]. Then nothing has changed.
     #[track_caller]
     fn to_device(&mut self, device: &Device) -> Result<()> {
-        state::convert(self, Location::caller(), |tensor| tensor.to_device(device))
+        let to_device = |tensor: &Tensor| tensor.to_device(device);
+        let converted = state::converted(&|visitor| self.visit(visitor), Location::caller(), &to_device)?;
+        walk_mut(self, &mut state::replaced_by(converted));
+        Ok(())
     }
 
     /// Returns parameters and buffers by their names. The tensors are those of the module, not copies.
     fn state_dict(&self) -> StateDict {
-        state::state_dict(self)
+        state::state_dict(&|visitor| self.visit(visitor))
     }
 
     /// Overwrites parameters and buffers, in place, with saved ones of the same names and shapes, converted to their dtypes.
@@ -274,7 +278,7 @@ pub trait Module {
     /// names are missing or unknown, or shapes differ. Then nothing has changed.
     #[track_caller]
     fn load_state_dict(&self, saved: &StateDict) -> Result<()> {
-        at_line(Location::caller(), || state::load(self, saved, true).map(drop))
+        state::load(&self.state_dict(), self.type_name(), saved, true, Location::caller()).map(drop)
     }
 
     /// Overwrites those parameters and buffers that were saved (`strict=False`), and returns the names that only one side has.
@@ -284,7 +288,7 @@ pub trait Module {
     /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes differ. Then nothing has changed.
     #[track_caller]
     fn load_state_dict_partially(&self, saved: &StateDict) -> Result<IncompatibleKeys> {
-        at_line(Location::caller(), || state::load(self, saved, false))
+        state::load(&self.state_dict(), self.type_name(), saved, false, Location::caller())
     }
 }
 
@@ -303,7 +307,16 @@ pub trait Forward: Module {
 /// Passes every part of a module and of all modules within it, with its full name, which begins with the prefix and a dot unless
 /// the prefix is empty.
 pub fn walk<'a, M: Module + ?Sized>(module: &'a M, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
-    module.visit(&mut |name, entry| {
+    walk_parts(&|each| module.visit(each), prefix, visitor);
+}
+
+/// A function that passes the parts of a module, as [`Module::visit`] does. Functions over every module take it instead of one, so
+/// that they are compiled once.
+type Visit<'v, 'a> = dyn Fn(&mut dyn FnMut(&str, Entry<'a>)) + 'v;
+
+/// Passes every part as [`walk`] does.
+fn walk_parts<'a>(visit: &Visit<'_, 'a>, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+    visit(&mut |name, entry| {
         let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
         match entry {
             Entry::Child(child) => walk(child, &name, visitor),

@@ -7,7 +7,7 @@ use thalweg_runtime::{Error, Result};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
-use super::{Entry, EntryMut, Module, walk, walk_mut};
+use super::{Entry, EntryMut, Visit, walk_parts};
 
 /// Tensors by name, in the order of the module (`state_dict`).
 pub type StateDict = IndexMap<String, Tensor>;
@@ -22,12 +22,12 @@ pub struct IncompatibleKeys {
 }
 
 /// Returns the tensors that `choose` finds among the parts of a module, each once, with their names.
-pub(super) fn named<M: Module + ?Sized>(
-    module: &M,
-    choose: impl for<'a> Fn(Entry<'a>) -> Option<&'a Tensor>,
+pub(super) fn named<'a>(
+    visit: &Visit<'_, 'a>,
+    choose: fn(Entry<'a>) -> Option<&'a Tensor>,
 ) -> Vec<(String, Tensor)> {
     let mut list: Vec<(String, Tensor)> = Vec::new();
-    walk(module, "", &mut |name, entry| {
+    walk_parts(visit, "", &mut |name, entry| {
         if let Some(tensor) = choose(entry)
             && !list.iter().any(|(_, known)| known.is_same(tensor))
         {
@@ -37,16 +37,30 @@ pub(super) fn named<M: Module + ?Sized>(
     list
 }
 
+/// Returns the tensors alone.
+pub(super) fn without_names(list: Vec<(String, Tensor)>) -> Vec<Tensor> {
+    list.into_iter().map(|(_, tensor)| tensor).collect()
+}
+
+/// Sets whether tensors require gradients.
+pub(super) fn set_requires_grad(
+    tensors: &[Tensor],
+    requires_grad: bool,
+    location: &'static Location<'static>,
+) -> Result<()> {
+    at_line(location, || tensors.iter().try_for_each(|tensor| tensor.set_requires_grad(requires_grad)))
+}
+
 /// Returns the parameters and then the buffers of each module, as PyTorch orders them.
-pub(super) fn state_dict<M: Module + ?Sized>(module: &M) -> StateDict {
+pub(super) fn state_dict<'a>(visit: &Visit<'_, 'a>) -> StateDict {
     let mut dictionary = StateDict::new();
-    collect(module, "", &mut dictionary);
+    collect(visit, "", &mut dictionary);
     dictionary
 }
 
-fn collect<M: Module + ?Sized>(module: &M, prefix: &str, dictionary: &mut StateDict) {
+fn collect<'a>(visit: &Visit<'_, 'a>, prefix: &str, dictionary: &mut StateDict) {
     let (mut buffers, mut children) = (Vec::new(), Vec::new());
-    module.visit(&mut |name, entry| {
+    visit(&mut |name, entry| {
         let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
         match entry {
             Entry::Parameter(tensor) => _ = dictionary.insert(name, tensor.detach()),
@@ -57,17 +71,22 @@ fn collect<M: Module + ?Sized>(module: &M, prefix: &str, dictionary: &mut StateD
     });
     dictionary.extend(buffers);
     for (name, child) in children {
-        collect(child, &name, dictionary);
+        collect(&|visitor| child.visit(visitor), &name, dictionary);
     }
 }
 
-/// Overwrites the tensors of a module with saved ones.
-pub(super) fn load<M: Module + ?Sized>(
-    module: &M,
+/// Overwrites the tensors of a module of some type with saved ones.
+pub(super) fn load(
+    own: &StateDict,
+    type_name: &str,
     saved: &StateDict,
     strict: bool,
+    location: &'static Location<'static>,
 ) -> Result<IncompatibleKeys> {
-    let own = state_dict(module);
+    at_line(location, || load_into(own, type_name, saved, strict))
+}
+
+fn load_into(own: &StateDict, type_name: &str, saved: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
     let quoted =
         |names: &[String]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
     let keys = IncompatibleKeys {
@@ -94,8 +113,8 @@ pub(super) fn load<M: Module + ?Sized>(
         }
     }
     if !errors.is_empty() {
-        let (name, errors) = (module.type_name(), errors.join("\n\t"));
-        return Err(Error::invalid(format!("Error(s) in loading state_dict for {name}:\n\t{errors}")));
+        let errors = errors.join("\n\t");
+        return Err(Error::invalid(format!("Error(s) in loading state_dict for {type_name}:\n\t{errors}")));
     }
     let sources = pairs
         .iter()
@@ -105,15 +124,15 @@ pub(super) fn load<M: Module + ?Sized>(
     Ok(keys)
 }
 
-/// Replaces every parameter and buffer by the result of a function.
-pub(super) fn convert<M: Module + ?Sized>(
-    module: &mut M,
+/// Returns the results of a function of every parameter and buffer.
+pub(super) fn converted<'a>(
+    visit: &Visit<'_, 'a>,
     location: &'static Location<'static>,
-    function: impl Fn(&Tensor) -> Result<Tensor>,
-) -> Result<()> {
+    function: &dyn Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Vec<Tensor>> {
     at_line(location, || {
         let mut tensors = Vec::new();
-        walk(module, "", &mut |_, entry| {
+        walk_parts(visit, "", &mut |_, entry| {
             if let Entry::Parameter(tensor) | Entry::Buffer(tensor) = entry {
                 tensors.push(tensor.clone());
             }
@@ -132,12 +151,16 @@ pub(super) fn convert<M: Module + ?Sized>(
                 None => convert(tensor)?,
             });
         }
-        let mut converted = converted.into_iter();
-        walk_mut(module, &mut |entry| {
-            if let EntryMut::Parameter(tensor) | EntryMut::Buffer(tensor) = entry {
-                *tensor = converted.next().expect("a tensor per tensor");
-            }
-        });
-        Ok(())
+        Ok(converted)
     })
+}
+
+/// Returns a function that replaces every parameter and buffer by the next of these.
+pub(super) fn replaced_by(tensors: Vec<Tensor>) -> impl FnMut(EntryMut<'_>) {
+    let mut tensors = tensors.into_iter();
+    move |entry| {
+        if let EntryMut::Parameter(tensor) | EntryMut::Buffer(tensor) = entry {
+            *tensor = tensors.next().expect("a tensor per tensor");
+        }
+    }
 }

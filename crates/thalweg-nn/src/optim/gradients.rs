@@ -235,6 +235,10 @@ mod tests {
         let units: Vec<(String, String)> =
             kernels.map(|kernel| (kernel.name.clone(), thalweg_ir::cuda::print_foreach(&kernel))).collect();
         assert!(units.iter().any(|(name, _)| name == "clip_list_bfloat16_by_float32"));
-        thalweg_conformance::compiler_accepts(&units, thalweg_ir::cuda::OPTIONS);
+        thalweg_conformance::compiler_accepts(
+            &thalweg_conformance::ARCHITECTURES,
+            &units,
+            thalweg_ir::cuda::OPTIONS,
+        );
     }
 }

@@ -116,15 +116,18 @@ pub static CHECKED_INDEX: LoopOp = LoopOp {
     )
 };
 
-/// Reports indices of a dimension that are not from 0 on below its extent. Rows: the indices. Nothing is written.
+/// Reports indices of a dimension that are not from 0 on below its extent, and not the one index that is allowed besides. Rows: the
+/// indices. Nothing is written.
 pub static INDEX_CHECK: LoopOp = indexing(
     "index_check",
     "Nothing: reports indices that are out of range.",
     1,
-    &["extent"],
+    &["extent", "allowed"],
     |b, signature| {
         let index = b.input(signature.inputs[0]);
-        let fits = checked(b, index, scalar(b, DType::I64));
+        let [extent, allowed] = [0; 2].map(|_| scalar(b, DType::I64));
+        let fits = in_range(index, extent).or(index.eq(allowed));
+        b.report(fits.logical_not(), index, extent);
         let never = fits.and(fits.logical_not());
         b.scattered_output(index, signature.outputs[0], index.like(0i64), never);
     },

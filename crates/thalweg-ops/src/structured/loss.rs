@@ -2,7 +2,8 @@
 //!
 //! Each row has its class, an i64. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
 //! out of range makes the loss NaN, and for a cross entropy also the gradient of the entire row (the gradient of [`NLL_LOSS`] is
-//! 0); the loss's kernel [reports](thalweg_ir::Report) it.
+//! 0). The kernel of [`NLL_LOSS`] [reports](thalweg_ir::Report) it; a cross entropy does not, so that it can be fused with the scores'
+//! computation, and its classes are checked before.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
@@ -40,11 +41,6 @@ impl<'b> Classes<'b> {
         // The class is the same at every point of its row; a reduction makes that explicit in the body.
         let class = b.reduce(ReduceOp::Max, b.input(DType::I64));
         Self { class, count: scalar(b, DType::I64), ignored: scalar(b, DType::I64) }
-    }
-
-    /// Reports the class if it is out of range.
-    fn check(&self, b: &BodyBuilder) {
-        b.report(self.is_wrong(), self.class, self.count);
     }
 
     fn is_ignored(&self) -> Value<'b> {
@@ -91,7 +87,6 @@ pub static CROSS_ENTROPY: LoopOp = LoopOp {
         |b, signature| {
             let x = b.input(signature.inputs[0]).to(signature.compute);
             let classes = Classes::new(b);
-            classes.check(b);
             let greatest = b.reduce(ReduceOp::Max, x);
             let shifted = x - greatest;
             let log_sum = b.reduce(ReduceOp::Sum, shifted.exp()).log();
@@ -137,7 +132,6 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = LoopOp {
             let compute = signature.compute;
             let x = b.input(signature.inputs[0]).to(compute);
             let classes = Classes::new(b);
-            classes.check(b);
             let smoothing = b.scalar(DType::F64).to(compute);
             let greatest = b.reduce(ReduceOp::Max, x);
             let shifted = x - greatest;

@@ -2,7 +2,8 @@
 //!
 //! Such memory is released when its owner is dropped, and only after the runtime's work that used it is complete. A buffer does
 //! not wait for that when it is dropped: it records an event on each stream that used the memory, and puts the owner on a list,
-//! which later buffers of this kind check.
+//! which later buffers of this kind check. Memory that its library reuses in the order of one stream, and that no other stream has
+//! used, is released immediately.
 //!
 //! # Invariants
 //! - An owner is dropped once, outside of the list's lock, because its drop may call this module again.
@@ -52,6 +53,9 @@ impl External {
     pub(super) fn give_back(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let streams = std::mem::take(self.streams.get_mut());
+        if memory.is_in_stream_order() && streams.len() == 1 {
+            return drop(memory.into_owner());
+        }
         match streams.iter().map(recorded).collect::<Option<Vec<_>>>() {
             Some(events) => leave(events, memory.into_owner()),
             None => std::mem::forget(memory),

@@ -238,7 +238,10 @@ impl Check {
     /// # Errors
     /// The failure of the first seed that fails, shrunk.
     pub fn find<O: ProgramResult>(self, program: impl Fn(&Gpu) -> O) -> Result<Summary, Box<Failure>> {
-        let program = |gpu: &Gpu| program(gpu).into_result();
+        self.find_in(&|gpu: &Gpu| program(gpu).into_result())
+    }
+
+    fn find_in(self, program: &ProgramFn<'_>) -> Result<Summary, Box<Failure>> {
         let mut summary = Summary {
             runs: 0,
             decisions: 0,
@@ -250,7 +253,7 @@ impl Check {
         let mut possible: Vec<Problem> = Vec::new();
         for seed in self.seeds_to_try() {
             let (plan, begin) = (self.plan(seed), Instant::now());
-            let run = self.run_once(&plan, self.time_limit, "", &program);
+            let run = self.run_once(&plan, self.time_limit, "", program);
             summary.runs += 1;
             summary.decisions += run.trace.decisions;
             summary.commands += run.trace.commands;
@@ -265,10 +268,10 @@ impl Check {
             summary.possible_races = possible.len() as u64;
             summary.trace_hash = summary.trace_hash.rotate_left(5) ^ run.trace.hash;
             if run.problem().is_some() {
-                return Err(Box::new(self.explain(&plan, run, begin.elapsed(), &program)));
+                return Err(Box::new(self.explain(&plan, run, begin.elapsed(), program)));
             }
             if self.has_quarantine && summary.runs == 1 {
-                self.run_in_quarantine(seed, &program)?;
+                self.run_in_quarantine(seed, program)?;
             }
             if self.order_only && plan.shows_all(&run.trace) && !self.faults && !self.stalls {
                 break;

@@ -52,6 +52,42 @@ fn it_is_used_where_it_lies_and_given_back_once() {
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
 }
 
+/// An owner that an allocator of its own has, which reuses memory in the order of a stream.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn memory_in_stream_order_goes_before_its_work_is_done() {
+    let device = device();
+    let [first, second] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    let dropped: Arc<AtomicUsize> = Arc::default();
+    let pointer = device.driver().memory_allocate(device.index(), 256).unwrap();
+    // SAFETY: the memory is freed at the end, and only the two streams use it, one after the other.
+    let in_order =
+        || unsafe { ExternalMemory::new(pointer, 256, Counted(dropped.clone())).in_stream_order() };
+    let gate = Gate::close(&first);
+    let buffer = Buffer::external(&first, in_order()).unwrap();
+    fill(&first, &buffer, 1.0);
+    drop(buffer);
+    assert_eq!(dropped.load(Ordering::SeqCst), 1, "the memory is reused in the order of the stream");
+    second.wait_stream(&first).unwrap();
+    let buffer = Buffer::external(&first, in_order()).unwrap();
+    fill(&second, &buffer, 1.0);
+    buffer.record_stream(&second);
+    drop(buffer);
+    assert_eq!(dropped.load(Ordering::SeqCst), 1, "the second stream has not used it yet");
+    gate.open();
+    second.synchronize().unwrap();
+    drop(Buffer::external(&first, in_order()).unwrap());
+    assert_eq!(dropped.load(Ordering::SeqCst), 3);
+    device.driver().memory_free(pointer).unwrap();
+}
+
 #[test]
 fn its_owner_goes_when_every_stream_that_used_it_is_done() {
     let device = device();

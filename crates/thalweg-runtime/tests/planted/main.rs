@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use thalweg_runtime::sim::{Failure, Problem};
 
 /// The number of seeds within which a bug must show.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 100;
 /// The number of seeds that run without a bug.
 const FEW_SEEDS: u64 = 5;
 

@@ -20,8 +20,8 @@ fn every_answer_stays_the_same() {
     let report = thalweg_conformance::run_each(&driver, 0, &mut |line| println!("{line}"));
     let failed: Vec<_> = report.failed().map(ToString::to_string).collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
-    let plain = thalweg_conformance::run_all(&simulator(2, 2), 0);
-    assert_eq!(report.skipped().count(), plain.skipped().count());
+    // What the simulator skips, by its own test.
+    assert_eq!(report.skipped().count(), 2);
 }
 
 #[test]

@@ -29,6 +29,9 @@ impl Default for GradcheckOptions {
     }
 }
 
+/// A function whose gradients are checked.
+type Function<'a> = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + 'a;
+
 /// A Jacobian: a row per element of the input, a column per element of the output.
 type Jacobian = Vec<Vec<f64>>;
 
@@ -46,41 +49,43 @@ pub fn gradcheck(
     inputs: &[Tensor],
     options: GradcheckOptions,
 ) -> Result<()> {
-    at_line(Location::caller(), || {
-        check_inputs(inputs)?;
-        let wanted: Vec<usize> = (0..inputs.len()).filter(|&index| inputs[index].requires_grad()).collect();
-        let outputs = function(inputs)?;
-        let mut numerical = Vec::new();
-        for &input in &wanted {
-            numerical.push(differences(&function, inputs, input, outputs.len(), options.eps)?);
+    at_line(Location::caller(), || check_gradients(&function, inputs, options))
+}
+
+fn check_gradients(function: &Function<'_>, inputs: &[Tensor], options: GradcheckOptions) -> Result<()> {
+    check_inputs(inputs)?;
+    let wanted: Vec<usize> = (0..inputs.len()).filter(|&index| inputs[index].requires_grad()).collect();
+    let outputs = function(inputs)?;
+    let mut numerical = Vec::new();
+    for &input in &wanted {
+        numerical.push(differences(function, inputs, input, outputs.len(), options.eps)?);
+    }
+    for (place, output) in outputs.iter().enumerate() {
+        let numerical = numerical.iter().map(|by_output| &by_output[place]);
+        if !output.requires_grad() {
+            if numerical.flatten().flatten().any(|&slope| slope != 0.0) {
+                return Err(Error::invalid("Numerical gradient for function expected to be zero"));
+            }
+            continue;
         }
-        for (place, output) in outputs.iter().enumerate() {
-            let numerical = numerical.iter().map(|by_output| &by_output[place]);
-            if !output.requires_grad() {
-                if numerical.flatten().flatten().any(|&slope| slope != 0.0) {
-                    return Err(Error::invalid("Numerical gradient for function expected to be zero"));
-                }
-                continue;
-            }
-            let targets: Vec<Tensor> = wanted.iter().map(|&input| inputs[input].clone()).collect();
-            let [analytical, again] = [jacobians(output, &targets)?, jacobians(output, &targets)?];
-            for ((&input, numerical), analytical) in wanted.iter().zip(numerical).zip(&analytical) {
-                compare(place, input, numerical, analytical, options)?;
-            }
-            let mut pairs = analytical.iter().flatten().flatten().zip(again.iter().flatten().flatten());
-            let is_same = |first: f64, second: f64| {
-                (first - second).abs() <= options.nondet_tol || first.to_bits() == second.to_bits()
-            };
-            if !pairs.all(|(&first, &second)| is_same(first, second)) {
-                return Err(Error::invalid(format!(
-                    "Backward is not reentrant, i.e., running backward with same input and grad_output multiple times gives different \
+        let targets: Vec<Tensor> = wanted.iter().map(|&input| inputs[input].clone()).collect();
+        let [analytical, again] = [jacobians(output, &targets)?, jacobians(output, &targets)?];
+        for ((&input, numerical), analytical) in wanted.iter().zip(numerical).zip(&analytical) {
+            compare(place, input, numerical, analytical, options)?;
+        }
+        let mut pairs = analytical.iter().flatten().flatten().zip(again.iter().flatten().flatten());
+        let is_same = |first: f64, second: f64| {
+            (first - second).abs() <= options.nondet_tol || first.to_bits() == second.to_bits()
+        };
+        if !pairs.all(|(&first, &second)| is_same(first, second)) {
+            return Err(Error::invalid(format!(
+                "Backward is not reentrant, i.e., running backward with same input and grad_output multiple times gives different \
                      values, although analytical gradient matches numerical gradient. The tolerance for nondeterminism was {}.",
-                    options.nondet_tol
-                )));
-            }
+                options.nondet_tol
+            )));
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// Checks the gradients of gradients of a function's outputs, with respect to all inputs that require one and to the gradients of
@@ -96,25 +101,32 @@ pub fn gradgradcheck(
     output_gradients: Option<&[Tensor]>,
     options: GradcheckOptions,
 ) -> Result<()> {
-    at_line(Location::caller(), || {
-        check_inputs(inputs)?;
-        let differentiable = |inputs: &[Tensor]| -> Result<Vec<Tensor>> {
-            Ok(function(inputs)?.into_iter().filter(Tensor::requires_grad).collect())
-        };
-        let starts = match output_gradients {
-            Some(given) => given.iter().map(|tensor| tensor.detach().requires_grad_()).collect(),
-            None => drawn(&differentiable(inputs)?),
-        }?;
-        let first = |all: &[Tensor]| {
-            let (inputs, starts) = all.split_at(inputs.len());
-            let starts: Vec<Option<Tensor>> = starts.iter().cloned().map(Some).collect();
-            let targets: Vec<Tensor> = inputs.iter().filter(|input| input.requires_grad()).cloned().collect();
-            let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
-            let found = enable_grad(|| gradients_with(&differentiable(inputs)?, &starts, &targets, options))?;
-            Ok(found.into_iter().flatten().collect())
-        };
-        gradcheck(first, &[inputs, &starts].concat(), options)
-    })
+    at_line(Location::caller(), || check_second_gradients(&function, inputs, output_gradients, options))
+}
+
+fn check_second_gradients(
+    function: &Function<'_>,
+    inputs: &[Tensor],
+    output_gradients: Option<&[Tensor]>,
+    options: GradcheckOptions,
+) -> Result<()> {
+    check_inputs(inputs)?;
+    let differentiable = |inputs: &[Tensor]| -> Result<Vec<Tensor>> {
+        Ok(function(inputs)?.into_iter().filter(Tensor::requires_grad).collect())
+    };
+    let starts = match output_gradients {
+        Some(given) => given.iter().map(|tensor| tensor.detach().requires_grad_()).collect(),
+        None => drawn(&differentiable(inputs)?),
+    }?;
+    let first = |all: &[Tensor]| {
+        let (inputs, starts) = all.split_at(inputs.len());
+        let starts: Vec<Option<Tensor>> = starts.iter().cloned().map(Some).collect();
+        let targets: Vec<Tensor> = inputs.iter().filter(|input| input.requires_grad()).cloned().collect();
+        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+        let found = enable_grad(|| gradients_with(&differentiable(inputs)?, &starts, &targets, options))?;
+        Ok(found.into_iter().flatten().collect())
+    };
+    check_gradients(&first, &[inputs, &starts].concat(), options)
 }
 
 /// Returns a drawn gradient for each output.
@@ -152,7 +164,7 @@ fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
 
 /// Returns the Jacobian of each output with respect to an input, by central differences.
 fn differences(
-    function: &impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+    function: &Function<'_>,
     inputs: &[Tensor],
     input: usize,
     outputs: usize,

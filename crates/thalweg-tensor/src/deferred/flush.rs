@@ -11,7 +11,7 @@ use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
 use super::count;
 use super::explain::explain;
-use super::window::{Known, Waiters, Waiting, Window};
+use super::window::{Again, Deferral, Known, Waiters, Waiting, Window};
 use crate::storage::Storage;
 
 /// The number of programs that a thread keeps.
@@ -63,18 +63,41 @@ pub(super) fn forget_programs() {
 
 impl Window {
     /// Queues loops that waited, before a call with this label; `None` if an address is read.
-    pub(super) fn queue(&self, mut waiters: Waiters, before: Option<Label>) -> Result<()> {
+    ///
+    /// When the outermost region ends, a [widening](Waiters::widening) loop whose result the other loops can do without waits on:
+    /// it is computed within them, and again where the result is read later, if it ever is.
+    pub(super) fn queue(&self, mut waiters: Waiters, before: Option<Label>, ends: bool) -> Result<()> {
         let Some(stream) = waiters.stream.take() else { return Ok(()) };
-        let alive: Vec<Option<Arc<Storage>>> = (waiters.memories.iter())
+        let mut alive: Vec<Option<Arc<Storage>>> = (waiters.memories.iter())
             .map(|known| match known {
                 Known::Pending { storage, .. } => storage.upgrade(),
                 Known::Existing { .. } => None,
             })
             .collect();
+        let widening = if ends { waiters.widening(&alive) } else { Vec::new() };
+        let mut waits_on = Vec::new();
+        if !widening.is_empty() {
+            let length = waiters.key.len();
+            let mut fewer = alive.clone();
+            widening.iter().for_each(|widening| fewer[widening.result as usize] = None);
+            let segment = waiters.segment(&fewer);
+            let ready = program(&mut waiters, segment, stream.device(), before);
+            let is_stored = |memory: u32| ready.program.placed.iter().any(|(placed, _)| *placed == memory);
+            waits_on.extend(widening.into_iter().filter(|widening| !is_stored(widening.result)));
+            waiters.key.truncate(length);
+        }
+        let again: Vec<Again> =
+            waits_on.iter().filter_map(|widening| waiters.again(widening, &alive)).collect();
+        again.iter().for_each(|again| alive[again.result as usize] = None);
         let queued = queue(&mut waiters, &alive, &stream, before);
         if let Err(error) = &queued {
             let addresses = alive.iter().flatten().map(|storage| Arc::as_ptr(storage).addr());
             self.failed(error, addresses);
+        }
+        for Again { node, numbers, label, read, written, .. } in again {
+            let (read, written) = (std::iter::once(read).collect(), std::iter::once(written).collect());
+            let stream = stream.clone();
+            self.add(Deferral { launch: &node.launch, numbers, read, written, stream, label });
         }
         queued
     }

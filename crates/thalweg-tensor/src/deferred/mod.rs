@@ -6,6 +6,9 @@
 //! until then are a [`Segment`](thalweg_graph::Segment), and which of its results are read afterwards is known exactly: those whose
 //! storage is still alive. Its program is planned once, and kept.
 //!
+//! At the end of a region a loop may wait on that only widens numbers, if nothing else of the region needs its result in memory: see
+//! [`Window::queue`]. A backward pass then reads the narrow numbers, and the wide ones are never stored.
+//!
 //! # Invariants
 //! - Nothing notices the deferral: before every call that could, the runtime [queues what was deferred](thalweg_runtime::queue_deferred),
 //!   and so does a storage without memory before it returns an address ([`Promise`]).
@@ -34,6 +37,8 @@ thread_local! {
     static WINDOW: RefCell<Option<Arc<Window>>> = const { RefCell::new(None) };
     /// The failure of deferred work that a caller could not be told: the next command reports it.
     static FAILED: RefCell<Option<Error>> = const { RefCell::new(None) };
+    /// Whether the outermost region ends.
+    static ENDS: Cell<bool> = const { Cell::new(false) };
     static COUNTERS: Cell<Counters> = const { Cell::new(Counters::NONE) };
 }
 
@@ -114,10 +119,18 @@ impl Region {
     /// Those of the region's work.
     pub fn end(self) -> Result<()> {
         match self.former {
-            0 => queue_deferred(Label::here("end of a compiled region")),
+            0 => queue_at_end(),
             _ => Ok(()),
         }
     }
+}
+
+/// Queues what the outermost region deferred.
+fn queue_at_end() -> Result<()> {
+    ENDS.set(true);
+    let queued = queue_deferred(Label::here("end of a compiled region"));
+    ENDS.set(false);
+    queued
 }
 
 impl Drop for Region {
@@ -125,7 +138,7 @@ impl Drop for Region {
         DEPTH.set(self.former);
         if self.former == 0 {
             // After `end` nothing is left; otherwise the region failed, and its own error is reported.
-            let _ = queue_deferred(Label::here("end of a compiled region"));
+            let _ = queue_at_end();
         }
     }
 }
@@ -172,7 +185,7 @@ fn queue(label: Label, before: Before<'_>) -> Result<()> {
             taken
         }
     };
-    let queued = window.queue(taken, Some(label));
+    let queued = window.queue(taken, Some(label), ENDS.take());
     if window.is_waiting() {
         set_deferred(Some(queue));
     }
@@ -204,7 +217,7 @@ impl Promise for Memory {
         let kept = || -> Result<()> {
             let taken = self.window.take_before_reading(storage);
             let former = set_deferred(None);
-            let queued = self.window.queue(taken, None);
+            let queued = self.window.queue(taken, None, false);
             set_deferred(former);
             queued?;
             if storage.is_pending() {

@@ -6,6 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_execute::alignment_of;
 use thalweg_graph::{Lifetime, Memory, Node, Operand, Segment};
+use thalweg_ir::{DType, Node as Expression};
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_ops::lower::{LaunchNumbers, LoopLaunch};
 
@@ -71,6 +72,29 @@ pub(super) struct Waiters {
     places: FxHashMap<usize, u32>,
     /// Numbers that determine the loops.
     pub key: Vec<u64>,
+}
+
+/// Returns whether a loop only casts numbers to a dtype that has all of them.
+fn is_widening(launch: &LoopLaunch) -> bool {
+    let body = &launch.body;
+    let ([input], [output]) = (body.inputs.as_slice(), body.outputs.as_slice()) else { return false };
+    let mut value = body.nodes[output.value.index()];
+    while let Expression::Cast(id) = value {
+        value = body.nodes[id.index()];
+    }
+    let is_exact = matches!(
+        (input.dtype, output.dtype),
+        (DType::F16 | DType::Bf16, DType::F32 | DType::F64) | (DType::F32, DType::F64)
+    );
+    let is_load = matches!(value, Expression::Load { .. });
+    let casts_are_wide =
+        body.dtypes.iter().all(|&dtype| dtype == input.dtype || dtype == output.dtype || dtype == DType::F32);
+    is_exact
+        && is_load
+        && casts_are_wide
+        && output.scatter.is_none()
+        && body.reductions.is_empty()
+        && body.report.is_none()
 }
 
 /// The loops of a thread that wait.
@@ -172,7 +196,70 @@ impl Window {
     }
 }
 
+/// A loop that widens the numbers of a memory.
+pub(super) struct Widening {
+    node: usize,
+    source: u32,
+    /// The memory of the result.
+    pub result: u32,
+}
+
+/// A loop that waits on with a window that was taken.
+pub(super) struct Again {
+    pub node: Node,
+    pub numbers: LaunchNumbers,
+    pub label: Label,
+    pub read: Place,
+    pub written: Place,
+    /// The memory of the result, in the window that was taken.
+    pub result: u32,
+}
+
 impl Waiters {
+    /// Returns the loops that widen numbers exactly (`float` of a 16-bit tensor) from memory that only waiting loops hold, so that
+    /// nothing can change it, into a result that is larger, is alive, and is not written otherwise.
+    pub fn widening(&self, alive: &[Option<Arc<Storage>>]) -> Vec<Widening> {
+        let writes = |memory: u32| {
+            let outputs = self.loops.iter().flat_map(|waiting| &waiting.node.outputs);
+            outputs.filter(|output| output.memory == memory).count()
+        };
+        let of = |(node, waiting): (usize, &Waiting)| {
+            let ([input], [output]) = (waiting.node.inputs.as_slice(), waiting.node.outputs.as_slice())
+            else {
+                return None;
+            };
+            let (source, result) = (input.memory, output.memory);
+            let Known::Existing { holder: Some(holder), bytes, .. } = &self.memories[source as usize] else {
+                return None;
+            };
+            let Known::Pending { bytes: wide, .. } = &self.memories[result as usize] else { return None };
+            let is_safe = holder.is_alone() && writes(source) == 0 && writes(result) == 1;
+            let is_kept = alive[result as usize].is_some() && wide > bytes;
+            (is_safe && is_kept && is_widening(&waiting.node.launch)).then_some(Widening {
+                node,
+                source,
+                result,
+            })
+        };
+        self.loops.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Returns a widening loop for another window, with the storages of its operands.
+    pub fn again(&self, widening: &Widening, alive: &[Option<Arc<Storage>>]) -> Option<Again> {
+        let Waiting { node, numbers, label, .. } = &self.loops[widening.node];
+        let Known::Existing { holder: Some(holder), .. } = &self.memories[widening.source as usize] else {
+            return None;
+        };
+        Some(Again {
+            read: (Arc::clone(holder.storage()), node.inputs[0].offset),
+            written: (alive[widening.result as usize].clone()?, node.outputs[0].offset),
+            node: node.clone(),
+            numbers: numbers.clone(),
+            label: *label,
+            result: widening.result,
+        })
+    }
+
     /// Returns an operand of the segment.
     fn operand(&mut self, (storage, offset): Place) -> Operand {
         let next = self.memories.len() as u32;

@@ -27,7 +27,7 @@ const MANY_ROWS: usize = 1024;
 /// The minimum number of points of a part.
 const PART: usize = 1024;
 
-/// The same for channels that are adjacent in memory, of which one block handles [`ABREAST`]: many small parts keep a GPU busy, and
+/// The minimum number of points of a part for channels that are adjacent in memory, of which one block handles [`ABREAST`]: many small parts keep a GPU busy, and
 /// their points are still in a cache when they are read for the second time.
 const PART_ABREAST: usize = 128;
 const ABREAST: usize = 128;

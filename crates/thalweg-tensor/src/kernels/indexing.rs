@@ -134,7 +134,8 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
     )))
 }
 
-/// Reports indices that are not from 0 on below an extent. Returns one element, which nothing is written to.
+/// Reports indices that are not from 0 on below an extent, nor the one that is allowed besides. Returns one element, which nothing is
+/// written to.
 pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
     let index = call.tensor(0);
     if index.dtype() != DType::I64 {
@@ -147,7 +148,7 @@ pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
             (index.shape(), &[]),
             (&[index], from_ref(&result)),
             [strided(index.layout().strides(), &[]), Placement::Gathered(1)].into_iter().collect(),
-            &[call.int(1) as u64],
+            &[call.int(1) as u64, call.int(2) as u64],
             call.label,
         )?;
     }

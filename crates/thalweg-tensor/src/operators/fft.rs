@@ -618,27 +618,3 @@ impl Transform<'_> {
         Ok(operator.call_loop(&[], &arguments, Some(self.device), self.label)?.swap_remove(0))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Without a library, a transform is composed of products, twiddle factors and chirps.
-    #[test]
-    fn products_transform_like_the_library() -> Result<()> {
-        let device = Device::sim(0)?;
-        let label = Label::here("fft");
-        for size in [2, 5, 64, 65, 67, 96, 130, 134] {
-            let numbers: Vec<f64> =
-                (0..4 * size).map(|at| ((at * 37 + 11) % 101) as f64 / 50.0 - 1.0).collect();
-            let x = Tensor::from_slice(&numbers, &[2, size, 2], &device)?.view_as_complex()?;
-            for forward in [false, true] {
-                let composed = one(&x, 1, forward, label)?;
-                let called = fft_library::complex(&x, &[1], forward, label)?.expect("the simulator has it");
-                let worst = composed.sub(&called)?.abs()?.amax(&[], false)?.item::<f64>()?;
-                assert!(worst < 1e-11, "{size} numbers differ by {worst}");
-            }
-        }
-        Ok(())
-    }
-}

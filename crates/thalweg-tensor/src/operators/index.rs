@@ -25,7 +25,7 @@ operators! {
     /// Returns the elements of a tensor (outer, extent, inner) at indices (outer, count, inner).
     "thalweg::gather(Tensor self, Tensor index) -> Tensor" = Differentiable(indexing::gather, &GATHER), complex: Taken;
     /// Reports indices that are negative, or not less than an extent. Returns one element, which nothing is written to.
-    "thalweg::index_check(Tensor index, int extent) -> Tensor" = Kernel(indexing::index_check);
+    "thalweg::index_check(Tensor index, int extent, int allowed=0) -> Tensor" = Kernel(indexing::index_check);
     /// Returns zeros (outer, extent, inner) to which a gradient (outer, count, inner) is added at indices.
     "thalweg::gather_backward(Tensor gradient, Tensor index, int extent) -> Tensor"
         = Differentiable(indexing::gather_backward, &GATHER_BACKWARD), complex: Parts(gather_backward_of_complex);

@@ -1,7 +1,7 @@
 //! Losses. Elementwise ones are computed in f32 for 16-bit floats, and rounded at the end.
 
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result};
 
 use super::Body::Composite;
 use super::{call, operators, single};
@@ -419,6 +419,15 @@ fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) 
             built_in!("thalweg::cross_entropy_smoothed")?
         }
     };
+    {
+        let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Classes);
+        let arguments = [
+            Argument::Tensor(&classes.target),
+            Argument::Int(classes.count as i64),
+            Argument::Int(ignored),
+        ];
+        built_in!("thalweg::index_check")?.call(&arguments, None, call.label)?;
+    }
     let tensors = [call.tensor(0), &classes.target];
     Ok(operator.call_loop(&tensors, &arguments, None, call.label)?.swap_remove(0))
 }

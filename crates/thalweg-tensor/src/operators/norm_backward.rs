@@ -25,6 +25,10 @@ operators! {
     /// empty.
     "native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(group_norm_backward);
+    /// Returns the gradients of batch normalization for input, weight and bias, those that the mask selects; the others are empty.
+    /// In training they are those by the statistics of the batch, otherwise by the running ones.
+    "native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, Tensor? running_var, Tensor? save_mean, Tensor? save_invstd, bool train, float eps, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+        = Composite(batch_norm_backward);
 }
 
 /// Returns whether each of the three gradients is requested.
@@ -224,5 +228,74 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         masked(x, of_input, x.dtype(), || normalized.gradient(&grouped(&scaled)?)?.reshape(x.shape()))?,
         masked(x, of_weight, dtype, || gradient.mul(&planes(&normalized.values)?)?.sum(&[0, 2], false))?,
         masked(x, of_bias, dtype, || gradient.sum(&[0, 2], false))?,
+    ]))
+}
+
+/// Returns the gradients of batch normalization by the kernels that its node uses.
+fn batch_norm_by_kernels(call: &Call<'_>, statistics: [&Tensor; 2], wants: [bool; 3]) -> Result<Tensors> {
+    let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    let ones = || Tensor::ones(&[], x.dtype().compute(), x.device())?.expand(&x.shape()[1..2]);
+    let weight = weight.map_or_else(ones, |weight| Ok(weight.clone()))?;
+    let dtypes = [weight.dtype(); 2];
+    let asked =
+        Asked { groups: 0, x, gradient, weight: &weight, statistics, wants, dtypes, label: call.label };
+    let of = [x.dtype(), dtypes[0], dtypes[1]];
+    let gradients = asked.gradients()?.into_iter().zip(wants).zip(of);
+    gradients
+        .map(|((gradient, is_wanted), dtype)| {
+            masked(x, is_wanted, dtype, || Ok(gradient.expect("it is wanted")))
+        })
+        .collect()
+}
+
+fn batch_norm_backward(call: &Call<'_>) -> Result<Tensors> {
+    let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    check(call, gradient, x)?;
+    let is_training = call.bool(7);
+    let (places, compute) = (if is_training { [5, 6] } else { [3, 4] }, x.dtype().compute());
+    let channels = x.shape().get(1).copied();
+    let [Some(first), Some(second)] = places
+        .map(|place| call.optional_tensor(place).filter(|statistic| Some(statistic.elements()) == channels))
+    else {
+        return Err(Error::invalid(format!(
+            "native_batch_norm_backward: an input of shape {:?} needs a mean and a deviation for each channel",
+            x.shape()
+        )));
+    };
+    let (mean, second) = (first.to_dtype(compute)?, second.to_dtype(compute)?);
+    let inverse = if is_training { second } else { second.add_scalar(call.float(8))?.rsqrt()? };
+    let [of_input, of_weight, of_bias] = mask(call, 9)?;
+    let is_plain = x.elements() > 0 && gradient.dtype() == x.dtype() && !is_recorded(call.tensors);
+    if is_training && is_plain {
+        return batch_norm_by_kernels(call, [&mean, &inverse], [of_input, of_weight, of_bias]);
+    }
+    let per_channel = |values: &Tensor| {
+        let mut shape = Shape::from_elem(1, x.rank());
+        shape[1] = values.elements();
+        values.to_dtype(compute)?.reshape(&shape)
+    };
+    let dims: Ints = (0..x.rank() as i64).filter(|&dim| dim != 1).collect();
+    let (mean, inverse, gradient) =
+        (per_channel(&mean)?, per_channel(&inverse)?, gradient.to_dtype(compute)?);
+    let wide = x.to_dtype(compute)?;
+    let normalized = match is_training {
+        true => Normalized::new(&wide, &mean, &inverse, dims.clone())?,
+        false => {
+            let values = wide.sub(&mean)?.mul(&inverse)?;
+            Normalized { dims: dims.clone(), values, inverse: inverse.clone() }
+        }
+    };
+    let scaled = match weight {
+        Some(weight) => gradient.mul(&per_channel(weight)?)?,
+        None => gradient.clone(),
+    };
+    let dtype = weight.map_or(x.dtype(), Tensor::dtype);
+    Ok(Tensors::from_iter([
+        masked(x, of_input, x.dtype(), || match is_training {
+            true => normalized.gradient(&scaled),
+            false => scaled.mul(&inverse),
+        })?,
+        masked(x, of_weight, dtype, || gradient.mul(&normalized.values)?.sum(&dims, false))?,
+        masked(x, of_bias, dtype, || gradient.sum(&dims, false))?,
     ]))
 }

@@ -649,12 +649,13 @@ fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
     let groups = convolution.check(input, weight, None)?;
     let empty = || Tensor::empty(&[0], input.dtype(), input.device());
     let dims: Ints = [0].into_iter().chain(2..rank as i64).collect();
+    let reached = convolution.reached(gradient)?;
     let of_operand = |is_wanted: bool, place: usize| match is_wanted {
         false => empty(),
-        true => match convolution.gradient_by_library(gradient, [input, weight], place)? {
+        true => match convolution.gradient_by_library(&reached, [input, weight], place)? {
             Some(result) => Ok(result),
-            None if place == 0 => convolution.of_input(gradient, input, weight, groups),
-            None => convolution.of_weight(gradient, input, weight, groups),
+            None if place == 0 => convolution.of_input(&reached, input, weight, groups),
+            None => convolution.of_weight(&reached, input, weight, groups),
         },
     };
     Ok(Tensors::from_iter([
@@ -665,6 +666,17 @@ fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
 }
 
 impl Convolution {
+    /// Returns the part of a result's gradient that windows reach: a transposed convolution may be padded by whole strides.
+    fn reached(&self, gradient: &Tensor) -> Result<Tensor> {
+        let Some(padding) = &self.output_padding else { return Ok(gradient.clone()) };
+        let of_axis = |list: &Ints, axis: usize| list.get(axis).or(list.first()).copied().unwrap_or(1);
+        (2..gradient.rank()).try_fold(gradient.clone(), |part, axis| {
+            let (padding, stride) = (of_axis(padding, axis - 2), of_axis(&self.stride, axis - 2).max(1));
+            let extent = part.shape()[axis] as i64 - padding / stride * stride;
+            part.narrow(axis as i64, 0, extent.max(0) as usize)
+        })
+    }
+
     /// Returns the gradient of the input or the weight by the library that autograd calls for it; `None` where it does not take it.
     fn gradient_by_library(
         &self,

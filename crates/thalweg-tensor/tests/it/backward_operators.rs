@@ -52,7 +52,9 @@ fn all() -> Value {
 
 #[test]
 fn convolutions() {
-    for (is_transposed, groups, output_padding) in [(false, 1, 0), (false, 2, 0), (true, 1, 1), (true, 2, 0)]
+    // Padding by a whole stride, which a dilation as large permits, is a part of the result that no window reaches.
+    for (is_transposed, groups, output_padding, dilation) in
+        [(false, 1, 0, 2), (false, 2, 0, 2), (true, 1, 1, 2), (true, 2, 0, 2), (true, 2, 2, 3)]
     {
         let x = leaf(&[2, 4, 6, 5], 1);
         let shape = if is_transposed { [4, 3, 3, 2] } else { [6, 4 / groups, 3, 2] };
@@ -62,9 +64,9 @@ fn convolutions() {
         let numbers = [
             ints(&[2, 2]),
             ints(&[1, 1]),
-            ints(&[1, 2]),
+            ints(&[1, dilation]),
             Value::Bool(is_transposed),
-            ints(&[output_padding, output_padding]),
+            ints(&[output_padding.min(1), output_padding]),
             Value::Int(groups as i64),
         ];
         let tensors = [&x, &weight, &bias].map(|tensor| Value::Tensor(tensor.clone()));
@@ -120,6 +122,33 @@ fn normalizations() {
         ];
         call("native_group_norm_backward", &list)
     });
+}
+
+#[test]
+fn batch_normalizations() {
+    let of = |tensor: &Tensor| Value::Tensor(tensor.clone());
+    let (x, weight, bias) = (leaf(&[3, 4, 5], 1), leaf(&[4], 4), leaf(&[4], 5));
+    let (mean, variance) = (random(&[4], 6), random(&[4], 7).square().unwrap());
+    for (is_training, is_recorded) in [(true, true), (true, false), (false, true)] {
+        let running = [of(&mean), of(&variance)];
+        let [running_mean, running_variance] = running.clone();
+        let parameters = [of(&x), of(&weight), of(&bias), running_mean, running_variance];
+        let numbers = [Value::Bool(is_training), Value::Float(0.1), Value::Float(1e-5)];
+        let forward: Vec<Value> = parameters.into_iter().chain(numbers).collect();
+        agree("native_batch_norm", &forward, &[&x, &weight, &bias], |gradient, results| {
+            let [running_mean, running_variance] = running.clone();
+            let saved = [of(&results[1]), of(&results[2])];
+            let list: Vec<Value> = [of(gradient), of(&x), of(&weight), running_mean, running_variance]
+                .into_iter()
+                .chain(saved)
+                .chain([Value::Bool(is_training), Value::Float(1e-5), all()])
+                .collect();
+            match is_recorded {
+                true => call("native_batch_norm_backward", &list),
+                false => no_grad(|| call("native_batch_norm_backward", &list)),
+            }
+        });
+    }
 }
 
 /// 256 + 1 · 1 is 257 in f32, and 256 in bfloat16; minus 256 it is 1 if the sum was rounded once.

@@ -1,14 +1,18 @@
 //! Complex numbers: views of their parts, promotion, refusals, gradients, and Fourier transforms against plain sums. Values and
 //! gradients of PyTorch's samples are in `opinfo`.
 
+use std::sync::Arc;
+
+use thalweg_driver::{Code, Driver, GpuCall};
 use thalweg_ir::{DType, c64, c128};
-use thalweg_runtime::Result;
+use thalweg_runtime::{Device, Environment, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::dispatch::{Value, find_operator};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{HostTensor, Tensor};
 
-use crate::support::{device, tensor, values};
+use crate::support::{device, on_device, tensor, values};
 
 /// A complex64 tensor of (re, im).
 fn complex(numbers: &[(f32, f32)], shape: &[usize]) -> Tensor {
@@ -188,10 +192,24 @@ fn plain_transform(numbers: &[(f64, f64)], sign: f64) -> Vec<(f64, f64)> {
         .collect()
 }
 
-#[test]
-fn transforms_of_every_kind_of_size_are_the_plain_sums() {
-    // Direct, split once and twice, prime (by a chirp), and split with a prime left.
-    for size in [1, 2, 3, 5, 8, 31, 63, 64, 65, 67, 81, 96, 97, 128, 134, 243, 257, 1000, 1024, 4160] {
+/// A simulated GPU without the library of Fourier transforms.
+#[derive(Debug)]
+struct WithoutTransforms(Arc<SimDriver>);
+
+impl Driver for WithoutTransforms {
+    thalweg_driver::wraps!(0);
+
+    fn library_workspace(&self, device: u32, call: &GpuCall) -> thalweg_driver::Result<u64> {
+        if matches!(call, GpuCall::Fourier(_)) {
+            let detail = "this machine has no such library";
+            return Err(thalweg_driver::Error::new(Code::LibraryMissing, "cufftCreate", detail));
+        }
+        self.0.library_workspace(device, call)
+    }
+}
+
+fn transforms_are_the_plain_sums(sizes: &[usize]) {
+    for &size in sizes {
         let list: Vec<(f32, f32)> = (0..2 * size)
             .map(|i| ((i * 7 % 13) as f32 / 6.0 - 1.0, (i * 5 % 11) as f32 / 5.0 - 1.0))
             .collect();
@@ -212,6 +230,24 @@ fn transforms_of_every_kind_of_size_are_the_plain_sums() {
             assert!(error < 1e-6, "{name} of {size}: the relative error is {error:e}");
         }
     }
+}
+
+#[test]
+fn transforms_of_the_library_are_the_plain_sums() {
+    transforms_are_the_plain_sums(&[1, 2, 3, 5, 64, 97, 4160]);
+}
+
+/// Without a library, a transform is composed of products, twiddle factors and chirps.
+#[test]
+fn composed_transforms_of_every_kind_of_size_are_the_plain_sums() {
+    let driver = SimDriver::new(SimConfig { memory_bytes: 32 << 20, ..SimConfig::default() }).unwrap();
+    let devices = Device::all_of(Arc::new(WithoutTransforms(driver)), &Environment::default());
+    on_device(devices.unwrap().remove(0), || {
+        // Direct, split once and twice, prime (by a chirp), and split with a prime left.
+        transforms_are_the_plain_sums(&[
+            1, 2, 3, 5, 8, 31, 63, 64, 65, 67, 81, 96, 97, 128, 130, 134, 243, 257, 1000, 1024, 4160,
+        ]);
+    });
 }
 
 #[test]

@@ -160,6 +160,11 @@ fn permutations_have_each_number_once() {
     let mut sorted = first;
     sorted.sort_unstable();
     assert_eq!(sorted, (0..1000).collect::<Vec<i64>>());
+
+    let mut order = Generator::new(7).permutation(1000).unwrap();
+    assert_ne!(order, (0..1000).collect::<Vec<_>>());
+    order.sort_unstable();
+    assert_eq!(order, (0..1000).collect::<Vec<_>>());
 }
 
 #[test]

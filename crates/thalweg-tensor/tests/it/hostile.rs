@@ -12,7 +12,7 @@ use thalweg_tensor::dispatch::{Operator, Value, operators};
 use thalweg_tensor::random::Generator;
 
 /// Calls of an operator with random arguments: this many, and more until some have returned results.
-const CALLS: usize = 300;
+const CALLS: usize = 120;
 const MOST_CALLS: usize = 20_000;
 const RESULTS: usize = 1;
 

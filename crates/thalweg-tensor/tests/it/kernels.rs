@@ -1,13 +1,12 @@
-//! Every kernel of the operator table compiles, as the planner would request it, each for one of the supported architectures in
-//! turn.
+//! Every kernel of the operator table compiles, as the planner would request it.
 //!
-//! Needs NVRTC (the `nvidia-cuda-nvrtc` wheel; no GPU). If it is missing, the test prints a message and is skipped.
+//! Needs NVRTC (the `nvidia-cuda-nvrtc` wheel; no GPU). If it is missing, the tests print a message and do nothing.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
-use thalweg_driver::cuda::{CompileOptions, Nvrtc};
+use thalweg_conformance::{ARCHITECTURES, compiler_accepts, compiler_reads, compiles_everything};
+use thalweg_ir::cuda::{OPTIONS, print_foreach, print_unit};
 use thalweg_ir::foreach::ForeachKernel;
 use thalweg_ir::{DType, Dimension, Kernel, Node, OutputPlace};
 use thalweg_ops::optimizer::{OPTIMIZERS, StepForm, count_kernel, step_kernel};
@@ -16,8 +15,6 @@ use thalweg_ops::{
     Iteration, LoopOp, Placement, Signature, Space, elementwise, forward, gradient, kernel, parts, plan,
     structured,
 };
-
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
 /// The number of kernels per translation unit: few enough to locate an error, many enough that starting the compiler does not
 /// matter.
@@ -150,9 +147,12 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     list
 }
 
-/// Every kernel of an operator, by name.
-fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
-    for signature in signatures(operator) {
+/// The kernels of an operator, by name. Of several classes each signature has every second one, in turn with the signature and the
+/// operator's number: the operator has every class and every dtype, and the table every pair of them.
+fn kernels(number: usize, operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
+    let signatures = signatures(operator);
+    let has_turns = signatures.len() > 1 && !compiles_everything();
+    for (turn, signature) in (number..).zip(signatures) {
         let mut bodies =
             vec![(operator.name.to_owned(), forward(operator, &signature).body.as_ref().clone())];
         let floating = |&input: &usize| signature.inputs[input].is_floating_point();
@@ -168,7 +168,9 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
             bodies.push((format!("{}_backward", operator.name), derived.body.as_ref().clone()));
         }
         for (name, body) in bodies {
-            for (rows, inner, transposed) in spaces(operator, &body) {
+            let spaces = spaces(operator, &body);
+            let step = if has_turns && spaces.len() > 1 { 2 } else { 1 };
+            for (rows, inner, transposed) in spaces.into_iter().skip(turn % step).step_by(step) {
                 let class = plan(&body, &iteration(&body, &rows, &inner, transposed)).class;
                 let kernel = kernel(&name, signature.compute, body.clone(), class);
                 found.insert(kernel.name.clone(), kernel);
@@ -177,52 +179,34 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
     }
 }
 
-/// Returns the compiler; without one it prints a message.
-fn compiler_here() -> Option<&'static Nvrtc> {
-    let compiler = thalweg_runtime::compiler();
-    compiler.inspect_err(|error| println!("skipped: there is no NVRTC here: {error}")).ok()
-}
-
 #[test]
 fn every_kernel_of_the_table_compiles() {
-    let Some(compiler) = compiler_here() else { return };
     let mut found = BTreeMap::new();
-    elementwise()
-        .chain(parts())
-        .chain(structured::structured())
-        .for_each(|operator| kernels(operator, &mut found));
-    println!("{} kernels for {ARCHITECTURES:?}", found.len());
+    let operators = elementwise().chain(parts()).chain(structured::structured());
+    operators.enumerate().for_each(|(number, operator)| kernels(number, operator, &mut found));
+    println!("{} kernels", found.len());
     assert!(found.len() > 400, "the table has more kernels than {}", found.len());
     let list: Vec<&Kernel> = found.values().collect();
-    // The compiler is thread safe, and the units are independent. Each kernel is compiled for one of the architectures, in turn:
-    // none of these bodies depends on the architecture.
-    let units: Vec<(&[&Kernel], &str)> = list.chunks(UNIT).zip(ARCHITECTURES.into_iter().cycle()).collect();
-    let next = AtomicUsize::new(0);
-    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                while let Some(&(unit, architecture)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    compile(compiler, unit, architecture);
-                }
-            });
-        }
-    });
+    // None of these bodies depends on the architecture, nor has instructions of its own: all units are compiled to PTX, and some of
+    // them for one of the architectures, in turn.
+    let compiled_every = if compiles_everything() { 1 } else { 5 };
+    let (mut read, mut compiled) = (Vec::new(), Vec::new());
+    for (number, unit) in list.chunks(UNIT).enumerate() {
+        let unit = (unit[0].name.clone(), print_unit(unit));
+        if number % compiled_every == 0 { compiled.push(unit) } else { read.push(unit) }
+    }
+    compiler_reads(&read, OPTIONS);
+    compiler_accepts(&ARCHITECTURES, &compiled, OPTIONS);
 }
 
-fn compile(compiler: &Nvrtc, unit: &[&Kernel], architecture: &str) {
-    let source = thalweg_ir::cuda::print_unit(unit);
-    let options = thalweg_ir::cuda::OPTIONS.iter().chain([&thalweg_conformance::QUICKLY]);
-    let extra = options.map(|&option| option.to_owned()).collect();
-    let options = CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) };
-    let compiled = compiler.compile(&source, &unit[0].name, &options);
-    let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}"));
-    assert!(!compiled.cubin.is_empty());
+/// Compiles kernels for a GPU with clusters of blocks.
+fn compile(found: &BTreeMap<String, Kernel>) {
+    let unit = print_unit(&found.values().collect::<Vec<_>>());
+    compiler_accepts(&["sm_90a"], &[("kernels".to_owned(), unit)], OPTIONS);
 }
 
 #[test]
 fn rows_that_stream_compile() {
-    let Some(compiler) = compiler_here() else { return };
     let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
     let rows = structured::structured().filter(|operator| operator.space == Space::Rows);
     for (operator, signature) in
@@ -240,12 +224,11 @@ fn rows_that_stream_compile() {
         }
     }
     assert!(found.len() > 20, "more kernels stream than {}", found.len());
-    compile(compiler, &found.values().collect::<Vec<_>>(), "sm_90a");
+    compile(&found);
 }
 
 #[test]
 fn the_stages_of_long_rows_compile() {
-    let Some(compiler) = compiler_here() else { return };
     let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
     let operators =
         [&structured::VAR_MEAN, &structured::AMAX, &structured::MAX_AND_PLACE, &structured::SMOOTH_L1_LOSS];
@@ -273,35 +256,28 @@ fn the_stages_of_long_rows_compile() {
         }
     }
     assert!(found.len() > 20, "there are more stages than {}", found.len());
-    compile(compiler, &found.values().collect::<Vec<_>>(), ARCHITECTURES[1]);
+    compile(&found);
 }
 
 #[test]
 fn the_optimizers_kernels_compile() {
-    let Some(compiler) = compiler_here() else { return };
-    let extra: Vec<String> = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
-    let compile = |kernel: &ForeachKernel, architecture: &str| {
-        let source = thalweg_ir::cuda::print_foreach(kernel);
-        let options =
-            CompileOptions { fmad: false, extra: extra.clone(), ..CompileOptions::new(architecture) };
-        let compiled = compiler.compile(&source, &kernel.name, &options);
-        let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}\n{source}"));
-        assert!(!compiled.cubin.is_empty());
-    };
+    let mut units = Vec::new();
+    let mut add = |kernel: &ForeachKernel| units.push((kernel.name.clone(), print_foreach(kernel)));
     let cast = StepForm { cast: Some(DType::Bf16), ..StepForm::default() };
     let by_scalar =
         StepForm { learning_rate: None, has_found_inf: false, writes_gradients: true, ..StepForm::default() };
     for rule in OPTIMIZERS {
         for values in rule.variants() {
-            compile(&count_kernel(rule, &values), ARCHITECTURES[0]);
+            add(&count_kernel(rule, &values));
             for dtypes in [[DType::F32; 2], [DType::Bf16, DType::F32]] {
-                compile(&step_kernel(rule, &values, dtypes, StepForm::default()), ARCHITECTURES[0]);
+                add(&step_kernel(rule, &values, dtypes, StepForm::default()));
             }
         }
         let [defaults, _] = rule.variants();
-        compile(&step_kernel(rule, &defaults, [DType::F32; 2], cast), ARCHITECTURES[1]);
+        add(&step_kernel(rule, &defaults, [DType::F32; 2], cast));
         for dtypes in [[DType::F64; 2], [DType::F16; 2]] {
-            compile(&step_kernel(rule, &defaults, dtypes, by_scalar), ARCHITECTURES[1]);
+            add(&step_kernel(rule, &defaults, dtypes, by_scalar));
         }
     }
+    compiler_accepts(&ARCHITECTURES, &units, OPTIONS);
 }

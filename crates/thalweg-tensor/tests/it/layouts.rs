@@ -155,3 +155,23 @@ fn powers_without_a_logarithm_are_powers() {
     let cubes: Vec<f64> = values(&negative).iter().map(|x| x.powi(3)).collect();
     assert_close(&values(&negative.pow_scalar(3).unwrap()), &cubes, 1e-13);
 }
+
+#[test]
+fn layouts_follow_each_other_and_former_ones_stay() {
+    let x = Tensor::zeros(&[0], DType::F32, &device()).unwrap();
+    let sized = |extent: usize| {
+        x.resize_(&[extent as i64]).unwrap();
+        x.shape()
+    };
+    let first = x.shape();
+    let former: Vec<&[usize]> = (1..100).map(sized).collect();
+    assert_eq!(first, [0]);
+    assert!(former.iter().enumerate().all(|(place, shape)| shape == &[place + 1]));
+    assert!(std::ptr::eq(sized(0), first));
+    let [large, small] = [98, 2].map(sized);
+    for _ in 0..1000 {
+        let is_kept = std::ptr::eq(sized(98), large) && std::ptr::eq(sized(2), small);
+        assert!(is_kept, "layouts that come again are kept once");
+    }
+    assert_eq!(x.shape(), [2]);
+}

@@ -89,16 +89,21 @@ thread_local! {
 /// Makes the device under test a separate one for this thread, for tests with indices out of range: any wait for a device reports
 /// them.
 pub fn on_own_device<T>(work: impl FnOnce() -> T) -> T {
+    thread_local! {
+        static KEPT: Device = own_device();
+    }
+    on_device(KEPT.with(Device::clone), work)
+}
+
+/// Makes a device the one under test for this thread.
+pub fn on_device<T>(device: Device, work: impl FnOnce() -> T) -> T {
     struct Restored;
     impl Drop for Restored {
         fn drop(&mut self) {
             OWN.set(None);
         }
     }
-    thread_local! {
-        static KEPT: Device = own_device();
-    }
-    OWN.set(Some(KEPT.with(Device::clone)));
+    OWN.set(Some(device));
     let _restored = Restored;
     work()
 }

@@ -3,17 +3,25 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{CaptureMode, Driver as _, ExternalStream};
+use thalweg_driver::{CaptureMode, DevicePointer, Driver as _, ExternalStream, FillPattern, Label};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_torch::PoolName;
 use thalweg_torch::interface::thalweg_malloc;
 
-use crate::support::{Answer, MIB, Torch, answer, cuda_stream, fill};
+use crate::support::{Answer, MIB, Storage, Torch, answer, cuda_stream, fill};
 
 const SETTINGS: [&str; 5] =
     ["", "expandable_page_mb:2", "cross_stream_reuse:ordered", "expandable_segments:False", "policy:pytorch"];
+
+/// Writes the first and the last bytes of memory.
+fn use_ends(stream: &Stream, storage: &Storage) {
+    for first in [0, storage.bytes - 1024] {
+        let pointer = DevicePointer::new(storage.address + first);
+        stream.fill(pointer, FillPattern::U8(1), 1024, Label::here("use")).unwrap();
+    }
+}
 
 struct Machine {
     driver: Arc<SimDriver>,
@@ -56,10 +64,10 @@ impl Machine {
         let (main, side) = (self.torch.default_stream(0), self.torch.stream(0));
         for stream in [&main, &side, &main] {
             let x = self.torch.empty(48 * MIB, stream).unwrap();
-            fill(stream, &x, 1);
+            use_ends(stream, &x);
             drop(x);
             let y = self.torch.empty(20 * MIB, stream).unwrap();
-            fill(stream, &y, 2);
+            use_ends(stream, &y);
         }
         self.torch.empty_cache().unwrap();
         assert_eq!(self.torch.statistics(0).reserved_bytes.all.current, 0);

@@ -89,7 +89,7 @@ fn run(options: &Options) -> Result<ExitCode> {
 
 fn study(options: &Options) -> Result<Report> {
     let device = arguments::device(options.device.as_deref())?;
-    let setting = Setting::new(device, options.rounds)?;
+    let setting = Setting::new(device, options.rounds, options.layers)?;
     // Loads the kernels, so that no part includes that time and every region can be captured.
     for network in &setting.networks {
         network.forward(&setting.inputs[0])?.add(&network.forward(&setting.inputs[0])?)?;

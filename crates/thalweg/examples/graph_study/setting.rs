@@ -10,9 +10,9 @@ use thalweg::{DType, Device, Result, Tensor};
 pub const BATCH: usize = 4;
 pub const TOKENS: usize = 64;
 
-/// The sizes of the networks, so small that launching costs more than computing.
+/// The sizes of a layer of the networks, so small that launching costs more than computing.
 const SIZES: TransformerOptions =
-    TransformerOptions { vocabulary: 128, context: TOKENS, layers: 4, features: 64, heads: 4 };
+    TransformerOptions { vocabulary: 128, context: TOKENS, layers: 1, features: 64, heads: 4 };
 
 /// The number of different inputs.
 const INPUTS: usize = 3;
@@ -20,6 +20,7 @@ const INPUTS: usize = 3;
 pub struct Setting {
     pub device: Device,
     pub rounds: usize,
+    layers: usize,
     /// Two networks of the same shape, with different parameters at different addresses.
     pub networks: [Network; 2],
     /// Tokens, each (batch, tokens).
@@ -38,12 +39,13 @@ impl Network {
 }
 
 impl Setting {
-    pub fn new(device: Device, rounds: usize) -> Result<Self> {
-        let network = |seed| Transformer::new(SIZES, &mut Generator::new(seed), &device).map(Network);
+    pub fn new(device: Device, rounds: usize, layers: usize) -> Result<Self> {
+        let sizes = TransformerOptions { layers, ..SIZES };
+        let network = |seed| Transformer::new(sizes, &mut Generator::new(seed), &device).map(Network);
         let networks = [network(0)?, network(1)?];
         let mut generator = Generator::new(2);
         let inputs = (0..INPUTS).map(|_| tokens(TOKENS, &mut generator, &device)).collect::<Result<_>>()?;
-        Ok(Self { device, rounds, networks, inputs })
+        Ok(Self { device, rounds, layers, networks, inputs })
     }
 
     /// Returns the first network, which most parts work with.
@@ -59,7 +61,7 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TransformerOptions { layers, features, heads, .. } = SIZES;
+        let (layers, TransformerOptions { features, heads, .. }) = (self.layers, SIZES);
         write!(
             f,
             "the forward pass of a transformer of {layers} layers, {features} features and {heads} heads, f32, over {BATCH} \

@@ -35,7 +35,7 @@ fn value<'a>(line: &'a str, key: &str) -> &'a str {
 fn every_check_holds_and_the_page_has_the_figures_of_the_json() {
     let Some(program) = example("graph_study") else { return };
     let folder = Folder::new("figures");
-    let json = printed(&program, &["--rounds", "3", "--json", "--html", &folder.page()]);
+    let json = printed(&program, &["--rounds", "3", "--layers", "1", "--json", "--html", &folder.page()]);
     let page = std::fs::read_to_string(folder.page()).expect("the page was written");
     let figures: Vec<&str> = json.lines().collect();
     for line in &figures {
@@ -74,7 +74,7 @@ fn every_check_holds_and_the_page_has_the_figures_of_the_json() {
 fn the_tables_line_up_in_eighty_columns() {
     let Some(program) = example("graph_study") else { return };
     let folder = Folder::new("tables");
-    let text = printed(&program, &["--rounds", "1", "--html", &folder.page()]);
+    let text = printed(&program, &["--rounds", "1", "--layers", "1", "--html", &folder.page()]);
     for line in text.lines().filter(|line| !line.contains(&folder.page())) {
         // Paths are never broken, since they are there to be copied.
         assert!(line.chars().count() <= 80 || line.contains(".rs:"), "{line}");
@@ -94,6 +94,7 @@ fn what_it_does_not_know_is_refused() {
         (&["--round", "3"][..], "unknown argument --round"),
         (&["--rounds"], "--rounds needs a value"),
         (&["--rounds", "0"], "whole number"),
+        (&["--layers", "0"], "whole number"),
     ] {
         let output = refuses(&program, arguments, words);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -24,6 +24,12 @@ fn example(name: &str) -> Option<PathBuf> {
     found
 }
 
+/// Returns the README.
+fn readme() -> String {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
+    text.expect("it is text")
+}
+
 /// Runs an example on the device that the tests run on.
 fn run(program: &PathBuf, arguments: &[&str]) -> Output {
     let device = std::env::var("THALWEG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
@@ -62,9 +68,7 @@ fn digits_repeats_its_losses_captured_or_not() {
     if first.contains(", simulated, ") {
         // Pages are few, so it is the same on a GPU.
         let (_, reserved) = memory.split_once(", ").expect("the line has two figures");
-        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
-        let readme = readme.expect("it is text");
-        assert!(readme.contains(reserved), "the README says something else than {reserved}");
+        assert!(readme().contains(reserved), "the README says something else than {reserved}");
     }
     assert!(
         first.lines().last().is_some_and(|last| last.starts_with("test accuracy: ") && last.ends_with('%'))
@@ -73,6 +77,20 @@ fn digits_repeats_its_losses_captured_or_not() {
     assert_eq!(line(&run(&["--steps", "8"]), "losses: "), losses, "the same seed");
     assert_eq!(line(&run(&["--steps", "8", "--graph"]), "losses: "), losses, "captured and replayed");
     assert_ne!(line(&run(&["--steps", "8", "--seed", "1"]), "losses: "), losses, "another seed");
+}
+
+#[test]
+fn the_readmes_program_is_an_example_and_prints_what_the_readme_shows() {
+    let Some(program) = example("first") else { return };
+    let readme = readme();
+    let (_, rest) = readme.split_once("```rust\n").expect("the README has a program");
+    let (shown, rest) = rest.split_once("```\n\n```text output\n").expect("the program has an output");
+    let (output, _) = rest.split_once("```").expect("a block ends");
+    let source = include_str!("../../examples/first.rs");
+    assert!(shown.lines().all(|line| source.contains(line)), "examples/first.rs differs from:\n{shown}");
+    let run = Command::new(&program).output().expect("the example starts");
+    let printed = String::from_utf8(run.stdout).expect("text");
+    assert!(!printed.ends_with("'sim:0')\n") || printed == output, "the README shows {output} for {printed}");
 }
 
 #[test]
@@ -87,9 +105,9 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
         let file = std::env::temp_dir().join(format!("thalweg-resumed-{name}-{}.pt", std::process::id()));
         let path = file.to_str().expect("a path of text");
         let run = |arguments: &[&str]| printed(&program, &[arguments, options].concat());
-        let whole = run(&["--steps", "10"]);
-        run(&["--steps", "7", "--save", path]);
-        let resumed = run(&["--steps", "3", "--resume", path]);
+        let whole = run(&["--steps", "5"]);
+        run(&["--steps", "3", "--save", path]);
+        let resumed = run(&["--steps", "2", "--resume", path]);
         assert_eq!(line(&resumed, last), line(&whole, last), "{name} {options:?}");
         std::fs::remove_file(&file).expect("it was saved");
     }
@@ -134,18 +152,18 @@ fn gpt_learns_saves_and_resumes() {
     let loss = |text: &str| line(text, "loss: ")["loss: ".len()..].parse::<f64>().expect("a number");
     let short = ["--batch", "8", "--sample", "5", "--prompt", "Love"];
     let first = printed(&program, &[&["--steps", "1"], &short[..]].concat());
-    let trained = printed(&program, &[&["--steps", "12", "--save", path], &short[..]].concat());
+    let trained = printed(&program, &[&["--steps", "8", "--save", path], &short[..]].concat());
     assert!(loss(&trained) < loss(&first), "{first}{trained}");
     assert!(trained.lines().any(|line| line.starts_with("Love")), "{trained}");
     let folder = file.with_extension("runs");
     let log = ["--log-dir", folder.to_str().expect("a path of text")];
-    let replayed = printed(&program, &[&["--steps", "12", "--graph"], &log[..], &short[..]].concat());
+    let replayed = printed(&program, &[&["--steps", "8", "--graph"], &log[..], &short[..]].concat());
     assert_eq!(line(&replayed, "loss: "), line(&trained, "loss: "), "replays are steps");
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("it was written");
     std::fs::remove_dir_all(&folder).expect("it was made");
     let logged: serde_json::Value =
         serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
-    assert_eq!((&logged["step"], &logged["tag"]), (&12.into(), &"loss".into()));
+    assert_eq!((&logged["step"], &logged["tag"]), (&8.into(), &"loss".into()));
     let value = logged["value"].as_f64().expect("a number");
     assert!((value - loss(&replayed)).abs() < 1e-3, "{logged} {replayed}");
     let resumed =
@@ -203,9 +221,9 @@ fn resnet_learns_saves_and_resumes() {
     let path = file.to_str().expect("a path of text");
     let loss = |text: &str| line(text, "loss: ")["loss: ".len()..].parse::<f64>().expect("a number");
     let first = printed(&program, &["--batch", "16", "--steps", "1"]);
-    let trained = printed(&program, &["--batch", "16", "--steps", "12", "--save", path]);
+    let trained = printed(&program, &["--batch", "16", "--steps", "8", "--save", path]);
     assert!(loss(&trained) < loss(&first), "{first}{trained}");
-    let replayed = printed(&program, &["--batch", "16", "--steps", "12", "--graph"]);
+    let replayed = printed(&program, &["--batch", "16", "--steps", "8", "--graph"]);
     assert_eq!(line(&replayed, "loss: "), line(&trained, "loss: "), "replays are steps");
     let resumed = printed(&program, &["--steps", "0", "--resume", path]);
     assert_eq!(line(&resumed, "test accuracy"), line(&trained, "test accuracy"));

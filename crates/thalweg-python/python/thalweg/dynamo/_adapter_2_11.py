@@ -1,11 +1,30 @@
-"""The names of PyTorch 2.11 that are not public, and that the backend uses."""
+"""The names of PyTorch 2.11 that are not public, and that the backend uses. 2.15 has the same."""
 
+import contextlib
+
+import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache as NotStored
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._guards import TracingContext
+from torch._inductor.compiler_bisector import BACKENDS, BisectSubsystem, CompilerBisector
+from torch._inductor.output_code import OutputCode
 
-__all__ = ["aot", "core_aten_decompositions", "decomposition_table", "register_backend"]
+__all__ = [
+    "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "is_left_out",
+    "reason_against_capture", "record", "register_backend", "running_backward", "settings",
+]  # fmt: skip
+
+# What the bisector of compilers leaves out, one after the other: calls of the table.
+BACKENDS.setdefault("thalweg", [BisectSubsystem("calls")])
+
+
+def is_left_out(description):
+    """Returns whether the bisector leaves a call to PyTorch."""
+    return CompilerBisector.disable_subsystem("thalweg", "calls", description)
 
 
 def aot(forward, backward, inference, decompositions):
@@ -19,3 +38,81 @@ def aot(forward, backward, inference, decompositions):
         keep_inference_input_mutations=True,
     )
 
+
+def cached(kind, compiler):
+    """Returns a compiler whose results, objects of a subclass of `OutputCode`, PyTorch's cache of graphs may store."""
+    return SerializableAOTDispatchCompiler(kind, compiler)
+
+
+@contextlib.contextmanager
+def caching(tag):
+    """A region in which compiled graphs are found and stored in PyTorch's cache under a tag, the backward pass with the forward pass."""
+    if CompilerBisector.bisection_enabled:
+        yield
+        return
+    whole = f"{torch.compiler.config.cache_key_tag}{tag}"
+    with (
+        torch.compiler.config.patch(cache_key_tag=whole),
+        torch._functorch.config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
+    ):
+        yield
+
+
+def settings():
+    """Returns whether products and convolutions of float32 may be computed in TF32, and whether algorithms must be deterministic."""
+    try:
+        reduced = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        # The program uses the newer settings beside these.
+        reduced = torch.backends.cuda.matmul.fp32_precision == "tf32", torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return *reduced, torch.are_deterministic_algorithms_enabled()
+
+
+def record(name, payload):
+    """Adds a text to the artifacts of `TORCH_TRACE`."""
+    torch._logging.trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=lambda: payload)
+
+
+def reason_against_capture(gm):
+    """Returns why a graph cannot be captured as a CUDA graph, or None."""
+    from torch._dynamo.backends.cudagraphs import get_device_node_mapping
+    from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node
+
+    reason = check_multiple_devices_or_any_cpu_nodes(get_device_node_mapping(gm))
+    node = None if reason else get_first_incompatible_cudagraph_node(gm)
+    return (reason or "").removeprefix("skipping cudagraphs due to ") or (f"{node.target} cannot be captured" if node is not None else None)
+
+
+def captured(call, gm, inputs, kind, device):
+    """Returns a function that captures a compiled graph in PyTorch's trees of CUDA graphs, and replays it."""
+    from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
+    from torch._inductor.cudagraph_trees import cudagraphify_impl
+    from torch._inductor.cudagraph_utils import get_placeholder_info
+    from torch._inductor.utils import count_tangents
+
+    context = TracingContext.try_get()
+    if kind == "backward":
+        static = range(count_tangents(gm))
+    else:
+        static = context.fw_metadata.static_input_indices if context and context.fw_metadata else []
+    return cudagraphify_impl(
+        call,
+        inputs,
+        static,
+        device_index=device,
+        is_backward=kind == "backward",
+        is_inference=kind == "inference",
+        stack_traces=get_stack_traces(gm),
+        placeholders=get_placeholder_info(gm.graph),
+        mutated_input_idxs=find_input_mutations(gm.graph),
+    )
+
+
+def running_backward(device):
+    """Notes that a backward pass runs that was not captured, though its forward pass was."""
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(device, create_if_none_exists=False)
+    if manager is not None:
+        manager.set_to_running_backward()

@@ -7,6 +7,8 @@ import torch
 import thalweg
 from thalweg import _core
 
+from . import _attention
+
 aten, prims = torch.ops.aten, torch.ops.prims
 
 # Parameters that say where and how a result is stored: a program has one device, and its tensors are strided.
@@ -36,7 +38,9 @@ def takes(operator):
     """Returns whether calls of an operator are calls of the table."""
     if not isinstance(operator, torch._ops.OpOverload):
         return False
-    return operator in REWRITTEN or (operator.namespace == "aten" and name_of(operator) in _TABLE)
+    if operator in REWRITTEN or operator is aten._native_batch_norm_legit_functional.default:
+        return True
+    return operator.namespace == "aten" and name_of(operator) in _TABLE
 
 
 def _same(name, **renamed):
@@ -88,6 +92,7 @@ REWRITTEN = {
     prims.convert_element_type.default: _convert,
     prims.device_put.default: lambda named: ("clone", {"self": named["a"]}),
     prims.view_of.default: lambda named: ("alias", {"self": named["a"]}),
+    **_attention.RULES,
 }
 for _name, _scales in (
     ("linear1d", ["scales"]), ("bilinear2d", ["scales_h", "scales_w"]), ("bicubic2d", ["scales_h", "scales_w"]),

@@ -2,6 +2,8 @@
 
 import torch
 
+from . import _attention
+
 aten = torch.ops.aten
 
 
@@ -42,6 +44,7 @@ def attention_on_cpu_backward(grad_out, query, key, value, out, logsumexp, dropo
 OWN = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention_on_cpu,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_on_cpu_backward,
+    **_attention.OWN,
 }
 
 

@@ -6,7 +6,7 @@ from thalweg._core import Place
 class Description:
     """The steps of a program, with the slots of its values.
 
-    A step is a tuple of its kind (`call`, `integer`, `external`), the parts of the kind, and its node of the graph.
+    A step is a tuple of its kind (`call`, `integer`, `record`, `external`), the parts of the kind, and its node of the graph.
     """
 
     def __init__(self):
@@ -21,9 +21,10 @@ class Description:
         return self.slots - 1
 
     def call(self, operator, arguments, results, node, writes=None):
-        """Adds a call of an operator. Each result is None, or a slot with strides."""
-        strides = [stride for result in results if result and result[1] for stride in result[1]]
-        self._add("call", (operator, arguments, results, writes), places(arguments) + places(strides), node)
+        """Adds a call of an operator. Each result is None, or a slot, its strides, and its form: sizes, dtype, and whether it is
+        written into memory of PyTorch's. Strides and forms may be None."""
+        numbers = [number for result in results if result for part in (result[1], result[2] and result[2][0]) for number in part or ()]
+        self._add("call", (operator, arguments, results, writes), places(arguments) + places(numbers), node)
 
     def integer(self, name, operands):
         """Adds a computation with integers, and returns its result."""
@@ -35,9 +36,13 @@ class Description:
         """Adds a computation with integers, whose result is in a slot."""
         self._add("integer", (name, operands, slot), places(operands), f"an integer ({name})")
 
-    def external(self, function, arguments, results, is_one, changes, node):
-        """Adds a call of a function of PyTorch. `arguments` are slots."""
-        self._add("external", (function, arguments, results, is_one, changes), list(arguments), node)
+    def external(self, function, arguments, results, is_one, changes, node, bases=()):
+        """Adds a call of a function of PyTorch. `arguments` are slots, of views of the values of `bases` or of others."""
+        self._add("external", (function, arguments, results, is_one, changes), [*arguments, *bases], node)
+
+    def record(self, slots, node):
+        """Adds the use of values on the current stream, which is another one than that of their memory."""
+        self._add("record", (slots,), slots, node)
 
     def _add(self, kind, parts, reads, node):
         self.steps.append((kind, parts, node))
@@ -61,6 +66,8 @@ def results_of(kind, parts):
     """Returns the slots that a step writes."""
     if kind == "integer":
         return [parts[2]]
+    if kind == "record":
+        return []
     if kind == "external":
         return [slot for slot in parts[2] if slot is not None]
     return [result[0] for result in parts[2] if result]

@@ -9,12 +9,14 @@ import thalweg
 from thalweg import _core
 
 from . import Refused, _report as report
+from ._capture import Captures
 from ._graph import Importer, takes
+from ._streams import external
 
-ADAPTERS = {(2, 11): "_adapter_2_11"}
+ADAPTERS = {(2, 11): "_adapter_2_11", (2, 15): "_adapter_2_15"}
 
-# What `torch.compile(mode=...)` may say. The first two are the same; graphs of CUDA are not captured yet.
-MODES = (None, "default", "max-autotune-no-cudagraphs")
+# What `torch.compile(mode=...)` may say, and whether graphs are captured. No mode chooses other algorithms.
+MODES = {None: False, "default": False, "max-autotune-no-cudagraphs": False, "reduce-overhead": True, "max-autotune": True}
 
 
 @functools.cache
@@ -38,11 +40,20 @@ def register_by_name(function):
 def compile_graph(gm, example_inputs, *, mode=None, options=None):
     """Returns a function that runs a graph of Dynamo, with its gradient."""
     if mode not in MODES:
-        raise Refused(f'mode={mode!r} captures CUDA graphs, which the backend "thalweg" does not do yet; leave it out')
+        raise Refused(f"mode={mode!r} is unknown; the modes are {', '.join(str(known) for known in MODES)}")
+    options = dict(options or {})
+    is_captured = bool(options.pop("triton.cudagraphs", MODES[mode]))
     if options:
-        raise Refused(f'the backend "thalweg" has no options, but got {sorted(options)}')
-    compilers = [functools.partial(compile_flat, kind=kind) for kind in ("forward", "backward", "inference")]
-    return adapter().aot(*compilers, decompositions)(gm, example_inputs)
+        raise Refused(f'the backend "thalweg" has the option "triton.cudagraphs" and no other, but got {sorted(options)}')
+    names = adapter()
+    captures = Captures(names) if is_captured else None
+    compilers = [functools.partial(compile_flat, kind=kind, captures=captures) for kind in ("forward", "backward", "inference")]
+    if is_captured:
+        return names.aot(*compilers, decompositions)(gm, example_inputs)
+    from ._code import Code, tag
+
+    with names.caching(tag()):
+        return names.aot(*(names.cached(Code, compiler) for compiler in compilers), decompositions)(gm, example_inputs)
 
 
 @functools.cache
@@ -57,16 +68,27 @@ def decompositions():
     return {**made, **OWN}
 
 
-def compile_flat(gm, example_inputs, *, kind):
+def compile_flat(gm, example_inputs, *, kind, captures=None):
     """Returns a graph of ATen's operators as a program, which takes a list of inputs and empties it."""
-    importer = Importer(gm)
+    from ._code import Code
+
+    importer = Importer(gm, adapter().is_left_out)
     description = importer.description()
-    report.note(kind, importer.taken, importer.passed_on)
-    return program(description, importer.device)
+    streams = importer.streams if importer.uses_streams else None
+    code = Code(kind, description, importer.device, streams, (importer.taken, importer.passed_on))
+    adapter().record(f"thalweg_{kind}_graph", code.text())
+    if captures is None:
+        report.note(code.report())
+        return code
+    call, reason = captures.of(code, gm, example_inputs, kind, importer.device)
+    report.note(code.report(captured=reason or True))
+    call._boxed_call = True
+    return call
 
 
-def program(description, device):
-    """Returns the program of a description, for tensors of PyTorch on a device."""
+def program(description, device, streams=None):
+    """Returns a function that runs the program of a description, for tensors of PyTorch on a device; `streams` are those of its graph,
+    if it uses others than that of the call."""
     is_gpu = device.type == "cuda" and torch.cuda.is_available()
     index = device.index or 0
     own = thalweg.device("cuda", index) if is_gpu else thalweg.device("sim", 0)
@@ -81,17 +103,32 @@ def program(description, device):
     exchange = {"dtypes": dtypes(), "empty_strided": empty_strided, "alias": alias}
     made = _core.Program(*description.parts(), device=own, constants=description.constants, kept=description.kept, exchange=exchange)
 
-    def call(inputs):
-        return made(inputs)
-
     def call_on_current_stream(inputs):
-        stream = thalweg.cuda.ExternalStream(torch.cuda.current_stream(index).cuda_stream)
-        with thalweg.cuda.stream(stream):
+        follow_settings()
+        with thalweg.cuda.stream(external(index, torch.cuda.current_stream(index).cuda_stream)):
             return made(inputs)
 
-    # A function, since PyTorch's wrappers take over the attributes of functions alone.
-    call._boxed_call = call_on_current_stream._boxed_call = True
-    return call_on_current_stream if is_gpu else call
+    def call_on_streams(inputs):
+        former, stream = streams.begin()
+        try:
+            with thalweg.cuda.stream(stream):
+                return made(inputs)
+        finally:
+            streams.end(former)
+
+    return call_on_streams if streams else call_on_current_stream if is_gpu else made
+
+
+def follow_settings():
+    """Sets here what PyTorch's settings of a GPU are that change results."""
+    wanted = adapter().settings()
+    if wanted != _settings.get("applied"):
+        thalweg.backends.cuda.matmul.allow_tf32, thalweg.backends.cudnn.allow_tf32 = wanted[:2]
+        thalweg.use_deterministic_algorithms(wanted[2])
+        _settings["applied"] = wanted
+
+
+_settings = {}
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """A graph of PyTorch's compiler as the description of a program."""
 
 import collections
+import functools
 import operator
 
 import torch
@@ -8,10 +9,12 @@ from torch.fx.node import map_arg
 
 from thalweg._core import Place
 
-from . import Refused, _calls as calls
+from . import _calls as calls
 from ._calls import PassedOn, takes
-from ._description import Description
+from ._description import Description, places
+from ._given import origins, results
 from ._integers import Integers, Unknown
+from ._streams import is_of_streams, number_of, streams_of
 
 __all__ = ["Importer", "takes"]
 
@@ -31,17 +34,29 @@ class _Object:
 class Importer:
     """The import of one graph: values of nodes are numbers, references to slots, lists of them, or objects."""
 
-    def __init__(self, gm):
+    def __init__(self, gm, is_left_out=lambda description: False):
+        self._is_left_out = is_left_out
         self._gm, self._made, self._values = gm, Description(), {}
         self._integers = Integers(self._made)
         self._bases = {}
         self.taken, self.passed_on = 0, collections.Counter()
         self.device = device_of(gm.graph)
+        # Scalars of the CPU beside tensors of a GPU: those of the node at hand, and the numbers that were read from them.
+        self._as_numbers, self._numbers = set(), {}
+        # What PyTorch reads: results of the graph, whose memory lives on, and arguments of its calls.
+        self._lasting = origins(results(gm.graph))
+        self._given = self._lasting.union(*(origins(node.all_input_nodes) for node in gm.graph.nodes if self._stays(node)))
+        # The stream that steps run on now, and those that have written an input since the stream of the call waited for them.
+        self.streams, self.uses_streams = streams_of(self.device), False
+        self._stream, self._unjoined = None, set()
+        # The streams of the memory of slots, where it is not that of the call.
+        self._homes = {}
 
     def description(self):
         """Returns the description."""
         for node in self._gm.graph.nodes:
-            check_stream(node)
+            if node.op == "call_function" and not is_of_streams(node.target):
+                self._switch(number_of(node), node)
             getattr(self, f"_{node.op}")(node)
         return self._made
 
@@ -52,6 +67,9 @@ class Importer:
         self._made.inputs.append(slot)
         self._values[node], self._bases[node] = Place(slot), slot
         self._note(node.meta.get("val"), slot)
+        if any(is_number_beside(node, user, self.device) for user in node.users):
+            # Read before the first loop waits, so that nothing is queued early for it.
+            self._number(node)
 
     def _get_attr(self, node):
         value = self._gm
@@ -65,6 +83,9 @@ class Importer:
             self._values[node] = _Object(value)
 
     def _output(self, node):
+        for number in sorted(self._unjoined):
+            self._effect(functools.partial(self.streams.join, number), node)
+        self._switch(None, node)
         for result in node.args[0]:
             value = self._values[result] if isinstance(result, torch.fx.Node) else result
             self._made.outputs.append(value.value if isinstance(value, _Object) else value)
@@ -74,6 +95,9 @@ class Importer:
     def _call_function(self, node):
         value = node.meta.get("val")
         if node.target in _NOTHING:
+            return
+        if is_of_streams(node.target):
+            self._order(node)
             return
         if node.target is operator.getitem and isinstance(self._values[node.args[0]], list):
             self._values[node] = self._values[node.args[0]][node.args[1]]
@@ -100,7 +124,12 @@ class Importer:
 
     def _take(self, node, value):
         """Adds a call of the table."""
+        if self._is_left_out(lambda: described(node)):
+            raise PassedOn("the bisector of PyTorch's compilers leaves it out")
         self._check_tensors(node, value)
+        if node.target is aten._native_batch_norm_legit_functional.default:
+            self._batch_norm(node, value)
+            return
         if self.device.type == "cpu" and node.target in calls.OTHER_ON_CPU:
             raise PassedOn("its results on the CPU differ from those on a GPU")
         name, arguments = calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
@@ -110,14 +139,46 @@ class Importer:
         slots = [self._made.slot() for _ in values]
         # What a call writes into keeps its own strides.
         strides = [None if writes is not None else self._strides(one) for one in values]
-        self._made.call(name, arguments, list(zip(slots, strides)), described(node), writes)
+        forms = self._forms(node, values, strides)
+        for place, slot in enumerate(slots):
+            if (node, place) in self._lasting:
+                self._keep(slot)
+        self._record(node, slots)
+        self._made.call(name, arguments, list(zip(slots, strides, forms)), described(node), writes)
         for one, slot in zip(values, slots):
             self._note(one, slot)
         self._values[node] = [Place(slot) for slot in slots] if isinstance(value, (list, tuple)) else Place(slots[0])
         self._note_base(node)
 
+    def _stays(self, node):
+        """Returns whether a call is PyTorch's because of its operator and its arguments."""
+        is_call = node.op == "call_function" and node.target is not operator.getitem and node.target not in _NOTHING
+        if not is_call or is_of_streams(node.target) or node.target is aten._native_batch_norm_legit_functional.default:
+            return False
+        try:
+            calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
+        except PassedOn:
+            return True
+        return False
+
+    def _batch_norm(self, node, value):
+        """Adds a batch normalization that returns the new running statistics: one that writes copies of the old ones."""
+        arguments, slots, line = [self._argument(argument) for argument in node.args], [self._made.slot() for _ in value], described(node)
+        forms = self._forms(node, value[:3], [self._strides(one) for one in value[:3]])
+        for slot, old in zip(slots[3:], arguments[3:5]):
+            self._made.call("clone", [old], [(slot, None, None)], line)
+        for place, slot in enumerate(slots):
+            if (node, place) in self._lasting:
+                self._keep(slot)
+        self._record(node, slots)
+        results = [(slot, self._strides(one), form) for slot, one, form in zip(slots, value, forms)]
+        self._made.call("_native_batch_norm_legit", [*arguments[:3], Place(slots[3]), Place(slots[4]), *arguments[5:]], results, line)
+        self._values[node] = [Place(slot) for slot in slots]
+
     def _check_tensors(self, node, value):
-        for one in [*_tensors_read(node), *tensors_of(value)]:
+        self._as_numbers = {argument for argument in node.all_input_nodes if is_number_beside(argument, node, self.device)}
+        read = [one for argument in node.all_input_nodes if argument not in self._as_numbers for one in tensors_of(argument.meta.get("val"))]
+        for one in [*read, *tensors_of(value)]:
             if one.layout is not torch.strided:
                 raise PassedOn(f"a tensor has the layout {one.layout}")
             if one.device != self.device:
@@ -134,6 +195,8 @@ class Importer:
             raise PassedOn("it writes something other than one input")
         slot = self._bases[node.args[places[0]]]
         self._keep(slot)
+        if self._stream is not None:
+            self._unjoined.add(self._stream)
         return slot
 
     def _keep(self, slot):
@@ -143,7 +206,7 @@ class Importer:
 
     def _argument(self, argument):
         if isinstance(argument, torch.fx.Node):
-            value = self._values[argument]
+            value = self._number(argument) if argument in self._as_numbers else self._values[argument]
             if isinstance(value, _Object):
                 raise PassedOn("an argument is a part of the graph")
             return value
@@ -151,9 +214,20 @@ class Importer:
             return [self._argument(element) for element in argument]
         return calls.constant(argument)
 
+    def _number(self, node):
+        """Returns the number in a scalar of the CPU."""
+        if node not in self._numbers:
+            slots = []
+            _replaced(self._values[node], slots, {})
+            result = self._made.slot()
+            self._made.kept += slots
+            self._made.external(number_in, slots, [result], True, [], described(node))
+            self._numbers[node] = Place(result)
+        return self._numbers[node]
+
     def _is_number(self, argument):
         if isinstance(argument, torch.fx.Node):
-            return not isinstance(argument.meta.get("val"), torch.Tensor)
+            return argument in self._as_numbers or not isinstance(argument.meta.get("val"), torch.Tensor)
         return isinstance(argument, (int, float, complex))
 
     def _strides(self, value):
@@ -164,6 +238,16 @@ class Importer:
             return [self._integers.of(stride) for stride in value.stride()]
         except Unknown:
             return None
+
+    def _forms(self, node, values, strides):
+        """Returns the forms of a call's results, if one of them is written into memory of PyTorch's and all may be."""
+        given = [(node, place) in self._given for place in range(len(values))]
+        try:
+            if not any(given) or not all(is_dense(one) for one in values) or None in strides:
+                return [None] * len(values)
+            return [([self._integers.of(size) for size in one.shape], calls.constant(one.dtype), is_given) for one, is_given in zip(values, given)]
+        except Unknown:
+            return [None] * len(values)
 
     def _note(self, value, slot):
         """Notes the numbers that a result defines."""
@@ -179,22 +263,64 @@ class Importer:
         if is_view and node.args and isinstance(node.args[0], torch.fx.Node) and node.args[0] in self._bases:
             self._bases[node] = self._bases[node.args[0]]
 
+    # ---- Streams --------------------------------------------------------------------------------------------------------
+
+    def _effect(self, function, node):
+        self.uses_streams = True
+        self._made.external(function, [], [], True, [], described(node))
+
+    def _record(self, node, results):
+        """Notes that a call on the current stream makes these results, and uses values of other streams."""
+        used = [slot for argument in node.all_input_nodes for slot in places(self._values.get(argument))]
+        away = [slot for slot in used if self._homes.get(slot) != self._stream]
+        if away:
+            self._made.record(away, described(node))
+        self._homes |= dict.fromkeys(results, self._stream)
+
+    def _switch(self, number, node):
+        """Lets the next steps run on a stream."""
+        if number != self._stream:
+            self._effect(functools.partial(self.streams.switch, number), node)
+            self._stream = number
+
+    def _order(self, node):
+        """Adds an operator that switches or orders streams."""
+        name, target, arguments = calls.name_of(node.target).removeprefix("streams::").partition(".")[0], node.target, node.args
+        if name == "sync_dealloc":
+            # Memory of ours waits for all streams that use it, so only the order is left.
+            target, arguments = torch.ops.streams.wait_event.default, arguments[:2]
+        if name == "record_stream":
+            # What PyTorch has allocated is one of its tensors; the rest is memory of ours.
+            if self.streams.is_simulated or self._bases.get(arguments[0]) is None:
+                return
+            slot, number = self._bases[arguments[0]], arguments[1]
+            self._keep(slot)
+            self._made.external(Function(target, (_Hole(0), number), {}), [slot], [], True, [], described(node))
+            return
+        self._effect(functools.partial(self.streams.call, target, *arguments), node)
+        if name in ("fork", "join"):
+            self._stream = arguments[1]
+        waited = {"record_event": arguments[1], "wait_stream": arguments[1]}.get(name)
+        self._unjoined.discard(waited)
+
     # ---- Calls of PyTorch -------------------------------------------------------------------------------------------------
 
     def _pass_on(self, node, value):
         """Adds a call of PyTorch's own function."""
-        slots, places = [], {}
+        slots, numbers = [], {}
 
         def hole(argument):
             held = self._values[argument]
-            return _replaced(held, slots, places)
+            return _replaced(held, slots, numbers)
 
         args, kwargs = map_arg(node.args, hole), map_arg(node.kwargs, hole)
         is_one = not isinstance(value, (list, tuple))
         results = [self._made.slot() for _ in ([value] if is_one else value)]
         changes = self._changes(node)
         self._made.kept += slots
-        self._made.external(_function(node.target, args, kwargs), slots, results, is_one, changes, described(node))
+        self._record(node, results)
+        bases = [slot for base, place in origins(node.all_input_nodes) & self._given for slot in places(self._values.get(base))[place : place + 1]]
+        self._made.external(Function(node.target, args, kwargs), slots, results, is_one, changes, described(node), bases)
         for one, slot in zip([value] if is_one else value, results):
             self._note(one, slot)
         self._values[node] = Place(results[0]) if is_one else [Place(slot) for slot in results]
@@ -208,13 +334,6 @@ class Importer:
         written = [named.get(parameter.name) for parameter in schema.arguments if parameter.alias_info is not None and parameter.alias_info.is_write]
         nodes = [one for each in written for one in (each if isinstance(each, (list, tuple)) else [each]) if isinstance(one, torch.fx.Node)]
         return [self._values[one].number for one in nodes if isinstance(self._values[one], Place)]
-
-
-def check_stream(node):
-    """Refuses a node that is on another stream than the graph's, or that orders streams."""
-    is_stream = getattr(node.target, "namespace", None) == "streams" or (node.meta.get("custom") or {}).get("stream")
-    if is_stream:
-        raise Refused(f'the backend "thalweg" does not support streams in a graph yet: {described(node)}; use `torch._dynamo.graph_break()` around them')
 
 
 class _Hole:
@@ -248,18 +367,91 @@ def _filled(value, values):
     return slice(*(_filled(one, values) for one in (value.start, value.stop, value.step))) if isinstance(value, slice) else value
 
 
-def _function(target, args, kwargs):
-    """Returns a function that calls the target of a node with the values of its holes."""
+class Function:
+    """A function that calls the target of a node with the values of its holes."""
 
-    def call(*values):
-        return target(*_filled(args, values), **_filled(kwargs, values))
+    def __init__(self, target, args, kwargs):
+        self._target, self._args, self._kwargs = target, args, kwargs
 
-    return call
+    def __call__(self, *values):
+        return self._target(*_filled(self._args, values), **_filled(self._kwargs, values))
+
+    def __repr__(self):
+        return f"PyTorch's {self._target}"
+
+    def __reduce__(self):
+        return _function_by_names, tuple(_named(part) for part in (self._target, self._args, self._kwargs))
+
+
+class _Name:
+    """The place of an operator of PyTorch in what is stored: the names that lead to it."""
+
+    def __init__(self, *names):
+        self.names = names
+
+
+def _each(value, change):
+    """Returns a value with all that it contains changed."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_each(one, change) for one in value) if type(value) in (list, tuple) else value
+    return {name: _each(one, change) for name, one in value.items()} if isinstance(value, dict) else change(value)
+
+
+def _named(value):
+    """Returns a value with the names of operators instead of the operators."""
+
+    def change(one):
+        if isinstance(one, torch._ops.OpOverload):
+            return _Name(*one._schema.name.split("::"), one._overloadname)
+        if isinstance(one, torch._ops.HigherOrderOperator):
+            return _Name("higher_order", one.__name__)
+        return one
+
+    return _each(value, change)
+
+
+def _function_by_names(*parts):
+    """Returns a function from what is stored of it."""
+    return Function(*(_each(part, lambda one: functools.reduce(getattr, one.names, torch.ops) if isinstance(one, _Name) else one) for part in parts))
+
+
+def number_in(scalar):
+    """Returns the number in a scalar of the CPU."""
+    return scalar.item()
 
 
 def tensors_of(value):
     """Returns the tensors of a node's value."""
     return [one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, torch.Tensor)]
+
+
+def _category(dtype):
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
+
+
+def is_number_beside(argument, node, device):
+    """Returns whether an argument of a call is a scalar of the CPU that counts as a number beside the tensors of a GPU."""
+    scalar = argument.meta.get("val")
+    is_scalar = isinstance(scalar, torch.Tensor) and scalar.dim() == 0 and scalar.device.type == "cpu" and device.type == "cuda"
+    if not is_scalar or not any(value is argument for value in [*node.args, *node.kwargs.values()]):
+        return False
+    others = [one for other in node.all_input_nodes for one in tensors_of(other.meta.get("val")) if one.device == device]
+    return any(_category(one.dtype) >= _category(scalar.dtype) for one in others if one.dim() > 0 or one.dtype == scalar.dtype)
+
+
+def is_dense(value):
+    """Returns whether a result's elements have memory of their own each, as far as its sizes are known."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    steps = [(stride, size) for size, stride in zip(value.shape, value.stride()) if not (isinstance(size, int) and size == 1)]
+    if not all(isinstance(number, int) for step in steps for number in step):
+        return all(not isinstance(stride, int) or stride > 0 for stride, _ in steps)
+    span = 1
+    for stride, size in sorted(steps):
+        if stride < span:
+            return False
+        span += (size - 1) * stride
+    return True
 
 
 def _tensors_read(node):

@@ -63,7 +63,7 @@ def from_json(stored, device):
     for kind, parts, node in stored["steps"]:
         parts = decoded(parts)
         if kind == "call":
-            made.call(parts[0], parts[1], [result and tuple(result) for result in parts[2]], node, parts[3])
+            made.call(parts[0], parts[1], [result and (*result[:2], None) for result in parts[2]], node, parts[3])
         else:
             made.add_integer(*parts)
     return _core.Program(*made.parts(), device=device, constants=[], kept=[])

@@ -1,0 +1,70 @@
+"""Graphs of PyTorch's compiler as it would make them for a GPU: traced on the CPU, with every value on `cuda`.
+
+Without a GPU such graphs compile all the same, and their programs run on the simulated GPU with tensors of the CPU.
+"""
+
+import functools
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from thalweg.dynamo import _attention, _entry
+from thalweg.dynamo._decompositions import attention_on_cpu, attention_on_cpu_backward
+
+aten = torch.ops.aten
+
+
+def _attention_of_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    """Computes the CPU's attention by the decomposition of a GPU's, where that takes it."""
+    made = _attention._efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
+    return attention_on_cpu(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale) if made is NotImplemented else made[:2]
+
+
+def _attention_of_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
+    """Computes the gradient of the CPU's attention."""
+    tensors, options = (grad_out, query, key, value), {"attn_mask": attn_mask, "scale": scale}
+    made = _attention._efficient_backward(*tensors, attn_mask, out, logsumexp, None, None, dropout_p, [True] * 3 + [False], is_causal, scale=scale)
+    return attention_on_cpu_backward(*tensors, out, logsumexp, dropout_p, is_causal, **options) if made is NotImplemented else made[:3]
+
+
+def decompositions():
+    """Returns the backend's decompositions, with attention as on a GPU."""
+    return {
+        **_entry.decompositions(),
+        aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_of_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_of_cpu_backward,
+    }
+
+
+def moved(gm):
+    """Moves the values of a graph to a GPU."""
+    values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    mode = detect_fake_mode(values)
+    for node in gm.graph.nodes:
+        node.args = tuple(torch.device("cuda", 0) if isinstance(one, torch.device) else one for one in node.args)
+        node.kwargs = {name: torch.device("cuda", 0) if isinstance(one, torch.device) else one for name, one in node.kwargs.items()}
+    with mode:
+        fakes = [
+            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cuda") if isinstance(one, torch.Tensor) else one for one in values
+        ]
+    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*fakes)
+    return gm
+
+
+def backend(gm, inputs):
+    """Compiles a graph of Dynamo for a GPU."""
+
+    def compiler(graph, examples, *, kind):
+        return _entry.compile_flat(moved(graph), examples, kind=kind)
+
+    compilers = [functools.partial(compiler, kind=kind) for kind in ("forward", "backward", "inference")]
+    return _entry.adapter().aot(*compilers, decompositions)(gm, inputs)
+
+
+def traced(function, inputs):
+    """Returns the graph of a function of ATen's operators, for inputs on a GPU."""
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        fakes = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cuda") for one in inputs]
+        return make_fx(function, decomposition_table=_entry.decompositions())(*fakes), fakes

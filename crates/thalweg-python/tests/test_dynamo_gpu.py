@@ -1,0 +1,202 @@
+"""Graphs that PyTorch's compiler makes for a GPU, compiled without one: their programs run on the simulated GPU and are compared with
+PyTorch on the CPU."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "dynamo"))
+
+from running import trained, with_pytorch  # noqa: E402
+
+
+def without_gpu(torch):
+    """Returns why a test is left out, if it is."""
+    return "there is a GPU, on which the graphs would run" if torch.cuda.is_available() else None
+
+
+@with_pytorch
+def test_models_train(torch, dynamo):
+    import as_gpu
+    import models
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    for name in ("classifier", "language", "recurrent"):
+        make, shapes, _ = models.MODELS[name]
+        model = make()
+        makers = [(lambda shape: torch.randint(0, shape[1], shape[0])) if isinstance(shape[0], tuple) else torch.rand for shape in shapes]
+        inputs = [make_one(shape) for make_one, shape in zip(makers, shapes)]
+        parameters, compiled = list(model.parameters()), torch.compile(model, backend=as_gpu.backend, fullgraph=True)
+        before = [buffer.clone() for buffer in model.buffers()]
+        found, moved = trained(torch, compiled, parameters, inputs), [buffer.clone() for buffer in model.buffers()]
+        for buffer, old in zip(model.buffers(), before):
+            buffer.data.copy_(old)
+        for one, other in zip([*found, *moved], [*trained(torch, model, parameters, inputs), *model.buffers()], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")
+    assert all(not graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+
+
+@with_pytorch
+def test_attention_is_ours(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    tensors = [torch.randn(2, 4, 16, 8).bfloat16().requires_grad_() for _ in range(3)]
+    for mask in (None, torch.randn(16, 16).bfloat16()):
+
+        def attention(q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+
+        found = trained(torch, torch.compile(attention, backend=as_gpu.backend), [], tensors)
+        wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
+        mask = None if mask is None else mask.float()
+        for one, other in zip(found, trained(torch, attention, [], wide), strict=True):
+            torch.testing.assert_close(one.float(), other, rtol=2e-2, atol=2e-2)
+    forward, backward = dynamo.compiled()[-2:]
+    assert forward.taken + backward.taken < 12 and not forward.passed_on and not backward.passed_on, dynamo.compiled()
+
+
+def attention_of(torch, kernel):
+    """Returns a function of one of PyTorch's kernels of attention, with its gradient, by its operators."""
+    aten = torch.ops.aten
+
+    def flash(q, k, v, mask, g):
+        o = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=0.5)
+        seeds = o[6], o[7]
+        return o[0], *aten._scaled_dot_product_flash_attention_backward(g, q, k, v, o[0], o[1], o[2], o[3], o[4], o[5], 0.0, True, *seeds, scale=0.5)
+
+    def efficient(q, k, v, mask, g):
+        o = aten._scaled_dot_product_efficient_attention(q, k, v, mask, True)
+        return o[0], *aten._scaled_dot_product_efficient_attention_backward(g, q, k, v, mask, o[0], o[1], o[2], o[3], 0.0, [True] * 4)
+
+    def cudnn(q, k, v, mask, g):
+        o = aten._scaled_dot_product_cudnn_attention(q, k, v, mask, True)
+        masks = mask, o[2], o[3]
+        return o[0], *aten._scaled_dot_product_cudnn_attention_backward(g, q, k, v, o[0], o[1], o[6], o[7], *masks, o[4], o[5], 0.0, False)
+
+    return {"flash": flash, "efficient": efficient, "cudnn": cudnn}[kernel]
+
+
+@with_pytorch
+def test_each_kernel_of_attention_is_ours(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    q, k, v, g = (torch.randn(2, 2, 16, 8).bfloat16() for _ in range(4))
+    mask = torch.randn(2, 2, 16, 16).bfloat16()
+    for kernel in ("flash", "efficient", "cudnn"):
+        graph, fakes = as_gpu.traced(attention_of(torch, kernel), [q, k, v, mask, g])
+        found = _entry.compile_flat(graph, fakes, kind="inference")([q, k, v, mask, g])
+        assert not dynamo.compiled()[-1].passed_on, dynamo.compiled()[-1]
+        wide = [tensor.float().requires_grad_() for tensor in (q, k, v, mask)]
+        options = {"is_causal": True, "scale": 0.5} if kernel == "flash" else {"attn_mask": wide[3]}
+        result = torch.nn.functional.scaled_dot_product_attention(*wide[:3], **options)
+        gradients = torch.autograd.grad(result, wide[: 4 if kernel == "efficient" else 3], g.float())
+        for one, other in zip(found, [result, *gradients], strict=True):
+            torch.testing.assert_close(one.float(), other, rtol=3e-2, atol=3e-2)
+
+
+@with_pytorch
+def test_scalars_of_the_cpu_are_numbers(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+
+    def function(x, scalar):
+        return x * scalar + torch.where(x > scalar, scalar, x), x.to(torch.bfloat16) - scalar
+
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        fakes = [torch.empty(4, device="cuda"), torch.empty(())]
+        graph = as_gpu.make_fx(function)(*fakes)
+    x, scalar = torch.tensor([0.5, 2.0, 3.0, -1.0]), torch.tensor(1.5)
+    for one, other in zip(_entry.compile_flat(graph, fakes, kind="inference")([x, scalar]), function(x, scalar), strict=True):
+        torch.testing.assert_close(one, other)
+    assert not dynamo.compiled()[-1].passed_on, dynamo.compiled()
+
+
+def with_streams(torch, gm, streams, orders):
+    """Puts nodes of a graph on streams, and operators that order streams before nodes."""
+    for node in list(gm.graph.nodes):
+        if node.name in streams:
+            node.meta["custom"] = {"stream": streams[node.name]}
+        for name, *arguments in orders.get(node.name, []):
+            with gm.graph.inserting_before(node):
+                gm.graph.call_function(getattr(torch.ops.streams, name).default, tuple(arguments))
+    return gm
+
+
+def program_with_streams(torch, function, inputs, streams, orders):
+    """Returns a function that compiles and runs the graph of a function with streams, and returns its results and its inputs."""
+    import as_gpu
+    import torch._dynamo.variables.streams  # noqa: F401
+
+    from thalweg.dynamo import _entry
+
+    def run():
+        gm, fakes = as_gpu.traced(function, inputs)
+        own = [one.clone() for one in inputs]
+        call = _entry.compile_flat(with_streams(torch, gm, streams, orders), fakes, kind="inference")
+        return call(list(own)), own
+
+    return run
+
+
+@with_pytorch
+def test_streams_run_and_are_ordered_as_the_graph_says(torch, dynamo):
+    from thalweg import testing
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten, x = torch.ops.aten, torch.rand(8)
+
+    def function(x):
+        y = aten.add.Tensor(x, 1)
+        return aten.sub.Tensor(aten.mul.Tensor(y, 2), aten.exp.default(y)), aten.sin.default(x)
+
+    events = {"mul": [("record_event", 5, 0), ("wait_event", 5, 1)], "sub": [("record_event", 6, 1), ("wait_event", 6, 0)]}
+    whole = {"mul": [("wait_stream", 1, 0)], "sub": [("wait_stream", 0, 1)], "sin": [("wait_stream", 2, 0)], "output": [("wait_stream", 0, 2)]}
+    switched = {"mul": [("wait_stream", 1, 0), ("fork", 0, 1)], "exp": [("join", 1, 0)], "sub": [("wait_stream", 0, 1)]}
+    for streams, orders in (({"mul": 1}, events), ({"mul": 1, "sin": 2}, whole), ({}, switched)):
+        run = program_with_streams(torch, function, [x], streams, orders)
+
+        def compared():
+            for one, other in zip(run()[0], function(x), strict=True):
+                torch.testing.assert_close(one, other)
+
+        testing.check(compared, seeds=3)
+    try:
+        testing.check(program_with_streams(torch, function, [x], {"mul": 1}, {}), seeds=3)
+    except testing.CheckFailed as error:
+        assert "mul" in str(error), error
+    else:
+        raise AssertionError("a missing wait was not found: the node did not run on its stream")
+
+
+@with_pytorch
+def test_an_input_that_a_side_stream_writes_is_written_when_the_call_ends(torch, dynamo):
+    """pytorch/pytorch#197416: the write follows the program's own join."""
+    from thalweg import testing
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten, x = torch.ops.aten, torch.rand(8)
+
+    def function(x):
+        y = aten.mul.Tensor(x, 3)
+        return aten.add.Tensor(y, 1), aten.copy_.default(x, y)
+
+    run = program_with_streams(torch, function, [x], {"mul": 1, "copy_": 1}, {"mul": [("wait_stream", 1, 0)], "add": [("wait_stream", 0, 1)]})
+
+    def compared():
+        results, (written,) = run()
+        torch.testing.assert_close(written, x * 3)
+        torch.testing.assert_close(results[0], x * 3 + 1)
+
+    testing.check(compared, seeds=3)
