@@ -523,7 +523,8 @@ impl Tensor {
     #[must_use]
     pub fn representing(&self, external: Arc<dyn ExternalGradient>) -> Self {
         let autograd = AutogradMeta::leaf(false);
-        let autograd = match self.gradient_edge().filter(|_| !self.is_leaf()) {
+        let edge = if self.is_leaf() { None } else { self.gradient_edge() };
+        let autograd = match edge {
             Some(edge) => autograd.with_edge(edge),
             None => autograd,
         };
