@@ -376,3 +376,17 @@ def test_tensors_by_device_and_dtype():
     first = [th.ones(1), th.ones(1, dtype=th.float64), th.ones(2)]
     groups = _group_tensors_by_device_and_dtype([first, []], with_indices=True)
     assert [([one.dtype for one in lists[0]], places) for lists, places in groups.values()] == [([th.float32] * 2, [0, 2]), ([th.float64], [1])]
+
+
+def test_results_and_containers_by_name():
+    x = th.arange(4.0).view(2, 2)
+    assert type(x.max(0)) is th.return_types.max and type(th.linalg.qr(x)) is th.return_types.linalg_qr and not hasattr(th.return_types, "nosuch")
+    from thalweg.utils import _pytree
+    assert _pytree._list_flatten([1, 2])[0] == [1, 2] and _pytree._dict_flatten_with_keys({"a": 1})[0][0][1] == 1
+    from thalweg.nn.utils._named_member_accessor import NamedMemberAccessor
+    net = nn.Sequential(nn.Linear(2, 2))
+    known, other = net[0].weight, th.ones(2, 2)
+    accessor = NamedMemberAccessor(net)
+    assert accessor.swap_tensor("0.weight", other) is known and accessor.get_tensor("0.weight") is other
+    with raises(AttributeError, "has no attribute `nosuch`"):
+        accessor.swap_tensor("0.nosuch", other)

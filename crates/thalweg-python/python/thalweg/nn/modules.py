@@ -17,6 +17,7 @@ from . import padding as _padding
 from . import parameter as _parameter
 from . import pooling as _pooling
 from . import recurrent as _recurrent
+from . import _states
 from . import transformer as _transformer
 
 
@@ -67,7 +68,7 @@ def _made():
         sys.modules[made.__name__] = globals()[place] = made
         globals().update({name: value for name, value in members.items() if not name.startswith("_")})
     # A program may assign other dictionaries of global hooks to this module, and calls read them here.
-    vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys)
+    vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys, _EXTRA_STATE_KEY_SUFFIX=_states.EXTRA)
     sys.modules[f"{__name__}.module"] = globals()["module"] = _calls
     globals().update(Module=_module.Module, Parameter=_parameter.Parameter)
 
