@@ -53,6 +53,11 @@ def test_one_identity_of_modules():
         assert not torch._C._are_functorch_transforms_active() and torch.func.vmap(lambda x: x * torch._C._are_functorch_transforms_active())(torch.ones(1))[0] == 1
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
         torch._assert_async(torch.tensor(True))
+        from functorch import make_functional, vmap
+        net = torch.nn.Linear(3, 2)
+        function, parameters = make_functional(net)
+        x = torch.ones(4, 3)
+        assert torch.equal(function(parameters, x), net(x)) and torch.allclose(vmap(lambda row: function(parameters, row))(x), net(x))
         import thalweg
         assert torch is thalweg and F is thalweg.nn.functional and DataLoader is thalweg.utils.data.DataLoader
         assert issubclass(torch.nn.Conv2d, _ConvNd) and thalweg.nn.__spec__.name == "thalweg.nn"

@@ -97,6 +97,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         package, _, name = fullname.partition(".")
         if package == "torchgen" and self.folder is not None:
             return importlib.machinery.PathFinder.find_spec(fullname, path or [self.folder])
+        if fullname == "functorch":
+            return importlib.machinery.ModuleSpec(fullname, _SameModule(f"{PACKAGE}.func._former"))
         if package != "torch":
             return _shims.spec_of(fullname, path)
         if self.folder is not None and any(name == known or name.startswith(f"{known}.") for known in _TESTS):
