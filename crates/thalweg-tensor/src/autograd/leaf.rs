@@ -136,8 +136,8 @@ impl KeptGradient {
 /// Returns whether a gradient is added to an existing one in place, as PyTorch does.
 fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
     let fits = earlier.dtype() == arrived.dtype() && earlier.shape() == arrived.shape();
-    fits && !earlier.external().is_some()
-        && !arrived.external().is_some()
+    fits && earlier.external().is_none()
+        && arrived.external().is_none()
         && !is_grad_enabled()
         && !earlier.layout().may_overlap()
         && !earlier.is_inference()

@@ -421,11 +421,8 @@ fn by_softmax(call: &Call<'_>, classes: &Classes, ignored: i64, smoothing: f64) 
     };
     {
         let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Classes);
-        let arguments = [
-            Argument::Tensor(&classes.target),
-            Argument::Int(classes.count as i64),
-            Argument::Int(ignored),
-        ];
+        let arguments =
+            [Argument::Tensor(&classes.target), Argument::Int(classes.count as i64), Argument::Int(ignored)];
         built_in!("thalweg::index_check")?.call(&arguments, None, call.label)?;
     }
     let tensors = [call.tensor(0), &classes.target];
