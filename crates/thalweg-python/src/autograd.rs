@@ -10,6 +10,7 @@ use thalweg::autograd::{
 };
 use thalweg::tensor::autocast::{AutocastOptions, Region};
 
+use crate::external::gradient_of;
 use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::node::{PyNode, object_of};
@@ -42,7 +43,9 @@ fn _run_backward(
     create_graph: bool,
 ) -> PyResult<Vec<Option<Py<PyTensor>>>> {
     let roots: Vec<(Edge, Tensor)> =
-        roots.iter().filter_map(|(place, gradient)| Some((place.edge()?, gradient.tensor()))).collect();
+        (roots.iter().filter_map(|(place, gradient)| Some((place.edge()?, gradient))))
+            .map(|(edge, gradient)| Ok((edge, gradient_of(gradient)?)))
+            .collect::<PyResult<_>>()?;
     let targets: Option<Vec<Option<Edge>>> = inputs.map(|inputs| inputs.iter().map(Place::edge).collect());
     let options = BackwardOptions { retain_graph, create_graph };
     let found = run(py, || {

@@ -1,5 +1,6 @@
 //! [`PyTensor`]: the Python object of a tensor. Its methods are in `tensor`, its operators in `protocol`.
 
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
 
@@ -20,6 +21,9 @@ pub struct PyTensor {
     /// The gradient object that Python received last, which may have been freed.
     grad: Mutex<Option<Py<PyWeakrefReference>>>,
 }
+
+/// A gradient that is an object of Python (`external`), which a tensor without memory represents in the graph.
+pub struct PythonGradient(pub Py<PyTensor>);
 
 /// The cell of an object's tensor, which `data` replaces while other threads may read it.
 ///
@@ -87,6 +91,11 @@ impl PyTensor {
 
     /// Returns a tensor as an object.
     pub fn object(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, Self>> {
+        if let Some(external) = tensor.external()
+            && let Some(PythonGradient(object)) = (&**external as &dyn Any).downcast_ref()
+        {
+            return Ok(object.bind(py).clone());
+        }
         Bound::new(py, Self::new(tensor))
     }
 

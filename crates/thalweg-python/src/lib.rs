@@ -10,6 +10,7 @@
 //!   PyTorch's tensors) and the streams of other libraries in `cuda`.
 //! - `overrides` finds calls that arguments or modes take over (`__torch_function__`), and `modes` passes calls below autograd to
 //!   Python (`__torch_dispatch__`).
+//! - `external` has the gradients that are objects of Python: sparse ones, and those of classes.
 //! - `check` runs a Python function under the simulator with many seeds.
 //! - `program` runs graphs of PyTorch as lists of calls of the table, and `exchange` converts their tensors.
 //! - `failure` turns errors and panics into Python exceptions, so that no program can crash the interpreter.
@@ -35,6 +36,7 @@ mod dlpack;
 mod dtype;
 mod events;
 mod exchange;
+mod external;
 mod failure;
 mod files;
 mod functions;

@@ -11,6 +11,7 @@ use thalweg::Tensor;
 use thalweg::autograd::{Gradients, HookHandle, Node};
 use thalweg_lock::Mutex;
 
+use crate::external::gradient_of;
 use crate::failure::{call_python, exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::record::saved_hooks;
@@ -197,8 +198,10 @@ impl PyNode {
                 gradients.len()
             )));
         }
-        let gradients: Vec<Option<Tensor>> =
-            gradients.iter().map(|gradient| gradient.as_ref().map(Held::tensor)).collect();
+        let gradients: Vec<Option<Tensor>> = gradients
+            .iter()
+            .map(|gradient| gradient.as_ref().map(gradient_of).transpose())
+            .collect::<PyResult<_>>()?;
         let found = match gradients.iter().all(Option::is_none) {
             true => SmallVec::from_elem(None, node.next_functions().len()),
             false => run(py, || node.call(&gradients))?,
@@ -314,7 +317,7 @@ fn replaced(given: &Bound<'_, PyAny>, count: usize) -> PyResult<Option<Gradients
                 value.get_type()
             ))
         })?;
-        Ok(Some(tensor.tensor()))
+        gradient_of(tensor).map(Some)
     };
     match given.cast::<PyTuple>() {
         Ok(tuple) => tuple.iter().map(|value| read(&value)).collect::<PyResult<Gradients>>().map(Some),
@@ -405,7 +408,7 @@ impl PyTensor {
                     return Ok(None);
                 }
                 match given.cast::<PyTensor>() {
-                    Ok(tensor) => Ok(Some(tensor.tensor())),
+                    Ok(tensor) => gradient_of(tensor).map(Some),
                     Err(_) => Err(type_error(format!(
                         "expected Variable, but hook returned '{}': a hook of a tensor returns a gradient or None",
                         given.get_type().name()?

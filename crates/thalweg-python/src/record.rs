@@ -14,6 +14,7 @@ use thalweg::autograd::{
 };
 use thalweg_lock::Mutex;
 
+use crate::external::gradient_of;
 use crate::failure::{call_python, run, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::node::{_NodeReference, gradient_objects, put_function};
@@ -117,7 +118,7 @@ impl Backward for PythonFunction {
                         return Ok(None);
                     }
                     match gradient.cast::<PyTensor>() {
-                        Ok(tensor) => Ok(Some(tensor.tensor())),
+                        Ok(tensor) => gradient_of(tensor).map(Some),
                         Err(_) => {
                             Err(type_error("expected Variable or None (got a gradient that is not a tensor)"))
                         }
@@ -125,6 +126,10 @@ impl Backward for PythonFunction {
                 })
                 .collect()
         })
+    }
+
+    fn takes_external(&self) -> bool {
+        true
     }
 
     fn release(&self) {

@@ -11,6 +11,7 @@ use thalweg::{DType, Device, Tensor};
 use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list};
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
+use crate::external::gradient_of;
 use crate::failure::{exception, run, runtime, type_error};
 use crate::handle::{Held, PyTensor};
 use crate::node::warn_of_missing_gradient;
@@ -184,9 +185,8 @@ impl PyTensor {
 
     #[setter]
     fn set_grad(slf: &Bound<'_, Self>, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
-        slf.tensor()
-            .set_grad(gradient.map(|gradient| gradient.tensor()))
-            .map_err(|error| exception(&error))?;
+        let value = gradient.map(gradient_of).transpose()?;
+        slf.tensor().set_grad(value).map_err(|error| exception(&error))?;
         Self::know_gradient(slf, gradient)
     }
 

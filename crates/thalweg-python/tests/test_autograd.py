@@ -93,6 +93,24 @@ def test_backward():
         th.ones(1).backward()
 
 
+def test_a_second_pass_needs_what_the_first_has_freed():
+    x, index = th.arange(1.0, 7.0).view(2, 3), th.tensor([1])
+    # As in PyTorch: nodes that kept a tensor, or a number in the place of one, run once; those that kept nothing run again.
+    once = [lambda x: x * 2, lambda x: x / 2, lambda x: x * x, lambda x: x.exp(), lambda x: x.mul(3.0).sum(), lambda x: x ** 2, lambda x: x.relu()]
+    again = [lambda x: x + 2, lambda x: 2 - x, lambda x: x - x, lambda x: x.sum(0), lambda x: x.mean(), lambda x: x.t(), lambda x: -x, lambda x: x.expand(4, 2, 3),
+             lambda x: x.add(x, alpha=3), lambda x: x.lerp(x, 0.5), lambda x: x.index_add(0, index, th.ones(1, 3)), lambda x: th.cat([x, x])]
+    for function in once + again:
+        y = function(x.requires_grad_())
+        share = th.ones_like(y)
+        y.backward(share, retain_graph=True)
+        y.backward(share)
+        if function in again:
+            y.backward(share)
+            continue
+        with raises(RuntimeError, "Trying to backward through the graph a second time"):
+            y.backward(share)
+
+
 def test_grad():
     x, y = th.tensor(2.0, requires_grad=True), th.tensor(3.0, requires_grad=True)
     z = x * x * y

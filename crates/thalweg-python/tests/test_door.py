@@ -38,6 +38,26 @@ def test_one_identity_of_modules():
         import torch.nn.functional as F
         from torch.utils.data import DataLoader
         from torch.nn.modules.conv import _ConvNd
+        # Names that libraries take from modules of PyTorch.
+        import torch.cuda.comm, warnings
+        from torch.cuda import _lazy_call
+        from torch.distributed._tensor.experimental import implicit_replication
+        from torch.distributed.distributed_c10d import _get_global_rank
+        from torch.distributions.constraints import __all__
+        from torch.distributions.multivariate_normal import Distribution, _precision_to_scale_tril
+        from torch.nn.parallel.scatter_gather import scatter
+        from torch.serialization import DEFAULT_PROTOCOL, MAP_LOCATION
+        from torch.utils.data.dataloader import _collate_fn_t
+        from torch.utils._contextlib import _DecoratorContextManager
+        assert torch.__name__ == "torch" and torch.nn.functional.__name__ == "torch.nn.functional" and "positive" in __all__
+        assert not torch._C._are_functorch_transforms_active() and torch.func.vmap(lambda x: x * torch._C._are_functorch_transforms_active())(torch.ones(1))[0] == 1
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+        torch._assert_async(torch.tensor(True))
+        from functorch import make_functional, vmap
+        net = torch.nn.Linear(3, 2)
+        function, parameters = make_functional(net)
+        x = torch.ones(4, 3)
+        assert torch.equal(function(parameters, x), net(x)) and torch.allclose(vmap(lambda row: function(parameters, row))(x), net(x))
         import thalweg
         assert torch is thalweg and F is thalweg.nn.functional and DataLoader is thalweg.utils.data.DataLoader
         assert issubclass(torch.nn.Conv2d, _ConvNd) and thalweg.nn.__spec__.name == "thalweg.nn"

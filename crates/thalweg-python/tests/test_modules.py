@@ -334,3 +334,59 @@ def test_changes_in_place_are_seen_by_graphs():
     assert layer._apply(lambda tensor: tensor.add_(1.0)) is layer and isinstance(layer.weight, nn.Parameter)
     with raises(RuntimeError, "modified by an inplace operation"):
         square.sum().backward()
+
+
+def test_attributes_that_libraries_read():
+    convolution, transposed = nn.Conv2d(2, 4, 3, padding=(1, 2)), nn.ConvTranspose1d(2, 4, 3)
+    assert not convolution.transposed and convolution.output_padding == (0, 0) and convolution._reversed_padding_repeated_twice == [2, 2, 1, 1]
+    assert transposed.transposed and isinstance(transposed, nn.modules.conv._ConvNd) and nn.LSTM(2, 3).mode == "LSTM" and nn.RNN(2, 3).mode == "RNN_TANH"
+    assert isinstance(nn.GRU(2, 3), nn.RNNBase) and nn.AvgPool1d(2).kernel_size == (2,) and nn.PReLU(2, 0.5).init == 0.5 and nn.Upsample(2).name == "Upsample"
+
+    class Own(nn.Parameter):
+        def __new__(cls, data=None, requires_grad=True, kind=None):
+            made = super().__new__(cls, data, requires_grad)
+            made.kind = kind
+            return made
+    assert Own(th.ones(2), kind="a").kind == "a" and isinstance(Own(th.ones(2)), nn.Parameter) and not isinstance(th.ones(2), nn.Parameter)
+
+
+def test_batches_for_several_devices():
+    from thalweg.cuda import comm
+    from thalweg.nn.parallel.scatter_gather import gather, scatter_kwargs
+    x = th.arange(6.0).view(3, 2)
+    places, names = scatter_kwargs((x, {"y": [x]}), {"scale": 2}, ["cpu", "cpu"])
+    assert [part[0].tolist() for part in places] == [[[0.0, 1.0], [2.0, 3.0]], [[4.0, 5.0]]] and places[1][1]["y"][0].tolist() == [[4.0, 5.0]]
+    assert names == ({"scale": 2}, {"scale": 2}) and gather([{"a": x}, {"a": x}], "cpu")["a"].shape == (6, 2)
+    assert comm.reduce_add([x, x], "cpu").tolist() == (x * 2).tolist() and comm.gather(comm.scatter(x, ["cpu"] * 3)).tolist() == x.tolist()
+    assert [one[0].tolist() for one in comm.broadcast_coalesced([x], ["cpu"] * 2)] == [x.tolist()] * 2
+
+
+def test_keys_by_identity():
+    from thalweg.utils.weak import WeakIdKeyDictionary
+    one, other = th.ones(2), th.ones(2)
+    known = WeakIdKeyDictionary({one: 1})
+    known[other] = 2
+    assert known[one] == 1 and one in known and th.ones(2) not in known and len(known) == 2
+    del other
+    assert [value for _, value in known.items()] == [1]
+
+
+def test_tensors_by_device_and_dtype():
+    from thalweg.utils._foreach_utils import _group_tensors_by_device_and_dtype
+    first = [th.ones(1), th.ones(1, dtype=th.float64), th.ones(2)]
+    groups = _group_tensors_by_device_and_dtype([first, []], with_indices=True)
+    assert [([one.dtype for one in lists[0]], places) for lists, places in groups.values()] == [([th.float32] * 2, [0, 2]), ([th.float64], [1])]
+
+
+def test_results_and_containers_by_name():
+    x = th.arange(4.0).view(2, 2)
+    assert type(x.max(0)) is th.return_types.max and type(th.linalg.qr(x)) is th.return_types.linalg_qr and not hasattr(th.return_types, "nosuch")
+    from thalweg.utils import _pytree
+    assert _pytree._list_flatten([1, 2])[0] == [1, 2] and _pytree._dict_flatten_with_keys({"a": 1})[0][0][1] == 1
+    from thalweg.nn.utils._named_member_accessor import NamedMemberAccessor
+    net = nn.Sequential(nn.Linear(2, 2))
+    known, other = net[0].weight, th.ones(2, 2)
+    accessor = NamedMemberAccessor(net)
+    assert accessor.swap_tensor("0.weight", other) is known and accessor.get_tensor("0.weight") is other
+    with raises(AttributeError, "has no attribute `nosuch`"):
+        accessor.swap_tensor("0.nosuch", other)

@@ -125,3 +125,23 @@ def test_states_where_tensors_are_made_without_elements():
         assert state.tolist() == before.tolist() == th.get_rng_state().tolist()
         th.set_rng_state(state)
         assert th.Generator(device="sim").manual_seed(3).get_state().tolist()[0] == 3
+
+
+def test_sobol_sequences():
+    from thalweg.quasirandom import SobolEngine
+    # The points are PyTorch's.
+    engine = SobolEngine(2)
+    assert engine.draw(5).tolist() == [[0.0, 0.0], [0.5, 0.5], [0.75, 0.25], [0.25, 0.75], [0.375, 0.375]]
+    assert engine.fast_forward(63).draw(1, dtype=th.float64).tolist() == [[0.3984375, 0.0234375]] and engine.num_generated == 69
+    assert engine.reset().draw(1).tolist() == [[0.0, 0.0]]
+    for dimension, total in ((7, 210.7109375), (40, 1199.015625), (1024, 30718.640625)):
+        engine = SobolEngine(dimension)
+        engine.draw(5)
+        assert engine.draw(60).double().sum().item() == total
+    # In each dimension every interval has as many points, also if they are scrambled.
+    scrambled = SobolEngine(5, scramble=True, seed=3)
+    points = scrambled.draw_base2(6)
+    assert (points * 64).floor().sort(0).values.tolist() == [[float(row)] * 5 for row in range(64)] and repr(scrambled).endswith("scramble=True, seed=3)")
+    assert points.tolist() == SobolEngine(5, scramble=True, seed=3).draw(64).tolist()
+    with raises(ValueError, "balance properties"):
+        SobolEngine(1).fast_forward(1).draw_base2(2)

@@ -3,12 +3,15 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_runtime::{Device, Result};
+use thalweg_runtime::{Device, PinnedBuffer, Result};
 
 use crate::autograd::{Backward, Gradients, is_grad_enabled, record};
 use crate::caller::{in_call, label_at};
 use crate::host_room::host_room;
 use crate::tensor::Tensor;
+
+/// The largest tensor in bytes that pinned memory holds on its way to a device of another driver.
+const STAGED_BYTES: usize = 64 << 20;
 
 /// The backward node of a move: it moves the gradient back.
 struct MoveBackward {
@@ -34,8 +37,9 @@ impl Tensor {
     ///
     /// Between devices of one driver the copy is asynchronous: it runs on the current stream of the tensor's device, after the
     /// work that the current stream of the other device has at the time, and later work on that stream waits for it. Between
-    /// devices of two drivers, such as a simulated one and a GPU, the elements go through the host, and the call *blocks* until
-    /// they have arrived.
+    /// devices of two drivers, such as a simulated one and a GPU, the elements go through the host: the call *blocks* until they
+    /// have been read, and pinned memory holds them until the current stream of the other device has copied them. For a tensor
+    /// of more than 64 MiB it blocks until they have arrived.
     ///
     /// # Errors
     /// [`Error::is_out_of_memory`](thalweg_runtime::Error::is_out_of_memory) if a device or the host does not have enough memory; and
@@ -83,7 +87,8 @@ impl Tensor {
         Ok(target)
     }
 
-    /// Copies a contiguous tensor to a device of another driver. *Blocks* until the elements have arrived.
+    /// Copies a contiguous tensor to a device of another driver. *Blocks* until the elements have been read, or for a large tensor
+    /// until they have arrived.
     fn copied_through_host(&self, device: &Device, location: &'static Location<'static>) -> Result<Self> {
         let label = label_at("to_device", location);
         let bytes = self.elements() * self.dtype().size_bytes();
@@ -92,6 +97,12 @@ impl Tensor {
         self.device().current_stream().copy_to_host(&mut values, self.pointer(), label)?;
         let to = device.current_stream();
         let target = Self::empty_on(self.shape(), self.dtype(), &to, label)?;
+        if bytes > 0 && bytes <= STAGED_BYTES && !device.is_meta() && !to.is_capturing()? {
+            let staging = PinnedBuffer::new(device, bytes as u64)?;
+            staging.write(0, &values)?;
+            to.copy_from_pinned(target.pointer(), &staging, 0, bytes as u64, label)?;
+            return Ok(target);
+        }
         to.copy_from_host(target.pointer(), &values, label)?;
         to.synchronize()?;
         Ok(target)

@@ -15,7 +15,7 @@ use thalweg_ir::{
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, ExternalMemory, Label, Result, Stream};
 
-use crate::autograd::{AutogradMeta, Edge, ViewOf, is_grad_enabled, no_grad};
+use crate::autograd::{AutogradMeta, Edge, ExternalGradient, ViewOf, is_grad_enabled, no_grad};
 use crate::caller::{Operand, at_line, creating, in_call, label_at};
 use crate::deferred;
 use crate::deterministic::fills_now;
@@ -79,6 +79,8 @@ pub(crate) struct TensorState {
     /// The number of writes in place by this tensor and those made from it, if they do not count as writes by the other tensors
     /// over the storage.
     own_version: Option<Arc<AtomicU32>>,
+    /// The gradient that the tensor represents in the graph, if that is not made of elements of this tensor.
+    external: Option<Arc<dyn ExternalGradient>>,
 }
 
 /// Fills a tensor that was allocated without being written, if determinism requires it, and returns it.
@@ -157,6 +159,7 @@ impl Tensor {
             dtype,
             autograd,
             own_version: None,
+            external: None,
         }))
     }
 
@@ -164,7 +167,8 @@ impl Tensor {
     fn seen(&self, layout: Layout, dtype: DType, autograd: AutogradMeta) -> Self {
         let TensorState { storage, own_version, .. } = &*self.0;
         let (storage, own_version) = (storage.clone(), own_version.clone());
-        Self(Arc::new(TensorState { storage, layouts: Layouts::new(layout), dtype, autograd, own_version }))
+        let layouts = Layouts::new(layout);
+        Self(Arc::new(TensorState { storage, layouts, dtype, autograd, own_version, external: None }))
     }
 
     /// Copies a slice to a new tensor, row-major. `values` may change once this has returned.
@@ -460,6 +464,7 @@ impl Tensor {
             dtype: *dtype,
             autograd: AutogradMeta::leaf(false),
             own_version,
+            external: None,
         }))
     }
 
@@ -491,7 +496,7 @@ impl Tensor {
     pub(crate) fn check_gradient(&self, operator: &str, gradient: &Self) -> Result<()> {
         let fits = gradient.shape() == self.shape()
             && gradient.dtype() == self.dtype()
-            && gradient.device() == self.device();
+            && (gradient.device() == self.device() || gradient.external().is_some());
         if fits {
             return Ok(());
         }
@@ -507,7 +512,31 @@ impl Tensor {
     }
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
-        self.seen(self.layout().clone(), self.dtype(), autograd)
+        let mut made = self.seen(self.layout().clone(), self.dtype(), autograd);
+        if let (Some(external), Some(state)) = (&self.0.external, Arc::get_mut(&mut made.0)) {
+            state.external = Some(Arc::clone(external));
+        }
+        made
+    }
+
+    /// Returns the tensor, with its place in the graph, as what represents a gradient there that is not made of its elements.
+    #[must_use]
+    pub fn representing(&self, external: Arc<dyn ExternalGradient>) -> Self {
+        let autograd = AutogradMeta::leaf(false);
+        let edge = if self.is_leaf() { None } else { self.gradient_edge() };
+        let autograd = match edge {
+            Some(edge) => autograd.with_edge(edge),
+            None => autograd,
+        };
+        let mut made = self.seen(self.layout().clone(), self.dtype(), autograd);
+        let state = Arc::get_mut(&mut made.0).expect("nothing else holds the tensor yet");
+        state.external = Some(external);
+        made
+    }
+
+    /// Returns the gradient that the tensor represents, if that is not made of its elements.
+    pub fn external(&self) -> Option<&Arc<dyn ExternalGradient>> {
+        self.0.external.as_ref()
     }
 
     /// Returns whether the tensor's memory was allocated in inference mode (`torch.Tensor.is_inference`).

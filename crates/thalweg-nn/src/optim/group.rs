@@ -157,6 +157,7 @@ impl Group {
             self.parameters.iter().enumerate().filter(|(_, one)| is_stepped(&one.value))
         {
             let Some(gradient) = parameter.value.grad() else { continue };
+            let gradient = gradient.external().map_or(Ok(gradient.clone()), |external| external.dense())?;
             let gradient = in_order_of(&gradient.detach(), &parameter.value)?;
             let cast = parameter.cast.as_ref().map(|kept| kept.to_write()).transpose()?.flatten();
             let dtypes = (parameter.value.dtype(), gradient.dtype(), cast.as_ref().map(Tensor::dtype));

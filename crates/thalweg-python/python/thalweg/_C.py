@@ -4,7 +4,7 @@ import contextlib
 import sys
 import types
 
-from . import _c_functions, _core
+from . import _c_functions, _core, _transform_levels
 from ._core import (  # noqa: F401
     Tensor as TensorBase, _current_autograd_node, _current_graph_task_id, device, dtype, is_grad_enabled)
 from ._left_out import rest
@@ -40,6 +40,12 @@ _set_grad_enabled = _core._set_grad_enabled
 _get_tracing_state = _is_tracing = _cuda_clearCublasWorkspaces = lambda: None
 _is_torch_function_enabled = lambda: _core._overrides_off() == 0
 _DisableFuncTorch = contextlib.nullcontext
+
+
+def _are_functorch_transforms_active():
+    """Returns whether a transform of a function runs on this thread."""
+    return bool(_transform_levels.local.maps or _transform_levels.local.derivatives)
+
 
 
 def _get_accelerator(check=None):
@@ -101,6 +107,8 @@ def _functional(name):
 _nn = _of("_nn", _functional)
 _nn._parse_to, _nn.flatten_dense_tensors, _nn.unflatten_dense_tensors = _parse_to, _flatten_dense_tensors, _unflatten_dense_tensors
 _of("_linalg", lambda name: None if name.startswith("__") else getattr(_core, name, None))
+# No kernels are chosen by what a processor supports.
+_of("_cpu", lambda name: _set_nothing if name.startswith("_is_") else None)
 _WeakTensorRef = _c_functions._WeakTensorRef
 globals().update(_c_functions.install(__name__))
 

@@ -97,6 +97,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         package, _, name = fullname.partition(".")
         if package == "torchgen" and self.folder is not None:
             return importlib.machinery.PathFinder.find_spec(fullname, path or [self.folder])
+        if fullname == "functorch":
+            return importlib.machinery.ModuleSpec(fullname, _SameModule(f"{PACKAGE}.func._former"))
         if package != "torch":
             return _shims.spec_of(fullname, path)
         if self.folder is not None and any(name == known or name.startswith(f"{known}.") for known in _TESTS):
@@ -117,7 +119,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def rename(module):
-    """Sets `__module__` of a module's classes and functions to PyTorch's name, because libraries read it."""
+    """Gives a module PyTorch's name, and its classes and functions as their `__module__`, because libraries read both."""
+    if module.__name__.partition(".")[0] == PACKAGE:
+        module.__name__ = "torch" + module.__name__.removeprefix(PACKAGE)
     for value in list(vars(module).values()):
         origin = getattr(value, "__module__", None)
         if not isinstance(origin, str) or origin.partition(".")[0] != PACKAGE or not (isinstance(value, type) or callable(value)):

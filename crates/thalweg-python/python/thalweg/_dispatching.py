@@ -1,9 +1,11 @@
 """Operators below autograd that modes and classes receive (`__torch_dispatch__`)."""
 
 import contextlib
+import copy
 import threading
+import types as python_types
 
-from . import _core, _torch_functions, ops
+from . import _core, _external, _torch_functions, ops
 
 Tensor = _core.Tensor
 
@@ -72,11 +74,76 @@ def pop():
 # Attributes of tensors that a wrapper answers as it was made.
 _PLAIN = {"__get__", "__set__", "size", "dim", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_floating_point", "is_complex",
           "element_size", "data_ptr", "requires_grad_", "__repr__", "__format__", "__len__", "get_device", "retain_grad", "register_hook",
-          "__setstate__", "__reduce_ex__", "__deepcopy__", "__bool__", "item", "tolist", "numpy", "backward", "to", "as_subclass"}
+          "__setstate__", "__reduce_ex__", "__deepcopy__", "__bool__", "item", "tolist", "numpy", "to", "as_subclass", "is_leaf", "retains_grad"}
+
+
+def _matmul(first, second):
+    """Returns a product as PyTorch divides it into operators: matrices with many rows, or products of each pair of matrices."""
+    ranks = first.dim(), second.dim()
+    if max(ranks) <= 2:
+        return _operator({(1, 1): "dot", (2, 1): "mv", (2, 2): "mm"}[ranks], first, second) if ranks != (1, 2) else _operator("mv", second.t(), first)
+    if ranks[1] <= 2:
+        flat = first.reshape(-1, first.shape[-1])
+        return _matmul(flat, second).view(*first.shape[:-1], *second.shape[1:])
+    from . import _functions
+    shape = _functions.broadcast_shapes(first.shape[:-2], second.shape[:-2]) if ranks[0] > 1 else tuple(second.shape[:-2])
+    pair = [value.expand(*shape, *value.shape[-2:]).reshape(-1, *value.shape[-2:])
+            for value in (first if ranks[0] > 1 else first.unsqueeze(0), second)]
+    found = _operator("bmm", *pair)
+    return found.view(*shape, *found.shape[1:]) if ranks[0] > 1 else found.view(*shape, found.shape[-1])
+
+
+def _linear(input, weight, bias=None):
+    """Returns a linear function as PyTorch divides it into operators."""
+    if bias is None:
+        return _matmul(input, weight.t())
+    if input.dim() == 2:
+        return _operator("addmm", bias, input, weight.t())
+    flat = input.reshape(-1, input.shape[-1])
+    return _operator("addmm", bias, flat, weight.t()).view(*input.shape[:-1], weight.shape[0])
+
+
+def _operator(name, *args, **kwargs):
+    return ops.overload(name)(*args, **kwargs)
+
+
+def _cross_entropy(input, target, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.0):
+    if label_smoothing or target.is_floating_point() or input.dim() > 2:
+        raise NotImplementedError("cross_entropy of instances of classes takes classes of rows, without label smoothing")
+    return _operator("nll_loss", input.log_softmax(-1), target, weight, reduction, ignore_index)
+
+
+def _item(x, index):
+    """Returns a part of a tensor, by the operators that PyTorch runs for a subscript."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if Ellipsis in [part for part in parts if not isinstance(part, Tensor)]:
+        place = next(place for place, part in enumerate(parts) if part is Ellipsis)
+        taken = sum(part is not None for part in parts) - 1
+        parts[place:place + 1] = [slice(None)] * (x.dim() - taken)
+    dim = 0
+    for part in parts:
+        if isinstance(part, slice):
+            if part != slice(None):
+                x = _operator("slice.Tensor", x, dim, part.start, part.stop, 1 if part.step is None else part.step)
+        elif part is None:
+            x = _operator("unsqueeze", x, dim)
+        elif isinstance(part, int) and not isinstance(part, bool):
+            x, dim = _operator("select.int", x, dim, part), dim - 1
+        elif isinstance(part, Tensor) and len(parts) == 1:
+            return _operator("index.Tensor", x, [part])
+        else:
+            raise NotImplementedError(f"a subscript with {type(part).__name__} of an instance of {type(x).__name__} is left out")
+        dim += 1
+    return x
+
+
+# Operators that PyTorch divides into others above classes.
+_DIVIDED = {"linear": _linear, "matmul": _matmul, "cross_entropy_loss": _cross_entropy}
 
 
 def through_class(cls, func, types, args, kwargs):
     """Returns the result of `__torch_dispatch__` for the operator that a function runs."""
+    func = _torch_functions.plain(func)
     name = getattr(func, "__name__", "")
     if name in ("to", "float", "double", "half", "bfloat16", "cuda", "cpu", "long", "int") and isinstance(args[0], cls):
         return _converted(cls, name, types, args, kwargs)
@@ -84,11 +151,58 @@ def through_class(cls, func, types, args, kwargs):
         return args[0].reciprocal() * args[1]
     overload = func if isinstance(func, ops.OpOverload) else None
     if overload is None and name not in _PLAIN:
-        found, args = _torch_functions.overload_of(name, args, kwargs)
+        found, own = _torch_functions.overload_of(name, args, kwargs)
+        if found is None and len(args) > 1 and all(type(value) is int for value in args[1:]):
+            # A method takes a list of integers as several arguments as well.
+            found, own = _torch_functions.overload_of(name, (args[0], list(args[1:])), kwargs)
+        args = own if found is not None else args
         overload = None if found is None else ops.overload(found)
+    if name in ("__deepcopy__", "_deepcopy"):
+        return _copied(*args)
+    if name == "__getitem__":
+        return _item(*args)
+    if overload is None and isinstance(func, python_types.FunctionType) and name not in _PLAIN or name == "backward":
+        # A function of Python is made of operators that the class receives.
+        return getattr(func, "__wrapped__", func)(*args, **kwargs)
     if overload is None:
-        with _torch_functions.DisableTorchFunctionSubclass():
+        with _torch_functions.SubclassesOff():
             return func(*args, **kwargs)
+    return dispatched(cls, overload, types, args, kwargs)
+
+
+def _copied(x, memo):
+    """Returns a copy of an instance of a class, by its own `clone`, with copies of further attributes."""
+    if id(x) in memo:
+        return memo[id(x)]
+    if not x.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.")
+    made = memo[id(x)] = x.detach().clone()
+    if type(made) is not type(x):
+        raise RuntimeError(f"The default implementation of __deepcopy__() for {type(x).__name__} needs a clone() that returns an instance of the class")
+    made.requires_grad_(x.requires_grad)
+    for attribute, value in x.__dict__.items():
+        if attribute not in made.__dict__:
+            made.__dict__[attribute] = copy.deepcopy(value, memo)
+    return made
+
+
+def dispatched(cls, overload, types, args, kwargs):
+    """Returns the result of an operator that a class computes, below autograd."""
+    divided = _DIVIDED.get(overload._schema.name.partition("::")[2])
+    if divided is not None and not _core.is_inference_mode_enabled():
+        return divided(*args, **kwargs)
+    from . import _derivatives
+    if _derivatives.is_recorded(args, kwargs):
+        former = _core._set_grad_enabled(False)
+        try:
+            result = _received(cls, overload, types, args, kwargs)
+        finally:
+            _core._set_grad_enabled(former)
+        return _derivatives.record(overload, args, kwargs, result)
+    return _received(cls, overload, types, args, kwargs)
+
+
+def _received(cls, overload, types, args, kwargs):
     result = cls.__torch_dispatch__(overload, types, args, kwargs)
     if result is NotImplemented:
         raise TypeError(f"Multiple dispatch failed for '{overload}'; all __torch_dispatch__ handlers returned NotImplemented")
@@ -114,7 +228,7 @@ def _converted(cls, name, types, args, kwargs):
     here = args[0]
     if options.get("dtype", here.dtype) == here.dtype and options.get("device", here.device) == here.device and not kwargs.get("copy"):
         return here
-    return cls.__torch_dispatch__(ops.overload("_to_copy"), types, (here,), options)
+    return dispatched(cls, ops.overload("_to_copy"), types, (here,), options)
 
 
 def wrapper(cls, size, strides=None, storage_offset=0, memory_format=None, dtype=None, layout=None, device=None, pin_memory=False,
@@ -131,6 +245,7 @@ def wrapper(cls, size, strides=None, storage_offset=0, memory_format=None, dtype
     with _torch_functions.DisableTorchFunction():
         made.requires_grad_(bool(requires_grad))
     made.__dict__["_wrapper_device"] = _core.device(device) if device is not None else _core.get_default_device()
+    _external.expected()
     _give_device(cls)
     return made
 
@@ -147,5 +262,3 @@ def _give_device(cls):
         cls.device = property(lambda self: self.__dict__.get("_wrapper_device") or original.__get__(self))
     cls._has_wrapper_device = True
 
-
-Tensor._make_wrapper_subclass = staticmethod(wrapper)

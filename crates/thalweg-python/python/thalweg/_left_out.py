@@ -6,6 +6,7 @@ are used.
 """
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -30,14 +31,13 @@ MODULES = {
         "distributed._shard", "distributed._state_dict_utils", "distributed._symmetric_memory", "distributed._tools",
         "distributed.autograd", "distributed.rendezvous", "distributed.utils", "distributed.collective_utils",
         "distributed.logging_handlers", "distributed.launcher", "cuda.nccl"), _RANKS),
-    "quasirandom": "numbers are drawn by generators: there are no quasi-random sequences",
-    "sparse": _SPARSE, "nested": "there are no nested tensors", "masked.maskedtensor": "there are no masked tensors",
+    "sparse": _SPARSE, "masked.maskedtensor": "there are no masked tensors",
     **dict.fromkeys(("quantization", "ao", "nn.quantized", "nn.quantizable", "nn.intrinsic", "nn.qat"), _QUANTIZED),
     **dict.fromkeys((
         "_C", "_refs", "_prims", "_decomp", "_dispatch", "_utils_internal", "_logging", "_linalg_utils", "_classes",
         "_meta_registrations", "_library", "_custom_ops", "_weights_only_unpickler", "_namedtensor_internals", "_python_dispatcher",
-        "utils.weak", "utils._sympy", "utils._triton", "utils._cxx_pytree",
-        "utils._foreach_utils", "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
+        "utils._sympy", "utils._triton", "utils._cxx_pytree",
+        "utils._stats", "_tensor_str", "_tensor", "utils.backcompat", "utils.bottleneck"), _INSIDE),
     **dict.fromkeys(("utils.cpp_extension", "cuda.jiterator"), "kernels of one's own are written in Rust"),
     "utils.mobile_optimizer": "there are no phones among the devices", "utils.model_dump": _EAGER,
     "utils.data.datapipes": "there are no pipes of data: say `Dataset` or `IterableDataset`",
@@ -123,7 +123,9 @@ def placeholder(full, reason):
     """Returns the placeholder of a name that is left out. There is one per name."""
     if full not in _made:
         module, _, name = full.rpartition(".")
-        _made[full] = _LeftOut(name, (), {
+        # A warning or an exception is one, for filters and `except`.
+        bases = (Warning,) if name.endswith("Warning") else (Exception,) if name.endswith(("Error", "Exception")) else ()
+        _made[full] = _LeftOut(name, bases, {
             "__module__": module, "__qualname__": name, "__doc__": f"Left out: {reason}.", "__all__": [], "_full": full, "_reason": reason,
             "_refusal": f"{full} is left out: {reason}"})
     return _made[full]
@@ -138,7 +140,7 @@ _WITHOUT_ATTRIBUTES = (
 LATER = {
     "_dynamo", "_prims_common", "_utils", "utils._mode_utils", "utils.collect_env", "autograd.profiler", "multiprocessing", "distributions",
     "_ops", "_vmap_internals", "autograd.forward_ad", "distributed", "export", "fx", "hub", "library", "ops", "utils._python_dispatch",
-    "utils.benchmark", "utils.data", "utils.flop_counter"}
+    "utils.benchmark", "utils.data", "utils.flop_counter", "utils._foreach_utils", "nested", "quasirandom", "utils.weak"}
 
 
 def attributes(module, names=None):
@@ -213,6 +215,16 @@ def _kept(fn=None, *args, **kwargs):
     return fn if fn is not None else lambda function: function
 
 
+def _marked(*args, **kwargs):
+    """Returns a decorator that leaves functions unchanged, for marks of a compiler."""
+    return lambda function: function
+
+
+def _of_library(name):
+    """Returns a function of `torch.library` by its name."""
+    return lambda *args, **kwargs: getattr(importlib.import_module(f"{__package__}.library"), name)(*args, **kwargs)
+
+
 class _Setting(contextlib.ContextDecorator):
     """A region or decorator that would change settings of a module that is left out. It changes nothing."""
 
@@ -228,10 +240,13 @@ class _Setting(contextlib.ContextDecorator):
 
 # Names that programs read, call or set in these modules at import time.
 _GIVEN = {
-    "_tensor_str": {"PRINT_OPTS": None},
+    "_tensor_str": {"PRINT_OPTS": None}, "_library.infer_schema": {"infer_schema": _of_library("infer_schema")},
+    # Marks for a compiler of scripts, which programs put on their functions.
+    "_jit_internal": dict.fromkeys(("_copy_to_script_wrapper", "_overload", "_overload_method", "export", "ignore", "unused"), _kept) | {
+        "is_scripting": _false, "is_tracing": _false},
     "_dynamo.decorators": {"disable": _kept}, "_export.wrappers": {"mark_subclass_constructor_exportable_experimental": _kept},
     "_dynamo.compiled_autograd": {"reset": _idle},
-    "_inductor.config": {"patch": _Setting},
+    "_inductor.config": {"patch": _Setting}, "_inductor.decomposition": {"register_decomposition": _marked}, "_decomp": {"register_decomposition": _marked},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
     "onnx": {"is_in_onnx_export": _false},

@@ -8,7 +8,7 @@ from .compiler import disable as _disable_dynamo
 
 __all__ = [
     "chalf", "compiled_with_cxx11_abi", "get_device_module", "is_vulkan_available", "is_warn_always_enabled", "jagged", "layout",
-    "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert",
+    "set_warn_always", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "_assert", "_assert_async", "_int_mm", "_has_compatible_shallow_copy_type",
     "_disable_dynamo", "clear_autocast_cache", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_lapack", "has_mkl", "has_openmp", "has_spectral",
     "is_autocast_cpu_enabled", "set_autocast_cache_enabled", "sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sqrt", "sym_sum",
     "to_dlpack", "DisableTorchFunction", "DisableTorchFunctionSubclass",
@@ -69,6 +69,25 @@ def get_device_module(device=None):
     if module is None:
         raise RuntimeError(f"Device '{device}' does not have a corresponding module registered as 'torch.{device}'.")
     return module
+
+
+def _has_compatible_shallow_copy_type(input, from_):
+    """Returns whether a tensor can take the memory of another one (`x.data = y`)."""
+    return type(input).__torch_function__ is type(from_).__torch_function__ and input.is_sparse == from_.is_sparse
+
+
+def _int_mm(self, mat2, *, out=None):
+    """Returns the product of two matrices of 8-bit integers, in 32 bits."""
+    if self.dtype is not _core.int8 or mat2.dtype is not _core.int8 or self.dim() != 2 or mat2.dim() != 2:
+        raise RuntimeError(f"_int_mm takes matrices of int8, not {self.dtype} of the shape {tuple(self.shape)} and {mat2.dtype} of {tuple(mat2.shape)}")
+    result = self.to(_core.int32) @ mat2.to(_core.int32)
+    return result if out is None else out.copy_(result)
+
+
+def _assert_async(input, assert_msg=None):
+    """Raises a `RuntimeError` if a number is 0. The host waits for it, except in a capture, where nothing is checked."""
+    if not _core._cuda.is_current_stream_capturing() and not input.item():
+        raise RuntimeError(assert_msg or "Expected Tensor with single nonzero value, but got zero")
 
 
 def _assert(condition, message):

@@ -10,7 +10,7 @@ import collections
 import io
 import pickle
 
-from . import _core
+from . import _core, _external, _names
 from ._results import Size
 from ._storage import UntypedStorage
 from ._typed_storage import TypedStorage
@@ -35,6 +35,13 @@ class _Name:
 
 def _rebuilder(name, module="torch._utils"):
     return _Name(module, f"_rebuild_{name}")
+
+
+class _Layout:
+    """The name of a layout in a file."""
+
+    def __init__(self, name):
+        self.name = name
 
 
 class _Storage:
@@ -65,9 +72,18 @@ class _Pickler(pickle._Pickler):
     def reducer_override(self, obj):
         if is_lazy(obj):
             return NotImplemented
+        if isinstance(obj, _core.Tensor) and _external.is_wrapper(obj):
+            own = {name: value for name, value in obj.__dict__.items() if name not in ("_wrapper_device", "_has_wrapper_device")}
+            parts = (type(obj), obj.dtype, Size(obj.shape), tuple(obj.stride()), obj.storage_offset(), _Layout("torch.strided"), obj.device, obj.requires_grad)
+            return _rebuilder("from_type_v2", "torch._tensor"), (_rebuilder("wrapper_subclass"), type(obj), parts, own)
         if isinstance(obj, Parameter):
             parts, own = (obj.detach(), obj.requires_grad, collections.OrderedDict()), attributes(obj)
             return (_rebuilder("parameter_with_state"), (*parts, own)) if own else (_rebuilder("parameter"), parts)
+        if isinstance(obj, _core.Tensor) and _external.is_sparse(obj):
+            parts = (obj._indices(), obj._values().detach(), Size(obj.shape), obj.is_coalesced())
+            return _rebuilder("sparse_tensor"), (_Layout("torch.sparse_coo"), parts)
+        if isinstance(obj, _Layout):
+            return _Name("torch.serialization", "_get_layout"), (obj.name,)
         if isinstance(obj, _core.Tensor):
             function, parts = self._tensor(obj)
             own = {name: value for name, value in attributes(obj).items() if name != "persistent" or not isinstance(obj, Buffer)}
@@ -153,15 +169,29 @@ def _parameter(data, requires_grad, hooks, state=None):
 def _tensor_of_class(function, kind, arguments, state):
     """Returns a tensor of a subclass, or a tensor with attributes."""
     made = function(*arguments)
-    if kind is not _core.Tensor:
+    if kind is not _core.Tensor and type(made) is not kind:
         made = kind._of(made) if hasattr(kind, "_of") else made.as_subclass(kind)
     if isinstance(state, tuple):
         state = {name: value for part in state if part for name, value in part.items()}
+    if _external.is_wrapper(made) and hasattr(kind, "__setstate__"):
+        made.__setstate__(state)
+        return made
     return with_attributes(made, state or {})
 
 
 def _layout(name):
-    return getattr(_core, name.removeprefix("torch."))
+    own = name.removeprefix("torch.")
+    return getattr(_core, own, None) or getattr(_names, own)
+
+
+def _wrapper(kind, dtype, size, strides, storage_offset, layout, device, requires_grad):
+    return _core.Tensor._make_wrapper_subclass(kind, size, strides=strides, storage_offset=storage_offset, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def _sparse_tensor(layout, parts):
+    from ._sparse import sparse_coo_tensor
+    indices, values, size, *rest = parts
+    return sparse_coo_tensor(indices, values, size, is_coalesced=bool(rest and rest[0]))
 
 
 _KNOWN = {
@@ -169,7 +199,8 @@ _KNOWN = {
     "torch._utils._rebuild_meta_tensor_no_storage": _tensor_without_memory, "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter, "torch._tensor._rebuild_from_type_v2": _tensor_of_class,
     "torch.Size": Size, "torch.device": _core.device, "torch.Tensor": _core.Tensor, "torch.nn.parameter.Parameter": Parameter,
-    "torch.serialization._get_layout": _layout,
+    "torch.serialization._get_layout": _layout, "torch._utils._rebuild_sparse_tensor": _sparse_tensor,
+    "torch._utils._rebuild_wrapper_subclass": _wrapper,
     "collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter, "_codecs.encode": codecs.encode,
     # Files of protocol 2 use the names of Python 2.
     **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in (set, frozenset, bytearray, bytes, complex)},

@@ -13,6 +13,17 @@ _Off = _torch_functions.DisableTorchFunction
 class SparseTensor(Tensor):
     """A tensor by the places and the values of its elements. The first dimensions are sparse, those of the values dense."""
 
+    def _take(self, other):
+        return _write(self, other)
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            memo[id(self)] = _made(self._places.clone(), self._elements.detach().clone(), self.shape, self._coalesced, self.__dict__["layout"])
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return _rebuilt, (self._places, self._elements, tuple(self.shape), self._coalesced, str(self.__dict__["layout"]))
+
     is_sparse = property(lambda self: self.__dict__["layout"] is _names.sparse_coo)
     is_sparse_csr = property(lambda self: self.__dict__["layout"] is _names.sparse_csr)
 
@@ -26,6 +37,24 @@ def _made(indices, values, size, is_coalesced=False, layout=None):
         made = Tensor.as_subclass(_core.empty(list(size), dtype=values.dtype, device="meta"), SparseTensor)
     made.__dict__.update(_places=indices, _elements=values, _coalesced=is_coalesced, layout=layout or _names.sparse_coo)
     return made
+
+
+def _rebuilt(places, values, shape, is_coalesced, layout):
+    return _made(places, values, shape, is_coalesced, _names.sparse_csr if layout == "torch.sparse_csr" else None)
+
+
+def joined(first, second):
+    """Returns the sum of two sparse tensors with the values of both, which are added where they are read."""
+    if first._places.shape[0] != second._places.shape[0]:
+        return _add(first, second)
+    made = _made(_core.cat([first._places, second._places], 1), _core.cat([first._elements, second._elements]), first.shape)
+    return _coalesce(made) if made._places.shape[1] > made.shape.numel() else made
+
+
+def _write(x, other):
+    """Gives a sparse tensor the values of another one, in place."""
+    x.__dict__.update(_places=other._places, _elements=other._elements, _coalesced=other._coalesced)
+    return x
 
 
 def _numbers(value, dtype=None, device=None):
@@ -158,6 +187,13 @@ def _values(function):
     return call
 
 
+def _with_values(function):
+    """Returns a function of the values as they are, also of several for one place."""
+    def call(x, *args, **kwargs):
+        return _made(x._places, function(x._elements, *args, **kwargs), x.shape, x._coalesced, x.__dict__["layout"])
+    return call
+
+
 def _mul(x, other, *args, **kwargs):
     if not isinstance(x, SparseTensor):
         x, other = other, x
@@ -181,6 +217,25 @@ def _add(x, other, *, alpha=1):
     if x.shape != other.shape:
         raise RuntimeError(f"add: expected 'self' and 'other' to have same size, but self has size {list(x.shape)} while other has size {list(other.shape)}")
     return _coalesce(_made(_core.cat([x._places, other._places], 1), _core.cat([x._elements, other._elements * alpha]), x.shape))
+
+
+def _add_(x, other, *, alpha=1):
+    if isinstance(x, SparseTensor):
+        if not isinstance(other, SparseTensor):
+            raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+        return _write(x, _add(x, other, alpha=alpha))
+    return x.index_put_(list(other._places.unbind(0)), (other._elements * alpha).to(x.dtype), accumulate=True)
+
+
+def _masked(x, mask):
+    """Returns the elements of a dense tensor at the places of a sparse one."""
+    if isinstance(x, SparseTensor):
+        x = _to_dense(x)
+    return _made(mask._places, x[tuple(mask._places.unbind(0))], mask.shape, mask._coalesced)
+
+
+def _zero_(x):
+    return _write(x, _made(x._places[:, :0], x._elements[:0].detach(), x.shape, True))
 
 
 def _sub(x, other, *, alpha=1):
@@ -246,9 +301,13 @@ _FUNCTIONS = {
     "float": lambda x: _converted(x, _core.float32), "double": lambda x: _converted(x, _core.float64), "half": lambda x: _converted(x, _core.float16),
     "cuda": lambda x, *args: _converted(x, "cuda"), "cpu": lambda x: _converted(x, "cpu"), "to_sparse_csr": _as_csr, "to_sparse": _as_coo,
     "to_sparse_coo": _as_coo, "neg": _values(_core.neg), "abs": _values(_core.abs), "relu": _values(_core.relu), "sqrt": _values(_core.sqrt),
-    "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _values(lambda values: values.detach()),
-    "clone": _values(lambda values: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
+    "pow": _values(_core.pow), "tanh": _values(_core.tanh), "sin": _values(_core.sin), "detach": _with_values(lambda values: values.detach()),
+    "clone": _with_values(lambda values, **_: values.clone()), "__getitem__": _select, "__repr__": _printed, "_repr": _printed, "__str__": _printed, "__format__": _printed,
     "requires_grad_": lambda x, on=True: (x._elements.requires_grad_(on), x)[1], "is_sparse": lambda x: True,
+    "add_": _add_, "__iadd__": _add_, "sub_": lambda x, other, *, alpha=1: _add_(x, other, alpha=-alpha), "zero_": _zero_, "sparse_mask": _masked,
+    "mul_": lambda x, other: _write(x, _mul(x, other)), "__imul__": lambda x, other: _write(x, _mul(x, other)),
+    "div_": lambda x, other: _write(x, _div(x, other)), "detach_": lambda x: _write(x, _FUNCTIONS["detach"](x)),
+    "norm": lambda x, *args, **kwargs: _coalesce(x)._elements.norm(*args, **kwargs),
     "numpy": lambda x: _to_dense(x).numpy(), "tolist": lambda x: _to_dense(x).tolist(), "__rmul__": _mul, "__rmatmul__": lambda x, other: _matmul(other, x)}
 _OWN = frozenset(("shape", "dtype", "ndim", "size", "dim", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex", "is_leaf", "layout",
                   "is_sparse", "is_sparse_csr"))
@@ -265,6 +324,8 @@ def _called(func, args, kwargs):
         if name == "grad":
             gradient = args[0]._elements.grad
             return None if gradient is None else _made(args[0]._places, gradient, args[0].shape)
+        if name == "data":
+            return _made(args[0]._places, args[0]._elements.data, args[0].shape, args[0]._coalesced, args[0].__dict__["layout"])
         if name in _OF_VALUES:
             return getattr(args[0]._elements, name)
     if name in _OWN:

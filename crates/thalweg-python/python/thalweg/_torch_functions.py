@@ -21,7 +21,8 @@ class _Local(threading.local):
     """The modes of a thread, the innermost last."""
 
     def __init__(self):
-        self.modes = []
+        # Whether functions of arguments are skipped, and operators go to `__torch_dispatch__` of their classes.
+        self.modes, self.is_below = [], False
 
 
 _local = _Local()
@@ -44,8 +45,27 @@ class _Off:
         _core._set_overrides_off(self._former)
 
 
+class SubclassesOff(_Off):
+    """A region in which no argument takes over functions or operators."""
+
+
 class DisableTorchFunctionSubclass(_Off):
-    """A region in which no argument takes over functions."""
+    """A region in which no argument takes over functions. Classes with `__torch_dispatch__` still receive operators."""
+
+    def __enter__(self):
+        self._is_below = _has_dispatch
+        if not self._is_below:
+            return super().__enter__()
+        self._former, _local.is_below = _local.is_below, True
+
+    def __exit__(self, *values):
+        if not self._is_below:
+            return super().__exit__(*values)
+        _local.is_below = self._former
+
+
+# Whether there is a class with `__torch_dispatch__`.
+_has_dispatch = False
 
 
 class DisableTorchFunction(_Off):
@@ -63,6 +83,10 @@ def _disabled_torch_function_impl(func, types, args=(), kwargs=None):
 def _disabled_torch_dispatch_impl(func, types, args=(), kwargs=None):
     """Returns the result of the function. A class whose `__torch_dispatch__` is this takes over nothing."""
     return func(*args, **(kwargs or {}))
+
+
+# Functions that PyTorch has in `nn.functional` alone, as they are.
+_OF_FUNCTIONAL = frozenset("linear gelu scaled_dot_product_attention one_hot softplus softshrink avg_pool2d avg_pool3d".split())
 
 
 def _function(name, is_method):
@@ -136,8 +160,10 @@ def take(function, found, args, kwargs):
             _core._set_function_modes(former)
         if result is not NotImplemented:
             return result
+    if _local.is_below:
+        return _below(function, found, kinds, args, kwargs)
     for value in found:
-        result = type(value).__torch_function__(function, kinds, args, kwargs)
+        result = type(value).__torch_function__(_given(function, type(value)), kinds, args, kwargs)
         if result is not NotImplemented:
             return result
     name = f"{getattr(function, '__module__', None) or 'torch'}.{getattr(function, '__qualname__', function)}"
@@ -145,6 +171,33 @@ def take(function, found, args, kwargs):
     if stack:
         text += f" nor in mode {stack[-1]}"
     raise TypeError(text)
+
+
+def _given(function, kind):
+    """Returns a function as a class receives it: by the name under which PyTorch has it, unless the class follows functions into operators."""
+    name = getattr(function, "__name__", "")
+    if name in _OF_FUNCTIONAL and function is getattr(_core, name) and not getattr(kind, "_follows_functions", False):
+        import sys
+        function = getattr(sys.modules[f"{__package__}.nn.functional"], name)
+    # A method that is called again reaches the operators of the class.
+    return _Again(function) if _receives_operators(kind) and isinstance(function, _METHODS) else function
+
+
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.FunctionType)
+
+
+def _receives_operators(kind):
+    return _has_dispatch and getattr(kind, "__torch_dispatch__", _disabled_torch_dispatch_impl) is not _disabled_torch_dispatch_impl
+
+
+def _below(function, found, kinds, args, kwargs):
+    """Returns the result of a call whose arguments take over operators, and not functions."""
+    for kind in kinds:
+        if _receives_operators(kind):
+            from . import _dispatching
+            return _dispatching.through_class(kind, function, kinds, args, kwargs)
+    with SubclassesOff():
+        return function(*args, **kwargs)
 
 
 # ---- What a subclass does by itself --------------------------------------------------------------------------------
@@ -192,7 +245,9 @@ def _through_dispatch(cls, func, types, args=(), kwargs=None):
 def _init_subclass(cls, **options):
     """Gives a subclass that overrides functions attributes that it overrides as well."""
     super(Tensor, cls).__init_subclass__(**options)
+    global _has_dispatch
     dispatch = getattr(cls, "__torch_dispatch__", None)
+    _has_dispatch = _has_dispatch or dispatch is not _disabled_torch_dispatch_impl
     own = cls.__torch_function__
     if "__torch_dispatch__" in vars(cls) and dispatch is not _disabled_torch_dispatch_impl and (
             own is _disabled_torch_function_impl or getattr(own, "__func__", None) is _torch_function):
@@ -398,6 +453,13 @@ def register(plain):
         *plain[:1], *map(type, values), *plain[1:], _core.device, _core.Generator])
 
 
+def _make_wrapper_subclass(cls, size, *args, **kwargs):
+    """Returns an instance of a class without elements of its own: see `_dispatching.wrapper`."""
+    from . import _dispatching
+    return _dispatching.wrapper(cls, size, *args, **kwargs)
+
+
+Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
 Tensor.__torch_function__ = classmethod(_torch_function)
 Tensor.__torch_dispatch__ = staticmethod(_disabled_torch_dispatch_impl)
 Tensor.__init_subclass__ = classmethod(_init_subclass)

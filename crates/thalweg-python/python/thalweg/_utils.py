@@ -20,4 +20,20 @@ def _element_size(dtype):
     return dtype.itemsize
 
 
+
+
+def _set_obj_state(obj, state):
+    """Gives an object its attributes, from a dictionary or from that and one of slots."""
+    parts = state if isinstance(state, tuple) else (state,)
+    for part in parts:
+        for name, value in (part or {}).items():
+            setattr(obj, name, value)
+    return obj
+
+
+def _get_obj_state(obj):
+    """Returns the attributes of an object."""
+    return obj.__dict__
+
+
 __getattr__ = _rest(__name__)

@@ -231,6 +231,10 @@ for _name in ("conv", "rnn", "matmul"):
 __path__ = []
 
 
+# A region in which switches can be set, as they can be everywhere.
+__allow_nonbracketed_mutation = contextlib.nullcontext
+
+
 def disable_global_flags():
     """Does nothing: switches are set one by one."""
 

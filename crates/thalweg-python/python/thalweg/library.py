@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import types
 import typing
 
 from . import _core, _dispatching, ops
@@ -212,8 +213,8 @@ def _type_name(kind, function):
         return _TYPES[kind]
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     without = [part for part in parts if part is not type(None)]
-    if len(without) == 1 and len(parts) == 2:
-        return f"{_type_name(without[0], function)}?"
+    if 0 < len(without) < len(parts) and origin in (typing.Union, types.UnionType):
+        return f"{_type_name(typing.Union[tuple(without)], function)}?"
     if origin is not None and issubclass(origin if isinstance(origin, type) else object, typing.Sequence) and parts:
         return f"{_type_name(parts[0], function)}[]"
     raise ValueError(f"infer_schema(func): Parameter has unsupported type {kind}")

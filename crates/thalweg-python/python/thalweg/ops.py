@@ -167,6 +167,9 @@ class OpOverloadPacket:
         if name.startswith("__"):
             raise AttributeError(name)
         full = self.__name__ if name == "default" else f"{self.__name__}.{name}"
+        if full not in self._overloads and self._namespace in ("aten", "prims"):
+            # Programs name overloads that the table has in another form, in tables of their own.
+            return placeholder(f"{__name__}.{self._namespace}.{full}", "the overload is not in the table")
         if full not in self._overloads:
             raise AttributeError(f"The underlying op of '{self._namespace}.{self.__name__}' has no overload name '{name}'")
         made = OpOverload(self, full)
@@ -216,6 +219,10 @@ def _overloads():
     return found
 
 
+# Namespaces whose operators programs name in tables of their own.
+_OF_PYTORCH = ("aten", "prims", "_c10d_functional", "c10d_functional", "c10d", "fsdp", "quantized", "quantized_decomposed", "inductor", "higher_order", "rngprims")
+
+
 class _OpNamespace(types.ModuleType):
     """The operators of a namespace, as attributes."""
 
@@ -227,7 +234,7 @@ class _OpNamespace(types.ModuleType):
         found = _overloads().get(name) if self.name in ("aten", "prims") else None
         if found is None and name.startswith("__"):
             raise AttributeError(name)
-        if found is None and self.name in ("aten", "prims"):
+        if found is None and self.name in _OF_PYTORCH:
             return placeholder(f"{__name__}.{self.name}.{name}", "the operator is not in the table")
         if found is None:
             raise AttributeError(f"'_OpNamespace' '{self.name}' object has no attribute '{name}'")

@@ -4,11 +4,17 @@ import io
 import os
 import pickle
 import pickletools
+import typing
 
 from . import _core, _objects
 from .safetensors import load_file, save_file  # noqa: F401
 
 _safe = []
+
+# Names under which libraries write the defaults and the types of arguments.
+DEFAULT_PROTOCOL, MAGIC_NUMBER, PROTOCOL_VERSION = 2, 0x1950A86A20F9469CFC6C, 1001
+MAP_LOCATION = typing.Union[typing.Callable, _core.device, str, typing.Dict[str, str], None]
+FILE_LIKE = FileLike = typing.Union[str, os.PathLike, typing.IO[bytes]]
 
 
 def add_safe_globals(safe_globals):

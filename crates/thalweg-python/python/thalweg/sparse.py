@@ -67,4 +67,6 @@ class check_sparse_tensor_invariants:
                 return function(*args, **kwargs)
         return wrapped
 
+# `torch.sparse.semi_structured` and others can be imported as if they existed.
+__path__ = []
 __getattr__ = rest(__name__)

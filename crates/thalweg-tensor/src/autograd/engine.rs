@@ -340,7 +340,7 @@ impl Pass {
         let own = stream_of(node, &self.caller, self.captures);
         for slot in buffer {
             gradients.push(match slot {
-                Some((tensor, stream)) => Some(move_to(tensor, &stream, own)?),
+                Some((tensor, stream)) => Some(move_to(taken(node, tensor)?, &stream, own)?),
                 None => None,
             });
         }
@@ -455,7 +455,8 @@ impl Pass {
                 }
                 None => edge.node.kept.as_ref()?.get(),
             };
-            sum.filter(|sum| sum.is_contiguous() && !sum.is_inference()).map(|sum| (input, sum))
+            let fits = |sum: &Tensor| sum.is_contiguous() && !sum.is_inference() && sum.external().is_none();
+            sum.filter(fits).map(|sum| (input, sum))
         };
         (0..node.edges.len()).filter_map(sum).collect()
     }
@@ -617,8 +618,23 @@ fn stream_of<'a>(node: &'a Node, caller: &'a Stream, captures: bool) -> &'a Stre
     if is_stale { caller } else { &node.stream }
 }
 
+/// Returns a gradient as a node takes it.
+fn taken(node: &Node, gradient: Tensor) -> Result<Tensor> {
+    match gradient.external() {
+        Some(external) if !node.function.takes_external() => external.dense(),
+        _ => Ok(gradient),
+    }
+}
+
 /// Makes a gradient that is ready on one stream ready on another.
 fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
+    // The elements of a external gradient are read on the current stream of their device.
+    if tensor.external().is_some() && !is_one_driver(from.device(), to.device()) {
+        let reader = from.device().current_stream();
+        if reader != *from {
+            reader.wait_stream(from)?;
+        }
+    }
     // Tensors move between devices of two drivers by a blocking copy, so they are ready on every stream.
     if from != to && is_one_driver(from.device(), to.device()) {
         to.wait_stream(from).map_err(|error| match (from.is_capturing(), to.is_capturing()) {
@@ -644,5 +660,5 @@ fn added(
     let earlier = move_to(earlier, &earlier_stream, consumer)?;
     let gradient = move_to(gradient, producer, consumer)?;
     let _current = consumer.make_current();
-    Ok((earlier.add(&gradient)?, consumer.clone()))
+    Ok((leaf::sum_of(&earlier, &gradient)?, consumer.clone()))
 }

@@ -1,5 +1,6 @@
 //! The gradient that a tensor keeps, and the node of a leaf, which accumulates there.
 
+use std::any::Any;
 use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +13,39 @@ use super::is_grad_enabled;
 use super::node::{Backward, Gradients};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
+
+/// A gradient that is not made of a tensor's elements: a sparse tensor, or one of a program's own class. A tensor without memory
+/// represents it in the graph, with its shape and its dtype ([`Tensor::representing`]).
+pub trait ExternalGradient: Any + Send + Sync {
+    /// Returns the sum of two gradients, of which at least one is external.
+    ///
+    /// # Errors
+    /// Those of the addition.
+    fn sum(&self, first: &Tensor, second: &Tensor) -> Result<Tensor>;
+
+    /// Returns the sum of the gradient that a leaf keeps and one that has arrived, of which at least one is external: in place, if
+    /// the kept one can be written.
+    ///
+    /// # Errors
+    /// Those of the addition.
+    fn accumulated(&self, kept: &Tensor, arrived: &Tensor) -> Result<Tensor> {
+        self.sum(kept, arrived)
+    }
+
+    /// Returns the gradient as a tensor with elements, for an operator that computes with it.
+    ///
+    /// # Errors
+    /// Those of a gradient that has no elements.
+    fn dense(&self) -> Result<Tensor>;
+}
+
+/// Returns the sum of two gradients.
+pub(super) fn sum_of(first: &Tensor, second: &Tensor) -> Result<Tensor> {
+    match first.external().or_else(|| second.external()) {
+        Some(external) => external.sum(first, second),
+        None => first.add(second),
+    }
+}
 
 /// A hook that sees a gradient and may replace it. `None` is the zero gradient of a result for which none has arrived, while one
 /// has arrived for another result of the same operator.
@@ -76,7 +110,10 @@ impl KeptGradient {
                     if is_summed_in_place(earlier, arrived) {
                         return earlier.add_(arrived);
                     }
-                    earlier.add(arrived)?
+                    match earlier.external().or_else(|| arrived.external()) {
+                        Some(external) => external.accumulated(earlier, arrived)?,
+                        None => earlier.add(arrived)?,
+                    }
                 }
                 None => own(arrived, leaf)?,
             };
@@ -99,13 +136,20 @@ impl KeptGradient {
 /// Returns whether a gradient is added to an existing one in place, as PyTorch does.
 fn is_summed_in_place(earlier: &Tensor, arrived: &Tensor) -> bool {
     let fits = earlier.dtype() == arrived.dtype() && earlier.shape() == arrived.shape();
-    fits && !is_grad_enabled() && !earlier.layout().may_overlap() && !earlier.is_inference()
+    fits && earlier.external().is_none()
+        && arrived.external().is_none()
+        && !is_grad_enabled()
+        && !earlier.layout().may_overlap()
+        && !earlier.is_inference()
 }
 
 /// Returns a gradient in memory that it does not share, since a kept gradient may be written in place, and in its leaf's order of
 /// dimensions (row-major, if the leaf has gaps), so that an optimizer traverses both in the same order. Returns `arrived` itself
-/// if this is already so and only this pass holds it, else a copy.
+/// if this is already so and only this pass holds it, else a copy. A external gradient is kept as it is.
 fn own(arrived: &Tensor, leaf: &Layout) -> Result<Tensor> {
+    if arrived.external().is_some() {
+        return Ok(arrived.clone());
+    }
     let is_ours = Arc::strong_count(&arrived.0) == 1 && Storage::holders(arrived.storage()) == 1;
     let Some(order) = leaf.dense_order() else {
         let stays = is_ours && arrived.is_contiguous();
@@ -132,6 +176,10 @@ impl Accumulate {
 impl Backward for Accumulate {
     fn name(&self) -> &'static str {
         "accumulate"
+    }
+
+    fn takes_external(&self) -> bool {
+        true
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {

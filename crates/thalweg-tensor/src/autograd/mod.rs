@@ -85,6 +85,7 @@ pub use edge::{Backpropagation, run_backward};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use halves::{BackwardWeights, backward_input};
 pub use hook_list::HookHandle;
+pub use leaf::ExternalGradient;
 pub(crate) use meta::{AutogradMeta, ViewOf};
 pub use mode::{
     NoGrad, enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad,
@@ -100,6 +101,7 @@ pub(crate) use record::record;
 pub use record::{record_function, record_function_of_any};
 pub(crate) use region::Region;
 pub use request::Request;
+pub(crate) use saved::freed;
 pub use saved::{
     Saved, SavedPlace, SavedTensorsRegion, enter_saved_tensors_hooks, saved_tensors_hooks,
     saved_tensors_hooks_for,

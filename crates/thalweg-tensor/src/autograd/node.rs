@@ -56,6 +56,12 @@ pub trait Backward: Send + Sync {
         false
     }
 
+    /// Returns whether the function takes gradients that are not made of elements. Others receive such a gradient as a tensor with
+    /// elements.
+    fn takes_external(&self) -> bool {
+        false
+    }
+
     /// Frees the saved tensors, after a backward pass that does not retain the graph has run this node.
     fn release(&self) {}
 

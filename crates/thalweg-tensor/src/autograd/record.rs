@@ -1,6 +1,6 @@
 //! Recording: the results of an operator, or of a program's own function, become those of a node.
 
-use thalweg_runtime::Stream;
+use thalweg_runtime::{Device, Stream};
 
 use super::{Backward, Edge, Node, is_grad_enabled};
 use crate::tensor::Tensor;
@@ -77,7 +77,10 @@ pub fn record_function_of_any(
     let (true, Some(first)) = (is_grad_enabled(), inputs.iter().find(|input| input.requires_grad())) else {
         return results;
     };
-    let stream = first.device().current_stream();
+    // Tensors without memory represent those of a program's own class, which are computed on the current device.
+    let with_memory = inputs.iter().map(|input| input.device().clone()).find(|device| !device.is_meta());
+    let device = with_memory.or_else(|| Device::current().ok()).unwrap_or_else(|| first.device().clone());
+    let stream = device.current_stream();
     let apart = |result: &Tensor| match inputs.iter().any(|input| input.shares_storage_with(result)) {
         true => result.detached_view(),
         false => result.detach(),

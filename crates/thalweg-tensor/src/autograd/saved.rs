@@ -237,7 +237,7 @@ impl<'a> SavedPlace<'a> {
 }
 
 /// Returns the error of a tensor that a pass has freed.
-fn freed() -> Error {
+pub(crate) fn freed() -> Error {
     Error::invalid(
         "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). \
          Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify \

@@ -1,6 +1,7 @@
 //! The nodes that calls of loop operators record, and the computation of their gradients.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use thalweg_execute::to_runtime_error;
@@ -12,7 +13,7 @@ use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use super::resolved::Resolved;
 use super::{LoopCall, launch, operands};
-use crate::autograd::{Backward, Gradients, Saved, SavedPlace, is_grad_enabled, record};
+use crate::autograd::{Backward, Gradients, Saved, SavedPlace, freed, is_grad_enabled, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
@@ -51,6 +52,7 @@ fn node_of(
         numbers: resolved.lowered.numbers(&call.arguments),
         resolved: Arc::clone(resolved),
         derived,
+        is_freed: AtomicBool::new(false),
         shapes: None,
         wanted,
         label: call.label,
@@ -64,6 +66,8 @@ pub(crate) struct LoopBackward {
     derived: Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,
     numbers: LaunchNumbers,
+    /// Whether a pass has freed a number that the gradient reads (`keeps_operand`).
+    is_freed: AtomicBool,
     /// The shapes of the operator's inputs, if it is itself a gradient.
     shapes: Option<Box<[Shape]>>,
     wanted: u32,
@@ -87,6 +91,13 @@ impl LoopBackward {
     /// Returns the shape of each input of the operator.
     fn inputs(&self) -> &[Shape] {
         self.shapes.as_ref().map_or(&self.resolved.lowered.inputs, |shapes| shapes)
+    }
+
+    /// Returns whether the gradient reads a number in the place of a tensor (`x * 2`). PyTorch keeps such a number as a tensor,
+    /// which a pass frees.
+    fn keeps_operand(&self) -> bool {
+        let is_number = |node: &Expression| matches!(node, Expression::Scalar { slot: 0 });
+        self.derived.body.nodes.iter().any(is_number) && self.operator.schema().contains("Scalar other")
     }
 
     /// Returns the computation for these gradients of outputs.
@@ -167,6 +178,9 @@ impl Backward for LoopBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        if self.is_freed.load(Ordering::Relaxed) {
+            return Err(freed());
+        }
         let device =
             gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
         let pass = self.pass(gradients);
@@ -200,6 +214,9 @@ impl Backward for LoopBackward {
 
     fn release(&self) {
         self.saved.iter().for_each(Saved::release);
+        if self.saved.is_empty() && self.keeps_operand() {
+            self.is_freed.store(true, Ordering::Relaxed);
+        }
     }
 
     fn saved(&self) -> Vec<SavedPlace<'_>> {
@@ -323,6 +340,7 @@ impl LoopBackward {
                 .collect::<Result<_>>()?,
             derived,
             numbers: self.numbers.clone(),
+            is_freed: AtomicBool::new(false),
             shapes: Some(inputs_of),
             wanted,
             label: self.label,

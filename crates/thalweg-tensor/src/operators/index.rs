@@ -117,14 +117,15 @@ static LINEAR: Formula = Formula {
     inputs: &[1],
     outputs: &[],
     backward: |call| {
-        let (gradient, index) = (call.gradient()?, call.saved(1)?);
+        let gradient = call.gradient()?;
         call.each(|tensor| match (tensor, combine_of(call)?) {
             (0, Combine::Sum) => Ok(Some(gradient.clone())),
             (0, _) => {
+                let index = call.saved(1)?;
                 let zeros = number_like(&gradient, Scalar::F64(0.0))?.expand(index.shape())?;
                 scatter(&gradient, &index, &zeros, Combine::Replace).map(Some)
             }
-            (2, _) => gathered(&gradient, &index).map(Some),
+            (2, _) => gathered(&gradient, &call.saved(1)?).map(Some),
             _ => Ok(None),
         })
     },

@@ -149,3 +149,28 @@ fn passes_over_several_devices_run_on_several_threads() {
     // 2x (1² + 2²).
     assert_eq!(values(&x.grad().unwrap()), [10.0, 20.0, 30.0]);
 }
+
+/// Batches that the host makes and overwrites, copied ahead on a stream of their own.
+fn copied_ahead(gpu: &Gpu, host: &Device) -> Result<()> {
+    let [device] = gpu.devices() else { panic!("one device") };
+    let (copies, computes) = (Stream::new(device)?, device.current_stream());
+    let mut total = Tensor::zeros(&[64], DType::F32, device)?;
+    for number in 1..=4 {
+        let batch = Tensor::full(&[64], f64::from(number), DType::F32, host)?;
+        let moved = on(&copies, || batch.to_device(device))?;
+        batch.fill_(1000.0)?;
+        computes.wait_stream(&copies)?;
+        moved.record_stream(&computes);
+        total = total.add(&moved.square()?)?;
+        drop(moved);
+        on(&copies, || churn(device))?;
+    }
+    assert_eq!(total.to_vec::<f32>()?, [30.0; 64]);
+    Ok(())
+}
+
+#[test]
+fn batches_of_the_host_are_copied_ahead_in_order_under_every_schedule() {
+    let host = two_devices(false).remove(0);
+    Check::new().seeds(0..100).run(|gpu| copied_ahead(gpu, &host));
+}

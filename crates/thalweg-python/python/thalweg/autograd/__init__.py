@@ -2,7 +2,7 @@
 
 import warnings
 
-from .. import _core
+from .. import _core, _external
 from .._core import is_inference_mode_enabled  # noqa: F401
 from .._left_out import attributes as _attributes
 from .anomaly_mode import detect_anomaly, set_detect_anomaly  # noqa: F401
@@ -38,6 +38,8 @@ def _started(place, output, gradient, is_batched):
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         if not known.dtype.is_floating_point:
             raise RuntimeError(f"grad can be implicitly created only for real scalar outputs but got {known.dtype}")
+        if _external.is_wrapper(known):
+            return _core.ones_like(known)
         return _core.ones(known.shape, dtype=known.dtype, device=known.device)
     if not isinstance(gradient, _core.Tensor):
         raise TypeError(f"gradients can be either Tensors or None, but got {type(gradient).__name__}")
@@ -66,7 +68,7 @@ def _roots(outputs, gradients, is_batched=False):
     if len(gradients) != len(outputs):
         raise RuntimeError(f"got {len(outputs)} tensors and {len(gradients)} gradients")
     found = []
-    for place, (output, gradient) in enumerate(zip(outputs, gradients)):
+    for place, (output, gradient) in enumerate(zip(map(_external.in_graph, outputs), map(_external.in_graph, gradients))):
         if isinstance(output, _core.Tensor) and not output.requires_grad:
             raise RuntimeError(f"element {place} of tensors does not require grad and does not have a grad_fn")
         found.append((_place(output), _started(place, output, gradient, is_batched)))
@@ -90,11 +92,12 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
         if isinstance(one, _core.Tensor) and not one.requires_grad:
             raise RuntimeError(f"One of the differentiated Tensors does not require grad (input {place})")
     retain = create_graph if retain_graph is None else retain_graph
-    targets = [_place(one) for one in inputs]
+    targets = [_place(_external.in_graph(one)) for one in inputs]
     if is_grads_batched:
         found = _batched(roots, targets, retain, create_graph)
     else:
         found = _core._run_backward(roots, targets, False, bool(retain), bool(create_graph))
+    found = [_external.gradient_of(one, gradient) for one, gradient in zip(inputs, found)]
     if materialize_grads:
         if any(gradient is None and not isinstance(one, _core.Tensor) for gradient, one in zip(found, inputs)):
             raise RuntimeError("materialize_grads cannot be used when the given input is a GradientEdge")
@@ -144,7 +147,7 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, 
             "leak. We recommend using autograd.grad when creating the graph to avoid this. If you have to use this function, make sure to reset the "
             ".grad fields of your parameters to None after use to break the cycle and avoid the leak.", stacklevel=3)
     retain = create_graph if retain_graph is None else retain_graph
-    targets = None if inputs is None else [_place(one) for one in inputs]
+    targets = None if inputs is None else [_place(_external.in_graph(one)) for one in inputs]
     _core._run_backward(roots, targets, True, bool(retain), bool(create_graph))
 
 
@@ -154,6 +157,12 @@ from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F4
 from .variable import Variable  # noqa: E402,F401
 
 SavedTensor = _core._SavedTensor
+
+
+def _is_checkpoint_valid():
+    """Returns True: checkpointed functions run in every backward pass."""
+    return True
+
 
 _LEFT_OUT = {
 

@@ -5,7 +5,7 @@ import inspect
 import operator
 import warnings
 
-from .. import _core
+from .. import _core, _external
 from .. import _transform_levels as _levels
 
 
@@ -24,6 +24,8 @@ class FunctionCtx:
     _dirty = ()
     _saved = None
     _node = None
+    # The saved instances of classes without elements of their own, by their places.
+    _objects = {}
 
     def __getattr__(self, name):
         if name in _OF_NODES and self._node is not None:
@@ -60,7 +62,10 @@ class FunctionCtx:
     @property
     def saved_tensors(self):
         """The tensors that were saved."""
-        return () if self._saved is None else self._saved.get()
+        if self._saved is None:
+            return ()
+        found = self._saved.get()
+        return tuple(self._objects.get(place, one) for place, one in enumerate(found)) if self._objects else found
 
     @property
     def saved_variables(self):
@@ -125,7 +130,7 @@ def _gradients(cls, ctx, inputs, results, gradients):
                     "input was not a Variable")
         else:
             fitting.append(_fitting(title, len(fitting), gradient, *known))
-    return fitting
+    return _external.apart(fitting) if _external.may_exist else fitting
 
 
 def _fitting(title, place, gradient, shape, dtype, device, is_wanted):
@@ -266,6 +271,7 @@ class Function(metaclass=FunctionMeta):
         # An input that is returned becomes a separate result, but is saved as the input.
         kept_as = [None if result is None or any(result is value for value in inputs) else result for result in results]
         ctx._saved = _core._SavedTensors(list(ctx._kept), kept_as)
+        ctx._objects = {place: value for place, value in enumerate(ctx._kept) if _external.is_own_class(value)}
         marked = ctx._without_gradient
         described = [(value.shape, value.dtype, value.device, ctx._materialize_non_diff_grads or not any(value is one for one in marked))
                      if isinstance(value, _core.Tensor) else None for value in listed]
@@ -291,7 +297,12 @@ class Function(metaclass=FunctionMeta):
                     else:
                         one._take_history(recorded)
                     return one
-            return value if any(value is other for other in marked) else recorded
+            if any(value is other for other in marked):
+                return value
+            if _external.is_own_class(value) and not any(value is one for one in args):
+                value._take_history(recorded)
+                return value
+            return recorded
         once = {}
         made = tuple(once.setdefault(id(value), new) for value, new in [(value, of(value)) for value in listed])
         return made if isinstance(output, tuple) else made[0]

@@ -51,6 +51,12 @@ def init():
 _lazy_init = init
 
 
+def _lazy_call(callable, **kwargs):
+    """Calls a function at once: CUDA needs no start."""
+    callable()
+
+
+
 def is_bf16_supported(including_emulation=True):
     """Returns whether the device computes in bfloat16."""
     return including_emulation or get_device_capability()[0] >= 8
@@ -168,7 +174,6 @@ _LEFT_OUT = {
     "GreenContext": "contexts of part of a GPU are left out",
     "green_contexts": "contexts of part of a GPU are left out",
     "ipc_collect": "memory of other processes is in the Rust crate only",
-    "comm": "groups over NCCL are in the Rust crate (`thalweg::distributed`)",
     "nccl": "groups over NCCL are in the Rust crate (`thalweg::distributed`)",
     "jiterator": "kernels of one's own are written in Rust",
     "sparse": "there are no sparse tensors",

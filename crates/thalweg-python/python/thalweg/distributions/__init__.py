@@ -26,6 +26,7 @@ _PLACES = {
     "chi2": ["Chi2"], "exp_family": ["ExponentialFamily"], "fishersnedecor": ["FisherSnedecor"], "lkj_cholesky": ["LKJCholesky"],
     "lowrank_multivariate_normal": ["LowRankMultivariateNormal"], "one_hot_categorical": ["OneHotCategorical", "OneHotCategoricalStraightThrough"],
     "relaxed_bernoulli": ["RelaxedBernoulli", "LogitRelaxedBernoulli"], "relaxed_categorical": ["RelaxedOneHotCategorical", "ExpRelaxedCategorical"],
+    "multivariate_normal": ["MultivariateNormal", "_precision_to_scale_tril", "_batch_mahalanobis", "_batch_mv"],
     "studentT": ["StudentT"], "von_mises": ["VonMises"], "logistic_normal": ["LogisticNormal"]}
 _NAMES = (
     "bernoulli", "beta", "binomial", "categorical", "cauchy", "continuous_bernoulli", "dirichlet", "exponential", "gamma", "generalized_pareto",
@@ -34,14 +35,28 @@ _NAMES = (
     "uniform", "weibull", "wishart")
 
 
+def _imported(module):
+    """Returns the `__getattr__` of such a module: names that PyTorch's imports there are those of this package and of its helpers."""
+    def __getattr__(name):
+        found = None if name.startswith("__") else globals().get(name) or vars(utils).get(name)
+        if found is None:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        return found
+    return __getattr__
+
+
 def _made():
     """Creates the modules in which PyTorch defines the classes."""
     known = {**vars(_continuous), **vars(_discrete), **vars(_multivariate), **vars(_composed), "ExponentialFamily": ExponentialFamily}
+    # Functions that libraries take from PyTorch's modules.
+    known |= {"_precision_to_scale_tril": _multivariate._factor_of_precision, "_batch_mahalanobis": _multivariate._mahalanobis,
+              "_batch_mv": lambda matrix, vector: (matrix @ vector.unsqueeze(-1)).squeeze(-1)}
     known["LogitRelaxedBernoulli"] = known["_LogitRelaxedBernoulli"]
     places = {**{name: ["".join(part.capitalize() for part in name.split("_"))] for name in _NAMES}, **_PLACES}
     for place, names in places.items():
         module = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.distributions.{place}`.")
         vars(module).update({name: known[name] for name in names})
+        module.__getattr__ = _imported(module.__name__)
         sys.modules[module.__name__] = globals()[place] = module
 
 

@@ -362,3 +362,6 @@ unit_interval, interval, half_open_interval = _Interval(0.0, 1.0), _Interval, _H
 simplex, lower_triangular, lower_cholesky, corr_cholesky = _Simplex(), _LowerTriangular(), _LowerCholesky(), _CorrCholesky()
 square, symmetric, positive_semidefinite, positive_definite = _Square(), _Symmetric(), _PositiveSemidefinite(), _PositiveDefinite()
 cat, stack = _Cat, _Stack
+__all__ = ["Constraint", "MixtureSameFamilyConstraint", *(name for name, value in list(globals().items()) if name[0] != "_" and (
+    isinstance(value, Constraint) or value in (cat, dependent_property, greater_than, greater_than_eq, half_open_interval, independent, integer_interval, interval,
+                                               is_dependent, less_than, multinomial, stack)))]

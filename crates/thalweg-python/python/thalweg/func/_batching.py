@@ -19,6 +19,9 @@ def _dummy(value):
 class Batched(Tensor):
     """A tensor inside of `vmap`: `_value` has the mapped dimension first."""
 
+    # Functions in Python without a rule are followed into the operators that they are made of.
+    _follows_functions = True
+
     @classmethod
     def of(cls, value, level):
         """Returns a value with the mapped dimension first as one slice."""

@@ -15,7 +15,7 @@ from .parallel import DataParallel
 from .padding import *  # noqa: F401,F403
 from .parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 from .pooling import *  # noqa: F401,F403
-from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
 from .transformer import (
     Transformer, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer)
 

@@ -111,7 +111,7 @@ class PReLU(Module):
 
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()
-        self.num_parameters = num_parameters
+        self.num_parameters, self.init = num_parameters, init
         self.weight = Parameter(_core.full([num_parameters], init, device=device, dtype=dtype))
 
     def forward(self, input):
@@ -142,7 +142,7 @@ class MultiheadAttention(Module):
             raise ValueError(f"embed_dim and num_heads must be greater than 0, got embed_dim={embed_dim} and num_heads={num_heads} instead")
         if embed_dim % num_heads:
             raise AssertionError("embed_dim must be divisible by num_heads")
-        from .layers import Linear, _empty
+        from .layers import NonDynamicallyQuantizableLinear, _empty
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
@@ -152,7 +152,7 @@ class MultiheadAttention(Module):
         for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight"):
             self.register_parameter(name, _empty(shapes[name], device, dtype) if name in shapes else None)
         self.register_parameter("in_proj_bias", _empty((3 * embed_dim,), device, dtype) if bias else None)
-        self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
+        self.out_proj = NonDynamicallyQuantizableLinear(embed_dim, embed_dim, bias, device, dtype)
         for name in ("bias_k", "bias_v"):
             self.register_parameter(name, _empty((1, 1, embed_dim), device, dtype) if add_bias_kv else None)
             if add_bias_kv:

@@ -215,16 +215,23 @@ def _limit_rows(weight, indices, max_norm, norm_type):
 
 
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    """Returns the rows of a table at indices. Gradients are dense, also with `sparse`."""
+    """Returns the rows of a table at indices. With `sparse` the gradient of the table is sparse: the indices and the rows' gradients."""
     place = _checks.check_padding_idx(padding_idx, weight.shape[0] if weight.dim() else 0)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
+    if sparse and weight.requires_grad and _core.is_grad_enabled():
+        from . import _tables
+        return _tables.rows(weight, input, place, scale_grad_by_freq)
     return _core.embedding(weight, input, place, scale_grad_by_freq)
 
 
 def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
                   per_sample_weights=None, include_last_offset=False, padding_idx=None):
     """Returns the sum, mean or maximum of the rows of each bag: a row of indices, or those from an offset to the next."""
+    if weight.dtype is _core.int64 and input.is_floating_point():
+        _warn("Argument order of nn.functional.embedding_bag was changed. Usage `embedding_bag(weight, input, ...)` is deprecated, and should now be "
+              "`embedding_bag(input, weight, ...)`.")
+        input, weight = weight, input
     _checks.check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weights, padding_idx)
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
@@ -234,6 +241,9 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
         input = input.reshape(-1)
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
     padding = () if padding_idx is None else (padding_idx % weight.shape[0],)
+    if sparse and weight.requires_grad and _core.is_grad_enabled():
+        from . import _tables
+        return _tables.bags(weight, input, offsets, mode, scale_grad_by_freq, per_sample_weights, include_last_offset, padding)
     return _core.embedding_bag(weight, input, offsets, scale_grad_by_freq, modes[mode], False, per_sample_weights, include_last_offset,
                                *padding)[0]
 

@@ -72,6 +72,10 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
+class NonDynamicallyQuantizableLinear(Linear):
+    """The last layer of attention, which libraries that quantize layers leave out."""
+
+
 class Bilinear(Module):
     """y = x1 · weight · x2 + bias, with a matrix for each output feature."""
 
@@ -138,7 +142,7 @@ class Embedding(Module):
             init.zeros_(self.weight.detach()[self.padding_idx])
 
     def forward(self, input):
-        return F.embedding(input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq)
+        return F.embedding(input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
 
     def extra_repr(self):
         return _table_repr(self)
@@ -179,7 +183,7 @@ class EmbeddingBag(Module):
 
     def forward(self, input, offsets=None, per_sample_weights=None):
         return F.embedding_bag(input, self.weight, offsets, self.max_norm, self.norm_type, scale_grad_by_freq=self.scale_grad_by_freq, mode=self.mode,
-                               per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset,
+                               sparse=self.sparse, per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset,
                                padding_idx=self.padding_idx)
 
     def extra_repr(self):
@@ -444,8 +448,15 @@ def _written(conv, output_padding=""):
     return text + (f", padding_mode={conv.padding_mode}" if conv.padding_mode != "zeros" else "")
 
 
+def _sides(self):
+    """The padding of each side, from the last dimension on, as `F.pad` takes it."""
+    sides = F._same_padding(self.kernel_size, self.dilation) if self.padding == "same" else [(amount, amount) for amount in (
+        (0,) * self._dims if self.padding == "valid" else self.padding)]
+    return [amount for side in reversed(sides) for amount in side]
+
+
 class _Conv(Module):
-    _dims = 0
+    _dims, transposed, _reversed_padding_repeated_twice = 0, False, property(_sides)
 
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
                  padding_mode="zeros", device=None, dtype=None):
@@ -460,7 +471,7 @@ class _Conv(Module):
                 raise ValueError("padding='same' is not supported for strided convolutions")
         self.in_channels, self.out_channels, self.groups, self.padding_mode = in_channels, out_channels, groups, padding_mode
         self.kernel_size, self.stride = _tuple(kernel_size, self._dims), _tuple(stride, self._dims)
-        self.dilation = _tuple(dilation, self._dims)
+        self.dilation, self.output_padding = _tuple(dilation, self._dims), (0,) * self._dims
         self.padding = padding if isinstance(padding, str) else _tuple(padding, self._dims)
         self.weight = _empty((out_channels, in_channels // groups, *self.kernel_size), device, dtype)
         self.register_parameter("bias", _empty((out_channels,), device, dtype) if bias else None)
@@ -476,8 +487,7 @@ class _Conv(Module):
     def forward(self, input):
         convolve, padding = getattr(F, f"conv{self._dims}d"), self.padding
         if self.padding_mode != "zeros" and padding != "valid":
-            sides = F._same_padding(self.kernel_size, self.dilation) if padding == "same" else [(amount, amount) for amount in padding]
-            input, padding = F.pad(input, [amount for side in reversed(sides) for amount in side], self.padding_mode), 0
+            input, padding = F.pad(input, self._reversed_padding_repeated_twice, self.padding_mode), 0
         return convolve(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self):
@@ -502,12 +512,12 @@ class Conv3d(_Conv):
     _dims = 3
 
 
-class _ConvTranspose(Module):
-    _dims = 0
+class _ConvTranspose(_Conv):
+    transposed = True
 
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0, groups=1, bias=True, dilation=1,
                  padding_mode="zeros", device=None, dtype=None):
-        super().__init__()
+        Module.__init__(self)
         if padding_mode != "zeros":
             raise ValueError(f'Only "zeros" padding mode is supported for {type(self).__name__}')
         _check_groups(in_channels, out_channels, groups)
@@ -518,8 +528,6 @@ class _ConvTranspose(Module):
         self.weight = _empty((in_channels, out_channels // groups, *self.kernel_size), device, dtype)
         self.register_parameter("bias", _empty((out_channels,), device, dtype) if bias else None)
         self.reset_parameters()
-
-    reset_parameters = _Conv.reset_parameters
 
     def forward(self, input, output_size=None):
         convolve = getattr(F, f"conv_transpose{self._dims}d")
@@ -692,7 +700,7 @@ class Upsample(Module):
     def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None):
         super().__init__()
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
-        self.recompute_scale_factor = recompute_scale_factor
+        self.recompute_scale_factor, self.name = recompute_scale_factor, type(self).__name__
 
     def forward(self, input):
         return F.interpolate(input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor)

@@ -402,12 +402,18 @@ class Module(States):
             buffers = [(module, name, fn(buffer)) for module in modules for name, buffer in module._buffers.items() if buffer is not None]
         finally:
             _core._set_grad_enabled(mode)
+        replaced = {}
         for parameter, data, gradient in changed:
             # A function that works in place has already made the change.
             if data is not parameter:
-                parameter.data = data
+                if type(parameter).__torch_function__ is Parameter.__torch_function__:
+                    parameter.data = data
+                else:
+                    parameter = replaced[id(parameter)] = Parameter(data, parameter.requires_grad)
             if gradient is not None:
                 parameter.grad = gradient
+        for module in modules if replaced else ():
+            module._parameters.update({name: replaced[id(own)] for name, own in module._parameters.items() if id(own) in replaced})
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
         return self

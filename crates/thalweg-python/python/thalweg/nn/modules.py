@@ -17,6 +17,7 @@ from . import padding as _padding
 from . import parameter as _parameter
 from . import pooling as _pooling
 from . import recurrent as _recurrent
+from . import _states
 from . import transformer as _transformer
 
 
@@ -41,13 +42,13 @@ _PLACES = {
     "instancenorm": _named(_layers, "InstanceNorm") | _named(_lazy, "LazyInstanceNorm"),
     "lazy": {"LazyModuleMixin": _lazy.LazyModuleMixin},
     "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity, _lazy.LazyLinear)}
-    | {"NonDynamicallyQuantizableLinear": _layers.Linear},
+    | {"NonDynamicallyQuantizableLinear": _layers.NonDynamicallyQuantizableLinear},
     "loss": _named(_losses),
     "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
     "padding": _named(_padding),
     "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
     "pooling": _named(_pooling),
-    "rnn": _named(_recurrent) | {"RNNBase": _recurrent._Recurrent, "RNNCellBase": _recurrent._RecurrentCell},
+    "rnn": _named(_recurrent),
     "sparse": _named(_layers, "Embedding"),
     "transformer": _named(_transformer),
     "upsampling": _named(_layers, "Upsampl"),
@@ -67,7 +68,7 @@ def _made():
         sys.modules[made.__name__] = globals()[place] = made
         globals().update({name: value for name, value in members.items() if not name.startswith("_")})
     # A program may assign other dictionaries of global hooks to this module, and calls read them here.
-    vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys)
+    vars(_calls).update(Module=_module.Module, _IncompatibleKeys=_module._IncompatibleKeys, _EXTRA_STATE_KEY_SUFFIX=_states.EXTRA)
     sys.modules[f"{__name__}.module"] = globals()["module"] = _calls
     globals().update(Module=_module.Module, Parameter=_parameter.Parameter)
 

@@ -5,6 +5,7 @@ import sys
 import types
 
 from .. import _core
+from . import _scattering
 from ._data_parallel import DataParallel, data_parallel
 from .module import Module
 
@@ -170,7 +171,9 @@ def _place(name, **members):
     return made
 
 
-_place("distributed", DistributedDataParallel=DistributedDataParallel)
+distributed = _place("distributed", DistributedDataParallel=DistributedDataParallel)
 _place("data_parallel", DataParallel=DataParallel, data_parallel=data_parallel)
+scatter_gather = _place("scatter_gather", scatter=_scattering.scatter, scatter_kwargs=_scattering.scatter_kwargs, gather=_scattering.gather)
+scatter, gather = _scattering.scatter, _scattering.gather
 # The modules can be imported by their names, and `nn.parallel.data_parallel` remains the function.
 __path__ = []

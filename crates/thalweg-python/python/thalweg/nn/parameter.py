@@ -6,16 +6,40 @@ from .. import _core
 from .._torch_functions import _disabled_torch_function_impl
 
 
-class Parameter(_core.Tensor):
+class _ParameterMeta(type):
+    """The class of `Parameter`, of which instances of a program's own tensor classes can be instances as well."""
+
+    def __instancecheck__(cls, instance):
+        if type.__instancecheck__(cls, instance):
+            return True
+        return cls is Parameter and isinstance(instance, _core.Tensor) and getattr(instance, "_is_param", False)
+
+
+def _of_own_class(data, requires_grad):
+    """Returns a tensor of a program's class as a parameter, which keeps the class. None if the class has no functions of its own."""
+    kind = type(data)
+    if kind is _core.Tensor or issubclass(kind, Parameter) or kind.__torch_function__ is _disabled_torch_function_impl:
+        return None
+    made = data.detach()
+    if type(made) is not kind:
+        raise RuntimeError(f"Creating a Parameter from an instance of type {kind.__name__} requires that detach() returns an instance of the same type, but "
+                           f"return type {type(made).__name__} was found instead. To use the type as a Parameter, please correct the detach() semantics "
+                           "defined by its __torch_dispatch__() implementation.")
+    made = made.requires_grad_(requires_grad)
+    made._is_param = True
+    return made
+
+
+class Parameter(_core.Tensor, metaclass=_ParameterMeta):
     """A tensor that a module registers as a parameter when it becomes an attribute."""
 
     __torch_function__ = _disabled_torch_function_impl
 
     def __new__(cls, data=None, requires_grad=True):
+        made = _of_own_class(data, requires_grad) if cls is Parameter and isinstance(data, _core.Tensor) else None
+        if made is not None:
+            return made
         return super().__new__(cls, *(() if data is None else (data,)), requires_grad=requires_grad)
-
-    def __init__(self, data=None, requires_grad=True):
-        pass
 
     @classmethod
     def _of(cls, tensor):
@@ -40,9 +64,6 @@ class Buffer(_core.Tensor):
         made = super().__new__(cls, *(() if data is None else (data,)))
         made.persistent = persistent
         return made
-
-    def __init__(self, data=None, *, persistent=True):
-        pass
 
     @classmethod
     def _of(cls, tensor):

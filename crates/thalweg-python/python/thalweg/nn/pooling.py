@@ -39,12 +39,18 @@ class MaxPool3d(_MaxPool):
     _dims = 3
 
 
+def _sizes(dims, kernel_size, stride, padding):
+    """Returns the sizes of windows, their steps and the padding as tuples."""
+    values = (kernel_size, kernel_size if stride is None else stride, padding)
+    return [tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims for value in values]
+
+
 class _MaxUnpool(Module):
     _dims = 0
 
     def __init__(self, kernel_size, stride=None, padding=0):
         super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, kernel_size if stride is None else stride, padding
+        self.kernel_size, self.stride, self.padding = _sizes(self._dims, kernel_size, stride, padding)
 
     def forward(self, input, indices, output_size=None):
         return getattr(F, f"max_unpool{self._dims}d")(input, indices, self.kernel_size, self.stride, self.padding, output_size)
@@ -76,7 +82,7 @@ class AvgPool1d(Module):
 
     def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
         super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, kernel_size if stride is None else stride, padding
+        self.kernel_size, self.stride, self.padding = _sizes(1, kernel_size, stride, padding)
         self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
 
     def forward(self, input):

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import weakref
 
 from .. import _core
 from ..amp import get_autocast_dtype
@@ -21,8 +22,12 @@ def _in_region(state):
     return state
 
 
-class _Recurrent(Module):
+class RNNBase(Module):
+    """The base class of recurrent networks."""
+
     _gates = 1
+    mode = property(lambda self: self._mode().upper(), doc="The kind of network.")
+    _flat_weight_refs = property(lambda self: [weakref.ref(parameter) for parameter in self._parameters.values()])
 
     def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
                  device=None, dtype=None, **others):
@@ -184,7 +189,7 @@ class _Recurrent(Module):
         return back(output), last.squeeze(1) if unbatched else last
 
 
-class RNN(_Recurrent):
+class RNN(RNNBase):
     """h = tanh(W · x + U · h + b), over time."""
 
     def __init__(self, input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
@@ -202,7 +207,7 @@ class RNN(_Recurrent):
         return total.tanh() if self.nonlinearity == "tanh" else total.relu()
 
 
-class GRU(_Recurrent):
+class GRU(RNNBase):
     """Gated recurrent units, over time."""
 
     _gates = 3
@@ -218,7 +223,7 @@ class GRU(_Recurrent):
         return new + update * (state - new)
 
 
-class LSTM(_Recurrent):
+class LSTM(RNNBase):
     """Long short-term memory, over time. Hidden states are projected to `proj_size` numbers unless that is 0."""
 
     _gates = 4
@@ -257,7 +262,7 @@ class LSTM(_Recurrent):
         return back(output), (hidden, cell)
 
 
-class _RecurrentCell(Module):
+class RNNCellBase(Module):
     _gates = 1
 
     def __init__(self, input_size, hidden_size, bias=True, device=None, dtype=None):
@@ -303,7 +308,7 @@ class _RecurrentCell(Module):
         return self._next(input, _in_region(self._zeros(input) if hx is None else hx))
 
 
-class RNNCell(_RecurrentCell):
+class RNNCell(RNNCellBase):
     """One step of `RNN`."""
 
     _cell = RNN._cell
@@ -319,13 +324,13 @@ class RNNCell(_RecurrentCell):
         return super().forward(input, hx)
 
 
-class GRUCell(_RecurrentCell):
+class GRUCell(RNNCellBase):
     """One step of `GRU`."""
 
     _gates, _cell = 3, GRU._cell
 
 
-class LSTMCell(_RecurrentCell):
+class LSTMCell(RNNCellBase):
     """One step of `LSTM`. The state is a pair of hidden state and cell state."""
 
     _gates, _cell = 4, LSTM._cell

@@ -50,7 +50,7 @@ class TransformerEncoderLayer(_Layer):
         factory = {"device": device, "dtype": dtype}
         self.self_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **factory)
         self._feed_forward_parts(d_model, dim_feedforward, dropout, activation, bias, factory)
-        self.norm_first = norm_first
+        self.norm_first, self.activation_relu_or_gelu = norm_first, {F.relu: 1, F.gelu: 2, "relu": 1, "gelu": 2}.get(activation, 0)
         self.norm1 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
         self.norm2 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
         self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
@@ -106,6 +106,8 @@ class TransformerEncoder(Module):
         super().__init__()
         self.layers = _clones(encoder_layer, num_layers)
         self.num_layers, self.norm = num_layers, norm
+        # Padded samples are masked, and not made a nested tensor.
+        self.enable_nested_tensor, self.use_nested_tensor, self.mask_check = enable_nested_tensor, False, mask_check
 
     def forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
         # A mask is added as it is passed, so `is_causal` does not change the result.

@@ -2,7 +2,7 @@
 
 import math
 
-from .. import _core
+from .. import _core, _external
 from .optimizer import Optimizer, evaluated, refuse_below
 
 
@@ -25,6 +25,7 @@ class _Composed(Optimizer):
             for group in self.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
+                        _external.check_step(self, parameter.grad)
                         self._update(group, parameter, parameter.grad.detach(), self.state[parameter])
         finally:
             _core._set_grad_enabled(former)

@@ -3,8 +3,8 @@
 import inspect
 import math
 
-from .. import _core
-from . import _composing
+from .. import _core, _external
+from . import _composing, _sparse
 from .optimizer import Optimizer, check_rate, evaluated, recording
 
 _RULES = _core._optimizers()
@@ -52,6 +52,8 @@ class Fused(Optimizer):
     # The states that the formula needs from the start: a name alone starts at 0; with `:option` it is there if the option is set, with
     # `=option` it starts at the option's value.
     _starts = ""
+    # The step by a sparse gradient, of rules that have one: a function of the options of a group, a parameter, its gradient and the states.
+    _sparse_step = None
     # The states of one number, beside the number of steps, with their initial values: None for the learning rate.
     _scalars = {}
 
@@ -203,10 +205,14 @@ class Fused(Optimizer):
         if self._asks_operators is None:
             self._asks_operators = any(group.get("differentiable") for group in self.param_groups) or any(
                 _composing.has_gaps(parameter) for parameter in self._parameters())
-        composes = self._asks_operators or any(not self._is_allowed(group) for group in self.param_groups)
+        composes = self._asks_operators or self._has_external_gradients() or any(not self._is_allowed(group) for group in self.param_groups)
         if composes:
             self._give_up()
         return composes
+
+    def _has_external_gradients(self):
+        """Returns whether a gradient is not made of elements, as sparse ones are."""
+        return _external.may_exist and any(type(parameter.grad) not in (_core.Tensor, type(None)) for parameter in self._parameters())
 
     def _is_allowed(self, group):
         """Returns whether the kernels accept the options of a group."""
@@ -221,7 +227,8 @@ class Fused(Optimizer):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         gradient = parameter.grad if group.get("differentiable") else parameter.grad.detach()
-                        _composing.step(self, group, parameter, gradient, self._state[parameter])
+                        step = _sparse.step if _external.may_exist and _external.is_sparse(gradient) else _composing.step
+                        step(self, group, parameter, gradient, self._state[parameter])
 
     def _new(self, options):
         """Returns a new fused optimizer with the states of `state`."""

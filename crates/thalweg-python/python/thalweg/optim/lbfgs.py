@@ -2,7 +2,7 @@
 
 import collections
 
-from .. import _core
+from .. import _core, _external
 from .optimizer import Optimizer
 
 # The constants of the line search: the fraction of the slope by which the loss must fall, the fraction of the slope that may
@@ -194,7 +194,7 @@ class LBFGS(Optimizer):
     def _gradient(self):
         """Returns the gradients concatenated, with zeros for missing ones."""
         return _core.cat([
-            _flat(_core.zeros_like(parameter.detach()) if parameter.grad is None else parameter.grad.detach().to(parameter.dtype))
+            _flat(_core.zeros_like(parameter.detach()) if parameter.grad is None else _dense(parameter.grad).to(parameter.dtype))
             for parameter in self._parameters()])
 
     def _move(self, direction, length):
@@ -204,6 +204,11 @@ class LBFGS(Optimizer):
             count = place.numel()
             place.add_(direction[start:start + count].view(place.shape), alpha=length)
             start += count
+
+
+def _dense(gradient):
+    """Returns a gradient with all its elements, outside the graph."""
+    return gradient.to_dense().detach() if _external.may_exist and _external.is_sparse(gradient) else gradient.detach()
 
 
 def _flat(tensor):

@@ -8,7 +8,7 @@ import itertools
 import typing
 import warnings
 
-from .. import _core
+from .. import _core, _external
 from ..utils.hooks import RemovableHandle
 
 ParamsT = params_t = _params_t = typing.Union[typing.Iterable[_core.Tensor], typing.Iterable[typing.Dict[str, typing.Any]]]
@@ -196,6 +196,8 @@ class Optimizer:
             gradient = None if set_to_none else parameter.grad
             if gradient is None:
                 parameter.grad = None
+            elif _external.may_exist and _external.is_sparse(gradient):
+                gradient.zero_()
             else:
                 gradient.detach().zero_()
 

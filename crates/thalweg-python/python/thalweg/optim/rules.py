@@ -4,7 +4,7 @@ parameters that the kernels do not take (`fused.Fused`)."""
 
 from .. import _core
 from ..nn.parameter import is_lazy
-from . import _composing
+from . import _composing, _sparse
 from .fused import Fused, optimizer
 
 _DECAY = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0}
@@ -39,7 +39,7 @@ def _sgd(group, parameter, gradient, step, state):
 
 
 SGD = optimizer("SGD", _sgd, "", {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
-                "maximize foreach differentiable fused", _hidden=("step",))
+                "maximize foreach differentiable fused", _hidden=("step",), _sparse_step=staticmethod(_sparse.sgd))
 
 
 def _adam(group, parameter, gradient, step, state):
@@ -101,7 +101,8 @@ def _sparse_adam(group, parameter, gradient, step, state):
         "exp_avg": _core.where(is_missing, state["exp_avg"], mean), "exp_avg_sq": _core.where(is_missing, state["exp_avg_sq"], square)}
 
 
-SparseAdam = optimizer("SparseAdam", _sparse_adam, "exp_avg exp_avg_sq", {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}, "")
+SparseAdam = optimizer("SparseAdam", _sparse_adam, "exp_avg exp_avg_sq", {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}, "",
+                       _sparse_step=staticmethod(_sparse.adam))
 
 
 def _nadam(group, parameter, gradient, step, state):
@@ -152,7 +153,8 @@ def _adagrad(group, parameter, gradient, step, state):
 
 
 class Adagrad(optimizer("Adagrad", _adagrad, "sum=initial_accumulator_value", {
-        "lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10, **_FOREACH}, "maximize differentiable fused")):
+        "lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10, **_FOREACH}, "maximize differentiable fused",
+        _sparse_step=staticmethod(_sparse.adagrad))):
     """Adagrad, fused. Its states are there from the start."""
 
     __module__ = "thalweg.optim"

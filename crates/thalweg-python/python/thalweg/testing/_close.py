@@ -143,16 +143,38 @@ def _check_attributes(actual, expected, options, path):
     checked = {"shape": True, "layout": options.check_layout, "stride()": options.check_stride, "device": options.check_device,
                "dtype": options.check_dtype}
     for name, is_checked in checked.items():
+        if not is_checked:
+            continue
         mine, theirs = (value.stride() if name == "stride()" else getattr(value, name) for value in (actual, expected))
-        if is_checked and mine != theirs:
+        if mine != theirs:
             options.fail(AssertionError, f"The values for attribute '{name}' do not match: {mine} != {theirs}.", path)
+
+
+def _compare_sparse(actual, expected, options, path):
+    """Compares the parts of sparse tensors: where their values are, and the values."""
+    if actual.layout is not expected.layout:
+        return _compare_tensors(*(value.to_dense() if value.is_sparse or value.is_sparse_csr else value for value in (actual, expected)), options, path)
+    kind, parts = ("COO", ("indices", "values")) if actual.is_sparse else ("CSR", ("crow_indices", "col_indices", "values"))
+    for what, one, other in (("sparse dimensions", actual.sparse_dim(), expected.sparse_dim()), ("specified values", actual._nnz(), expected._nnz())):
+        if one != other:
+            options.fail(AssertionError, f"The number of {what} in sparse {kind} tensors does not match: {one} != {other}", path)
+    for part in parts:
+        one, other = (getattr(value, f"_{part}" if kind == "COO" else part)() for value in (actual, expected))
+        _compare_elements(one, other, options, path, f"Sparse {kind} {part}", part == "values")
+    return None
 
 
 def _compare_tensors(actual, expected, options, path):
     _check_attributes(actual, expected, options, path)
+    if any(value.is_sparse or value.is_sparse_csr for value in (actual, expected)):
+        return _compare_sparse(actual, expected, options, path)
+    return _compare_elements(actual, expected, options, path, "Tensor-likes", True)
+
+
+def _compare_elements(actual, expected, options, path, what, has_tolerances):
     if actual.is_meta or expected.is_meta:
         return
-    rtol, atol = options.tolerances(actual, expected)
+    rtol, atol = options.tolerances(actual, expected) if has_tolerances else (0.0, 0.0)
     if actual.device != expected.device:
         actual, expected = actual.cpu(), expected.cpu()
     if actual.dtype is not expected.dtype:
@@ -163,14 +185,14 @@ def _compare_tensors(actual, expected, options, path):
         return
     if actual.dim() == 0:
         options.fail(AssertionError, _scalars(actual.item(), expected.item(), rtol, atol), path)
-    options.fail(AssertionError, _tensors(actual, expected, close, rtol, atol), path)
+    options.fail(AssertionError, _tensors(actual, expected, close, rtol, atol, what), path)
 
 
-def _tensors(actual, expected, close, rtol, atol):
+def _tensors(actual, expected, close, rtol, atol, what):
     """Returns the message for two tensors that are not close."""
     count = actual.numel()
     missed = count - int(close.sum())
-    lines = [_head("Tensor-likes", rtol, atol), "", f"Mismatched elements: {missed} / {count} ({missed / count:.1%})"]
+    lines = [_head(what, rtol, atol), "", f"Mismatched elements: {missed} / {count} ({missed / count:.1%})"]
     is_inexact = actual.dtype.is_floating_point or actual.dtype.is_complex
     wide = _core.complex128 if actual.dtype.is_complex else _core.float64 if is_inexact else _core.int64
     shape, close = close.shape, close.flatten()

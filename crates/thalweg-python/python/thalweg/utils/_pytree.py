@@ -208,6 +208,14 @@ register_pytree_node(
     serialized_type_name="collections.deque", flatten_with_keys_fn=lambda obj: (_numbered(obj), obj.maxlen))
 
 
+# The functions of each container under PyTorch's names, which libraries register for containers of their own.
+for _name, _kind in {"tuple": tuple, "list": list, "dict": dict, "namedtuple": collections.namedtuple, "ordereddict": collections.OrderedDict,
+                     "defaultdict": collections.defaultdict, "deque": collections.deque}.items():
+    _node = SUPPORTED_NODES[_kind]
+    globals().update({f"_{_name}_flatten": _node.flatten_fn, f"_{_name}_unflatten": _node.unflatten_fn,
+                      f"_{_name}_flatten_with_keys": _node.flatten_with_keys_fn})
+
+
 def _get_node_type(tree):
     kind = type(tree)
     return collections.namedtuple if kind not in SUPPORTED_NODES and is_namedtuple_class(kind) else kind

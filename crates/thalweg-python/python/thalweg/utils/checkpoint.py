@@ -18,6 +18,12 @@ def detach_variable(inputs):
     return tuple(value.detach().requires_grad_(value.requires_grad) if isinstance(value, _core.Tensor) else value for value in inputs)
 
 
+def check_backward_validity(inputs):
+    """Warns if no input of a checkpointed function requires a gradient."""
+    if not any(isinstance(value, _core.Tensor) and value.requires_grad for value in inputs):
+        warnings.warn("None of the inputs have requires_grad=True. Gradients will be None", stacklevel=2)
+
+
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable):
     """A region that sets whether checkpointed functions stop as soon as the backward pass has what it needs."""

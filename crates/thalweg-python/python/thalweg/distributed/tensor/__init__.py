@@ -1,17 +1,17 @@
 """Tensors whose parts are on several ranks (`torch.distributed.tensor`).
 
-Functions of them gather the parts and return an entire tensor on each rank. They have no gradients: modules with parts of their
-parameters are those of `fully_shard`.
+A `DTensor` has this rank's part, which has its place in the graph, and the placement of all parts. `_rules.py` has the functions that each rank
+computes for its part; every other function gathers the parts, and each rank computes it entirely.
 """
 
 import sys
 import types
 
-from ... import _core, _torch_functions
-from .. import all_gather_object, all_reduce
-from .._group import ReduceOp
+from ... import _core, _external, _torch_functions
+from .. import all_gather_object
 from .._placements import Partial, Placement, Replicate, Shard
 from ..device_mesh import DeviceMesh, init_device_mesh
+from ._placing import part_of, redistributed, used_in_parts
 
 __all__ = ["DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor", "empty", "full",
            "init_device_mesh", "ones", "rand", "randn", "zeros"]
@@ -23,30 +23,65 @@ class DTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return _whole(func, args, kwargs or {})
+        return _called(func, args, kwargs or {})
 
     @staticmethod
     def from_local(local_tensor, device_mesh=None, placements=None, *, run_check=False, shape=None, stride=None):
         """Returns the tensor of which each rank has given a part."""
         mesh = device_mesh or init_device_mesh("cpu", (_size(),))
-        placements = tuple(placements or [Replicate()] * mesh.ndim)
-        return _made(local_tensor, mesh, placements, shape)
+        placements = _normal(placements, mesh, local_tensor.dim())
+        local = local_tensor.view_as(local_tensor) if local_tensor.requires_grad else local_tensor.detach()
+        return made(local, mesh, placements, _global_shape(local_tensor, mesh, placements) if shape is None else shape)
 
     def to_local(self, *, grad_placements=None):
-        """Returns this rank's part."""
-        return self._local
+        """Returns this rank's part. `grad_placements` says how the ranks' gradients of it are placed."""
+        local = self._local.view_as(self._local) if self._local.requires_grad else self._local
+        for place, placement in enumerate(grad_placements or ()):
+            if placement.is_partial() and not self.placements[place].is_partial():
+                local = used_in_parts(local, self.device_mesh.get_group(place))
+        return local
 
     def full_tensor(self, *, grad_placements=None):
         """Returns the entire tensor, on each rank."""
-        return _gathered(self._local, self.device_mesh, self.placements, self._full_shape)
+        whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        return whole.to_local(grad_placements=grad_placements)
 
     def redistribute(self, device_mesh=None, placements=None, *, async_op=False, forward_dtype=None, backward_dtype=None):
         """Returns the tensor with its parts placed in another way."""
-        return distribute_tensor(self.full_tensor(), device_mesh or self.device_mesh, placements or self.placements, src_data_rank=None)
+        mesh = device_mesh or self.device_mesh
+        if mesh != self.device_mesh:
+            raise NotImplementedError("redistribute to another mesh is left out: gather the tensor and distribute it there")
+        placements = self.placements if placements is None else _normal(placements, mesh, self.dim())
+        if any(one.is_partial() and not former.is_partial() for one, former in zip(placements, self.placements)):
+            raise RuntimeError("Can not redistribute to Partial, redistributing to Partial is for internal use only!")
+        return made(redistributed(self._local, mesh, self.placements, placements), mesh, placements, self.shape)
 
     @property
     def _spec(self):
         return types.SimpleNamespace(mesh=self.device_mesh, placements=self.placements)
+
+    @property
+    def _local_tensor(self):
+        return self._local
+
+    def _with_gradient(self, gradient):
+        return made(gradient, self.device_mesh, _of_gradient(self), self.shape)
+
+    def __create_chunk_list__(self):
+        """Returns where this rank's part is in the entire tensor."""
+        raise NotImplementedError("chunks of a DTensor are left out: checkpoints read `full_tensor`")
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            local = self._local.detach().clone().requires_grad_(self._local.requires_grad)
+            memo[id(self)] = _with_attributes(made(local, self.device_mesh, self.placements, self.shape), self)
+        return memo[id(self)]
+
+
+def _with_attributes(tensor, other):
+    if getattr(other, "_is_param", False):
+        tensor._is_param = True
+    return tensor
 
 
 def _size():
@@ -54,12 +89,19 @@ def _size():
     return get_world_size()
 
 
-def _made(local, mesh, placements, shape=None):
-    shape = tuple(shape) if shape is not None else _global_shape(local, mesh, placements)
+def _normal(placements, mesh, rank):
+    """Returns placements with dimensions that count from the first."""
+    placements = [Replicate()] * mesh.ndim if placements is None else placements
+    return tuple(Shard(one.dim % rank) if isinstance(one, Shard) and one.dim < 0 else one for one in placements)
+
+
+def made(local, mesh, placements, shape):
+    """Returns a rank's part as a divided tensor."""
+    _external.expected()
     with _torch_functions.DisableTorchFunction():
-        made = Tensor.as_subclass(_core.empty(shape, dtype=local.dtype, device="meta"), DTensor)
-    made.__dict__.update(_local=local.detach(), device_mesh=mesh, placements=tuple(placements), _full_shape=shape)
-    return made
+        outer = Tensor.as_subclass(_core.empty(list(shape), dtype=local.dtype, device="meta"), DTensor)
+    outer.__dict__.update(_local=local, device_mesh=mesh, placements=tuple(placements))
+    return outer
 
 
 def _global_shape(local, mesh, placements):
@@ -72,31 +114,14 @@ def _global_shape(local, mesh, placements):
     return tuple(shape)
 
 
-def part_of(tensor, dim, place, count):
-    """Returns one of several parts of a dimension, as `chunk` makes them. The last ones may be smaller, or empty."""
-    rows = -(-tensor.shape[dim] // count)
-    first = min(place * rows, tensor.shape[dim])
-    return tensor.narrow(dim, first, min(rows, tensor.shape[dim] - first))
-
-
-def _gathered(local, mesh, placements, shape):
-    """Returns an entire tensor from its parts."""
-    whole = local.detach()
-    for dim, placement in reversed(list(enumerate(placements))):
-        group = mesh.get_group(dim)
-        if placement.is_shard():
-            whole = _core.cat(group.tensors(whole.contiguous(), "full_tensor"), placement.dim)
-        elif placement.is_partial():
-            whole = whole.clone()
-            all_reduce(whole, {"sum": ReduceOp.SUM, "avg": ReduceOp.AVG, "max": ReduceOp.MAX, "min": ReduceOp.MIN,
-                               "product": ReduceOp.PRODUCT}[placement.reduce_op], group)
-    return whole.reshape(shape)
-
-
 def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_rank=0):
     """Returns a tensor of which each rank keeps its part. The elements are those of one rank, unless `src_data_rank` is None."""
     mesh = device_mesh or init_device_mesh("cpu", (_size(),))
-    placements = tuple(placements or [Replicate()] * mesh.ndim)
+    if isinstance(tensor, DTensor):
+        return tensor.redistribute(mesh, placements)
+    if not tensor.is_leaf:
+        raise RuntimeError("`distribute_tensor` should be used to distribute leaf tensors! but found non-leaf tensor!")
+    placements = _normal(placements, mesh, tensor.dim())
     local, shape = tensor.detach(), tensor.shape
     if src_data_rank is not None:
         from .. import broadcast
@@ -106,46 +131,90 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
     for dim, placement in enumerate(placements):
         if placement.is_shard():
             local = part_of(local, placement.dim, mesh.get_local_rank(dim), mesh.size(dim))
-    return _made(local.contiguous(), mesh, placements, shape)
+        elif placement.is_partial():
+            raise RuntimeError(f"Trying to distribute tensor with unsupported placements {placement} on device mesh dimension {dim}!")
+    local = local.clone(memory_format=_core.contiguous_format)
+    return made(local.requires_grad_(tensor.requires_grad), mesh, placements, shape)
 
 
 def distribute_module(module, device_mesh=None, partition_fn=None, input_fn=None, output_fn=None):
-    """Returns a module whose parts `partition_fn` places, with functions before and after its `forward`."""
-    if partition_fn is not None:
-        for name, part in module.named_modules():
-            partition_fn(name, part, device_mesh)
+    """Returns a module whose parts `partition_fn` places, with functions before and after its `forward`. Parameters and buffers that it has not
+    placed are in one piece on each rank."""
+    from ...nn.parameter import Parameter
+    mesh = device_mesh or init_device_mesh("cpu", (_size(),))
+    for name, part in module.named_modules():
+        if partition_fn is not None:
+            partition_fn(name, part, mesh)
+        for own, value in list(part._parameters.items()):
+            if value is not None and not isinstance(value, DTensor):
+                part.register_parameter(own, Parameter(distribute_tensor(value.detach(), mesh), value.requires_grad))
+        for own, value in list(part._buffers.items()):
+            if value is not None and not isinstance(value, DTensor):
+                part._buffers[own] = distribute_tensor(value, mesh)
     if input_fn is not None:
-        module.register_forward_pre_hook(lambda part, inputs: input_fn(part, inputs, device_mesh))
+        module.register_forward_pre_hook(lambda part, inputs: input_fn(part, inputs, mesh))
     if output_fn is not None:
-        module.register_forward_hook(lambda part, inputs, outputs: output_fn(part, outputs, device_mesh))
+        module.register_forward_hook(lambda part, inputs, outputs: output_fn(part, outputs, mesh))
     return module
 
 
-_OWN = frozenset(("shape", "dtype", "ndim", "layout", "requires_grad", "is_leaf", "size", "dim", "numel", "nelement", "stride", "is_floating_point",
-                  "is_complex", "element_size", "itemsize", "__hash__", "grad_fn", "__len__"))
+_OWN = frozenset(("shape", "dtype", "ndim", "layout", "size", "dim", "numel", "nelement", "stride", "is_floating_point", "is_complex", "element_size",
+                  "itemsize", "__hash__", "__len__", "is_sparse", "is_quantized"))
+_OF_PART = frozenset(("device", "requires_grad", "is_leaf", "grad_fn", "is_cuda", "is_meta", "is_cpu", "get_device", "retains_grad", "_version"))
 
 
-def _whole(func, args, kwargs):
-    """Returns the result of a function of entire tensors."""
-    from ...func._batching import replaced
+def _called(func, args, kwargs):
+    """Returns the result of a function of divided tensors."""
     name = getattr(func, "__name__", "")
     owner = _torch_functions.property_name(func) or name
     if owner in _OWN:
-        with _torch_functions.DisableTorchFunctionSubclass():
+        with _torch_functions.SubclassesOff():
             return func(*args, **kwargs)
-    if owner == "device":
-        return args[0]._local.device
-    mesh = []
+    x = args[0] if args else None
+    if owner in ("grad", "_grad", "data") and name in ("__get__", "__set__"):
+        return _part_read(x, owner) if name == "__get__" else _part_written(x, owner, args[1])
+    if owner in _OF_PART:
+        return func(x._local, *args[1:], **kwargs)
+    if owner in ("T", "mT", "H", "mH"):
+        return x.transpose(-2, -1) if x.dim() > 1 else x
+    if name in ("requires_grad_", "retain_grad", "detach_"):
+        func(x._local, *args[1:], **kwargs)
+        return None if name == "retain_grad" else x
+    if name == "backward":
+        gradient = args[1] if len(args) > 1 else kwargs.pop("gradient", None)
+        local = x._local if not isinstance(gradient, DTensor) else x.redistribute(placements=gradient.placements)._local
+        return func(local, gradient._local if isinstance(gradient, DTensor) else gradient, *args[2:], **kwargs)
+    if name == "register_hook":
+        hook = args[1]
+        return x._local.register_hook(lambda gradient: _local_of(hook(made(gradient, x.device_mesh, _of_gradient(x), x.shape))))
+    if name in ("__repr__", "__str__", "__format__"):
+        return f"DTensor(local_tensor={x._local}, device_mesh={x.device_mesh}, placements={x.placements})"
+    if name in ("tolist", "item", "numpy", "__bool__", "__float__", "__int__", "__array__", "is_nonzero", "__index__", "equal", "allclose"):
+        args = [value.full_tensor() if isinstance(value, DTensor) else value for value in args]
+        return func(*args, **kwargs)
+    from . import _rules
+    return _rules.result_of(DTensor, func, args, kwargs)
 
-    def gathered(value):
-        if isinstance(value, DTensor):
-            mesh.append(value.device_mesh)
-            return value.full_tensor()
-        return value
-    result = func(*replaced(args, gathered), **replaced(kwargs, gathered))
-    if name in ("__repr__", "tolist", "item", "numpy") or not mesh:
-        return result
-    return replaced(result, lambda value: _made(value, mesh[0], [Replicate()] * mesh[0].ndim, value.shape))
+
+def _local_of(value):
+    return value._local if isinstance(value, DTensor) else value
+
+
+def _of_gradient(x):
+    """Returns the placements of the gradient of a tensor."""
+    return [Replicate() if one.is_partial() else one for one in x.placements]
+
+
+def _part_read(x, owner):
+    part = x._local.data if owner == "data" else x._local.grad
+    return None if part is None else made(part, x.device_mesh, x.placements if owner == "data" else _of_gradient(x), x.shape)
+
+
+def _part_written(x, owner, value):
+    if owner == "data":
+        x._local.data = value.redistribute(placements=x.placements)._local.detach()
+    else:
+        x._local.grad = None if value is None else value.redistribute(placements=_of_gradient(x))._local.detach()
 
 
 def _factory(name):
@@ -170,3 +239,5 @@ def full(size, fill_value, *, device_mesh=None, placements=None, **options):
 _types = types.ModuleType(f"{__name__}.placement_types", "Placements of the parts of a tensor (`torch.distributed.tensor.placement_types`).")
 vars(_types).update(Placement=Placement, Shard=Shard, Replicate=Replicate, Partial=Partial, _Partial=Partial)
 sys.modules[_types.__name__] = placement_types = _types
+
+from . import experimental  # noqa: E402

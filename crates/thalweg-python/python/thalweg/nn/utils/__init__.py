@@ -2,7 +2,7 @@
 
 import inspect
 
-from ... import _core
+from ... import _core, _external
 from ..module import Module
 from . import rnn
 
@@ -20,7 +20,8 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     norm_type = float(norm_type)
     if any(hasattr(parameter, "_full_shape") for parameter in parameters):
         return _clip_sharded(parameters, max_norm, norm_type)
-    if norm_type > 0 and not error_if_nonfinite:
+    has_external = _external.may_exist and any(type(parameter.grad) is not _core.Tensor for parameter in parameters)
+    if norm_type > 0 and not error_if_nonfinite and not has_external:
         return _core._clip_grad_norm(parameters, float(max_norm), norm_type)
     norm = get_total_norm([parameter.grad for parameter in parameters], norm_type, error_if_nonfinite)
     clip_grads_with_norm_(parameters, max_norm, norm)
@@ -43,7 +44,10 @@ def _clip_sharded(parameters, max_norm, norm_type):
 def clip_grad_value_(parameters, clip_value, foreach=None):
     """Clamps gradients to ± a number."""
     parameters = _listed(parameters)
-    if parameters:
+    if _external.may_exist and any(type(parameter.grad) is not _core.Tensor for parameter in parameters):
+        for parameter in parameters:
+            parameter.grad.clamp_(-clip_value, clip_value)
+    elif parameters:
         _core._clip_grad_value(parameters, float(clip_value))
 
 

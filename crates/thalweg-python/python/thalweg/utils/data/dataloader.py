@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import types
+import typing
 
 from . import _utils  # noqa: F401
 from ._utils.collate import default_collate, default_convert
@@ -74,6 +75,11 @@ def _context(value, num_workers):
         raise TypeError("multiprocessing_context option should be a valid context object or a string specifying the start method, but got "
                         f"multiprocessing_context={value}")
     return value
+
+
+# The types of functions of a loader.
+_collate_fn_t = typing.Callable[[list], typing.Any]
+_worker_init_fn_t = typing.Callable[[int], None]
 
 
 class DataLoader:

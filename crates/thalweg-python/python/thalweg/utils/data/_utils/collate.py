@@ -2,10 +2,14 @@
 
 import collections.abc
 import copy
+import re
 
 from .... import _core
 
 _REFUSED = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
+
+# The names under which libraries ask for the elements that are refused, and for the message.
+np_str_obj_array_pattern, default_collate_err_msg_format = re.compile(r"[SaUO]"), _REFUSED
 
 
 def _has_text_or_objects(array):

@@ -1,0 +1,82 @@
+"""Changes of the placement of a tensor's parts among ranks, with the changes of its gradient.
+
+The gradient of an entire tensor is the same on every rank, that of a part is the part of the gradient, and that of a term of a sum is the
+gradient of the sum.
+"""
+
+from ... import _core
+from .._collectives import all_reduce
+from .._functional_collectives import Change
+from .._group import ReduceOp
+from .._placements import Partial, Replicate, Shard
+
+_OPERATIONS = {"sum": ReduceOp.SUM, "avg": ReduceOp.AVG, "max": ReduceOp.MAX, "min": ReduceOp.MIN, "product": ReduceOp.PRODUCT}
+
+
+def part_of(tensor, dim, place, count):
+    """Returns one of several parts of a dimension, as `chunk` makes them. The last ones may be smaller, or empty."""
+    rows = -(-tensor.shape[dim] // count)
+    first = min(place * rows, tensor.shape[dim])
+    return tensor.narrow(dim, first, min(rows, tensor.shape[dim] - first))
+
+
+def own_part(tensor, dim, group):
+    """Returns this rank's part of a dimension, in memory of its own."""
+    return part_of(tensor.detach(), dim, group.rank(), group.size()).contiguous()
+
+
+def together(tensor, dim, group):
+    """Returns the parts of all ranks, one after another along a dimension."""
+    return _core.cat(group.tensors(tensor.contiguous(), "redistribute"), dim)
+
+
+def summed(tensor, group, operation="sum"):
+    """Returns the reduction of the terms of all ranks."""
+    made = tensor.detach().clone(memory_format=_core.contiguous_format)
+    all_reduce(made, _OPERATIONS[operation], group)
+    return made
+
+
+def _same(tensor):
+    return tensor.view_as(tensor)
+
+
+def used_in_parts(tensor, group):
+    """Returns an entire tensor for a function that each rank computes a part of: the terms of the gradient are added up."""
+    return Change.apply(tensor, _same, lambda gradient: summed(gradient, group))
+
+
+def of_first(tensor, group):
+    """Returns the tensor on the first rank, and zeros on the others."""
+    return tensor.clone() if group.rank() == 0 else _core.zeros_like(tensor)
+
+
+def changed(tensor, source, target, group):
+    """Returns the part of this rank in another placement of one dimension of the mesh."""
+    if source == target:
+        return tensor
+    if isinstance(source, Shard):
+        entire = Change.apply(tensor, lambda value: together(value, source.dim, group), lambda gradient: own_part(gradient, source.dim, group))
+        return changed(entire, Replicate(), target, group)
+    if isinstance(source, Partial):
+        entire = Change.apply(tensor, lambda value: summed(value, group, source.reduce_op), _same)
+        return changed(entire, Replicate(), target, group)
+    if isinstance(target, Shard):
+        return Change.apply(tensor, lambda value: own_part(value, target.dim, group), lambda gradient: together(gradient, target.dim, group))
+    return Change.apply(tensor, lambda value: of_first(value, group), _same)
+
+
+def redistributed(tensor, mesh, sources, targets):
+    """Returns the part of this rank in another placement. Dimensions of the mesh are left from the last to the first, and taken from the first."""
+    if tuple(sources) == tuple(targets):
+        return tensor
+    middle = [source if source == target else Replicate() for source, target in zip(sources, targets)]
+    # A dimension of the tensor that several dimensions of the mesh divide is put together from the innermost part outwards.
+    dims = [source.dim for source in sources if isinstance(source, Shard)] + [target.dim for target in targets if isinstance(target, Shard)]
+    if mesh.ndim > 1 and len(set(dims)) < len(dims):
+        middle = [Replicate()] * mesh.ndim
+    for place in reversed(range(mesh.ndim)):
+        tensor = changed(tensor, sources[place], middle[place], mesh.get_group(place))
+    for place in range(mesh.ndim):
+        tensor = changed(tensor, middle[place], targets[place], mesh.get_group(place))
+    return tensor
