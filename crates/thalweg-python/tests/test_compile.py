@@ -124,8 +124,41 @@ def test_a_module_compiles_in_place():
         model(torch.randn(3, 3))
     assert not torch.compiler.is_compiling()
     same(copy.deepcopy(model)(x), expected)
+    assert kernels(copy.deepcopy(model), x)[1] == 0
     with torch.compiler.set_stance("force_eager"):
         assert kernels(model, x)[1] == 0
+    model.compile(disable=True)
+    assert kernels(model, x)[1] == 0
+    with raises(RuntimeError, "Unrecognized mode"):
+        model.compile(mode="fast")
+
+
+def test_products_are_tuned_where_other_bits_are_allowed():
+    tunable, seen = torch.cuda.tunable, []
+
+    def function(x):
+        seen.append(tunable.is_enabled())
+        return x + 1
+    for options in ({"max_autotune": True, "numerics": "fast"}, {"max_autotune": True}, {"numerics": "fast"}):
+        torch.compile(function, options=options)(torch.ones(2))
+        assert not tunable.is_enabled()
+    torch.compile(function, mode="max-autotune")(torch.ones(2))
+    assert seen == [True, False, False, False]
+    with raises(RuntimeError, "numerics is 'eager'"):
+        torch.compile(function, options={"numerics": "exact"})
+
+
+@torch.no_grad()
+def test_a_module_that_compiles_in_place_takes_a_mode():
+    model, before = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch._core._capture_counters()["replays"]
+    x = torch.randn(4, 8)
+    expected = model(x)
+    model.compile(mode="reduce-overhead", fullgraph=True)
+    for _ in range(5):
+        same(model(x), expected)
+    assert torch._core._capture_counters()["replays"] >= before + 3
+    model.load_state_dict(copy.deepcopy(model).state_dict())
+    same(model(x), expected)
 
 
 def test_parts_may_be_excluded():

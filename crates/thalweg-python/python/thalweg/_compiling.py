@@ -46,8 +46,9 @@ def _in_region(begin, function):
     return inside
 
 
-def compiled(function, captures=False, fullgraph=False):
-    """Returns the function with its loops fused, and its calls captured as graphs if that is requested."""
+def compiled(function, captures=False, fullgraph=False, tunes=False):
+    """Returns the function with its loops fused, its calls captured as graphs, and its products tuned, if that is requested."""
+    original, function = function, _tuned(function) if tunes else function
     inside = _in_region(_core._begin_compiled, function)
     if captures:
         from ._capturing import captured
@@ -55,10 +56,31 @@ def compiled(function, captures=False, fullgraph=False):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        return function(*args, **kwargs) if _stance == "force_eager" else inside(*args, **kwargs)
-    call._torchdynamo_orig_callable = function
+        return original(*args, **kwargs) if _stance == "force_eager" else inside(*args, **kwargs)
+    call._torchdynamo_orig_callable = original
     call._captured = getattr(inside, "_captured", None)
     return call
+
+
+def _tuned(function):
+    """Returns the function with TunableOp enabled while it runs: products use the algorithm that was measured to be the fastest."""
+    from .cuda import tunable
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        former = tunable.is_enabled()
+        tunable.enable(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            tunable.enable(former)
+    return call
+
+
+def _tunes(options):
+    """Returns whether options ask for measured algorithms whose bits may differ."""
+    is_fast = options.get("numerics", "eager") == "fast"
+    return is_fast and bool(options.get("max_autotune") or options.get("max_autotune_gemm"))
 
 
 def excluded(function):
@@ -79,6 +101,8 @@ def check(backend, mode, options):
         raise RuntimeError(f"Unrecognized mode={mode}, should be one of: {', '.join(MODES)}")
     if options is not None and not isinstance(options, dict):
         raise RuntimeError(f"options are a dictionary, not {type(options).__name__}")
+    if (options or {}).get("numerics", "eager") not in ("eager", "fast"):
+        raise RuntimeError(f"numerics is 'eager', the bits of uncompiled calls, or 'fast', not {options['numerics']!r}")
     if not isinstance(backend, str):
         raise NotImplementedError("torch.compile: a backend that is a function expects an FX graph, and none is made: the function itself runs; leave `backend` out")
     if backend not in BACKENDS:
@@ -91,18 +115,20 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend="inductor", mo
 
     In the modes "reduce-overhead" and "max-autotune", and with the option "triton.cudagraphs", a call that is like an earlier one
     replays a graph, and Python does not run. A function for which that would make a difference runs without a graph; with
-    `fullgraph` it is an error. `THALWEG_EXPLAIN=compile` shows what became one kernel, and what is not captured."""
+    `fullgraph` it is an error. With the options "max_autotune" and "numerics", which is "fast" then, products use the algorithm that
+    was measured to be the fastest, whose bits may differ. `THALWEG_EXPLAIN=compile` shows what became one kernel, and what is not captured."""
     check(backend, mode, options)
     if model is None:
         return lambda model: compile(
             model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
     if disable or backend == "eager":
         return model
+    tunes = _tunes(options or {})
     captures = mode in CAPTURING or backend == "cudagraphs" or bool((options or {}).get("triton.cudagraphs"))
     from .nn.module import Module
     if isinstance(model, Module):
         from .nn.compiled import OptimizedModule
-        return OptimizedModule(model, captures, fullgraph)
+        return OptimizedModule(model, captures, fullgraph, tunes)
     if not callable(model):
         raise RuntimeError(f"A module or a function is compiled, not {type(model).__name__}")
-    return compiled(model, captures, fullgraph)
+    return compiled(model, captures, fullgraph, tunes)

@@ -23,7 +23,7 @@ class Module(States):
     dump_patches = False
     call_super_init = False
     _version = 1
-    _is_compiled = False
+    _compiled_call_impl = None
 
     def __init__(self, *args, **kwargs):
         if not self.call_super_init and (args or kwargs):
@@ -44,8 +44,8 @@ class Module(States):
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args, **kwargs):
-        if self._is_compiled:
-            return _compiling.compiled(self._call_impl)(*args, **kwargs)
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(*args, **kwargs)
         if not _calls.is_hooked(self):
             return self.forward(*args, **kwargs)
         return _calls.hooked_call(self, args, kwargs)
@@ -53,6 +53,12 @@ class Module(States):
     def _call_impl(self, *args, **kwargs):
         """Calls `forward` with the hooks, uncompiled."""
         return _calls.hooked_call(self, args, kwargs) if _calls.is_hooked(self) else self.forward(*args, **kwargs)
+
+    def __getstate__(self):
+        """Returns the module's state, for copies and files."""
+        state = self.__dict__.copy()
+        state.pop("_compiled_call_impl", None)
+        return state
 
     def __setstate__(self, state):
         """Restores the module's state from a file, which PyTorch may have written."""
@@ -452,10 +458,9 @@ class Module(States):
         """Raises: memory is not shared between processes."""
         return self._apply(lambda tensor: tensor.share_memory_())
 
-    def compile(self, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None, disable=False):
-        """Fuses the loops of the module's calls, in place: see `torch.compile`. The calls are not captured as graphs, whatever the mode."""
-        _compiling.check(backend, mode, options)
-        self._is_compiled = not disable and backend != "eager"
+    def compile(self, *args, **kwargs):
+        """Compiles the module's calls in place, with the arguments of `torch.compile`. Copies of the module are not compiled."""
+        self._compiled_call_impl = _compiling.compile(self._call_impl, *args, **kwargs)
 
     def cuda(self, device=None):
         """Moves parameters and buffers to a GPU, in place."""
