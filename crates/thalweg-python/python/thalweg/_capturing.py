@@ -196,7 +196,7 @@ class Captured:
         if kind.calls < 2 and self._is_recompiled(kind):
             return self.plain(*args, **kwargs)
         kind.calls += 1
-        if kind.calls == 1:
+        if kind.watch is None:
             return self._observed(kind, tensors, args, kwargs)
         return self._replayed(kind, tensors, build, args, kwargs)
 
