@@ -12,8 +12,9 @@
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
-use thalweg_ir::DType;
-use thalweg_ops::lower::{LoopLaunch, LowerError, Place, Steps};
+use thalweg_ir::{DType, Kernel};
+use thalweg_ops::LaunchPlan;
+use thalweg_ops::lower::{LoopLaunch, LowerError, Place, Step, Steps};
 use thalweg_runtime::{
     Buffer, Device, DevicePointer, Environment, Error, KernelKey, Label, PreparedLaunch, Result, Stream,
 };
@@ -44,19 +45,63 @@ pub fn prepared(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> R
     device.prepared_launch(&launch.key(alignment_bytes), || prepare(launch, device, alignment_bytes))
 }
 
+/// Compiles the kernels of launches that will be queued with these inputs and outputs, as far as they are not loaded, by several
+/// threads at the same time. An address of 0 is memory that is not allocated yet. Errors are those of the launches.
+pub fn compile_ahead<'a>(
+    device: &Device,
+    wanted: impl IntoIterator<Item = (&'a LoopLaunch, Option<&'a Steps>, Addresses)>,
+) {
+    let mut kernels: Vec<(KernelKey, Kernel)> = Vec::new();
+    let mut add = |launch: &LoopLaunch, alignment_bytes: u64| {
+        let found =
+            device.with_clusters(|has_clusters| planned(launch, device, alignment_bytes, has_clusters));
+        if let Ok((key, plan)) = found
+            && !device.has_kernel(&key)
+            && kernels.iter().all(|(known, _)| *known != key)
+        {
+            kernels.push((key, launch.kernel(&plan)));
+        }
+    };
+    for (launch, steps, (inputs, outputs)) in wanted {
+        match steps {
+            None => add(launch, alignment_of(inputs.iter().chain(&outputs).copied())),
+            Some(steps) => {
+                let temporaries = vec![DevicePointer::new(0); steps.temporaries.len()];
+                for step in &steps.list {
+                    let (read, written) = addresses(step, &inputs, &outputs, &temporaries);
+                    add(&step.launch, alignment_of(read.iter().chain(&written).copied()));
+                }
+            }
+        }
+    }
+    device.compile_ahead(kernels);
+}
+
+/// The addresses of the inputs and of the outputs of a launch.
+pub type Addresses = (SmallVec<[DevicePointer; 8]>, SmallVec<[DevicePointer; 4]>);
+
+/// Plans a launch, and returns the key of its kernel.
+fn planned(
+    launch: &LoopLaunch,
+    device: &Device,
+    alignment_bytes: u64,
+    has_clusters: bool,
+) -> Result<(KernelKey, LaunchPlan)> {
+    let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
+    let plan = launch.plan(alignment_bytes, shared_memory_bytes, has_clusters).map_err(to_runtime_error)?;
+    Ok((KernelKey { body: launch.id, dtypes: launch.dtypes(), class: plan.class }, plan))
+}
+
 /// Plans a launch and loads its kernel.
 ///
 /// # Errors
 /// Those of [`prepared`].
 pub fn prepare(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
-    let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
     device.with_clusters(|has_clusters| {
-        let plan =
-            launch.plan(alignment_bytes, shared_memory_bytes, has_clusters).map_err(to_runtime_error)?;
+        let (key, plan) = planned(launch, device, alignment_bytes, has_clusters)?;
         if Environment::get().explain {
             eprintln!("{}: {}", launch.name, plan.explain(&launch.body));
         }
-        let key = KernelKey { body: launch.id, dtypes: launch.dtypes(), class: plan.class };
         let loaded = device.kernel(&key, || launch.kernel(&plan))?;
         PreparedLaunch::new(device, loaded, &plan.geometry)
     })
@@ -146,27 +191,37 @@ fn run_steps(
     let temporaries = (steps.temporaries.iter())
         .map(|&(dtype, elements)| allocated(stream, dtype, elements, label))
         .collect::<Result<SmallVec<[Buffer; 4]>>>()?;
-    let address = |place: Place, element: u64, dtype: DType| {
-        let first = match place {
-            Place::Input(number) => inputs[number],
-            Place::Output(number) => outputs[number],
-            Place::Temporary(number) => temporaries[number].pointer(),
-        };
-        first.offset(element * dtype.size_bytes() as u64)
-    };
+    let pointers: SmallVec<[DevicePointer; 4]> = temporaries.iter().map(Buffer::pointer).collect();
     for step in &steps.list {
-        let body = &step.launch.body;
-        let read = (step.inputs.iter().zip(&body.inputs))
-            .map(|(&(place, element), input)| address(place, element, input.dtype));
-        let written = (step.outputs.iter().zip(&body.outputs))
-            .map(|(&(place, element), output)| address(place, element, output.dtype));
-        let read: SmallVec<[_; 8]> = read.collect();
-        let written: SmallVec<[_; 4]> = written.collect();
+        let (read, written) = addresses(step, inputs, outputs, &pointers);
         let numbers = step.numbers(numbers);
         let lowered = Lowered { launch: &step.launch, steps: None, numbers: &numbers, kept: None };
         execute(&lowered, stream, (&read, &written), label)?;
     }
     Ok(())
+}
+
+/// Returns the addresses of a step of a launch.
+fn addresses(
+    step: &Step,
+    inputs: &[DevicePointer],
+    outputs: &[DevicePointer],
+    temporaries: &[DevicePointer],
+) -> Addresses {
+    let address = |place: Place, element: u64, dtype: DType| {
+        let first = match place {
+            Place::Input(number) => inputs[number],
+            Place::Output(number) => outputs[number],
+            Place::Temporary(number) => temporaries[number],
+        };
+        first.offset(element * dtype.size_bytes() as u64)
+    };
+    let body = &step.launch.body;
+    let read = (step.inputs.iter().zip(&body.inputs))
+        .map(|(&(place, element), input)| address(place, element, input.dtype));
+    let written = (step.outputs.iter().zip(&body.outputs))
+        .map(|(&(place, element), output)| address(place, element, output.dtype));
+    (read.collect(), written.collect())
 }
 
 /// Returns memory for elements of a dtype.

@@ -56,7 +56,9 @@ mod program;
 mod protocol;
 mod readings;
 mod record;
+mod recordings;
 mod regions;
+mod signature;
 mod steps;
 mod table;
 mod tensor;
@@ -90,6 +92,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     profiler::register(module)?;
     tunable::register(module)?;
     callable::register(module)?;
+    recordings::register(module)?;
+    signature::register(module)?;
     trees::register(module)?;
     check::register(module)?;
     compiling::register(module)?;

@@ -132,6 +132,10 @@ impl Backward for PythonFunction {
         true
     }
 
+    fn is_foreign(&self) -> bool {
+        true
+    }
+
     fn release(&self) {
         self.saved.get().0.iter().flatten().for_each(Saved::release);
     }

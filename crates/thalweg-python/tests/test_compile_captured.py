@@ -339,6 +339,32 @@ def test_arguments_of_all_kinds():
 
 
 @torch.no_grad()
+def test_calls_in_turn_are_those_of_their_own_kinds():
+    def function(x, y, scale=1, name="sum", *, shift=0):
+        return x * scale + y + shift if name == "sum" else x * scale - y
+
+    class Marked:
+        pass
+    fast, before = captured(function), counters()
+    one, two, wide, double = torch.randn(3), torch.randn(3), torch.randn(6)[::2], torch.randn(3, dtype=torch.float64)
+    calls = [((one, two), {}), ((one, one), {}), ((two, one, 2), {}), ((two, one, 2.0), {}), ((one, two, True), {}), ((wide, two), {}),
+             ((double, two), {}), ((one, two, -0.0), {}), ((one, two, 0.0), {}), ((one, two), {"shift": 3}), ((one, two, 1, "difference"), {}),
+             ((one, two, 1), {"name": "difference"}), ((one.reshape(3, 1), two), {})]
+    for _ in range(6):
+        for args, kwargs in calls:
+            same(fast(*args, **kwargs), function(*args, **kwargs))
+    marked = torch.randn(3)
+    marked.mark = Marked()
+    for _ in range(4):
+        same(fast(marked, two), function(marked, two))
+    for _ in range(4):
+        same(fast(one, two), function(one, two))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            same(fast(one, two), function(one, two))
+    assert counters()["replays"] - before["replays"] >= 4 * len(calls)
+
+
+@torch.no_grad()
 def test_a_function_that_is_dropped_takes_its_graphs_along():
     x = torch.randn(3)
     captured(lambda x: x + 5)(x)

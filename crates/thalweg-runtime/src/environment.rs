@@ -28,6 +28,9 @@ pub struct CheckedProgram {
     pub report: Option<PathBuf>,
 }
 
+/// The greatest number of threads that compile kernels unless more are requested.
+const MOST_COMPILE_THREADS: usize = 8;
+
 /// The settings of the environment variables. [`Environment::get`] reads them once per process.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Environment {
@@ -52,6 +55,9 @@ pub struct Environment {
     pub explain_compile: bool,
     /// `THALWEG_EXPLAIN_FILE`: a file to which the same is appended, one JSON object per segment, for `thalweg explain` to draw.
     pub explain_file: Option<PathBuf>,
+    /// `THALWEG_COMPILE_THREADS`: the number of threads that compile the kernels of one segment of a compiled function, which are
+    /// known together (default: one for each core, and 8 at most).
+    pub compile_threads: Option<usize>,
     /// `THALWEG_SIM_DEVICES`: the number of simulated GPUs (default 1).
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
@@ -114,6 +120,7 @@ impl Environment {
         };
         // The driver refuses a number that is out of its range, so a number that is too large may be clamped.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        let compile_threads = number("THALWEG_COMPILE_THREADS").map(|count| count.min(256) as usize);
         let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
         let meta_memory_bytes = number("THALWEG_META_MEMORY_BYTES");
         let time_limit = number("THALWEG_SIM_TIMEOUT").map(Duration::from_secs);
@@ -141,6 +148,7 @@ impl Environment {
             explain: flag("THALWEG_EXPLAIN"),
             explain_compile: variable("THALWEG_EXPLAIN").is_some_and(|value| value == "compile"),
             explain_file: variable("THALWEG_EXPLAIN_FILE").filter(|path| !path.is_empty()).map(PathBuf::from),
+            compile_threads,
             sim_devices,
             sim_memory_bytes,
             meta_memory_bytes,
@@ -152,6 +160,12 @@ impl Environment {
             allocator,
             mistakes,
         }
+    }
+
+    /// Returns the number of threads that compile kernels.
+    pub(crate) fn compile_threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.compile_threads.unwrap_or_else(|| cores().min(MOST_COMPILE_THREADS)).max(1)
     }
 
     /// Returns an error if a variable was not understood.

@@ -122,7 +122,7 @@ impl Error {
     }
 
     /// Creates the error of a call that is not possible while a stream captures.
-    pub(crate) fn capture(text: impl Into<String>) -> Self {
+    pub fn capture(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Capture(text.into()))
     }
 

@@ -5,6 +5,7 @@
 //! arguments and the ranges that they touch, both derived from the kernel's geometry.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
@@ -14,7 +15,7 @@ use thalweg_kernels::NativeKernel;
 
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
-use crate::loaded::{KernelKey, LoadedKernel};
+use crate::loaded::{CompiledCode, KernelCode, KernelKey, LoadedKernel};
 use crate::loop_kernel::LoopKernel;
 use crate::{Device, Error, Result, kernel_pack};
 
@@ -28,16 +29,71 @@ impl Device {
         }
         // Two threads may both compile; the second one to finish launches the first one's kernel, and its own is unloaded at the
         // end.
-        let kernel = Arc::new(make());
+        let ahead = table.ahead.lock().remove(key);
+        let (kernel, code) = match ahead {
+            Some(KernelCode { kernel, code }) => (kernel, code),
+            None => (Arc::new(make()), CompiledCode::Nothing),
+        };
         let name = kernel.name.clone();
+        let host = || match &code {
+            CompiledCode::Host(host) => host.clone(),
+            _ => self.host_function(&kernel),
+        };
+        let image = match &code {
+            CompiledCode::Image(image) => Some(image.as_slice()),
+            _ => None,
+        };
         let function = self
-            .load(&name, &|| thalweg_ir::cuda::print(&kernel), &|| {
-                Arc::new(LoopKernel::new(kernel.clone(), self.out_of_range().words()))
-            })
+            .load(&name, &|| thalweg_ir::cuda::print(&kernel), &host, image)
             .map_err(|error| error.context(format!("kernel {name}")))?;
         let loaded = Arc::new(LoadedKernel { kernel, function });
         let mut loops = table.loops.write();
         Ok(loops.entry(key.clone()).or_insert(loaded).clone())
+    }
+
+    /// Returns whether the kernel with this key is loaded.
+    pub fn has_kernel(&self, key: &KernelKey) -> bool {
+        self.kernels().loops.read().contains_key(key)
+    }
+
+    /// Compiles kernels at the same time, by several threads (`THALWEG_COMPILE_THREADS`). [`Device::kernel`] takes their code when it
+    /// loads them. *Blocks* until all are compiled. An error is not reported here: the kernel is compiled again when it is loaded.
+    pub fn compile_ahead(&self, kernels: Vec<(KernelKey, Kernel)>) {
+        let threads = self.environment().compile_threads().min(kernels.len());
+        if threads < 2 {
+            return;
+        }
+        let next = AtomicUsize::new(0);
+        let kernels: Vec<_> = kernels.into_iter().map(|(key, kernel)| (key, Arc::new(kernel))).collect();
+        let work = || {
+            while let Some((key, kernel)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let code = KernelCode { kernel: kernel.clone(), code: self.compiled(kernel) };
+                self.kernels().ahead.lock().insert(key.clone(), code);
+            }
+        };
+        std::thread::scope(|scope| {
+            (1..threads).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+    }
+
+    /// Compiles a kernel, unless its machine code is in a folder.
+    fn compiled(&self, kernel: &Arc<Kernel>) -> CompiledCode {
+        let ImageKind::Cubin(capability) = self.properties().image_kind else {
+            return CompiledCode::Host(self.host_function(kernel));
+        };
+        let source = thalweg_ir::cuda::print(kernel);
+        let wanted = Wanted { name: &kernel.name, source: &source, capability };
+        let image =
+            compiler().ok().filter(|compiler| !has_code(self.environment(), &wanted, &compiler.name()));
+        let image = image.and_then(|compiler| {
+            Compile::compile(compiler, &wanted, &options_for(&wanted.architecture())).ok()
+        });
+        image.map_or(CompiledCode::Nothing, CompiledCode::Image)
+    }
+
+    fn host_function(&self, kernel: &Arc<Kernel>) -> Arc<dyn HostKernel> {
+        Arc::new(LoopKernel::new(kernel.clone(), self.out_of_range().words()))
     }
 
     /// Returns the function of a kernel that is written as CUDA C, which is loaded at the first call.
@@ -47,16 +103,17 @@ impl Device {
         if let Some(found) = natives.read().get(name) {
             return Ok(*found);
         }
+        let host = || match kernel.reports_indices() {
+            true => {
+                let words = self.out_of_range().words();
+                kernel.host_telling(Arc::new(move |slot, index, extent| {
+                    words.report_index(slot, index, extent)
+                }))
+            }
+            false => kernel.host(),
+        };
         let function = self
-            .load(name, &|| kernel.source(), &|| match kernel.reports_indices() {
-                true => {
-                    let words = self.out_of_range().words();
-                    kernel.host_telling(Arc::new(move |slot, index, extent| {
-                        words.report_index(slot, index, extent)
-                    }))
-                }
-                false => kernel.host(),
-            })
+            .load(name, &|| kernel.source(), &host, None)
             .map_err(|error| error.context(format!("kernel {name}")))?;
         let mut natives = natives.write();
         Ok(*natives.entry(name.to_owned()).or_insert(function))
@@ -67,6 +124,7 @@ impl Device {
         name: &str,
         source: &dyn Fn() -> String,
         host: &dyn Fn() -> Arc<dyn HostKernel>,
+        image: Option<&[u8]>,
     ) -> Result<FunctionHandle> {
         let driver = self.driver();
         if let Some(folder) = &self.environment().kernel_record {
@@ -78,7 +136,15 @@ impl Device {
             }
             ImageKind::Cubin(capability) => {
                 let wanted = Wanted { name, source: &source(), capability };
-                let compiler = || compiler().map(|compiler| compiler as &dyn Compile);
+                let ahead;
+                let compiler = match image {
+                    None => compiler().map(|compiler| compiler as &dyn Compile),
+                    Some(image) => {
+                        ahead = compiler().map(|compiler| Ahead { compiler, image });
+                        ahead.as_ref().map(|ahead| ahead as &dyn Compile).map_err(Clone::clone)
+                    }
+                };
+                let compiler = || compiler;
                 load_code(self.environment(), &wanted, compiler, &mut |image| match driver
                     .module_load(self.index(), Image::Cubin(image))
                 {
@@ -148,6 +214,14 @@ struct Wanted<'a> {
     capability: ComputeCapability,
 }
 
+impl Wanted<'_> {
+    /// Returns the architecture of the device.
+    fn architecture(&self) -> String {
+        let ComputeCapability { major, minor } = self.capability;
+        format!("sm_{major}{minor}")
+    }
+}
+
 /// The part of the compiler that is used here.
 trait Compile {
     /// Returns the compiler's name with its version, as a part of a file's name.
@@ -163,6 +237,36 @@ impl Compile for Nvrtc {
     fn compile(&self, wanted: &Wanted<'_>, options: &CompileOptions) -> Result<Vec<u8>> {
         Ok(Nvrtc::compile(self, wanted.source, wanted.name, options)?.cubin)
     }
+}
+
+/// A compiler that has compiled the wanted kernel already.
+struct Ahead<'a> {
+    compiler: &'a dyn Compile,
+    image: &'a [u8],
+}
+
+impl Compile for Ahead<'_> {
+    fn name(&self) -> String {
+        self.compiler.name()
+    }
+
+    fn compile(&self, _: &Wanted<'_>, _: &CompileOptions) -> Result<Vec<u8>> {
+        Ok(self.image.to_vec())
+    }
+}
+
+/// Returns whether a folder has machine code of a kernel, which the driver may still refuse.
+fn has_code(environment: &Environment, wanted: &Wanted<'_>, compiler: &str) -> bool {
+    let options = thalweg_ir::cuda::OPTIONS.join(" ");
+    let architecture = wanted.architecture();
+    let own = EntryKey { source: wanted.source, options: &options, architecture: &architecture, compiler };
+    let is_precompiled = |folder: &PathBuf| {
+        runnable_architectures(wanted.capability).any(|architecture| {
+            EntryKey { architecture: &architecture, compiler: "", ..own }.path(folder).is_file()
+        })
+    };
+    environment.precompiled_directories.iter().any(is_precompiled)
+        || environment.cache_directory.as_ref().is_some_and(|base| own.path(&base.join("kernels")).is_file())
 }
 
 /// Returns whether the driver cannot use an image, because it is from a newer compiler, or for another GPU. (300 is
@@ -188,8 +292,7 @@ fn load_code<'c, M>(
     load: &mut dyn FnMut(&[u8]) -> Result<thalweg_driver::Result<M>>,
 ) -> Result<M> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
-    let ComputeCapability { major, minor } = wanted.capability;
-    let architecture = format!("sm_{major}{minor}");
+    let architecture = wanted.architecture();
     let key =
         EntryKey { source: wanted.source, options: &options, architecture: &architecture, compiler: "" };
     let mut refused = None;

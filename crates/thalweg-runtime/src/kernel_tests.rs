@@ -87,6 +87,19 @@ fn each_compiler_has_entries_of_its_own() {
 }
 
 #[test]
+fn a_kernel_that_was_compiled_ahead_is_not_compiled_again() {
+    let folder = Folder::new("ahead");
+    let (compiler, capability) = (Fake::new(12), ComputeCapability { major: 9, minor: 0 });
+    let wanted = Wanted { name: "kernel", source: "source", capability };
+    assert!(!has_code(&folder.1, &wanted, "fake-12.0"));
+    let ahead = Ahead { compiler: &compiler, image: &[7] };
+    let loaded = load_code(&folder.1, &wanted, || Ok(&ahead as &dyn Compile), &mut |image| Ok(Ok(image[0])));
+    assert_eq!((loaded.unwrap(), compiler.compiled.get()), (7, 0));
+    assert!(has_code(&folder.1, &wanted, "fake-12.0") && !has_code(&folder.1, &wanted, "fake-13.0"));
+    assert_eq!(folder.load(Some(&compiler), 99).unwrap(), 7, "it is in the cache");
+}
+
+#[test]
 fn what_the_driver_refuses_is_compiled_anew_and_replaced() {
     let mut folder = Folder::new("refused");
     let path = folder.write("kernels", "fake-12.0", 99);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{Driver, FunctionHandle, LaunchMode, ModuleHandle};
+use thalweg_driver::{Driver, FunctionHandle, HostKernel, LaunchMode, ModuleHandle};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::{Class, DType, Kernel};
 use thalweg_lock::{Mutex, RwLock};
@@ -41,11 +41,29 @@ impl LoadedKernel {
     }
 }
 
+/// A kernel with its code, which is not loaded yet.
+pub(crate) struct KernelCode {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) code: CompiledCode,
+}
+
+/// Code that was compiled ahead.
+pub(crate) enum CompiledCode {
+    /// Machine code from the compiler.
+    Image(Vec<u8>),
+    /// A host function.
+    Host(Arc<dyn HostKernel>),
+    /// None: the code is in a folder, or the compiler failed, and fails again when the kernel is loaded.
+    Nothing,
+}
+
 /// The kernels of one device.
 #[derive(Default)]
 pub(crate) struct KernelTable {
     pub(crate) loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
     pub(crate) natives: RwLock<FxHashMap<String, FunctionHandle>>,
+    /// The code of kernels that were compiled ahead of their first launch, which takes it.
+    pub(crate) ahead: Mutex<FxHashMap<KernelKey, KernelCode>>,
     /// The modules of the kernels, which are unloaded with the device.
     pub(crate) modules: Mutex<Vec<ModuleHandle>>,
 }

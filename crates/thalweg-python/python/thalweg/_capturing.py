@@ -23,6 +23,8 @@ from ._watching import PACKAGE, Observer, Refused, Watch
 # The number of kinds of calls of one function that are captured, and of changes of what one of them watches.
 MOST_KINDS = 256
 MOST_CHANGES = 8
+# The number of kinds of calls of one function that are found by their signatures.
+MOST_RECENT = 4
 # The number of calls that may change what is watched before the function counts as one that does so at each call.
 MOST_PREPARING = 3
 # The number of calls of `torch.compiler.reset`, which drops all graphs.
@@ -98,7 +100,7 @@ def _readers():
     import thalweg as torch
     from . import _dispatching, overrides
     from .nn import _calls
-    return (_core.is_grad_enabled, _core.is_inference_mode_enabled, _core.is_autocast_enabled, lambda: torch.get_autocast_dtype("cuda"),
+    return (_core.is_grad_enabled, _core.is_inference_mode_enabled, lambda: _core.is_autocast_enabled() and torch.get_autocast_dtype("cuda"),
             torch.get_default_dtype, torch.are_deterministic_algorithms_enabled, torch.get_float32_matmul_precision, torch.get_default_device,
             lambda: len(_dispatching.modes()), lambda: len(overrides._get_current_function_mode_stack()),
             _calls._global_forward_hooks.__len__, _calls._global_forward_pre_hooks.__len__)
@@ -134,6 +136,35 @@ class _Kind:
         # The reason why no graph is made, and whether a function that must be one graph may run without it nevertheless.
         self.refusal, self.is_allowed = None, False
         self.same, self.static, self.captured, self.results, self.kept = [], [], None, None, []
+        # The recording of its gradients, if there are any.
+        self.recording = None
+        # The settings, and the signature of arguments without containers.
+        self.settings, self.signature = None, None
+
+    def is_ready(self, tensors):
+        """Returns whether a replay may take the place of a call with these tensors."""
+        return (self.captured is not None and self.refusal is None and self.resets == _resets
+                and all(self.same[place] == id(tensors[place]) for place in self.static) and self.watch.holds())
+
+
+class _Gradients:
+    """The tensors of a call that require a gradient, and what a call must not change of them."""
+
+    def __init__(self, tensors):
+        self._tensors = [one for one in tensors if one.requires_grad] if _core.is_grad_enabled() else []
+        self._former = self._now()
+
+    def _now(self):
+        leaves = [one for one in self._tensors if one.is_leaf]
+        gradients = _core._gradient_places(leaves), [one.grad is not None and one.grad._version for one in leaves]
+        return [one._version for one in self._tensors], gradients
+
+    def change(self):
+        """Returns what the call has changed."""
+        versions, gradients = self._now()
+        if gradients != self._former[1]:
+            return "it runs a backward pass"
+        return "it writes a tensor that requires a gradient" if versions != self._former[0] else None
 
 
 class Captured:
@@ -146,6 +177,10 @@ class Captured:
     def __call__(self, *args, **kwargs):
         if getattr(_thread, "is_inside", False) or _core._is_compiling():
             return self.plain(*args, **kwargs)
+        for kind in self._threads.__dict__.get("recent", ()):
+            tensors = kind.signature.tensors(args, kwargs)
+            if tensors is not None and kind.settings == _settings() and kind.is_ready(tensors):
+                return self._called(kind, tensors, args, kwargs)
         try:
             kind, tensors, build = self._kind(args, kwargs)
         except Refused as refused:
@@ -161,7 +196,7 @@ class Captured:
         if kind.calls < 2 and self._is_recompiled(kind):
             return self.plain(*args, **kwargs)
         kind.calls += 1
-        if kind.calls == 1:
+        if kind.watch is None:
             return self._observed(kind, tensors, args, kwargs)
         return self._replayed(kind, tensors, build, args, kwargs)
 
@@ -207,7 +242,7 @@ class Captured:
             if len(state["kinds"]) >= MOST_KINDS:
                 raise Refused(f"it has been called in {MOST_KINDS} ways, the limit")
             kind = state["kinds"][key] = _Kind()
-            kind.kept = structure.kept
+            kind.kept, kind.settings = structure.kept, key[2]
             kind.family = (key[0], tuple([(len(shape), *others) for shape, *others in key[1]]), key[2])
         return kind, tensors, build
 
@@ -215,15 +250,14 @@ class Captured:
         """Calls the function compiled, and finds out whether it can be captured."""
         kind.same = [id(tensor) for tensor in tensors]
         watch = self._watch(kind)
-        if any(tensor.requires_grad for tensor in (*tensors, *watch.tensors)) and _core.is_grad_enabled():
-            kind.refusal = "it records gradients: call it under `torch.no_grad()`, or use `torch.cuda.make_graphed_callables`"
-            kind.is_allowed = True
+        if any(not one.is_leaf for one in watch.tensors) and _core.is_grad_enabled():
+            kind.refusal, kind.is_allowed = "it reads the result of recorded operators other than as an argument", True
             return self._without(kind.refusal, args, kwargs, kind.is_allowed)
         observer, before = Observer(watch), [_described(tensor) for tensor in tensors]
-        places = _core._places(tensors)
+        places, gradients = _core._places(tensors), _Gradients((*tensors, *watch.tensors))
         with observer:
             results = self.plain(*args, **kwargs)
-        kind.refusal = watch.refusal or observer.refusal
+        kind.refusal = watch.refusal or observer.refusal or gradients.change()
         if _core._places(tensors) != places or [_described(tensor) for tensor in tensors] != before:
             kind.refusal = kind.refusal or "it gives an argument another shape or other memory"
         if kind.refusal is None and not watch.holds():
@@ -257,6 +291,19 @@ class Captured:
         same = [id(tensor) for tensor in tensors]
         if kind.captured is None or any(kind.same[place] != same[place] for place in kind.static):
             self._register(kind, tensors, build, same)
+            self._recall(kind, args, kwargs)
+        return self._called(kind, tensors, args, kwargs)
+
+    def _recall(self, kind, args, kwargs):
+        """Puts the kind among the recent ones, which are found by their signatures."""
+        recent = self._threads.__dict__.setdefault("recent", [])
+        recent[:] = [other for other in recent if other is not kind and other.resets == _resets][-MOST_RECENT + 1:]
+        if not any(isinstance(value, (tuple, list, dict)) for value in (*args, *kwargs.values())):
+            kind.signature, kind.resets = _core._Signature(args, kwargs), _resets
+            recent.append(kind)
+
+    def _called(self, kind, tensors, args, kwargs):
+        """Calls the function as a graph that is made, or made now."""
         kind.failed = None
         try:
             results, reason = kind.captured.call(tensors)
@@ -266,8 +313,9 @@ class Captured:
             kind.refusal = str(error).strip().splitlines()[0] + _place(error)
             return self._without(kind.refusal, args, kwargs)
         if reason is not None:
-            if self.fullgraph:
+            if self.fullgraph and kind.recording is None:
                 raise RuntimeError(f"torch.compile(fullgraph=True): {self.name} cannot be captured, since {reason}")
+            kind.is_allowed = kind.recording is not None
             kind.refusal = reason if "it cannot be captured" in reason or "keeps memory" in reason else None
             explain(f"{self.name} runs without a graph, since {reason}")
         return kind.results(results, tensors)
@@ -282,7 +330,16 @@ class Captured:
             shared = families[family] = _Family(self.function)
             run = functools.partial(_run_family, weakref.ref(shared))
             shared.captured = _core._Captured(self.name, run, kind.static, tensors[0] if tensors else None)
-        kind.captured = _Bound(kind, families[family], build, _core.is_grad_enabled())
+        kind.captured, kind.recording = _Bound(kind, families[family], build, _core.is_grad_enabled()), _recording(kind.watch, tensors)
+
+
+def _recording(watch, tensors):
+    """Returns the recording of gradients of the calls with these tensors, if there are any."""
+    inputs = [place for place, one in enumerate(tensors) if one.requires_grad]
+    leaves = [one for one in watch.tensors if one.requires_grad]
+    if not _core.is_grad_enabled() or not inputs and not leaves:
+        return None
+    return _core._Recording(inputs, leaves, watch.tensors, (*tensors, *leaves)[0])
 
 
 class _Family:
@@ -335,7 +392,7 @@ class _Bound:
     def call(self, tensors):
         """Calls the graph."""
         self.family.bound = self
-        return self.family.captured.call(tensors)
+        return self.family.captured.call(tensors, self.kind.recording)
 
     def run(self, function, tensors):
         """Calls the function, once to warm up, and once for the capture."""
@@ -363,11 +420,4 @@ class _Bound:
 
 def captured(function, plain, fullgraph):
     """Returns a function whose calls are graphs where that is possible."""
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    made = Captured(function, plain, name, fullgraph)
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        return made(*args, **kwargs)
-    call._captured = made
-    return call
+    return Captured(function, plain, getattr(function, "__qualname__", None) or type(function).__qualname__, fullgraph)

@@ -58,7 +58,7 @@ def compiled(function, captures=False, fullgraph=False, tunes=False):
     def call(*args, **kwargs):
         return original(*args, **kwargs) if _stance == "force_eager" else inside(*args, **kwargs)
     call._torchdynamo_orig_callable = original
-    call._captured = getattr(inside, "_captured", None)
+    call._captured = inside if captures else None
     return call
 
 

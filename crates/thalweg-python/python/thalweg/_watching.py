@@ -60,6 +60,8 @@ class Watch:
 
     def __init__(self, function, roots=()):
         self.refusal, self.tensors, self._places = None, [], []
+        # The places of the gradients of tensors, if functions in reach read them.
+        self._gradients = []
         self._dicts, self._lists, self._cells, self._attributes, self._sizes = [], [], [], [], []
         self._seen, self._kept, self._watched = set(), [], set()
         # Objects whose attributes are found by name, the names, and the functions of classes that were found.
@@ -77,6 +79,8 @@ class Watch:
                 for word in self._words.intersection(space):
                     self._attribute(space, word, f"{name}.{word}")
         self._places += _core._places(self.tensors[len(self._places):])
+        if "grad" in self._words:
+            self._gradients += _core._gradient_places(self.tensors[len(self._gradients):])
         self._settle()
 
     def _settle(self):
@@ -100,7 +104,8 @@ class Watch:
                     and all(map(same, itertools.chain.from_iterable(self._parts), self._values))
                     and all(map(same, map(_CONTENTS, self._own_cells), self._contents))
                     and all(map(same, map(operator.getitem, self._spaces, self._keys), self._found))
-                    and _core._places(self.tensors) == self._places)
+                    and _core._places(self.tensors) == self._places
+                    and (not self._gradients or _core._gradient_places(self.tensors) == self._gradients))
         except (KeyError, ValueError):
             return False
 

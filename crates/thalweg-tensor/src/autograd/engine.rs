@@ -595,7 +595,7 @@ pub(super) fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
 }
 
 /// Returns the nodes that the roots reach, each once.
-pub(super) fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
+pub(crate) fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
     let mut seen: FxHashSet<u64> = FxHashSet::default();
     let mut pending: Vec<Arc<Node>> = roots.cloned().collect();
     let mut nodes = Vec::new();

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use thalweg_lock::Mutex;
 use thalweg_runtime::{Error, Result};
 
+use super::apart::edge_apart;
 use super::leaf::Accumulate;
 use super::region::region_edge;
 use super::{Edge, Node, is_inference_mode_enabled};
@@ -91,6 +92,9 @@ impl Tensor {
         }
         if !meta.requires_grad.load(Ordering::Acquire) {
             return None;
+        }
+        if let Some(edge) = edge_apart(self) {
+            return Some(edge);
         }
         let slot = meta.accumulator.get_or_init(Mutex::default);
         let mut slot = slot.lock();

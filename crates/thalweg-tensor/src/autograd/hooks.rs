@@ -93,7 +93,7 @@ impl Node {
     }
 
     /// Returns whether a hook sees the gradients that arrive at this node, or is called after it has run.
-    pub(super) fn is_watched(&self) -> bool {
+    pub(crate) fn is_watched(&self) -> bool {
         let of_leaf = self.kept.as_ref().is_some_and(|kept| kept.has_hooks());
         of_leaf || self.hooks.get().is_some()
     }

@@ -44,7 +44,7 @@
 //! | `record.rs`, [`formula`] | recording |
 //! | `history.rs`, `hooks.rs`, `edge.rs`, `region.rs` | methods of tensors and nodes in the graph |
 //! | `backward.rs`, `engine.rs`, `halves.rs`, `pass.rs` | backward passes |
-//! | `mode.rs`, `options.rs`, `origin.rs`, `anomaly.rs` | switches, and the source lines of failures |
+//! | `mode.rs`, `options.rs`, `origin.rs`, `anomaly.rs`, `apart.rs` | switches, and the source lines of failures |
 //! | `checkpoint.rs`, `offload.rs`, `gradcheck.rs` | functions that use all of this |
 //!
 //! [`Tensor::grad`]: crate::Tensor::grad
@@ -53,6 +53,7 @@
 //! [`Tensor::retain_grad`]: crate::Tensor::retain_grad
 
 mod anomaly;
+mod apart;
 mod backward;
 mod checkpoint;
 mod edge;
@@ -79,9 +80,11 @@ mod saved;
 pub use anomaly::{
     detect_anomaly, is_anomaly_check_nan_enabled, is_anomaly_enabled, set_anomaly_enabled, set_detect_anomaly,
 };
+pub(crate) use apart::with_leaves_apart;
 pub use backward::{gradients, gradients_with, reached};
 pub use checkpoint::{CheckpointOptions, Explain, checkpoint, checkpoint_with};
 pub use edge::{Backpropagation, run_backward};
+pub(crate) use engine::reachable;
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use halves::{BackwardWeights, backward_input};
 pub use hook_list::HookHandle;

@@ -62,6 +62,11 @@ pub trait Backward: Send + Sync {
         false
     }
 
+    /// Returns whether the function is the program's own, which may have effects besides its gradients.
+    fn is_foreign(&self) -> bool {
+        false
+    }
+
     /// Frees the saved tensors, after a backward pass that does not retain the graph has run this node.
     fn release(&self) {}
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_execute::{Kept, Lowered, alignment_of, execute};
+use thalweg_execute::{Addresses, Kept, Lowered, alignment_of, compile_ahead, execute};
 use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
 use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
@@ -132,6 +132,11 @@ fn queue(
     for &(memory, offset) in &program.placed {
         bases[memory as usize] = arena.pointer().offset(offset);
     }
+    if ready.launches.iter().any(|launch| launch.get().is_none()) {
+        let wanted = program.steps.iter();
+        let wanted = wanted.map(|step| (&step.launch, step.steps.as_ref(), addresses(step, &bases)));
+        compile_ahead(stream.device(), wanted);
+    }
     let mut kept = Vec::with_capacity(program.kept.len());
     for ((step, kept_launch), [begun, ended]) in program.steps.iter().zip(&ready.launches).zip(&ready.uses) {
         for &memory in begun {
@@ -183,6 +188,12 @@ fn program(
     ready
 }
 
+/// Returns the addresses of a step's operands.
+fn addresses(step: &Step, bases: &[DevicePointer]) -> Addresses {
+    let address = |operand: &Operand| bases[operand.memory as usize].offset(operand.offset);
+    (step.inputs.iter().map(address).collect(), step.outputs.iter().map(address).collect())
+}
+
 /// Queues a step.
 fn run(
     step: &Step,
@@ -191,9 +202,7 @@ fn run(
     bases: &[DevicePointer],
     stream: &Stream,
 ) -> Result<()> {
-    let address = |operand: &Operand| bases[operand.memory as usize].offset(operand.offset);
-    let inputs: SmallVec<[DevicePointer; 8]> = step.inputs.iter().map(address).collect();
-    let outputs: SmallVec<[DevicePointer; 4]> = step.outputs.iter().map(address).collect();
+    let (inputs, outputs) = addresses(step, bases);
     let numbers: SmallVec<[u64; 12]> =
         step.numbers.iter().map(|&(node, slot)| loops[node as usize].numbers[slot as usize]).collect();
     let last = *step.members.last().expect("a step computes a loop");

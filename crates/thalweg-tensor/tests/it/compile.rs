@@ -2,7 +2,8 @@
 
 use thalweg_ir::DType;
 use thalweg_runtime::sim::Check;
-use thalweg_runtime::{CaptureOptions, Event, Graph, Result, Stream};
+use thalweg_runtime::{CaptureOptions, Device, Environment, Event, Graph, Result, Stream};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::compile::{Counters, compile, compiled, counters, excluded, is_compiling};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -454,6 +455,33 @@ fn a_new_size_is_planned_and_an_old_one_is_found() {
         counters().programs - before
     };
     assert_eq!([3, 5, 3, 0, 1, 5, 0].map(call), [1, 1, 0, 1, 1, 0, 0]);
+}
+
+#[test]
+fn kernels_that_are_compiled_at_the_same_time_run_in_their_order() {
+    // Kernels that write what the next one reads, a reduction of few long rows, and two that are the same.
+    let function = |x: &Tensor| {
+        let part = |number: usize| x.narrow(0, 16 * number, 16);
+        let y = part(0)?.exp()?.add(&part(1)?)?.cumsum(0)?.mul(&part(2)?)?;
+        let total = x.reshape(&[64 * 1024])?.square()?.sum(&[], false)?;
+        part(3)?.copy_(&y.softmax(-1)?.div(&total)?)?;
+        Ok::<_, thalweg_runtime::Error>(vec![
+            y.transpose(0, 1)?.tanh()?.sum(&[0], false)?,
+            x.mul_scalar(2.0)?,
+            total,
+        ])
+    };
+    let run = |threads: usize| {
+        let driver = SimDriver::new(SimConfig { devices: 1, ..SimConfig::default() }).unwrap();
+        let environment = Environment { compile_threads: Some(threads), ..Environment::default() };
+        let device = Device::all_of(driver, &environment).unwrap().remove(0);
+        let numbers: Vec<f32> = (0..64 * 1024).map(|place| (place % 97) as f32 / 50.0 - 1.0).collect();
+        let x = Tensor::from_slice(&numbers, &[64, 1024], &device).unwrap();
+        let results = compiled(|| function(&x)).unwrap();
+        results.iter().chain([&x]).map(bits).collect::<Vec<_>>()
+    };
+    let alone = run(1);
+    assert!([2, 8, 32].into_iter().all(|threads| run(threads) == alone));
 }
 
 #[test]

@@ -31,14 +31,15 @@
 //! that is held beyond its step, the call is refused or the output is moved ([`LiveOutputs`]).
 //!
 //! # Limits
-//! Functions run under `no_grad`: a backward pass is a separate function that takes the results of the forward pass ([graphed
-//! callables](super::callable) take part in autograd). A function must not keep tensors that it makes, and its host code runs at
+//! Functions run under `no_grad`: a backward pass is a separate function that takes the results of the forward pass, and what its
+//! nodes saved ([`record_forward`]). A function must not keep tensors that it makes, and its host code runs at
 //! warm-ups and recordings only. A manager belongs to one thread at a time (`&mut`) and one device; managers of several threads
 //! run concurrently, and a call during another thread's capture runs eagerly.
 
 mod counters;
 mod forest;
 mod function;
+mod gradients;
 mod node;
 mod record;
 
@@ -50,6 +51,7 @@ use thalweg_runtime::{CaptureMode, Device, Error, Label, Result, Stream};
 
 pub use counters::{Decision, DecisionKind, GraphTreeCounters};
 pub use function::{CaptureSizes, FunctionId, FunctionOptions, Padding, PaddingFunction};
+pub use gradients::{Differentiable, ForwardPass, RunBackward, attach, check_kept, holders, record_forward};
 
 use super::LiveOutputs;
 use crate::autograd::no_grad;
@@ -232,6 +234,11 @@ impl GraphTreeManager {
             let (name, options, body) = (&function.name, function.options.clone(), function.body.clone());
             *function = Function::new(name, options, body).expect("the options were accepted before");
         }
+    }
+
+    /// Returns the stream on which graphs are recorded.
+    pub fn capture_stream(&self) -> &Stream {
+        &self.capture_stream
     }
 
     /// Returns counters of calls, recordings, replays and the reasons for them.
