@@ -64,7 +64,7 @@ impl ExternalMemory {
         Self { pointer, size_bytes, owner: Box::new(owner), is_in_stream_order: false }
     }
 
-    /// Declares that whoever reuses the memory does so in the order of the stream on which it is used first, as the allocators of
+    /// Declares that the memory is reused in the order of the stream on which it is used first, as the allocators of
     /// frameworks do: its owner may be dropped as soon as that stream's work is queued, before it is done.
     ///
     /// # Safety

@@ -132,7 +132,7 @@ impl Backward for PythonFunction {
         true
     }
 
-    fn is_foreign(&self) -> bool {
+    fn is_of_the_program(&self) -> bool {
         true
     }
 

@@ -180,3 +180,18 @@ def test_the_fixture_of_pytest():
     line = (ORDERED + RACE)[: (ORDERED + RACE).index("# the line")].count("\n") + 1
     assert f"test_streams.py:{line}" in ran.stdout.replace("\n            ", ""), ran.stdout
     return None
+
+
+def test_sorts_are_not_said_to_read_their_own_scratch_memory():
+    program = """
+import thalweg as th
+index, source = th.zeros(2_000_000, dtype=th.int64), th.zeros(2_000_000, 16)
+th.zeros(100_000, 16).index_add_(0, index, source)
+th.zeros(3, 1_000_000).sort(1)
+th.zeros(1_000_000).topk(3)
+th.zeros(2_000_000, dtype=th.int64).unique()
+th.cuda.synchronize()
+"""
+    settings = {"THALWEG_DEVICE": "sim", "THALWEG_SIM_SEED": "1", "THALWEG_SIM_ORDER_ONLY": "1", "THALWEG_SIM_MEMORY_BYTES": str(1 << 34)}
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0 and "memory" not in done.stderr, done.stderr

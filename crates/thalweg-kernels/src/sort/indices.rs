@@ -1,7 +1,7 @@
 //! [`SortIndices`]: the stable order of indices below a limit, by only as many digits as the limit has. Rows that are combined by
 //! index become neighbours in this order.
 
-use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
@@ -149,7 +149,7 @@ impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
         let [source, values, places, scratch] = self.at;
         let read = Access::read(source, sort.span() * size_of::<i64>() as u64);
         let results = [values, places].map(|result| Access::write(result, sort.count * 4));
-        let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, AccessMode::ReadWrite);
+        let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, work.scratch_mode());
         let reads = (work.digit() == 0 && work != Work::Add).then_some(read);
         let writes = match work {
             Work::Rows => true,

@@ -104,6 +104,13 @@ pub enum Work {
     Place(u32),
 }
 
+impl Work {
+    /// Returns how a launch uses the scratch memory, in which the first one finds nothing.
+    fn scratch_mode(self) -> AccessMode {
+        if self == Self::Count(0) { AccessMode::Write } else { AccessMode::ReadWrite }
+    }
+}
+
 impl Sort {
     /// Returns the launches, in order.
     pub fn steps(self) -> impl Iterator<Item = Step> {
@@ -346,7 +353,7 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
             Access::write(values, read.bytes),
             Access::write(places, sort.elements() * size_of::<i64>() as u64),
         ];
-        let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, AccessMode::ReadWrite);
+        let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, work.scratch_mode());
         match work {
             Work::Rows => [read].into_iter().chain(results).collect(),
             Work::Place(_) if self.kernel.is_last() => [read, scratch].into_iter().chain(results).collect(),

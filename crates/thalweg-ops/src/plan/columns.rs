@@ -45,6 +45,32 @@ pub(super) fn side_by_side(
     if reads_rows || reads_elements || scatters || body.report.is_some() || body.inputs.len() > 32 {
         return None;
     }
+    let (vector, repeated) = vectors(body, geometry, alignment_bytes)?;
+    if vector == 1 || repeated.count_ones() as usize == body.inputs.len() {
+        return None;
+    }
+    let is_short = points <= SERIAL_POINTS;
+    let widths = if is_short { &ABREAST_OF_SHORT[..] } else { &ABREAST };
+    let abreast = widths.iter().copied().find(|abreast| {
+        geometry.rows() / (abreast * vector) >= MANY_BLOCKS && neighbours >= abreast * vector
+    })?;
+    let lanes = (THREADS / abreast).min((points / POINTS_OF_A_LANE).next_power_of_two());
+    let lanes = if is_short { 1 } else { lanes };
+    Some(Class {
+        lanes: lanes as u16,
+        vector: vector as u8,
+        rows_abreast: (abreast * vector) as u16,
+        cascade: cascade(body, geometry, lanes as u16),
+        repeated,
+        ..class
+    })
+}
+
+/// Returns the width of the vectors in which every operand can be traversed along the last dimension of rows, and the inputs that are
+/// the same for neighbouring rows, as bits. Returns `None` if an operand has gaps there.
+fn vectors(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> Option<(u64, u32)> {
+    let (points, last) = (geometry.points(), geometry.row_shape.len().checked_sub(1)?);
+    let neighbours = geometry.row_shape[last];
     let inputs = body.inputs.iter().map(|input| (input.dtype, OutputPlace::Point));
     let dtypes = inputs.chain(body.outputs.iter().map(|output| (output.dtype, output.place)));
     let (mut repeated, mut largest, mut widest, mut common) = (0u32, 1, 1, neighbours);
@@ -81,22 +107,5 @@ pub(super) fn side_by_side(
     {
         vector /= 2;
     }
-    if vector == 1 || repeated.count_ones() as usize == body.inputs.len() {
-        return None;
-    }
-    let is_short = points <= SERIAL_POINTS;
-    let widths = if is_short { &ABREAST_OF_SHORT[..] } else { &ABREAST };
-    let abreast = widths.iter().copied().find(|abreast| {
-        geometry.rows() / (abreast * vector) >= MANY_BLOCKS && neighbours >= abreast * vector
-    })?;
-    let lanes = (THREADS / abreast).min((points / POINTS_OF_A_LANE).next_power_of_two());
-    let lanes = if is_short { 1 } else { lanes };
-    Some(Class {
-        lanes: lanes as u16,
-        vector: vector as u8,
-        rows_abreast: (abreast * vector) as u16,
-        cascade: cascade(body, geometry, lanes as u16),
-        repeated,
-        ..class
-    })
+    Some((vector, repeated))
 }

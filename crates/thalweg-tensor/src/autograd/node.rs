@@ -63,7 +63,7 @@ pub trait Backward: Send + Sync {
     }
 
     /// Returns whether the function is the program's own, which may have effects besides its gradients.
-    fn is_foreign(&self) -> bool {
+    fn is_of_the_program(&self) -> bool {
         false
     }
 

@@ -189,7 +189,7 @@ fn check_nodes(results: &[Option<Edge>], targets: &[Edge]) -> Result<()> {
         if node.is_watched() {
             return Err(Error::capture("hooks see its gradients, and a replay would not call them"));
         }
-        if node.function.is_foreign() {
+        if node.function.is_of_the_program() {
             let title = node.title();
             return Err(Error::capture(format!(
                 "a replay would not run the program's own gradient, {title}"
