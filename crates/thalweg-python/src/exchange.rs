@@ -95,7 +95,7 @@ impl Exchange {
             self.copy_to_host(py, tensor, &object)?;
         } else {
             let target = self.read_tensor(&object, tensor.device())?;
-            run(py, || target.copy_(tensor))?;
+            run(py, || copy_once(&target, tensor))?;
         }
         Ok(object)
     }
@@ -242,6 +242,14 @@ fn from_host(bytes: &[u8], layout: &Layout, dtype: DType, device: &Device) -> th
     let flat = Tensor::empty(&[bytes.len() / dtype.size_bytes()], dtype, device)?;
     device.current_stream().copy_from_host(flat.pointer(), bytes, label)?;
     strided(&flat, layout.shape(), layout.strides(), 0)
+}
+
+/// Copies a tensor into another one, each element once: where the other one's dimensions repeat an element, the first is copied.
+pub(crate) fn copy_once(target: &Tensor, tensor: &Tensor) -> thalweg::Result<()> {
+    let repeats = |(&extent, &stride): (&usize, &usize)| if stride == 0 { extent.min(1) } else { extent };
+    let shape: Vec<usize> = target.shape().iter().zip(target.layout().strides()).map(repeats).collect();
+    let once = |tensor: &Tensor| strided(tensor, &shape, tensor.layout().strides(), tensor.layout().offset());
+    once(target)?.copy_(&once(tensor)?)
 }
 
 /// Returns a view of a tensor's memory.

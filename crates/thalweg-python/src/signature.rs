@@ -95,7 +95,7 @@ fn is_same(known: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<bool>
     if known.is(value) {
         return Ok(true);
     }
-    if !known.get_type().is(&value.get_type()) {
+    if !known.get_type().is(value.get_type()) {
         return Ok(false);
     }
     if let (Ok(known), Ok(value)) = (known.cast_exact::<PyFloat>(), value.cast_exact::<PyFloat>()) {

@@ -10,7 +10,7 @@ use thalweg::{DType, Device, Error, Scalar, Tensor};
 
 use crate::convert::{dtype_beside, read_complex, read_scalar, read_value};
 use crate::dtype::PyDType;
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, copy_once};
 use crate::failure::{exception, type_error, value_error};
 
 /// A reference to a slot in the description of a program.
@@ -428,7 +428,7 @@ fn with_strides(tensor: Tensor, strides: &[Integer], ours: &[Option<Value>]) -> 
         label_at("empty_strided", location),
     )?;
     let made = made.swap_remove(0);
-    made.copy_(&tensor)?;
+    copy_once(&made, &tensor)?;
     Ok(made)
 }
 
@@ -590,7 +590,7 @@ impl OurValues<'_> {
         let (shape, strides) = (now(sizes)?, now(result.strides.as_deref().unwrap_or_default())?);
         let (Some(slot), Some(exchange), true) = (result.slot, self.exchange, result.is_given) else {
             let [shape, strides] = [as_ints(&shape), as_ints(&strides)];
-            let arguments = [Argument::Ints(&shape), Argument::Ints(&strides), Argument::DType(dtype)];
+            let arguments = [Argument::Ints(shape), Argument::Ints(strides), Argument::DType(dtype)];
             let label = label_at("empty_strided", std::panic::Location::caller());
             return Ok(find_operator("empty_strided")?.call(&arguments, Some(device), label)?.swap_remove(0));
         };
