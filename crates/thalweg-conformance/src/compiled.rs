@@ -14,7 +14,7 @@ const QUICKLY: &str = "--Ofast-compile=max";
 /// The environment variable with which tests compile every unit for every architecture, to machine code.
 const EVERYTHING: &str = "THALWEG_COMPILE_EVERYTHING";
 
-/// Returns whether the environment has [`EVERYTHING`].
+/// Returns whether the environment has `THALWEG_COMPILE_EVERYTHING`.
 pub fn compiles_everything() -> bool {
     std::env::var_os(EVERYTHING).is_some_and(|value| !value.is_empty())
 }
@@ -24,8 +24,8 @@ pub const ARCHITECTURES: [&str; 3] = ["sm_90a", "sm_80", "sm_100"];
 
 /// Compiles every unit, by name and source. A unit is compiled for all of the architectures if it has a line about the architecture
 /// (instructions, `__CUDA_ARCH__`) that no unit before it has, and for one of them otherwise: for the first one if it multiplies by
-/// warp groups, else in turn. With [`EVERYTHING`] in the environment every unit is compiled for all of them. Without NVRTC it prints
-/// a message and does nothing.
+/// warp groups, else in turn. With `THALWEG_COMPILE_EVERYTHING` in the environment every unit is compiled for all of them. Without
+/// NVRTC it prints a message and does nothing.
 ///
 /// # Panics
 /// If the compiler refuses a unit, or reports anything about it.

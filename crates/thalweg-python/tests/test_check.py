@@ -192,6 +192,7 @@ th.zeros(1_000_000).topk(3)
 th.zeros(2_000_000, dtype=th.int64).unique()
 th.cuda.synchronize()
 """
-    settings = {"THALWEG_DEVICE": "sim", "THALWEG_SIM_SEED": "1", "THALWEG_SIM_ORDER_ONLY": "1", "THALWEG_SIM_MEMORY_BYTES": str(1 << 34)}
+    settings = {"THALWEG_DEVICE": "sim", "THALWEG_SIM_SEED": "1", "THALWEG_SIM_ORDER_ONLY": "1", "THALWEG_SIM_MEMORY_BYTES": str(1 << 34),
+                "PYTHONPATH": str(pathlib.Path(th.__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", program], env=os.environ | settings, capture_output=True, text=True)
     assert done.returncode == 0 and "memory" not in done.stderr, done.stderr
