@@ -22,7 +22,7 @@ import thalweg as torch
 import thalweg.nn as nn
 import thalweg.nn.functional as F
 
-FEATURES = [2, 10, 64, 100, 128, 384, 512, 768, 1000, 1024, 3072, 4096, 8192]
+FEATURES = [2, 10, 64, 100, 128, 320, 512, 640, 1000, 1280, 2560, 4096, 8192]
 ROWS = [1, 32, 500, 4096, 32768]
 HALVES = [torch.bfloat16, torch.float16]
 LAST = torch.channels_last
@@ -136,7 +136,7 @@ def dense_layers():
 
 
 def losses():
-    for dtype, classes, rows in itertools.product([torch.float32, *HALVES], [2, 10, 100, 1000, 10000, 32000, 50257], [32, 1000, 8192]):
+    for dtype, classes, rows in itertools.product([torch.float32, *HALVES], [2, 10, 100, 1000, 10000, 36002, 40000, 60001], [32, 1000, 8192]):
         x = drawn(rows, classes, dtype=dtype)
         target = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
         for wide in {dtype, torch.float32}:
@@ -150,7 +150,7 @@ def losses():
 
 
 def embeddings():
-    for dtype, width, rows, count in itertools.product([torch.float32, *HALVES], [16, 64, 768, 1024], [4, 1000, 50257], [64, 8192]):
+    for dtype, width, rows, count in itertools.product([torch.float32, *HALVES], [16, 64, 640, 1280], [4, 1000, 60001], [64, 8192]):
         table = drawn(rows, width, dtype=dtype)
         indices = torch.zeros(4, count // 4, dtype=torch.int64, device=DEVICE)
         tried(trained, lambda t: F.embedding(indices, t) + F.embedding(indices[:1], t), [table])
@@ -163,7 +163,7 @@ def attentions():
 
 
 def images():
-    sizes = [(3, 16, 64), (16, 32, 32), (64, 64, 56), (64, 256, 28), (256, 512, 14), (512, 2048, 7), (12, 20, 33), (3, 64, 112), (128, 128, 128), (128, 256, 4)]
+    sizes = [(3, 16, 64), (16, 32, 32), (48, 48, 60), (80, 320, 30), (320, 640, 15), (640, 1280, 9), (12, 20, 33), (3, 96, 120), (128, 128, 128), (96, 192, 5)]
     for (dtype, lower), (inputs, outputs, plane), last, batch in itertools.product(modes(), sizes, [False, True], [2, 16, 128]):
         for kernel, norm in itertools.product([1, 3], ["batch", "group"]):
             module = Convolved(inputs, outputs, kernel, norm, norm == "group").to(device=DEVICE, dtype=dtype)
@@ -264,7 +264,7 @@ def elementwise():
 
 
 def reductions():
-    for dtype, shape in itertools.product([torch.float32, *HALVES], [(1 << 20,), (4096, 768), (64, 50257), (32, 128, 768), (8, 16, 64, 64), (3, 7)]):
+    for dtype, shape in itertools.product([torch.float32, *HALVES], [(1 << 20,), (4096, 640), (64, 60001), (32, 128, 640), (8, 16, 64, 64), (3, 7)]):
         x = drawn(*shape, dtype=dtype)
         dims = {0, len(shape) - 1, len(shape) // 2}
         for call in (torch.sum, torch.mean, torch.amax, torch.amin, torch.var, torch.std, torch.logsumexp, torch.norm):
@@ -282,7 +282,7 @@ def reductions():
 
 
 def places():
-    for dtype, width, rows, count in itertools.product([torch.float32, *HALVES], [1, 3, 16, 64, 128, 768], [1000, 200_000], [300, 100_000]):
+    for dtype, width, rows, count in itertools.product([torch.float32, *HALVES], [1, 3, 16, 64, 128, 640], [1000, 200_000], [300, 100_000]):
         x, index = drawn(rows, width, dtype=dtype), torch.zeros(count, dtype=torch.int64, device=DEVICE)
         wide = index[:, None].expand(count, width)
         source = drawn(count, width, dtype=dtype)

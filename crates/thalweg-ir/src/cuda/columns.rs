@@ -3,46 +3,40 @@
 //!
 //! Every value that differs from row to row is an array over the rows of a thread, with the suffix `[e]`.
 
-use crate::body::{Node, Output, OutputPlace};
-use crate::held::passes;
+use crate::body::{Node, Output};
 use crate::kernel::RUN;
 use crate::{DType, ExprId};
 
 use super::entry::{inner_dimensions, offset};
 use super::expression::{Defined, memory_type, neutral, stored};
-use super::row::RowPrinter;
+use super::row::{RowPrinter, Written};
 use super::writer::Writer;
 
 impl RowPrinter<'_> {
     /// Prints the kernel.
     pub(super) fn print_columns(&self, writer: &mut Writer) {
-        let body = &self.kernel.body;
         self.open_entry(0, writer);
         self.open_rows(writer);
         self.print_row_places(writer);
-        let passes = passes(body);
-        let early = passes.last().map_or_else(Vec::new, |last| self.written_early(last));
-        for (number, pass) in passes.iter().enumerate() {
-            let written = if number + 1 == passes.len() { early.as_slice() } else { &[] };
-            self.print_column_pass(pass, written, writer);
+        let written = self.written();
+        for (pass, early) in written.passes() {
+            self.print_column_pass(pass, early, writer);
         }
-        let (mut of_points, of_row): (Vec<usize>, Vec<usize>) =
-            (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);
-        of_points.retain(|number| !early.contains(number));
+        let Written { of_row, late: of_points, .. } = &written;
         if !of_row.is_empty() {
             writer.open("if (active && lane == 0)");
-            self.print_column_outputs(&of_row, |output| format!("start_output{output}"), writer);
+            self.print_column_outputs(of_row, |output| format!("start_output{output}"), writer);
             writer.close("");
         }
         if !of_points.is_empty() {
             let lanes = self.kernel.class.lanes;
             writer.open(&format!("for ({} point = lane; point < points; point += {lanes})", self.index));
-            let inputs = self.column_inputs(&self.values(&of_points));
-            self.print_places(&inputs, &of_points, writer);
+            let inputs = self.column_inputs(&self.values(of_points));
+            self.print_places(&inputs, of_points, writer);
             self.declare_loads(&inputs, 1, writer);
             writer.line("const u32 k = 0;");
             self.print_column_loads(&inputs, writer);
-            self.print_column_outputs(&of_points, |output| format!("at_output{output}"), writer);
+            self.print_column_outputs(of_points, |output| format!("at_output{output}"), writer);
             writer.close("");
         }
         self.close_rows(writer);

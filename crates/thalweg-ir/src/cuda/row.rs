@@ -14,6 +14,25 @@ use super::entry::{
 use super::expression::{Defined, Statements, binary, combining, neutral, reported, scattered, stored};
 use super::writer::Writer;
 
+/// The passes of a kernel over the points, and the outputs by where they are written.
+pub(super) struct Written {
+    passes: Vec<Vec<usize>>,
+    /// Those at points that the last pass writes.
+    early: Vec<usize>,
+    pub of_row: Vec<usize>,
+    /// Those at points that a loop after the passes writes.
+    pub late: Vec<usize>,
+}
+
+impl Written {
+    /// Returns each pass with the outputs that it writes.
+    pub fn passes(&self) -> impl Iterator<Item = (&[usize], &[usize])> {
+        let last = self.passes.len().wrapping_sub(1);
+        let written = move |number| if number == last { self.early.as_slice() } else { &[] };
+        self.passes.iter().enumerate().map(move |(number, pass)| (pass.as_slice(), written(number)))
+    }
+}
+
 /// A printer of a row kernel.
 pub(super) struct RowPrinter<'k> {
     pub kernel: &'k Kernel,
@@ -61,32 +80,29 @@ impl RowPrinter<'_> {
         self.open_rows(writer);
         self.print_row_places(writer);
         let mut defined = self.statements.nothing();
-        let passes = passes(&self.kernel.body);
-        for (number, pass) in passes.iter().enumerate() {
-            let early = if number + 1 == passes.len() { self.written_early(pass) } else { Vec::new() };
-            self.print_pass(pass, &early, &mut defined, writer);
+        let written = self.written();
+        for (pass, early) in written.passes() {
+            self.print_pass(pass, early, &mut defined, writer);
         }
-        self.print_outputs(&mut defined, writer);
+        self.print_outputs(&written, &mut defined, writer);
         self.close_rows(writer);
     }
 
-    /// Returns the outputs at points, if the last pass over the points can write them: none needs a result of that pass. Otherwise
-    /// all are written by a loop of their own, which loads their inputs again, and the passes before it read what the outputs may
-    /// overwrite.
-    pub fn written_early(&self, last: &[usize]) -> Vec<usize> {
+    /// Returns the passes over the points, and where outputs are written. The last pass writes those at points, if none needs a
+    /// result of that pass. Otherwise all are written by a loop of their own, which loads their inputs again, since the passes read
+    /// what the outputs may overwrite.
+    pub fn written(&self) -> Written {
         let body = &self.kernel.body;
-        let needs_last = |number: &usize| {
-            body.outputs[*number]
-                .operands()
-                .any(|value| reduced_by(body, value).any(|reduction| last.contains(&reduction)))
+        let passes = passes(body);
+        let needs = |number: &usize, pass: &[usize]| {
+            let mut operands = body.outputs[*number].operands();
+            operands.any(|value| reduced_by(body, value).any(|reduction| pass.contains(&reduction)))
         };
-        let of_points: Vec<usize> = self.outputs_of_points().collect();
-        if of_points.iter().any(needs_last) { Vec::new() } else { of_points }
-    }
-
-    fn outputs_of_points(&self) -> impl Iterator<Item = usize> {
-        let outputs = &self.kernel.body.outputs;
-        (0..outputs.len()).filter(|&number| outputs[number].place == OutputPlace::Point)
+        let (of_points, of_row): (Vec<usize>, Vec<usize>) =
+            (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);
+        let is_late = passes.last().is_none_or(|last| of_points.iter().any(|number| needs(number, last)));
+        let (early, late) = if is_late { (Vec::new(), of_points) } else { (of_points, Vec::new()) };
+        Written { passes, early, of_row, late }
     }
 
     /// Opens the kernel's entry point, with the memory in which a block combines its warps. At least `sharing` threads share the
@@ -367,23 +383,19 @@ impl RowPrinter<'_> {
     }
 
     /// Prints the outputs of the row, written by its first lane, then those of its points, written by all.
-    fn print_outputs(&self, defined: &mut Defined, writer: &mut Writer) {
+    fn print_outputs(&self, written: &Written, defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
-        let of_row: Vec<usize> = (0..body.outputs.len())
-            .filter(|&number| body.outputs[number].place == OutputPlace::Row)
-            .collect();
-        let early = passes(body).last().map_or_else(Vec::new, |last| self.written_early(last));
-        let of_points = if early.is_empty() { self.outputs_of_points().collect() } else { Vec::new() };
+        let Written { of_row, late, .. } = written;
         let values: Vec<ExprId> = body.written().collect();
         self.define_for_row(&values, defined, writer);
         if !of_row.is_empty() {
-            self.print_row_outputs(&of_row, defined, writer);
+            self.print_row_outputs(of_row, defined, writer);
         }
-        if !of_points.is_empty() {
+        if !late.is_empty() {
             let loops = self.open_points(writer);
-            let values: Vec<ExprId> = of_points.iter().map(|&number| body.outputs[number].value).collect();
-            self.define_at_point(&values, &of_points, defined, writer);
-            of_points.iter().for_each(|&number| self.print_point_store(number, writer));
+            let values: Vec<ExprId> = late.iter().map(|&number| body.outputs[number].value).collect();
+            self.define_at_point(&values, late, defined, writer);
+            late.iter().for_each(|&number| self.print_point_store(number, writer));
             (0..loops).for_each(|_| writer.close(""));
         }
     }

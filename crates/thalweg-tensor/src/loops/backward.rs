@@ -289,7 +289,10 @@ impl LoopBackward {
                 let layouts = || pass.used.iter().chain(&saved).map(Tensor::layout);
                 let is_of_points = matches!(self.extents(), Extents::Elementwise(_));
                 let kept = is_of_points.then(|| layout_like(layouts(), &shape)).flatten();
-                Ok(kept.map_or_else(|| result.clone(), |layout| result.with_layout(layout)))
+                Ok(match kept {
+                    Some(layout) => result.with_layout(layout),
+                    None => result,
+                })
             })
             .collect::<Result<Tensors>>()?;
         let name = format!("{}_backward", self.operator.name);
