@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod accesses;
+mod aligned;
 pub mod backends;
 mod communicator;
 mod copy;
