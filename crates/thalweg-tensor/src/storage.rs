@@ -25,6 +25,10 @@ pub(crate) struct Storage {
     is_resizable: bool,
     /// The number of holders that are deferred loops.
     deferred_holders: AtomicU32,
+    /// The number of holders that are saved for backward.
+    saved_holders: AtomicU32,
+    /// Whether a tensor that was saved has been read: its address may be in use.
+    was_unpacked: AtomicBool,
     /// The number of writes in place by tensors without a version of their own. Backward checks it, since the tensors that it saved must
     /// not have changed.
     version: AtomicU32,
@@ -76,6 +80,8 @@ impl Storage {
             buffer: Mutex::new(buffer),
             promise: OnceLock::new(),
             deferred_holders: AtomicU32::new(0),
+            saved_holders: AtomicU32::new(0),
+            was_unpacked: AtomicBool::new(false),
             is_resizable: true,
             version: AtomicU32::new(0),
             writes: AtomicU32::new(0),
@@ -106,7 +112,8 @@ impl Storage {
     }
 
     pub(crate) fn pointer(&self) -> DevicePointer {
-        match self.address.load(Ordering::Acquire) {
+        // Ordered after the note of a node that reads: see `forget`. On the processors of today's machines it costs no more than `Acquire`.
+        match self.address.load(Ordering::SeqCst) {
             MOVES => self.buffer().pointer(),
             GIVEN_BACK => DevicePointer::new(0),
             PENDING => self.awaited(),
@@ -171,6 +178,39 @@ impl Storage {
         let mut own = self.buffer.lock();
         self.address.store(buffer.pointer().address(), Ordering::Release);
         *own = buffer;
+    }
+
+    /// Returns whether nothing but nodes that have not run holds the storage, and the `own` references of the caller.
+    pub(crate) fn is_only_saved(this: &Arc<Self>, own: usize) -> bool {
+        let saved = this.saved_holders.load(Ordering::Acquire) as usize;
+        saved > 0
+            && Self::holders(this) == saved + own
+            && !this.was_unpacked.load(Ordering::Acquire)
+            && !this.is_exported()
+    }
+
+    /// Notes that a tensor that was saved is read.
+    pub(crate) fn note_unpacked(&self) {
+        // Ordered before the reader's load of the address: see [`Storage::forget`].
+        self.was_unpacked.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes memory whose content deferred work computes again when the address is read; the caller adds that work before another
+    /// thread can look for it. `None` if a node has begun to read the memory, or if it was never promised. `nothing` is a buffer of no
+    /// bytes.
+    pub(crate) fn forget(&self, nothing: Buffer) -> Option<Buffer> {
+        let address = self.address.load(Ordering::Acquire);
+        if self.promise.get().is_none() || address >= PENDING {
+            return None;
+        }
+        let mut own = self.buffer.lock();
+        // A node notes that it reads before it loads the address. It finds that the memory is to be awaited, or this finds the note.
+        self.address.store(PENDING, Ordering::SeqCst);
+        if self.was_unpacked.load(Ordering::SeqCst) {
+            self.address.store(address, Ordering::SeqCst);
+            return None;
+        }
+        Some(std::mem::replace(&mut *own, nothing))
     }
 
     /// Returns the buffer, which cannot be replaced while the guard is held.
@@ -312,6 +352,24 @@ impl Storage {
         self.address.store(grown.pointer().address(), Ordering::Release);
         *buffer = grown;
         Ok(former)
+    }
+}
+
+/// The note that a tensor of a storage is saved for backward.
+pub(crate) struct SavedHolder(std::sync::Weak<Storage>);
+
+impl SavedHolder {
+    pub(crate) fn new(storage: &Arc<Storage>) -> Self {
+        storage.saved_holders.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::downgrade(storage))
+    }
+}
+
+impl Drop for SavedHolder {
+    fn drop(&mut self) {
+        if let Some(storage) = self.0.upgrade() {
+            storage.saved_holders.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use thalweg_runtime::{Error, Result};
 use super::node::{Edge, Node, running_node};
 use super::{is_grad_enabled, no_grad};
 use crate::scoped::{Scoped, put, scoped};
-use crate::storage::Storage;
+use crate::storage::{SavedHolder, Storage};
 use crate::tensor::Tensor;
 
 /// A function that returns a packed tensor.
@@ -39,7 +39,7 @@ pub struct Saved {
 #[derive(Clone)]
 enum State {
     /// Unchanged, with the version that it had.
-    Tensor(Tensor, u32),
+    Tensor(Tensor, u32, Arc<SavedHolder>),
     /// Packed by hooks.
     Packed(Arc<Packed>),
 }
@@ -91,7 +91,10 @@ impl Saved {
         let hooks = HOOKS.with_borrow(|hooks| (**hooks).clone());
         let packed = hooks.map(|pack| Packed::new(tensor, &pack)).transpose()?.flatten();
         let state = match packed {
-            None => State::Tensor(tensor.detach(), tensor.version()),
+            None => {
+                let holder = Arc::new(SavedHolder::new(tensor.storage()));
+                State::Tensor(tensor.detach(), tensor.version(), holder)
+            }
             Some(packed) => State::Packed(Arc::new(packed)),
         };
         Ok(Self { state: Mutex::new(Some(state)), origin })
@@ -127,7 +130,8 @@ impl Saved {
         let state = self.state.lock().clone();
         let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
-            State::Tensor(tensor, version) => {
+            State::Tensor(tensor, version, _) => {
+                tensor.storage().note_unpacked();
                 check_version(&tensor, version)?;
                 tensor
             }
@@ -152,7 +156,7 @@ impl Saved {
     /// memory, and no other stream has used that. Call this before [`get`](Self::get).
     pub(crate) fn reusable_memory(&self) -> Option<Tensor> {
         let state = self.state.lock();
-        let State::Tensor(tensor, version) = state.as_ref()? else { return None };
+        let State::Tensor(tensor, version, _) = state.as_ref()? else { return None };
         let storage = tensor.storage();
         let is_ours = Arc::strong_count(&tensor.0) == 1 && Storage::holders(storage) == 1;
         let stream = tensor.device().current_stream();
@@ -185,7 +189,7 @@ impl Saved {
                      allowed at a time.",
                 ));
             }
-            Some(State::Tensor(tensor, version)) => {
+            Some(State::Tensor(tensor, version, _)) => {
                 check_version(&tensor, version)?;
                 tensor
             }

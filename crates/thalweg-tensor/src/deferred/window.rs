@@ -8,14 +8,17 @@ use thalweg_graph::Operand;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_ops::lower::LaunchNumbers;
 
-use thalweg_runtime::{Access, DevicePointer, Error, Label, Result, Stream};
+use thalweg_runtime::{Access, Buffer, DevicePointer, Error, Label, Result, Stream};
 
 use super::launches::SharedLaunch;
 use super::taken::Taken;
 use crate::storage::{DeferredHolder, Storage};
 
-/// The most loops that wait.
+/// The most loops that wait, without those that compute something again.
 const MOST_LOOPS: usize = 64;
+
+/// The most loops that wait to compute something again.
+const MOST_AGAIN: usize = 512;
 
 /// The first element of an operand: a storage, and an offset in bytes.
 pub(crate) type Place = (Arc<Storage>, u64);
@@ -48,6 +51,20 @@ pub(super) enum Known {
     Pending { storage: Weak<Storage>, bytes: u64 },
 }
 
+impl Known {
+    /// Returns the memory for loops that are taken, while others may use it, too.
+    fn again(&self) -> Self {
+        match self {
+            Self::Existing { holder, pointer, bytes } => Self::Existing {
+                holder: holder.as_ref().map(|holder| DeferredHolder::new(Arc::clone(holder.storage()))),
+                pointer: *pointer,
+                bytes: *bytes,
+            },
+            Self::Pending { storage, bytes } => Self::Pending { storage: storage.clone(), bytes: *bytes },
+        }
+    }
+}
+
 /// A loop that waits.
 pub(super) struct Waiting {
     pub launch: Arc<SharedLaunch>,
@@ -57,6 +74,8 @@ pub(super) struct Waiting {
     pub outputs: SmallVec<[Operand; 2]>,
     /// Whether it has waited while a command of another kind was queued.
     has_let_pass: bool,
+    /// Whether it computes again what was forgotten, or what is not stored at all.
+    is_again: bool,
 }
 
 /// A memory that waiting loops use.
@@ -67,11 +86,17 @@ struct Used {
     /// A memory of the same family; itself if it represents the family.
     family: u32,
     is_written: bool,
+    /// The number of operands of waiting loops in it.
+    operands: u32,
+    /// The results of loops of other families that only read it: loops that [compute again](Window::forget) what was forgotten.
+    readers: SmallVec<[u32; 2]>,
 }
 
 /// The loops that wait, and their operands.
 ///
-/// Loops with memory in common are a *family*: they may be fused, and one may depend on another. Families are independent.
+/// Loops with memory in common are a *family*: they may be fused, and one may depend on another. Families are independent. A loop that
+/// computes something again is of the family of its result only: many of them may read one parameter, and each waits by itself until its
+/// result is read, or until something is to write what it reads.
 #[derive(Default)]
 struct Waiters {
     stream: Option<Stream>,
@@ -83,6 +108,8 @@ struct Waiters {
     unused: Vec<u32>,
     /// The number of each storage's memory, by the storage's address.
     places: FxHashMap<usize, u32>,
+    /// The number of loops that compute something again.
+    again: usize,
 }
 
 /// The loops of a thread that wait.
@@ -104,20 +131,36 @@ impl Window {
     /// Returns whether a loop may wait with those that wait already.
     pub fn accepts(&self, deferral: &Deferral) -> bool {
         let waiters = self.waiters();
-        waiters.loops.len() < MOST_LOOPS
+        waiters.loops.len() - waiters.again < MOST_LOOPS
             && waiters.stream.as_ref().is_none_or(|stream| *stream == deferral.stream)
     }
 
     /// Adds a loop.
     pub fn add(&self, deferral: Deferral) {
-        let Deferral { launch, numbers, read, written, stream, label } = deferral;
+        self.waiters().add(deferral, false);
+    }
+
+    /// Adds loops that compute results again when they are read, if more of them may wait.
+    pub(super) fn add_again(&self, deferrals: impl IntoIterator<Item = Deferral>) {
         let mut waiters = self.waiters();
-        waiters.stream.get_or_insert(stream);
-        let inputs = read.into_iter().map(|place| waiters.operand(place, false)).collect();
-        let outputs = written.into_iter().map(|place| waiters.operand(place, true)).collect();
-        let waiting = Waiting { launch, numbers, label, inputs, outputs, has_let_pass: false };
-        waiters.unite(&waiting);
-        waiters.loops.push(waiting);
+        deferrals.into_iter().for_each(|deferral| waiters.add(deferral, true));
+    }
+
+    /// Frees the memory of a storage that only saved tensors hold, and adds the loops that compute its content again. Returns whether it
+    /// did.
+    pub(super) fn forget(&self, storage: &Storage, nothing: Buffer, recipe: Vec<Deferral>) -> bool {
+        let mut waiters = self.waiters();
+        let is_of_stream = |other: &Stream| recipe.iter().all(|deferral| deferral.stream == *other);
+        if waiters.again + recipe.len() > MOST_AGAIN || !waiters.stream.as_ref().is_none_or(is_of_stream) {
+            return false;
+        }
+        // Another thread that waits for the memory looks for these loops under the same lock.
+        let freed = storage.forget(nothing);
+        if freed.is_some() {
+            recipe.into_iter().for_each(|deferral| waiters.add(deferral, true));
+        }
+        drop(waiters);
+        freed.is_some()
     }
 
     /// Returns whether any loop waits.
@@ -185,11 +228,25 @@ impl Window {
 }
 
 impl Waiters {
+    /// Adds a loop.
+    fn add(&mut self, deferral: Deferral, is_again: bool) {
+        let Deferral { launch, numbers, read, written, stream, label } = deferral;
+        self.stream.get_or_insert(stream);
+        let inputs = read.into_iter().map(|place| self.operand(place, false)).collect();
+        let outputs = written.into_iter().map(|place| self.operand(place, true)).collect();
+        let waiting = Waiting { launch, numbers, label, inputs, outputs, has_let_pass: false, is_again };
+        self.unite(&waiting);
+        self.again += usize::from(is_again);
+        self.loops.push(waiting);
+    }
+
     /// Returns an operand of a loop.
     fn operand(&mut self, (storage, offset): Place, is_written: bool) -> Operand {
         let address = Arc::as_ptr(&storage).addr();
         if let Some(&memory) = self.places.get(&address) {
-            self.used(memory).is_written |= is_written;
+            let used = self.used(memory);
+            used.is_written |= is_written;
+            used.operands += 1;
             return Operand { memory, offset };
         }
         let memory = self.unused.pop().unwrap_or_else(|| {
@@ -204,7 +261,9 @@ impl Waiters {
             }
         };
         self.places.insert(address, memory);
-        self.memories[memory as usize] = Some(Used { known, address, family: memory, is_written });
+        let readers = SmallVec::new();
+        self.memories[memory as usize] =
+            Some(Used { known, address, family: memory, is_written, operands: 1, readers });
         Operand { memory, offset }
     }
 
@@ -227,13 +286,26 @@ impl Waiters {
         memory
     }
 
-    /// Makes the operands of a loop one family.
+    /// Makes the operands of a loop one family, with the loops that read what it writes.
     fn unite(&mut self, waiting: &Waiting) {
-        let family = self.family(waiting.outputs[0].memory);
-        for operand in waiting.inputs.iter().chain(&waiting.outputs) {
-            let other = self.family(operand.memory);
-            self.used(other).family = family;
-            self.used(operand.memory).family = family;
+        let result = waiting.outputs[0].memory;
+        let family = self.family(result);
+        for (operand, is_read) in
+            waiting.inputs.iter().zip(std::iter::repeat(true)).chain(waiting.outputs.iter().zip([false; 8]))
+        {
+            let used = self.used(operand.memory);
+            if is_read && waiting.is_again && matches!(used.known, Known::Existing { .. }) {
+                if !used.is_written {
+                    used.readers.push(result);
+                    continue;
+                }
+            }
+            let readers = if is_read { SmallVec::new() } else { std::mem::take(&mut used.readers) };
+            for memory in readers.into_iter().chain([operand.memory]) {
+                let other = self.family(memory);
+                self.used(other).family = family;
+                self.used(memory).family = family;
+            }
         }
     }
 
@@ -250,6 +322,7 @@ impl Waiters {
             };
             if accesses.iter().any(meets) {
                 families.push(self.family(memory));
+                families.extend(used.readers.iter().map(|&reader| self.family(reader)));
             }
         }
         families
@@ -265,7 +338,7 @@ impl Waiters {
                 Known::Pending { storage, bytes } if storage.strong_count() > 0 => -(*bytes as i64),
                 Known::Pending { .. } => continue,
             };
-            let family = self.family(memory);
+            let family = self.family(used.readers.first().copied().unwrap_or(memory));
             match needs.iter_mut().find(|(known, _)| *known == family) {
                 Some((_, sum)) => *sum += need,
                 None => needs.push((family, need)),
@@ -277,23 +350,34 @@ impl Waiters {
     /// Takes the loops of the families that are wanted, in their order. The others remain, in theirs.
     fn take(&mut self, is_wanted: impl Fn(u32) -> bool) -> Taken {
         let mut taken = Taken::on(self.stream.clone());
-        let wanted: SmallVec<[bool; 64]> =
-            (self.loops.iter()).map(|waiting| is_wanted(self.family(waiting.outputs[0].memory))).collect();
+        let wanted: SmallVec<[bool; 64]> = (self.loops.iter())
+            .map(|waiting| is_wanted(self.family(waiting.outputs[0].memory)))
+            .collect();
+        if !wanted.contains(&true) {
+            return taken;
+        }
         // The number of each memory in what is taken.
         let mut numbers: SmallVec<[Option<u32>; 64]> = SmallVec::from_elem(None, self.memories.len());
-        let Self { loops, memories, unused, places, .. } = self;
+        let Self { loops, memories, unused, places, again, .. } = self;
         let mut wanted = wanted.into_iter();
         for mut waiting in loops.extract_if(.., |_| wanted.next() == Some(true)) {
+            *again -= usize::from(waiting.is_again);
             for operand in waiting.inputs.iter_mut().chain(&mut waiting.outputs) {
-                let former = operand.memory;
-                operand.memory = *numbers[former as usize].get_or_insert_with(|| {
-                    let used = memories[former as usize].take().expect("a memory is in one family");
-                    unused.push(former);
+                let former = operand.memory as usize;
+                let used = memories[former].as_mut().expect("the loop's operand is in it");
+                used.operands -= 1;
+                operand.memory = *numbers[former].get_or_insert_with(|| taken.memory(used.known.again()));
+                if used.operands == 0 {
                     places.remove(&used.address);
-                    taken.memory(used.known)
-                });
+                    memories[former] = None;
+                    unused.push(former as u32);
+                }
             }
             taken.add(waiting);
+        }
+        // Numbers that are unused now may be given to other memory.
+        for used in self.memories.iter_mut().flatten().filter(|used| !used.readers.is_empty()) {
+            used.readers.retain(|reader| numbers[*reader as usize].is_none());
         }
         if self.loops.is_empty() {
             self.stream = None;
