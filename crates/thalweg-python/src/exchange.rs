@@ -1,7 +1,7 @@
 //! Tensors of another front end (PyTorch) as ours, and back.
 //!
 //! Memory of a GPU is used in place, by its address. The simulated GPU has memory of its own, so tensors in the host's memory are
-//! copied to it, with their strides, and back.
+//! copied to it, with their strides, and back; tensors over its own memory are used in place, too.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -22,6 +22,8 @@ pub struct Exchange {
     empty_strided: Py<PyAny>,
     /// Makes a tensor over the memory of another one: of a shape, strides and an offset.
     alias: Py<PyAny>,
+    /// Whether tensors of the front end are in the memory of the program's device, and are not copied.
+    pub is_in_place: bool,
 }
 
 /// An object that keeps memory alive, and is released with the interpreter lock.
@@ -54,7 +56,8 @@ impl Exchange {
             })
             .collect::<PyResult<_>>()?;
         let function = |name| Ok::<_, PyErr>(functions.as_any().get_item(name)?.unbind());
-        Ok(Self { dtypes, empty_strided: function("empty_strided")?, alias: function("alias")? })
+        let is_in_place = functions.as_any().get_item("is_in_place")?.extract()?;
+        Ok(Self { dtypes, empty_strided: function("empty_strided")?, alias: function("alias")?, is_in_place })
     }
 
     /// Returns a tensor of the front end as ours.
@@ -74,7 +77,7 @@ impl Exchange {
         let layout = Layout::new(&shape, &strides, 0).map_err(|error| type_error(error.to_string()))?;
         let count = span_bytes(&layout, *dtype);
         let address = address_of(object, count)?;
-        if !device.is_simulated() {
+        if self.is_in_place {
             let strides: Vec<i64> = strides.iter().map(|&stride| stride as i64).collect();
             return over_object(object, address, (&shape, &strides), *dtype, device);
         }
@@ -91,11 +94,11 @@ impl Exchange {
         if layout.elements() == 0 {
             return Ok(object);
         }
-        if tensor.device().is_simulated() {
-            self.copy_to_host(py, tensor, &object)?;
-        } else {
+        if self.is_in_place {
             let target = self.read_tensor(&object, tensor.device())?;
             run(py, || copy_once(&target, tensor))?;
+        } else {
+            self.copy_to_host(py, tensor, &object)?;
         }
         Ok(object)
     }
@@ -201,7 +204,7 @@ fn over_object(
     // memory in the order of the stream on which it was allocated, and the program is called on that stream, or orders the work of
     // others itself (`record_stream`), as for every operator of the front end.
     let memory = |pointer, bytes| unsafe { ExternalMemory::new(pointer, bytes, owner).in_stream_order() };
-    over(object.py(), address, shape, strides, dtype, device.index(), memory)
+    over(object.py(), address, shape, strides, dtype, device, memory)
 }
 
 /// Returns the address of a tensor of the front end, after a check that its storage holds this many bytes from there on: a

@@ -125,7 +125,7 @@ impl Program {
         let mut values = self.values(py, inputs)?;
         compiling::begin();
         let ran = self.run_parts(py, &mut values).and_then(|()| match &self.exchange {
-            Some(exchange) if !self.device.is_simulated() => {
+            Some(exchange) if exchange.is_in_place => {
                 self.outputs_of(py, &mut values, Some(exchange)).map(Some)
             }
             _ => Ok(None),
@@ -222,7 +222,7 @@ impl Program {
             let mut at = part.steps.start;
             let Values { ours, written, .. } = &mut *values;
             let (mut given, mut raised) = (Vec::new(), None);
-            let exchange = self.exchange.as_ref().filter(|_| !self.device.is_simulated());
+            let exchange = self.exchange.as_ref().filter(|exchange| exchange.is_in_place);
             let mut own = OurValues { ours, written, exchange, given: &mut given, raised: &mut raised };
             let (steps, device, now) = (&self.steps[part.steps.clone()], &self.device, &mut at);
             let ran = attempt(py, move || {
@@ -297,7 +297,7 @@ impl Program {
         let answer = function.bind(py).call1(PyTuple::new(py, objects)?);
         compiling::end(py)?;
         let answer = answer?;
-        if self.device.is_simulated() {
+        if self.exchange.as_ref().is_some_and(|exchange| !exchange.is_in_place) {
             // Ours are copies of what the function has written.
             changes
                 .iter()
@@ -324,7 +324,7 @@ impl Program {
 
     /// Copies what calls have written back to the tensors of the front end, where ours are copies of them.
     fn write_back(&self, py: Python<'_>, values: &mut Values) -> PyResult<()> {
-        let Some(exchange) = self.exchange.as_ref().filter(|_| self.device.is_simulated()) else {
+        let Some(exchange) = self.exchange.as_ref().filter(|exchange| !exchange.is_in_place) else {
             return Ok(());
         };
         for slot in std::mem::take(&mut values.written) {

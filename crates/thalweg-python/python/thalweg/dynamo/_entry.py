@@ -100,7 +100,7 @@ def program(description, device, streams=None):
     def alias(base, size, stride, offset):
         return torch.empty(0, dtype=base.dtype, device=where).set_(base.untyped_storage(), offset, size, stride)
 
-    exchange = {"dtypes": dtypes(), "empty_strided": empty_strided, "alias": alias}
+    exchange = {"dtypes": dtypes(), "empty_strided": empty_strided, "alias": alias, "is_in_place": is_gpu}
     made = _core.Program(*description.parts(), device=own, constants=description.constants, kept=description.kept, exchange=exchange)
 
     def call_on_current_stream(inputs):
