@@ -101,7 +101,8 @@ def program(description, device, streams=None):
         return torch.empty(0, dtype=base.dtype, device=where).set_(base.untyped_storage(), offset, size, stride)
 
     exchange = {"dtypes": dtypes(), "empty_strided": empty_strided, "alias": alias, "is_in_place": is_gpu}
-    made = _core.Program(*description.parts(), device=own, constants=description.constants, kept=description.kept, exchange=exchange)
+    options = {"constants": description.constants, "kept": description.kept, "varying": description.varying}
+    made = _core.Program(*description.parts(), device=own, exchange=exchange, **options)
 
     def call_on_current_stream(inputs):
         follow_settings()

@@ -66,7 +66,10 @@ class Importer:
         slot = self._made.slot()
         self._made.inputs.append(slot)
         self._values[node], self._bases[node] = Place(slot), slot
-        self._note(node.meta.get("val"), slot)
+        value = node.meta.get("val")
+        self._note(value, slot)
+        if not isinstance(value, torch.Tensor) or not all(isinstance(number, int) for number in [*value.shape, *value.stride()]):
+            self._made.varying.append(slot)
         if any(is_number_beside(node, user, self.device) for user in node.users):
             # Read before the first loop waits, so that nothing is queued early for it.
             self._number(node)
