@@ -5,13 +5,15 @@
 //! tensors are in memory of the front end, and no step calls a function of the front end or uses another stream. What else a call
 //! depends on is the key of its commands: numbers among the inputs, sizes that vary, and settings.
 
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 use thalweg::runtime::{CommandList, DevicePointer, Label, backends, command_list};
 use thalweg::tensor::compile;
-use thalweg::{DType, Device};
+use thalweg::Device;
+use rustc_hash::FxBuildHasher;
 use thalweg_lock::Mutex;
 
 use crate::exchange::Exchange;
@@ -198,15 +200,12 @@ fn settings() -> Vec<u64> {
         cudnn::benchmark(),
     ];
     let bits = flags.iter().fold(0, |bits, &flag| bits << 1 | u64::from(flag));
-    let others = format!(
-        "{:?}{:?}{:?}{:?}",
-        cuda::preferred_blas_library(),
+    let reductions = [
         cuda::matmul::allow_fp16_reduced_precision_reduction(),
         cuda::matmul::allow_bf16_reduced_precision_reduction(),
-        thalweg::ops::default_dtype() as DType,
-    );
-    let others = others.bytes().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(u64::from(byte)));
-    vec![bits, others]
+    ];
+    let choices = (cuda::preferred_blas_library(), reductions, thalweg::ops::default_dtype());
+    vec![bits, FxBuildHasher.hash_one(choices)]
 }
 
 impl Repeat {
