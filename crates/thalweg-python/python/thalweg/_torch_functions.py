@@ -309,12 +309,18 @@ def _original(name):
     return _originals.get(name) or vars(Tensor).get(name) or getattr(Tensor, name)
 
 
+def _is_of_program(value):
+    """Returns whether a method was given to `Tensor` by a program, which overrides do not see."""
+    spec = getattr(value, "__globals__", {}).get("__spec__")
+    return isinstance(value, types.FunctionType) and (spec is None or spec.name.partition(".")[0] != __package__)
+
+
 def _overridable_attributes():
     """Yields the names and values of the attributes of `Tensor` that are not operators of the table and that overrides see."""
     operators = set(_core._operator_methods)
     for name, value in list(vars(Tensor).items()):
         is_hidden = name.startswith("_") and not name.startswith("__") and name not in _SHOWN
-        if name in _UNTOUCHED or is_hidden or isinstance(value, (staticmethod, classmethod)):
+        if name in _UNTOUCHED or is_hidden or isinstance(value, (staticmethod, classmethod)) or _is_of_program(value):
             continue
         if isinstance(value, (types.GetSetDescriptorType, property)):
             yield name, value, _property(name, value)
