@@ -2,6 +2,7 @@
 
 import math
 import typing
+import warnings
 
 import thalweg as th
 import thalweg.nn as nn
@@ -234,3 +235,29 @@ def test_programs_give_tensors_methods_and_functions_attributes():
     assert F.tanh.own_mark == 1 and F.tanh(th.zeros(1)).item() == 0
     del F.tanh.own_mark
     assert typing.get_type_hints(nn.Linear(1, 1))["training"] is bool
+
+
+def test_pinned_batches_keep_their_containers():
+    from thalweg.utils.data._utils.pin_memory import pin_memory
+
+    class Graph:
+        """A batch of a library, which returns another object when it is pinned."""
+
+        def __init__(self, x, is_pinned=False):
+            self.x, self.is_pinned = x, is_pinned
+
+        def pin_memory(self):
+            return Graph(self.x, True)
+
+    class Named(typing.NamedTuple):
+        x: th.Tensor
+        y: list
+
+    batch = pin_memory({"pair": (th.ones(1), Graph(th.ones(1))), "named": Named(th.ones(1), [Graph(1), "text"])})
+    assert isinstance(batch["pair"], list) and batch["pair"][1].is_pinned and batch["pair"][0].is_pinned()
+    assert isinstance(batch["named"], Named) and batch["named"].y[0].is_pinned and batch["named"].y[1] == "text"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loader = th.utils.data.DataLoader([th.ones(1)] * 2, pin_memory=True, pin_memory_device="cuda")
+        assert all(one.is_pinned() for one in loader)
+    assert any("pin_memory_device is deprecated" in str(one.message) for one in said)

@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import types
 import typing
+import warnings
 
 from . import _utils  # noqa: F401
 from ._utils.collate import default_collate, default_convert
@@ -169,6 +170,9 @@ class DataLoader:
         return self.batch_sampler if self._auto_collation else self.sampler
 
     def _get_iterator(self):
+        if self.pin_memory and self.pin_memory_device:
+            warnings.warn("pin_memory_device is deprecated, the current accelerator will be used as the device,"
+                          f"ignore pin_memory_device='{self.pin_memory_device}'.", stacklevel=3)
         return _SingleProcessDataLoaderIter(self) if self.num_workers == 0 else _MultiProcessingDataLoaderIter(self)
 
     def __iter__(self):
