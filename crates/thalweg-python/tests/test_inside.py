@@ -8,7 +8,7 @@ import thalweg as th
 import thalweg.nn as nn
 import thalweg.nn.functional as F
 from support import close, raises
-from test_door import program
+from test_door import program, run
 from thalweg import _private
 from thalweg._compiled_libraries import audio, define, vision
 
@@ -40,6 +40,14 @@ def test_modules_have_the_names_of_their_package():
         else:
             raise AssertionError
         """)
+
+
+def test_programs_of_the_cpu_have_the_memory_of_the_host():
+    host = "os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')"
+    text = f"import os, torch; print(abs(torch.cuda.get_device_properties(0).total_memory - {host}) < 1 << 21)"
+    if not th._core._cuda._gpu_count():
+        assert run("-c", text)[0] == "True\n" and run("--simulated-as", "cuda", "-c", text)[0] == "False\n"
+        assert run("-c", text, THALWEG_SIM_MEMORY_BYTES=str(1 << 30))[0] == "False\n"
 
 
 def test_private_functions():
@@ -261,3 +269,52 @@ def test_pinned_batches_keep_their_containers():
         loader = th.utils.data.DataLoader([th.ones(1)] * 2, pin_memory=True, pin_memory_device="cuda")
         assert all(one.is_pinned() for one in loader)
     assert any("pin_memory_device is deprecated" in str(one.message) for one in said)
+
+
+def test_maps_over_containers_of_a_library():
+    from thalweg._C import _functorch
+
+    class Pair:
+        """A container of tensors with a common dimension, which maps itself over it."""
+
+        def __init__(self, first, second):
+            self.parts = first, second
+
+        shape = property(lambda self: self.parts[0].shape[:1])
+
+        def dim(self):
+            return 1
+
+        def _add_batch_dim(self, *, in_dim, vmap_level):
+            return Pair(*(_functorch._add_batch_dim(part, in_dim, vmap_level) for part in self.parts))
+
+        def _maybe_remove_batch_dim(self, funcname, vmap_level, batch_size, out_dim):
+            assert batch_size == 4
+            return Pair(*(_functorch._remove_batch_dim(part, vmap_level, batch_size, out_dim) for part in self.parts))
+
+    x, y = th.randn(4, 3), th.randn(4, 3, 2)
+
+    def product(pair, factor):
+        assert all(_functorch.is_batchedtensor(part) for part in pair.parts) and pair.parts[1].shape == (3, 2)
+        assert _functorch.get_unwrapped(pair.parts[0]).shape == (4, 3)
+        return Pair(pair.parts[0] @ pair.parts[1], pair.parts[0] * factor)
+    made = th.func.vmap(product, in_dims=(0, None))(Pair(x, y), 2.0)
+    close(made.parts[0], th.einsum("bi,bij->bj", x, y).tolist(), 1e-5)
+    assert th.equal(made.parts[1], 2 * x)
+
+
+def test_functions_receive_themselves():
+    seen = []
+
+    class Own:
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append((function, kwargs))
+            return "own"
+    for name in ("empty_like", "zeros_like", "rand_like"):
+        assert getattr(th, name)(Own(), dtype=th.float64) == "own"
+        assert seen.pop() == (getattr(th, name), {"dtype": th.float64})
+    assert th.zeros_like(th.ones(2), device="meta").device.type == "meta"
+    for function in (F.conv2d, F.max_pool2d, F.conv_transpose1d, th.block_diag):
+        assert function(Own(), Own(), Own()) == "own" and seen.pop()[0] is function
+    assert F.conv2d(th.ones(1, 1, 2, 2), th.ones(1, 1, 2, 2)).item() == 4

@@ -226,6 +226,12 @@ def _marked(*args, **kwargs):
     return lambda function: function
 
 
+def _maybe_remove_batch_dim(name, batched_output, vmap_level, batch_size, out_dim):
+    """Returns the result of a map: a tensor of all slices, or what is not mapped."""
+    from ._c_functions import _remove_batch_dim
+    return batched_output if out_dim is None else _remove_batch_dim(batched_output, vmap_level, batch_size, out_dim)
+
+
 def _of_library(name):
     """Returns a function of `torch.library` by its name."""
     return lambda *args, **kwargs: getattr(importlib.import_module(f"{__package__}.library"), name)(*args, **kwargs)
@@ -255,6 +261,7 @@ _GIVEN = {
     "_inductor.config": {"patch": _Setting}, "_inductor.decomposition": {"register_decomposition": _marked}, "_decomp": {"register_decomposition": _marked},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
+    "_functorch.vmap": {"_maybe_remove_batch_dim": _maybe_remove_batch_dim},
     # Registrations at the import of a library, which change nothing.
     "onnx": {"is_in_onnx_export": _false, "register_custom_op_symbolic": _idle, "unregister_custom_op_symbolic": _idle},
     "onnx.symbolic_helper": {"parse_args": _marked, "quantized_args": _marked},

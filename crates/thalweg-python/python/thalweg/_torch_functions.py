@@ -420,7 +420,7 @@ def activate():
     package = sys.modules[__package__]
     for module in (package, *modules):
         for name, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NOT_OVERRIDABLE and not value.__closure__ and (
+            if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NOT_OVERRIDABLE and (
                     value.__globals__.get("__name__") in names) and "__wrapped__" not in vars(value):
                 _make_overridable(value)
 
@@ -432,13 +432,18 @@ _NOT_OVERRIDABLE = {
 
 def _make_overridable(function):
     """Replaces the code of a function by a call that looks at the arguments first."""
-    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     own.__kwdefaults__, own.__module__ = function.__kwdefaults__, function.__module__
     name = function.__name__
-    source = (f"def {name}(*args, **kwargs):\n"
-              "    if __is_overridden__(args, kwargs):\n"
-              f"        return __take__(__overridable__[{name!r}], __overriding__(args, kwargs), args, kwargs)\n"
-              f"    return __own__[{name!r}](*args, **kwargs)\n")
+    # The new code has the free variables of the former, since a function keeps its closure.
+    free = own.__code__.co_freevars
+    source = (f"def made({', '.join(free)}):\n"
+              f"    def {name}(*args, **kwargs):\n"
+              "        if __is_overridden__(args, kwargs):\n"
+              f"            return __take__(__overridable__[{name!r}], __overriding__(args, kwargs), args, kwargs)\n"
+              f"        return __own__[{name!r}](*args, **kwargs)\n"
+              f"        return {', '.join(free) or None}\n"
+              f"    return {name}\n")
     namespace = function.__globals__
     namespace.setdefault("__is_overridden__", _core._is_overridden)
     namespace.setdefault("__overriding__", _core._overriding)
@@ -447,7 +452,8 @@ def _make_overridable(function):
     namespace.setdefault("__own__", {})[name] = own
     made = {}
     exec(compile(source, own.__code__.co_filename, "exec"), made)
-    function.__code__ = made[name].__code__.replace(co_firstlineno=own.__code__.co_firstlineno)
+    code = made["made"](*free).__code__
+    function.__code__ = code.replace(co_firstlineno=own.__code__.co_firstlineno)
     function.__defaults__ = function.__kwdefaults__ = None
     function.__wrapped__ = own
 
