@@ -30,6 +30,7 @@ use thalweg_kernels::{NativeKernel, Placed, fourier, recurrent};
 
 use crate::aligned::Slabs;
 use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_for, preferred_blas_library};
+use crate::recorder;
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
@@ -157,6 +158,7 @@ impl Stream {
         let processors = device.properties().multi_processor_count;
         let kernel = WarpGroupMatmul { product: *product, tiles, processors };
         let [a, b, d] = kernel.tensors(at);
+        recorder::refuse(|| format!("{label} reads its matrices by maps of their addresses"));
         let map = |tensor| self.check(device.driver().tensor_map(&tensor));
         let maps = [map(a)?, map(b)?, map(d)?];
         self.launch_native(&Placed { kernel, at: MappedOperands { at, bias, maps } }, label)
