@@ -189,6 +189,11 @@ impl Storage {
             && !this.is_exported()
     }
 
+    /// Returns whether it is saved for backward.
+    pub(crate) fn is_saved(&self) -> bool {
+        self.saved_holders.load(Ordering::Acquire) > 0
+    }
+
     /// Notes that a tensor that was saved is read.
     pub(crate) fn note_unpacked(&self) {
         // Ordered before the reader's load of the address: see [`Storage::forget`].

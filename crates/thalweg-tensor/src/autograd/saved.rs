@@ -39,7 +39,7 @@ pub struct Saved {
 #[derive(Clone)]
 enum State {
     /// Unchanged, with the version that it had.
-    Tensor(Tensor, u32, Arc<SavedHolder>),
+    Tensor { tensor: Tensor, version: u32, _holder: Arc<SavedHolder> },
     /// Packed by hooks.
     Packed(Arc<Packed>),
 }
@@ -93,7 +93,7 @@ impl Saved {
         let state = match packed {
             None => {
                 let holder = Arc::new(SavedHolder::new(tensor.storage()));
-                State::Tensor(tensor.detach(), tensor.version(), holder)
+                State::Tensor { tensor: tensor.detach(), version: tensor.version(), _holder: holder }
             }
             Some(packed) => State::Packed(Arc::new(packed)),
         };
@@ -130,7 +130,7 @@ impl Saved {
         let state = self.state.lock().clone();
         let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
-            State::Tensor(tensor, version, _) => {
+            State::Tensor { tensor, version, .. } => {
                 tensor.storage().note_unpacked();
                 check_version(&tensor, version)?;
                 tensor
@@ -156,7 +156,7 @@ impl Saved {
     /// memory, and no other stream has used that. Call this before [`get`](Self::get).
     pub(crate) fn reusable_memory(&self) -> Option<Tensor> {
         let state = self.state.lock();
-        let State::Tensor(tensor, version, _) = state.as_ref()? else { return None };
+        let State::Tensor { tensor, version, .. } = state.as_ref()? else { return None };
         let storage = tensor.storage();
         let is_ours = Arc::strong_count(&tensor.0) == 1 && Storage::holders(storage) == 1;
         let stream = tensor.device().current_stream();
@@ -189,7 +189,7 @@ impl Saved {
                      allowed at a time.",
                 ));
             }
-            Some(State::Tensor(tensor, version, _)) => {
+            Some(State::Tensor { tensor, version, .. }) => {
                 check_version(&tensor, version)?;
                 tensor
             }

@@ -11,8 +11,9 @@ use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
 use super::count;
 use super::explain::{explain, is_explained};
-use super::taken::{Again, Taken};
-use super::window::{Known, Waiting, Window};
+use super::again;
+use super::taken::Taken;
+use super::window::{Deferral, Known, Waiting, Window};
 use crate::storage::Storage;
 
 /// The number of programs that a thread keeps.
@@ -62,12 +63,37 @@ pub(super) fn forget_programs() {
     let _ = PROGRAMS_OF_THREAD.try_with(|programs| programs.borrow_mut().clear());
 }
 
+/// The end of a wait.
+#[derive(Clone, Copy)]
+pub(super) enum End<'a> {
+    /// A call with this label.
+    Call(Label),
+    /// The end of the outermost region, with this label.
+    Region(Label),
+    /// The read of a storage's address.
+    Read(&'a Storage),
+}
+
+impl<'a> End<'a> {
+    fn label(self) -> Option<Label> {
+        match self {
+            Self::Call(label) | Self::Region(label) => Some(label),
+            Self::Read(_) => None,
+        }
+    }
+
+    fn read(self) -> Option<&'a Storage> {
+        if let Self::Read(storage) = self { Some(storage) } else { None }
+    }
+}
+
 impl Window {
-    /// Queues loops that waited, before a call with this label; `None` if an address is read.
+    /// Queues loops that waited.
     ///
     /// When the outermost region ends, a [widening](Waiters::widening) loop whose result the other loops can do without waits on:
     /// it is computed within them, and again where the result is read later, if it ever is.
-    pub(super) fn queue(&self, mut taken: Taken, before: Option<Label>, ends: bool) -> Result<()> {
+    pub(super) fn queue(&self, mut taken: Taken, end: End<'_>) -> Result<()> {
+        let before = end.label();
         let Some(stream) = taken.stream.take().filter(|_| !taken.loops.is_empty()) else { return Ok(()) };
         let mut alive: Vec<Option<Arc<Storage>>> = (taken.memories.iter())
             .map(|known| match known {
@@ -76,38 +102,45 @@ impl Window {
             })
             .collect();
         // A captured graph computes what its own region needs.
-        let may_wait = ends && !stream.is_capturing().unwrap_or(true);
-        let again = if may_wait { waits_on(&mut taken, &alive, &stream, before) } else { Vec::new() };
-        again.iter().for_each(|again| alive[again.result as usize] = None);
+        let may_wait = matches!(end, End::Region(_)) && !stream.is_capturing().unwrap_or(true);
+        let mut again = again::saved_only(&taken, &alive, &stream, end.read());
+        // At the end of a region, a widening loop that only this region's loops need waits on, too.
+        let widening = if may_wait { taken.widening(&alive) } else { Vec::new() };
+        again.extend(widening.iter().filter_map(|of| taken.again(of, &stream, &alive)));
+        let again = not_stored(again, &mut taken, &alive, stream.device(), before);
+        again.iter().for_each(|(result, _)| alive[*result as usize] = None);
+        again::note_stored(&taken, &alive, &stream);
         let queued = queue(&mut taken, &alive, &stream, before);
         if let Err(error) = &queued {
             let addresses = alive.iter().flatten().map(|storage| Arc::as_ptr(storage).addr());
             self.failed(error, addresses);
         }
-        again.into_iter().for_each(|again| self.add(again.deferral));
+        self.add_again(again.into_iter().flat_map(|(_, deferrals)| deferrals));
         queued
     }
 }
 
-/// Returns the widening loops that wait on: those whose results the program of the others does not store.
-fn waits_on(
+/// Loops that compute a memory again.
+type Again = (u32, Vec<Deferral>);
+
+/// Returns those of the results that the program of the loops does not store if they need not be kept.
+fn not_stored(
+    again: Vec<Again>,
     taken: &mut Taken,
     alive: &[Option<Arc<Storage>>],
-    stream: &Stream,
+    device: &Device,
     before: Option<Label>,
 ) -> Vec<Again> {
-    let widening = taken.widening(alive);
-    if widening.is_empty() {
-        return Vec::new();
+    if again.is_empty() {
+        return again;
     }
     let length = taken.key.len();
     let mut fewer = alive.to_vec();
-    widening.iter().for_each(|widening| fewer[widening.result as usize] = None);
-    let ready = program(taken, &fewer, stream.device(), before);
+    again.iter().for_each(|(result, _)| fewer[*result as usize] = None);
+    let ready = program(taken, &fewer, device, before);
     taken.key.truncate(length);
     let is_stored = |memory: u32| ready.program.placed.iter().any(|(placed, _)| *placed == memory);
-    let waits = widening.iter().filter(|widening| !is_stored(widening.result));
-    waits.filter_map(|widening| taken.again(widening, stream, alive)).collect()
+    again.into_iter().filter(|(result, _)| !is_stored(*result)).collect()
 }
 
 /// Queues the program of loops, and gives the storages that are alive their memory.

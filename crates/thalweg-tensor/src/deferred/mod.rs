@@ -16,6 +16,7 @@
 //!   loops of its own thread read without an address; other threads' loops make it run first.
 //! - A program that failed leaves its results without memory: every later use of them reports the failure.
 
+mod again;
 mod explain;
 mod flush;
 mod launches;
@@ -32,6 +33,8 @@ use crate::storage::{Promise, Storage};
 
 pub(crate) use self::launches::SharedLaunch;
 pub(crate) use self::window::Deferral;
+use self::flush::End;
+use self::taken::Taken;
 use self::window::Window;
 
 thread_local! {
@@ -131,6 +134,7 @@ impl Region {
 
 /// Queues what the outermost region deferred.
 fn queue_at_end() -> Result<()> {
+    again::forget_saved(&window(), true);
     ENDS.set(true);
     let queued = queue_deferred(Label::here("end of a compiled region"));
     ENDS.set(false);
@@ -170,8 +174,11 @@ pub(crate) fn put_off(deferral: Deferral) -> Result<bool> {
     let places = deferral.read.iter().chain(&deferral.written);
     places.for_each(|(storage, _)| storage.keep_of_other_thread());
     let window = window();
-    if !window.accepts(&deferral) {
+    again::forget_saved(&window, false);
+    if window.is_of_another_stream(&deferral.stream) {
         queue_deferred(deferral.label)?;
+    } else if window.is_full() {
+        queue_taken(&window, window.take_but_again(), End::Call(deferral.label))?;
     }
     count(|counters| counters.loops += 1);
     window.add(deferral);
@@ -181,9 +188,9 @@ pub(crate) fn put_off(deferral: Deferral) -> Result<bool> {
 
 /// Queues the deferred work of this thread as far as it must run before a call with this label.
 fn queue(label: Label, before: Before<'_>) -> Result<()> {
-    set_deferred(None);
-    let window = window();
+    let (window, ends) = (window(), ENDS.take());
     let taken = match before {
+        Before::Anything if ends => window.take_but_again(),
         Before::Anything => window.take(),
         Before::Command { stream, accesses } => {
             let (taken, passed) = window.take_before_command(|own| own.key() == stream, accesses);
@@ -191,7 +198,14 @@ fn queue(label: Label, before: Before<'_>) -> Result<()> {
             taken
         }
     };
-    let queued = window.queue(taken, Some(label), ENDS.take());
+    let end = if ends { End::Region(label) } else { End::Call(label) };
+    queue_taken(&window, taken, end)
+}
+
+/// Queues loops that were taken from the window.
+fn queue_taken(window: &Window, taken: Taken, end: End<'_>) -> Result<()> {
+    set_deferred(None);
+    let queued = window.queue(taken, end);
     if window.is_waiting() {
         set_deferred(Some(queue));
     }
@@ -227,7 +241,7 @@ impl Promise for Memory {
         let kept = || -> Result<()> {
             let taken = self.window.take_before_reading(storage);
             let former = set_deferred(None);
-            let queued = self.window.queue(taken, None, false);
+            let queued = self.window.queue(taken, End::Read(storage));
             set_deferred(former);
             queued?;
             if storage.is_pending() {

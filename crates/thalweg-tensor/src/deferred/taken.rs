@@ -28,13 +28,7 @@ pub(super) struct Widening {
     number: usize,
     source: u32,
     /// The memory of the result.
-    pub result: u32,
-}
-
-/// A loop that waits on, and the memory of its result among those that were taken.
-pub(super) struct Again {
-    pub deferral: Deferral,
-    pub result: u32,
+    result: u32,
 }
 
 impl Taken {
@@ -131,7 +125,7 @@ impl Taken {
         widening: &Widening,
         stream: &Stream,
         alive: &[Option<Arc<Storage>>],
-    ) -> Option<Again> {
+    ) -> Option<(u32, Vec<Deferral>)> {
         let waiting = &self.loops[widening.number];
         let Known::Existing { holder: Some(holder), .. } = &self.memories[widening.source as usize] else {
             return None;
@@ -146,7 +140,7 @@ impl Taken {
             stream: stream.clone(),
             label: waiting.label,
         };
-        Some(Again { deferral, result: widening.result })
+        Some((widening.result, vec![deferral]))
     }
 }
 

@@ -128,11 +128,10 @@ impl Window {
         self.waiters.lock()
     }
 
-    /// Returns whether a loop may wait with those that wait already.
-    pub fn accepts(&self, deferral: &Deferral) -> bool {
+    /// Returns whether as many loops wait as may.
+    pub fn is_full(&self) -> bool {
         let waiters = self.waiters();
-        waiters.loops.len() - waiters.again < MOST_LOOPS
-            && waiters.stream.as_ref().is_none_or(|stream| *stream == deferral.stream)
+        waiters.loops.len() - waiters.again >= MOST_LOOPS
     }
 
     /// Adds a loop.
@@ -171,6 +170,20 @@ impl Window {
     /// Takes all loops that wait.
     pub(super) fn take(&self) -> Taken {
         self.waiters().take(|_| true)
+    }
+
+    /// Takes all loops that wait, but those that compute something again and that nothing of the others needs.
+    pub(super) fn take_but_again(&self) -> Taken {
+        let mut waiters = self.waiters();
+        let others = waiters.loops.iter().filter(|waiting| !waiting.is_again);
+        let families: FxHashSet<u32> =
+            others.map(|waiting| waiters.family(waiting.outputs[0].memory)).collect();
+        waiters.take(|family| families.contains(&family))
+    }
+
+    /// Returns whether the loops that wait are of another stream.
+    pub fn is_of_another_stream(&self, stream: &Stream) -> bool {
+        self.waiters().stream.as_ref().is_some_and(|own| own != stream)
     }
 
     /// Takes the loops that must run before the address of a storage is read.
@@ -290,15 +303,13 @@ impl Waiters {
     fn unite(&mut self, waiting: &Waiting) {
         let result = waiting.outputs[0].memory;
         let family = self.family(result);
-        for (operand, is_read) in
-            waiting.inputs.iter().zip(std::iter::repeat(true)).chain(waiting.outputs.iter().zip([false; 8]))
-        {
+        let read = waiting.inputs.iter().map(|operand| (operand, true));
+        for (operand, is_read) in read.chain(waiting.outputs.iter().map(|operand| (operand, false))) {
             let used = self.used(operand.memory);
-            if is_read && waiting.is_again && matches!(used.known, Known::Existing { .. }) {
-                if !used.is_written {
-                    used.readers.push(result);
-                    continue;
-                }
+            let is_existing = matches!(used.known, Known::Existing { .. });
+            if is_read && waiting.is_again && is_existing && !used.is_written {
+                used.readers.push(result);
+                continue;
             }
             let readers = if is_read { SmallVec::new() } else { std::mem::take(&mut used.readers) };
             for memory in readers.into_iter().chain([operand.memory]) {
