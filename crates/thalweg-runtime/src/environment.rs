@@ -58,6 +58,8 @@ pub struct Environment {
     /// `THALWEG_COMPILE_THREADS`: the number of threads that compile the kernels of one segment of a compiled function, which are
     /// known together (default: one for each core, and 8 at most).
     pub compile_threads: Option<usize>,
+    /// `THALWEG_RECOMPUTE_BYTES`: the least bytes of a saved result that a compiled function computes again instead of keeping it.
+    pub recompute_bytes: Option<u64>,
     /// `THALWEG_SIM_DEVICES`: the number of simulated GPUs (default 1).
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
@@ -121,6 +123,7 @@ impl Environment {
         // The driver refuses a number that is out of its range, so a number that is too large may be clamped.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let compile_threads = number("THALWEG_COMPILE_THREADS").map(|count| count.min(256) as usize);
+        let recompute_bytes = number("THALWEG_RECOMPUTE_BYTES");
         let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
         let meta_memory_bytes = number("THALWEG_META_MEMORY_BYTES");
         let time_limit = number("THALWEG_SIM_TIMEOUT").map(Duration::from_secs);
@@ -149,6 +152,7 @@ impl Environment {
             explain_compile: variable("THALWEG_EXPLAIN").is_some_and(|value| value == "compile"),
             explain_file: variable("THALWEG_EXPLAIN_FILE").filter(|path| !path.is_empty()).map(PathBuf::from),
             compile_threads,
+            recompute_bytes,
             sim_devices,
             sim_memory_bytes,
             meta_memory_bytes,

@@ -93,3 +93,10 @@ pub fn counters() -> Counters {
 pub fn reset() {
     deferred::forget_programs();
 }
+
+/// Sets the least bytes of a result that compiled functions of this thread compute again in the backward pass instead of keeping it,
+/// where loops can do so from what is kept anyway. `None` is the default: `THALWEG_RECOMPUTE_BYTES`, or 1 MiB. With `u64::MAX` every
+/// result is kept.
+pub fn set_recomputed_bytes(bytes: Option<u64>) {
+    deferred::set_recomputed(bytes);
+}

@@ -4,22 +4,23 @@
 //! the forward pass (the activation before a product) is stored for that kernel, and [forgotten](Window::forget) as soon as the program
 //! holds it no more. In both cases the loops wait in the [window](super::window) and run before the result's address is read.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 use thalweg_graph::Operand;
+use thalweg_ir::Node as Expression;
 use thalweg_ops::lower::LaunchNumbers;
-use thalweg_runtime::{Buffer, Label, Stream};
+use thalweg_runtime::{Buffer, Environment, Label, Stream};
 
 use super::launches::SharedLaunch;
 use super::taken::Taken;
 use super::window::{Deferral, Known, Window};
-use super::{is_on, promised};
+use super::{count, is_on, promised};
 use crate::autograd::running_node;
 use crate::storage::Storage;
 
-/// The least bytes of a result for which recomputing is worthwhile.
+/// The least bytes of a result for which recomputing is worthwhile, by default.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// The most loops that compute a result again.
@@ -62,11 +63,15 @@ pub(super) struct Recipe {
 /// A stored result with its recipe.
 struct Candidate {
     storage: Weak<Storage>,
+    /// The number of writes when it was stored: what was written since is not in the recipe.
+    writes: u32,
     stream: Stream,
     recipe: Recipe,
 }
 
 thread_local! {
+    /// The least bytes of a result that this thread computes again, if it was set.
+    static RECOMPUTED: Cell<Option<u64>> = const { Cell::new(None) };
     /// The results of this thread's region that may be forgotten once only saved tensors hold them.
     static CANDIDATES: RefCell<Vec<Candidate>> = const { RefCell::new(Vec::new()) };
 }
@@ -128,7 +133,10 @@ impl Recipes<'_> {
         let writer = writers.next()?;
         let waiting = &self.taken.loops[writer];
         let body = &waiting.launch.launch.body;
-        let is_plain = body.report.is_none() && body.outputs.iter().all(|output| output.scatter.is_none());
+        // The state of a generator changes without a note.
+        let is_random = body.nodes.iter().any(|node| matches!(node, Expression::Random(..)));
+        let scatters = body.outputs.iter().any(|output| output.scatter.is_some());
+        let is_plain = body.report.is_none() && !scatters && !is_random;
         let overwrites = waiting.inputs.iter().any(|input| self.writes(writer, input.memory));
         if writers.next().is_some() || !is_plain || overwrites || waiting.launch.launch.is_staged() {
             return None;
@@ -137,13 +145,14 @@ impl Recipes<'_> {
             loops.push(writer);
         }
         for input in &waiting.inputs {
-            let is_written = (0..self.taken.loops.len()).any(|number| self.writes(number, input.memory));
-            let is_kept = self.storage(input.memory).is_some();
-            match (is_kept, is_written) {
-                (true, false) => {}
-                // Written once by the segment, and kept.
-                (true, true) if !self.is_existing(input.memory) => {}
-                (false, true) if loops.len() < MOST_LOOPS => self.collect(input.memory, loops)?,
+            let writers = (0..self.taken.loops.len()).filter(|&number| self.writes(number, input.memory));
+            let is_existing = self.is_existing(input.memory);
+            let is_kept = is_existing || self.storage(input.memory).is_some_and(|kept| kept.is_saved());
+            // What was written more than once may have been read in between.
+            match (is_kept, writers.count()) {
+                (true, 0) => {}
+                (true, 1) if !is_existing => {}
+                (false, 1) if loops.len() < MOST_LOOPS => self.collect(input.memory, loops)?,
                 _ => return None,
             }
         }
@@ -225,7 +234,7 @@ pub(super) fn saved_only(
     let is_saved = |memory: &u32| {
         let storage = &alive[*memory as usize];
         storage.as_ref().is_some_and(|storage| {
-            storage.promised_bytes().is_some_and(|bytes| bytes >= LEAST_BYTES)
+            storage.promised_bytes().is_some_and(|bytes| bytes >= least_bytes())
                 && Storage::is_only_saved(storage, 1)
                 && !read.is_some_and(|read| std::ptr::eq(read, &raw const **storage))
         })
@@ -252,6 +261,15 @@ pub(super) fn saved_only(
     }
 }
 
+/// Sets the least bytes of a result that this thread computes again; `None` for the default.
+pub(crate) fn set_recomputed(bytes: Option<u64>) {
+    RECOMPUTED.set(bytes);
+}
+
+fn least_bytes() -> u64 {
+    RECOMPUTED.get().or(Environment::get().recompute_bytes).unwrap_or(LEAST_BYTES)
+}
+
 /// Returns whether a forward pass is recorded in a compiled region of this thread.
 fn is_recorded() -> bool {
     is_on() && running_node().is_none()
@@ -265,12 +283,13 @@ pub(super) fn note_stored(taken: &Taken, alive: &[Option<Arc<Storage>>], stream:
     let recipes = Recipes { taken, alive, again: Vec::new() };
     for (memory, storage) in (0..).zip(alive) {
         let Some(storage) = storage else { continue };
-        let is_large = storage.promised_bytes().is_some_and(|bytes| bytes >= LEAST_BYTES);
+        let is_large = storage.promised_bytes().is_some_and(|bytes| bytes >= least_bytes());
         if !is_large {
             continue;
         }
         if let Some(recipe) = recipes.of(memory) {
-            let candidate = Candidate { storage: Arc::downgrade(storage), stream: stream.clone(), recipe };
+            let (writes, stream) = (storage.writes(), stream.clone());
+            let candidate = Candidate { storage: Arc::downgrade(storage), writes, stream, recipe };
             CANDIDATES.with_borrow_mut(|candidates| candidates.push(candidate));
         }
     }
@@ -285,12 +304,11 @@ pub(super) fn forget_saved(window: &Window, is_end: bool) {
     }
     let mut waiting = Vec::new();
     for candidate in candidates {
-        let Some(storage) = candidate.storage.upgrade() else { continue };
-        if !Storage::is_only_saved(&storage, 1) {
+        let storage = candidate.storage.upgrade();
+        let Some(storage) = storage.filter(|storage| storage.writes() == candidate.writes) else { continue };
+        if !Storage::is_only_saved(&storage, 1) || candidate.forget(&storage, window).is_none() {
             waiting.push(candidate);
-            continue;
         }
-        let _ = candidate.forget(&storage, window);
     }
     if !is_end {
         CANDIDATES.with_borrow_mut(|list| list.extend(waiting));
@@ -307,6 +325,8 @@ impl Candidate {
         let deferrals = self.recipe.deferrals(storage, stream)?;
         let label = self.recipe.steps.last()?.label;
         let nothing = Buffer::labelled(stream, 0, label).ok()?;
-        window.forget(storage, nothing, deferrals).then_some(())
+        let is_forgotten = window.forget(storage, nothing, deferrals);
+        count(|counters| counters.recomputed += u64::from(is_forgotten));
+        is_forgotten.then_some(())
     }
 }

@@ -9,9 +9,9 @@ use thalweg_execute::{Addresses, Kept, Lowered, alignment_of, compile_ahead, exe
 use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
 use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
+use super::again;
 use super::count;
 use super::explain::{explain, is_explained};
-use super::again;
 use super::taken::Taken;
 use super::window::{Deferral, Known, Waiting, Window};
 use crate::storage::Storage;
@@ -109,6 +109,7 @@ impl Window {
         again.extend(widening.iter().filter_map(|of| taken.again(of, &stream, &alive)));
         let again = not_stored(again, &mut taken, &alive, stream.device(), before);
         again.iter().for_each(|(result, _)| alive[*result as usize] = None);
+        count(|counters| counters.recomputed += again.len() as u64);
         again::note_stored(&taken, &alive, &stream);
         let queued = queue(&mut taken, &alive, &stream, before);
         if let Err(error) = &queued {

@@ -31,10 +31,11 @@ use thalweg_runtime::{Before, Buffer, Error, Label, Result, Stream, queue_deferr
 
 use crate::storage::{Promise, Storage};
 
-pub(crate) use self::launches::SharedLaunch;
-pub(crate) use self::window::Deferral;
+pub(crate) use self::again::set_recomputed;
 use self::flush::End;
+pub(crate) use self::launches::SharedLaunch;
 use self::taken::Taken;
+pub(crate) use self::window::Deferral;
 use self::window::Window;
 
 thread_local! {
@@ -64,13 +65,23 @@ pub struct Counters {
     pub passed: u64,
     /// The loops that were left out since another one computed the same.
     pub repeated: u64,
+    /// The results that were not kept for a backward pass, since loops can compute them again.
+    pub recomputed: u64,
     /// The bytes that the last segment allocated, as planned: the most that it needed at a time.
     pub planned_bytes: u64,
 }
 
 impl Counters {
-    const NONE: Self =
-        Self { loops: 0, segments: 0, kernels: 0, programs: 0, passed: 0, repeated: 0, planned_bytes: 0 };
+    const NONE: Self = Self {
+        loops: 0,
+        segments: 0,
+        kernels: 0,
+        programs: 0,
+        passed: 0,
+        repeated: 0,
+        recomputed: 0,
+        planned_bytes: 0,
+    };
 }
 
 /// Returns what compiled functions of this thread did so far.

@@ -150,7 +150,12 @@ impl Window {
     pub(super) fn forget(&self, storage: &Storage, nothing: Buffer, recipe: Vec<Deferral>) -> bool {
         let mut waiters = self.waiters();
         let is_of_stream = |other: &Stream| recipe.iter().all(|deferral| deferral.stream == *other);
-        if waiters.again + recipe.len() > MOST_AGAIN || !waiters.stream.as_ref().is_none_or(is_of_stream) {
+        // Loops that wait to read the memory have its address.
+        let is_read = waiters.places.contains_key(&std::ptr::from_ref(storage).addr());
+        if is_read
+            || waiters.again + recipe.len() > MOST_AGAIN
+            || !waiters.stream.as_ref().is_none_or(is_of_stream)
+        {
             return false;
         }
         // Another thread that waits for the memory looks for these loops under the same lock.
@@ -361,9 +366,8 @@ impl Waiters {
     /// Takes the loops of the families that are wanted, in their order. The others remain, in theirs.
     fn take(&mut self, is_wanted: impl Fn(u32) -> bool) -> Taken {
         let mut taken = Taken::on(self.stream.clone());
-        let wanted: SmallVec<[bool; 64]> = (self.loops.iter())
-            .map(|waiting| is_wanted(self.family(waiting.outputs[0].memory)))
-            .collect();
+        let wanted: SmallVec<[bool; 64]> =
+            (self.loops.iter()).map(|waiting| is_wanted(self.family(waiting.outputs[0].memory))).collect();
         if !wanted.contains(&true) {
             return taken;
         }
@@ -382,6 +386,9 @@ impl Waiters {
                     places.remove(&used.address);
                     memories[former] = None;
                     unused.push(former as u32);
+                } else {
+                    // Loops of other families only read it.
+                    (used.family, used.is_written) = (former as u32, false);
                 }
             }
             taken.add(waiting);
