@@ -9,7 +9,7 @@ use thalweg_ops::optimizer::{
 };
 
 use super::libtorch::{Sizes, Stack, Tensor};
-use super::original::{Adam, AdamArguments, Rate};
+use super::original::{Adam, AdamArguments, Exported, Rate};
 use super::speeds::{COLUMNS, Class, Form};
 use super::{Kernels, Operator};
 use crate::status::Result;
@@ -153,8 +153,7 @@ fn step<O: OptimizerOptions>(
     original: Option<Adam>,
     stack: &Stack<'_>,
 ) {
-    let original = original.expect("only operators are registered whose kernel was found");
-    let arguments = AdamArguments::take(stack, original);
+    let arguments = AdamArguments::take(stack, original.found());
     let taken = kernels.attempt(operator, || {
         let values = values_of(&mut O::default(), &arguments);
         attempt(kernels, operator, O::RULE, &values, &arguments)

@@ -1,38 +1,30 @@
 //! The gradient of a table of embeddings. PyTorch sorts the indices; here the first occurrence of an index finds the others by
 //! comparison.
 
+use smallvec::smallvec;
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::{DType, Element, bf16, f16};
 use thalweg_kernels::Placed;
 use thalweg_kernels::embedding::EmbeddingBackward;
 
 use super::libtorch::{Stack, Tensor};
-use super::operators::{matrix, of_words, put};
-use super::original::EmbeddingArguments;
+use super::operators::{matrix, put_or};
+use super::original::{EmbeddingArguments, EmbeddingBackward as Original, Exported};
 use super::work::{NativeLaunches, Place};
 use super::{Kernels, Operator};
 
 /// With more indices, comparing all pairs takes longer than sorting.
 const MOST_INDICES: u64 = 1 << 16;
 
-pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
-    let arguments = EmbeddingArguments {
-        gradient: stack.tensor(0),
-        indices: stack.tensor(1),
-        embeddings: stack.word(2) as i64,
-        padding: stack.word(3) as i64,
-        by_frequency: stack.bool(4),
-    };
-    let taken = kernels.attempt(Operator::EmbeddingBackward, || attempt(kernels, &arguments));
-    let result = taken.map_or_else(
-        || {
-            let original = kernels.originals.embedding_backward;
-            let original = original.expect("only operators are registered whose kernel was found");
-            of_words(&kernels.torch, [arguments.call(original)])
-        },
-        |result| [result].into_iter().collect(),
-    );
-    put(stack, result);
+pub(super) fn backward(
+    kernels: &Kernels,
+    operator: Operator,
+    original: Option<Original<'_>>,
+    stack: &Stack<'_>,
+) {
+    let arguments = EmbeddingArguments::take(stack);
+    let taken = kernels.attempt(operator, || Some(smallvec![attempt(kernels, &arguments)?]));
+    put_or(kernels, stack, taken, || arguments.call(original.found()));
 }
 
 fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Option<Tensor<'k>> {
@@ -68,7 +60,7 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Opti
         }
         // SAFETY: gradient and indices were checked, and the result was just made: all are contiguous, on the host, and have the
         // sizes above.
-        Place::Host(_) => unsafe {
+        Place::Host => unsafe {
             match matrix.dtype {
                 DType::F16 => run_on_host::<f16>(&sizes, at),
                 DType::Bf16 => run_on_host::<bf16>(&sizes, at),

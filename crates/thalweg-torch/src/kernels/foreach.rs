@@ -60,7 +60,7 @@ impl Loop {
         arguments: &ForeachArguments,
         device: i32,
     ) -> Option<Result<()>> {
-        if let Place::Host(_) = kernels.place {
+        if let Place::Host = kernels.place {
             // SAFETY: the caller's promise.
             let ran = unsafe { self.run_on_host(arguments) };
             return ran.map_err(|error| kernels.give_up(operator, &error)).ok().map(Ok);

@@ -1,159 +1,195 @@
-//! A launch of a body's kernel on memory that PyTorch owns. Plans and kernels are made once per key.
+//! Launches on memory that PyTorch owns: what [`thalweg_ops::lower`] decides, executed with PyTorch's addresses. A call is lowered,
+//! and its kernels are loaded, once per key.
 //!
-//! This module and its parent use each other: [`Kernels`] caches the plans and kernels that are made here, and finds those of a
-//! launch.
+//! This module and its parent use each other: [`Kernels`] caches what is made here, and finds it for a call.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, Label};
+use thalweg_execute::{Addresses, Kept, Lowered, addresses, alignment_of, execute, to_runtime_error};
 use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
 use thalweg_ir::{DType, Kernel, bf16, f16};
 use thalweg_kernels::NativeKernel;
 use thalweg_lock::Mutex;
 use thalweg_ops::LaunchPlan;
-use thalweg_ops::lower::{LoopLaunch, LowerError};
-use thalweg_runtime::{Device, LaunchKey, PreparedLaunch};
+use thalweg_ops::lower::{self, Step, Steps};
+use thalweg_runtime::{LaunchKey, Stream};
 
-use super::Kernels;
+use super::libtorch::Tensor;
+use super::{Kernels, Operator};
 use crate::allocator::Allocator;
 use crate::status::{Error, Result, Status};
-
-/// The alignment in bytes that a kernel may assume, if the addresses have it.
-const ALIGNMENT: u64 = 16;
 
 /// The place where kernels run: a GPU or the host.
 pub(super) enum Place {
     /// On the devices of an allocator, at PyTorch's key CUDA.
     Gpu(&'static Allocator),
     /// On the host, at PyTorch's key CPU.
-    Host(Programs),
+    Host,
 }
 
-/// A function that lowers a launch.
-pub(super) type Lower<'a> = &'a dyn Fn() -> Result<LoopLaunch>;
+/// The maximum number of lowered calls that are kept.
+const CAPACITY: usize = 1 << 14;
 
-/// One launch. The addresses are those of inputs and outputs in the order of the body's operands.
+/// A cache of lowered calls, by their key.
+pub(super) type LoweredCalls = Mutex<FxHashMap<LaunchKey, Arc<LoweredCall>>>;
+
+/// A lowered call on a device, for addresses of an alignment.
+pub(super) struct LoweredCall {
+    /// The dtype and the number of elements of each temporary.
+    temporaries: Vec<(DType, u64)>,
+    launches: Vec<KeptStep>,
+}
+
+/// A launch of a call, and what is made for it once: a kernel on a GPU, or a program of the host.
+struct KeptStep {
+    step: Step,
+    kernel: Kept,
+    program: OnceLock<(HostProgram, Kernel, LaunchPlan)>,
+}
+
+/// The launches of a call. The addresses are those of its inputs and outputs.
 pub(super) struct Work<'a> {
     pub(super) name: &'static str,
-    /// The number that identifies the body.
+    /// The number that identifies the computation.
     pub(super) number: u64,
-    /// The dtypes of operands that the body depends on; of all operands if they differ.
+    /// The dtypes that the launches depend on.
     pub(super) dtypes: &'a [DType],
-    /// All values that the launch depends on besides the number and dtypes.
+    /// All values that the launches depend on besides the number and dtypes.
     pub(super) extents: &'a [u64],
-    /// Lowers the launch, when its key is first seen.
-    pub(super) lower: Lower<'a>,
+    /// Lowers the call, when its key is first seen.
+    pub(super) lower: &'a dyn Fn() -> lower::Result<Steps>,
     pub(super) scalars: &'a [u64],
     pub(super) inputs: &'a [u64],
     pub(super) outputs: &'a [u64],
 }
 
-impl Work<'_> {
-    fn alignment_bytes(&self) -> u64 {
-        let all = self.inputs.iter().chain(self.outputs).fold(ALIGNMENT, |all, address| all | address);
-        1 << all.trailing_zeros()
-    }
+fn pointers(addresses: &[u64]) -> SmallVec<[DevicePointer; 8]> {
+    addresses.iter().copied().map(DevicePointer::new).collect()
+}
 
-    fn key(&self) -> LaunchKey {
-        let count = self.dtypes.len() as u64;
-        let mut key = LaunchKey::from_slice(&[self.number, self.alignment_bytes(), count]);
+impl Work<'_> {
+    fn lowered(&self, calls: &LoweredCalls, device: i32) -> Result<Arc<LoweredCall>> {
+        let all = self.inputs.iter().chain(self.outputs);
+        let alignment_bytes = alignment_of(all.copied().map(DevicePointer::new));
+        let mut key = LaunchKey::from_slice(&[self.number, device as u64, alignment_bytes]);
+        key.push(self.dtypes.len() as u64);
         key.extend(self.dtypes.iter().map(|&dtype| dtype as u64));
         key.extend_from_slice(self.extents);
-        key
+        if let Some(call) = calls.lock().get(&key) {
+            return Ok(Arc::clone(call));
+        }
+        let Steps { temporaries, list } = (self.lower)().map_err(to_runtime_error)?;
+        let kept = |step| KeptStep { step, kernel: Kept::new(alignment_bytes), program: OnceLock::new() };
+        let call = Arc::new(LoweredCall { temporaries, launches: list.into_iter().map(kept).collect() });
+        let mut calls = calls.lock();
+        if calls.len() >= CAPACITY {
+            calls.clear();
+        }
+        calls.insert(key, Arc::clone(&call));
+        Ok(call)
     }
 
-    /// Runs the work, on a GPU asynchronously on a stream of PyTorch's.
+    /// Runs the launches on PyTorch's stream of a device: asynchronously on a GPU, and at once on the host. `None` if one of them
+    /// fails, and the call is then left to PyTorch.
+    ///
+    /// # Safety
+    /// Each address is that of an operand on the device with the size that the launches have; no output overlaps another operand.
+    pub(super) unsafe fn run(&self, kernels: &Kernels, operator: Operator, device: i32) -> Option<()> {
+        let stream = kernels.current_stream(device)?;
+        // SAFETY: the caller's promise.
+        let ran = unsafe { self.launch(kernels, device, stream) };
+        ran.map_err(|error| kernels.give_up(operator, &error)).ok()?
+    }
+
+    /// Runs the launches; `None` if PyTorch has no memory for what they pass to each other.
     ///
     /// # Errors
-    /// Those of the driver or the compiler. [`Status::Capture`] if the kernel is not loaded yet and the stream captures. Nothing
-    /// has been launched then.
+    /// Those of the driver or the compiler. [`Status::Capture`] if a kernel is not loaded yet and the stream captures.
     ///
     /// # Safety
-    /// Each address is that of an operand on the device with the plan's size; no output overlaps another operand.
-    pub(super) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
-        match place {
-            Place::Gpu(allocator) => self.launch(allocator, device, stream),
-            // SAFETY: the caller's promise.
-            Place::Host(programs) => unsafe { self.run_on_host(programs) },
+    /// As for [`run`](Self::run).
+    unsafe fn launch(&self, kernels: &Kernels, device: i32, stream: u64) -> Result<Option<()>> {
+        let call = self.lowered(&kernels.lowered, device)?;
+        let made =
+            |&(dtype, elements): &(DType, u64)| kernels.torch.empty(&[elements.cast_signed()], dtype, device);
+        let temporaries: Option<SmallVec<[Tensor<'_>; 2]>> = call.temporaries.iter().map(made).collect();
+        let Some(temporaries) = temporaries else { return Ok(None) };
+        let made = temporaries.iter().map(Tensor::address).collect::<Option<SmallVec<[u64; 4]>>>();
+        let Some(made) = made else { return Ok(None) };
+        let [inputs, outputs, made] = [self.inputs, self.outputs, &made].map(pointers);
+        let placed = |kept: &KeptStep| addresses(&kept.step, &inputs, &outputs, &made);
+        match &kernels.place {
+            Place::Gpu(allocator) => allocator.with_device(device, |open| {
+                let stream = open.streams.find_or_wrap(&open.device, open.named(stream))?;
+                let label = Label::here(self.name);
+                call.launches
+                    .iter()
+                    .try_for_each(|kept| kept.queue(self.scalars, &placed(kept), &stream, label))
+            })?,
+            Place::Host => {
+                // SAFETY: the caller's promise; temporaries were made with their sizes.
+                let run = |kept: &KeptStep| unsafe { kept.run_on_host(self.scalars, &placed(kept)) };
+                call.launches.iter().try_for_each(run)?;
+            }
         }
+        Ok(Some(()))
+    }
+}
+
+impl KeptStep {
+    /// Queues the launch on a stream.
+    fn queue(
+        &self,
+        scalars: &[u64],
+        (read, written): &Addresses,
+        stream: &Stream,
+        label: Label,
+    ) -> Result<()> {
+        if !self.kernel.is_loaded() && stream.is_capturing()? {
+            return Err(Error::new(Status::Capture, NOT_LOADED));
+        }
+        let (launch, numbers) = (&self.step.launch, self.step.numbers(scalars));
+        let lowered = Lowered { launch, steps: None, numbers: &numbers, kept: Some(&self.kernel) };
+        Ok(execute(&lowered, stream, (read, written), label)?)
     }
 
-    fn prepare(&self, device: &Device) -> thalweg_runtime::Result<PreparedLaunch> {
-        let launch =
-            (self.lower)().map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
-        thalweg_execute::prepare(&launch, device, self.alignment_bytes())
-    }
-
-    fn launch(&self, allocator: &Allocator, device: i32, stream: u64) -> Result<()> {
-        allocator.with_device(device, |open| {
-            let stream = open.streams.find_or_wrap(&open.device, open.named(stream))?;
-            let mut captures = false;
-            let prepared = open.device.prepared_launch(&self.key(), || {
-                captures = stream.is_capturing()?;
-                if captures {
-                    return Err(thalweg_runtime::Error::invalid(
-                        "the stream captures, and the kernel is not loaded yet",
-                    ));
-                }
-                self.prepare(&open.device)
-            });
-            let prepared = prepared.map_err(|error| match captures {
-                true => Error::new(Status::Capture, error.to_string()),
-                false => error.into(),
-            })?;
-            let pointers = |addresses: &[u64]| -> SmallVec<[DevicePointer; 8]> {
-                addresses.iter().copied().map(DevicePointer::new).collect()
-            };
-            let label = Label::here(self.name);
-            let (inputs, outputs) = (pointers(self.inputs), pointers(self.outputs));
-            Ok(stream.launch(&prepared, &inputs, &outputs, self.scalars, label)?)
-        })
-    }
-
-    /// Runs the call on the host.
+    /// Runs the launch on the host.
     ///
     /// # Safety
-    /// As [`run`](Self::run), and the addresses are the host's.
-    unsafe fn run_on_host(&self, programs: &Programs) -> Result<()> {
-        let key = self.key();
-        let mut programs = programs.lock();
-        let entry = match programs.get(&key) {
-            Some(entry) => entry.clone(),
+    /// The addresses are the host's, with the sizes of the launch; no output overlaps another operand.
+    unsafe fn run_on_host(&self, scalars: &[u64], (read, written): &Addresses) -> Result<()> {
+        let (program, kernel, plan) = match self.program.get() {
+            Some(made) => made,
             None => {
-                let launch = (self.lower)()?;
-                let plan = launch.plan(self.alignment_bytes(), 0, false).map_err(to_error)?;
+                let launch = &self.step.launch;
+                let plan = launch.plan(self.kernel.alignment_bytes(), 0, false).map_err(to_runtime_error)?;
                 let kernel = launch.kernel(&plan);
-                let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
-                programs.insert(key, Arc::clone(&entry));
-                entry
+                self.program.get_or_init(|| (HostProgram::compile(&kernel), kernel, plan))
             }
         };
-        drop(programs);
-        let (program, kernel, plan) = &*entry;
         let (body, geometry) = (&kernel.body, &plan.geometry);
-        let inputs: SmallVec<[Source<'_>; 8]> = (body.inputs.iter().zip(self.inputs).enumerate())
+        let inputs: SmallVec<[Source<'_>; 8]> = (body.inputs.iter().zip(read).enumerate())
             // SAFETY: the operand has as many elements as the geometry spans, and nothing writes it.
-            .map(|(operand, (input, &address))| unsafe {
-                slice(input.dtype, address, geometry.span(operand))
+            .map(|(operand, (input, address))| unsafe {
+                slice(input.dtype, address.address(), geometry.span(operand))
             })
             .collect();
-        let outputs: SmallVec<[Cells<'_>; 4]> = (body.outputs.iter().zip(self.outputs).enumerate())
+        let outputs: SmallVec<[Cells<'_>; 4]> = (body.outputs.iter().zip(written).enumerate())
             // SAFETY: as above; only this code writes it.
-            .map(|(output, (written, &address))| unsafe {
-                cells(written.dtype, address, geometry.span(body.inputs.len() + output))
+            .map(|(output, (written, address))| unsafe {
+                cells(written.dtype, address.address(), geometry.span(body.inputs.len() + output))
             })
             .collect();
-        let ran = program.run(geometry, self.scalars, &inputs, &outputs);
+        let ran = program.run(geometry, &self.step.numbers(scalars), &inputs, &outputs);
         ran.map_err(|fault| Error::invalid(fault.to_string()))
     }
 }
 
-/// Converts an error of lowering to one of this crate.
-pub(super) fn to_error(error: LowerError) -> Error {
-    thalweg_execute::to_runtime_error(error).into()
-}
+/// The message of an error if a kernel cannot be loaded.
+const NOT_LOADED: &str = "the stream captures, and the kernel is not loaded yet";
 
 /// Launches of native kernels on a stream of PyTorch's.
 pub(super) struct NativeLaunches<'a> {
@@ -166,7 +202,7 @@ impl NativeLaunches<'_> {
     /// Launches a kernel asynchronously.
     ///
     /// # Errors
-    /// As for [`Work::run`].
+    /// Those of the driver or the compiler. [`Status::Capture`] if the kernel is not loaded yet and the stream captures.
     pub(super) fn run(&self, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
         let Place::Gpu(allocator) = &self.kernels.place else {
             return Err(Error::invalid("there is no GPU"));
@@ -176,10 +212,7 @@ impl NativeLaunches<'_> {
             let stream = open.streams.find_or_wrap(&open.device, open.named(self.stream))?;
             let is_loaded = self.kernels.loaded().contains(&key);
             if !is_loaded && stream.is_capturing()? {
-                return Err(Error::new(
-                    Status::Capture,
-                    "the stream captures, and the kernel is not loaded yet",
-                ));
+                return Err(Error::new(Status::Capture, NOT_LOADED));
             }
             stream.launch_native(kernel, label)?;
             if !is_loaded {
@@ -189,9 +222,6 @@ impl NativeLaunches<'_> {
         })
     }
 }
-
-/// The programs of the host, by the key of a launch.
-pub(crate) type Programs = Mutex<FxHashMap<LaunchKey, Arc<(HostProgram, Kernel, LaunchPlan)>>>;
 
 /// Returns elements that are read.
 ///
