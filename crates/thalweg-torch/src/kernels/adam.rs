@@ -11,7 +11,7 @@ use thalweg_ops::optimizer::{
 use super::libtorch::{Sizes, Stack, Tensor};
 use super::original::{Adam, AdamArguments, Exported, Rate};
 use super::speeds::{COLUMNS, Class, Form};
-use super::{Kernels, Operator};
+use super::{Kernels, Operator, foreach};
 use crate::status::Result;
 
 /// The tensors of a call, checked to be alike.
@@ -202,5 +202,5 @@ fn attempt(
         items: list.items,
     };
     // SAFETY: all tensors of an item have its elements, on the device, and nothing else uses those that are written.
-    unsafe { step.run(kernels, operator, &launch, list.device) }
+    unsafe { foreach::run(&step, kernels, operator, &launch, list.device) }
 }

@@ -16,7 +16,7 @@ use super::original::{
 use super::rows::{Channels, Computation};
 use super::speeds::{Class, Form};
 use super::work::{Place, Work};
-use super::{Kernels, Operator};
+use super::{Kernels, Operator, foreach};
 
 /// The maximum number of points of a row that a block keeps in registers.
 const MOST: u64 = 8192;
@@ -313,7 +313,7 @@ fn move_running(
     };
     let kernel = kernels.updates.get(dtype, || self::update(dtype));
     // SAFETY: each tensor has one value per channel, and nothing else uses the running statistics; it is one launch.
-    unsafe { kernel.run(kernels, Operator::BatchNorm, &update, input.whole.device) }?.ok()
+    unsafe { foreach::run(&kernel, kernels, Operator::BatchNorm, &update, input.whole.device) }?.ok()
 }
 
 pub(super) fn batch_norm_backward(

@@ -57,7 +57,7 @@ use libtorch::{Libtorch, Loaded, Registration};
 use original::Originals;
 use speeds::Class;
 use table::Operator;
-use work::{LoweredCalls, Place};
+use work::{HostFunctions, LoweredCalls, Place};
 
 /// The counts of an operator's calls.
 #[derive(Default)]
@@ -81,6 +81,8 @@ struct Kernels {
     lowered: LoweredCalls,
     /// The devices and names of native kernels that were launched, and therefore are loaded.
     loaded: Mutex<FxHashSet<(i32, String)>>,
+    /// The host functions of native kernels.
+    hosts: HostFunctions,
     /// The kernels of fused optimizers.
     steps: foreach::Steps,
     /// The kernels of running statistics.
@@ -93,8 +95,20 @@ static KERNELS: OnceLock<Kernels> = OnceLock::new();
 impl Kernels {
     fn new(torch: Libtorch, originals: Originals, place: Place) -> Self {
         let (counts, everywhere) = (Default::default(), AtomicBool::new(false));
-        let (registered, lowered, loaded, steps, updates) = Default::default();
-        Self { torch, originals, place, counts, everywhere, registered, lowered, loaded, steps, updates }
+        let (registered, lowered, loaded, hosts, steps, updates) = Default::default();
+        Self {
+            torch,
+            originals,
+            place,
+            counts,
+            everywhere,
+            registered,
+            lowered,
+            loaded,
+            hosts,
+            steps,
+            updates,
+        }
     }
 
     fn counts(&self, operator: Operator) -> &Counts {

@@ -6,9 +6,11 @@
 use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
-use thalweg_driver::{DevicePointer, Label};
+use smallvec::{SmallVec, smallvec};
+use thalweg_driver::host::{PhysicalRanges, Resolve};
+use thalweg_driver::{DevicePointer, HostFault, HostKernel, HostLaunch, Label};
 use thalweg_execute::{Addresses, Kept, Lowered, addresses, alignment_of, execute, to_runtime_error};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
 use thalweg_ir::{DType, Kernel, bf16, f16};
 use thalweg_kernels::NativeKernel;
@@ -191,6 +193,9 @@ impl KeptStep {
 /// The message of an error if a kernel cannot be loaded.
 const NOT_LOADED: &str = "the stream captures, and the kernel is not loaded yet";
 
+/// The host functions of native kernels, by the kernels' names.
+pub(super) type HostFunctions = Mutex<FxHashMap<String, Arc<dyn HostKernel>>>;
+
 /// Launches of native kernels on a stream of PyTorch's.
 pub(super) struct NativeLaunches<'a> {
     pub(super) kernels: &'a Kernels,
@@ -199,14 +204,22 @@ pub(super) struct NativeLaunches<'a> {
 }
 
 impl NativeLaunches<'_> {
-    /// Launches a kernel asynchronously.
+    /// Launches a kernel, asynchronously on a GPU and at once on the host.
     ///
     /// # Errors
     /// Those of the driver or the compiler. [`Status::Capture`] if the kernel is not loaded yet and the stream captures.
-    pub(super) fn run(&self, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
-        let Place::Gpu(allocator) = &self.kernels.place else {
-            return Err(Error::invalid("there is no GPU"));
-        };
+    ///
+    /// # Safety
+    /// The ranges that the kernel declares are memory of the device, and nothing else uses those that it writes.
+    pub(super) unsafe fn run(&self, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
+        match &self.kernels.place {
+            Place::Gpu(allocator) => self.queue(allocator, kernel, label),
+            // SAFETY: the caller's promise.
+            Place::Host => unsafe { self.run_on_host(kernel) },
+        }
+    }
+
+    fn queue(&self, allocator: &Allocator, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
         let key = (self.device, kernel.name().to_owned());
         allocator.with_device(self.device, |open| {
             let stream = open.streams.find_or_wrap(&open.device, open.named(self.stream))?;
@@ -220,6 +233,35 @@ impl NativeLaunches<'_> {
             }
             Ok(())
         })
+    }
+
+    /// Runs a kernel's host function.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run), and the addresses are the host's.
+    unsafe fn run_on_host(&self, kernel: &dyn NativeKernel) -> Result<()> {
+        let to_error = |text: String| Error::invalid(text);
+        kernel.check().map_err(|fault| to_error(fault.to_string()))?;
+        let Some(LaunchShape { grid, block, .. }) = kernel.launch_shape() else { return Ok(()) };
+        let name = kernel.name().to_owned();
+        let host = Arc::clone(self.kernels.hosts.lock().entry(name).or_insert_with(|| kernel.host()));
+        let (mut words, accesses) = (kernel.words(), kernel.accesses());
+        // The place of an index that is out of range, which nothing reads.
+        words.extend(kernel.reports_indices().then_some(0));
+        let arguments: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        // SAFETY: the kernel declares these ranges, and this is the only view of the run.
+        let launch = unsafe { HostLaunch::new(grid, block, &arguments, &accesses, &HostMemory) };
+        host.run(&launch).map_err(|fault| to_error(fault.to_string()))
+    }
+}
+
+/// The memory of a process, whose addresses are those of a launch.
+struct HostMemory;
+
+// SAFETY: the addresses are the host's, and whoever runs a launch promises that its ranges are memory that nothing else uses.
+unsafe impl Resolve for HostMemory {
+    fn resolve(&self, start: u64, bytes: u64) -> std::result::Result<(*mut u8, PhysicalRanges), HostFault> {
+        Ok((start as *mut u8, smallvec![(start, bytes)]))
     }
 }
 
