@@ -258,7 +258,7 @@ impl NativeLaunches<'_> {
 /// The memory of a process, whose addresses are those of a launch.
 struct HostMemory;
 
-// SAFETY: the addresses are the host's, and whoever runs a launch promises that its ranges are memory that nothing else uses.
+// SAFETY: the addresses are the host's, and the caller of a launch promises that its ranges are memory that nothing else uses.
 unsafe impl Resolve for HostMemory {
     fn resolve(&self, start: u64, bytes: u64) -> std::result::Result<(*mut u8, PhysicalRanges), HostFault> {
         Ok((start as *mut u8, smallvec![(start, bytes)]))
