@@ -279,7 +279,7 @@ fn normalize<'k>(kernels: &'k Kernels, arguments: &BatchArguments<'_>) -> Taken<
 }
 
 /// Returns the kernel that updates running statistics from those of a batch.
-fn update(dtype: DType) -> ForeachKernel {
+pub(super) fn update(dtype: DType) -> ForeachKernel {
     let b = BodyBuilder::new();
     let [mean, variance] = [0; 2].map(|_| b.input(dtype));
     let [batch_mean, batch_variance] = [0; 2].map(|_| b.input(DType::F32));

@@ -8,16 +8,14 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 use thalweg_driver::host::{PhysicalRanges, Resolve};
-use thalweg_driver::{DevicePointer, HostFault, HostKernel, HostLaunch, Label};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Label};
 use thalweg_execute::{Addresses, Kept, Lowered, addresses, alignment_of, execute, to_runtime_error};
+use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
-use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
-use thalweg_ir::{DType, Kernel, bf16, f16};
 use thalweg_kernels::NativeKernel;
 use thalweg_lock::Mutex;
-use thalweg_ops::LaunchPlan;
 use thalweg_ops::lower::{self, Step, Steps};
-use thalweg_runtime::{LaunchKey, Stream};
+use thalweg_runtime::{HostLoop, LaunchKey, Stream};
 
 use super::libtorch::Tensor;
 use super::{Kernels, Operator};
@@ -49,7 +47,7 @@ pub(super) struct LoweredCall {
 struct KeptStep {
     step: Step,
     kernel: Kept,
-    program: OnceLock<(HostProgram, Kernel, LaunchPlan)>,
+    program: OnceLock<HostLoop>,
 }
 
 /// The launches of a call. The addresses are those of its inputs and outputs.
@@ -163,31 +161,33 @@ impl KeptStep {
     /// # Safety
     /// The addresses are the host's, with the sizes of the launch; no output overlaps another operand.
     unsafe fn run_on_host(&self, scalars: &[u64], (read, written): &Addresses) -> Result<()> {
-        let (program, kernel, plan) = match self.program.get() {
+        let program = match self.program.get() {
             Some(made) => made,
             None => {
                 let launch = &self.step.launch;
                 let plan = launch.plan(self.kernel.alignment_bytes(), 0, false).map_err(to_runtime_error)?;
-                let kernel = launch.kernel(&plan);
-                self.program.get_or_init(|| (HostProgram::compile(&kernel), kernel, plan))
+                self.program.get_or_init(|| HostLoop::new(launch.kernel(&plan), plan.geometry))
             }
         };
-        let (body, geometry) = (&kernel.body, &plan.geometry);
-        let inputs: SmallVec<[Source<'_>; 8]> = (body.inputs.iter().zip(read).enumerate())
-            // SAFETY: the operand has as many elements as the geometry spans, and nothing writes it.
-            .map(|(operand, (input, address))| unsafe {
-                slice(input.dtype, address.address(), geometry.span(operand))
-            })
-            .collect();
-        let outputs: SmallVec<[Cells<'_>; 4]> = (body.outputs.iter().zip(written).enumerate())
-            // SAFETY: as above; only this code writes it.
-            .map(|(output, (written, address))| unsafe {
-                cells(written.dtype, address.address(), geometry.span(body.inputs.len() + output))
-            })
-            .collect();
-        let ran = program.run(geometry, &self.step.numbers(scalars), &inputs, &outputs);
-        ran.map_err(|fault| Error::invalid(fault.to_string()))
+        let (arguments, accesses) = program.launch(read, written, &self.step.numbers(scalars));
+        // SAFETY: the caller's promise; these are the ranges that the program touches.
+        unsafe { run_on_host(program, [[1; 3]; 2], arguments.as_bytes(), &accesses) }
     }
+}
+
+/// Runs a host function on the memory of the process.
+///
+/// # Safety
+/// The ranges are memory, and nothing else uses those that are written.
+unsafe fn run_on_host(
+    function: &dyn HostKernel,
+    [grid, block]: [[u32; 3]; 2],
+    arguments: &[u8],
+    accesses: &[Access],
+) -> Result<()> {
+    // SAFETY: the caller's promise; this is the only view of the run.
+    let launch = unsafe { HostLaunch::new(grid, block, arguments, accesses, &HostMemory) };
+    function.run(&launch).map_err(|fault| Error::invalid(fault.to_string()))
 }
 
 /// The message of an error if a kernel cannot be loaded.
@@ -240,8 +240,7 @@ impl NativeLaunches<'_> {
     /// # Safety
     /// As for [`run`](Self::run), and the addresses are the host's.
     unsafe fn run_on_host(&self, kernel: &dyn NativeKernel) -> Result<()> {
-        let to_error = |text: String| Error::invalid(text);
-        kernel.check().map_err(|fault| to_error(fault.to_string()))?;
+        kernel.check().map_err(|fault| Error::invalid(fault.to_string()))?;
         let Some(LaunchShape { grid, block, .. }) = kernel.launch_shape() else { return Ok(()) };
         let name = kernel.name().to_owned();
         let host = Arc::clone(self.kernels.hosts.lock().entry(name).or_insert_with(|| kernel.host()));
@@ -249,9 +248,8 @@ impl NativeLaunches<'_> {
         // The place of an index that is out of range, which nothing reads.
         words.extend(kernel.reports_indices().then_some(0));
         let arguments: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        // SAFETY: the kernel declares these ranges, and this is the only view of the run.
-        let launch = unsafe { HostLaunch::new(grid, block, &arguments, &accesses, &HostMemory) };
-        host.run(&launch).map_err(|fault| to_error(fault.to_string()))
+        // SAFETY: the caller's promise.
+        unsafe { run_on_host(&*host, [grid, block], &arguments, &accesses) }
     }
 }
 
@@ -262,46 +260,5 @@ struct HostMemory;
 unsafe impl Resolve for HostMemory {
     fn resolve(&self, start: u64, bytes: u64) -> std::result::Result<(*mut u8, PhysicalRanges), HostFault> {
         Ok((start as *mut u8, smallvec![(start, bytes)]))
-    }
-}
-
-/// Returns elements that are read.
-///
-/// # Safety
-/// There are `count` elements of the dtype, and nothing writes them.
-pub(super) unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
-    // SAFETY: the caller's promise.
-    unsafe fn of<'a, T>(address: u64, count: u64) -> &'a [T] {
-        // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts(address as *const T, count as usize) }
-    }
-    // SAFETY: the caller's promise.
-    Source::Slice(unsafe {
-        match dtype {
-            DType::F16 => Slice::F16(of::<f16>(address, count)),
-            DType::Bf16 => Slice::Bf16(of::<bf16>(address, count)),
-            DType::I64 => Slice::I64(of::<i64>(address, count)),
-            _ => Slice::F32(of::<f32>(address, count)),
-        }
-    })
-}
-
-/// Returns elements that are written.
-///
-/// # Safety
-/// There are `count` elements of the dtype, and nothing else reads or writes them.
-pub(super) unsafe fn cells<'a>(dtype: DType, address: u64, count: u64) -> Cells<'a> {
-    // SAFETY: the caller's promise.
-    unsafe fn of<'a, T>(address: u64, count: u64) -> &'a mut [T] {
-        // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(address as *mut T, count as usize) }
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            DType::F16 => Cells::from(of::<f16>(address, count)),
-            DType::Bf16 => Cells::from(of::<bf16>(address, count)),
-            _ => Cells::from(of::<f32>(address, count)),
-        }
     }
 }
