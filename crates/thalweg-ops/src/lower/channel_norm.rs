@@ -6,6 +6,8 @@
 //!                   └────────▶ weight and bias
 //! ```
 //!
+//! If the statistics do not depend on the input, its gradient is a single launch.
+//!
 //! Rows of statistics that are few and long are divided into parts, whose number depends only on the shape and the order of
 //! dimensions: the same call sums in the same order on every device.
 
@@ -16,7 +18,8 @@ use super::{LoopArguments, LoopLaunch, LowerError, Operand, Place, Points, Resul
 use crate::definition::{DTypeRule, LoopOp};
 use crate::structured::{
     CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FOLD,
-    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_PARTS, CHANNEL_NORM_STATISTICS, CHANNEL_NORM_SUMS,
+    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_PARTS, CHANNEL_NORM_SCALE, CHANNEL_NORM_STATISTICS,
+    CHANNEL_NORM_SUMS,
 };
 
 /// The number of rows that keeps a GPU busy.
@@ -56,6 +59,8 @@ pub struct ChannelNormGradient<'a> {
     pub weight: Operand<'a>,
     /// The dtypes of the mean and the inverse deviation, which are contiguous.
     pub statistics: [DType; 2],
+    /// Whether the statistics do not depend on the input, as in evaluation.
+    pub are_fixed: bool,
     /// The layout of the input's gradient in the same shape, if it is wanted.
     pub of_input: Option<&'a Layout>,
     /// The dtype of the gradients of weight and bias, if they are wanted.
@@ -158,12 +163,21 @@ impl ChannelNorm {
             dtype: call.statistics[at],
             layout: Layout::contiguous(&self.of_statistics()),
         });
+        let of_input = call.of_input.filter(|_| !call.are_fixed);
+        if let Some(layout) = call.of_input.filter(|_| call.are_fixed) {
+            let inputs = [&gradient, &self.over_points(&inverse)?, &self.parameter(&weight)?];
+            launches.points(&CHANNEL_NORM_SCALE, &inputs, &[], layout, x.dtype)?;
+        }
+        if of_input.is_none() && call.of_parameters.is_none() {
+            return Ok(launches.steps);
+        }
         let parts = Parts::of(self, &x.layout);
-        let [points, of_points] = [&x, &gradient].map(|value| value.seen(parts.layout(&value.layout)));
-        let [means, inverses] = [&mean, &inverse].map(|value| value.seen(parts.spread(self)));
+        let of_parts = |value: &Value| -> Result<Value> { Ok(value.with(parts.layout(&value.layout)?)) };
+        let spread = parts.spread(self)?;
         let results = parts.results();
         let [along, sum] = launches.temporaries(&results);
-        let inputs = [&points?, &means?, &inverses?, &of_points?];
+        let [mean_of, inverse_of] = [mean.with(spread.clone()), inverse.with(spread)];
+        let inputs = [&of_parts(&x)?, &mean_of, &inverse_of, &of_parts(&gradient)?];
         launches.reduce(&CHANNEL_NORM_SUMS, &inputs, (&[], &parts.inner), &[along.clone(), sum.clone()])?;
         let first = usize::from(call.of_input.is_some());
         if let Some(dtype) = call.of_parameters {
@@ -171,7 +185,7 @@ impl ChannelNorm {
             let output = |at| Value { place: Place::Output(first + at), dtype, layout: layout.clone() };
             launches.reduce(&CHANNEL_NORM_FOLD, &[&along, &sum], (&[], &[0, 1]), &[output(0), output(1)])?;
         }
-        if let Some(layout) = call.of_input {
+        if let Some(layout) = of_input {
             let spread = reshaped(&weight.layout, &[1, 1, self.groups, self.channels])?.expand(&results)?;
             let totals = launches.temporaries::<2>(&self.of_statistics());
             let inputs = [&along, &sum, &weight.with(spread)];
@@ -187,12 +201,12 @@ impl ChannelNorm {
 
     /// Returns a statistic as a view over the points.
     fn over_points(&self, statistic: &Value) -> Result<Value> {
-        statistic.seen(Ok(statistic.layout.expand(&self.shape())?))
+        Ok(statistic.with(statistic.layout.expand(&self.shape())?))
     }
 
     /// Returns weight or bias as a view over the points.
     fn parameter(&self, parameter: &Value) -> Result<Value> {
-        parameter.seen(Ok(reshaped(&parameter.layout, &self.of_parameters())?.expand(&self.shape())?))
+        Ok(parameter.with(reshaped(&parameter.layout, &self.of_parameters())?.expand(&self.shape())?))
     }
 }
 
@@ -298,11 +312,6 @@ impl Value {
     /// Returns the same memory in another layout.
     fn with(&self, layout: Layout) -> Self {
         Self { layout, ..*self }
-    }
-
-    /// Returns the same memory in a layout, if there is one.
-    fn seen(&self, layout: Result<Layout>) -> Result<Self> {
-        layout.map(|layout| self.with(layout))
     }
 }
 

@@ -99,6 +99,7 @@ fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
         gradient: &call.gradient()?,
         weight: &call.saved(1)?,
         statistics: [&call.result(1)?, &call.result(2)?],
+        are_fixed: false,
         wants: [0, 1, 2].map(|at| call.wants(at)),
         dtypes: [1, 2].map(|at| call.dtype_of(at)),
         label: call.label(),
@@ -118,6 +119,8 @@ pub(crate) struct Asked<'a> {
     pub weight: &'a Tensor,
     /// The mean and the inverse deviation.
     pub statistics: [&'a Tensor; 2],
+    /// Whether the statistics do not depend on the input, as in evaluation.
+    pub are_fixed: bool,
     /// Whether the gradients of input, weight and bias are wanted.
     pub wants: [bool; 3],
     /// The dtypes of weight and bias.
@@ -132,7 +135,8 @@ impl Asked<'_> {
         let norm = extents(self.x.shape(), self.groups)?;
         let (x, view) = dense_layout(self.x, &norm)?;
         let (gradient, view_of_gradient) = dense_layout(self.gradient, &norm)?;
-        let [mean, inverse] = self.statistics;
+        let [mean, inverse] = self.statistics.map(|statistic| statistic.detach().contiguous());
+        let (mean, inverse) = (mean?, inverse?);
         let of_input = if self.wants[0] { Some(result_like(&x, &view, self.label)?) } else { None };
         let [of_weight, of_bias] = self.dtypes;
         let dtype = if of_weight == of_bias { of_weight } else { x.dtype().compute() };
@@ -142,6 +146,7 @@ impl Asked<'_> {
             gradient: operand(&gradient, &view_of_gradient),
             weight: operand(self.weight, self.weight.layout()),
             statistics: [mean.dtype(), inverse.dtype()],
+            are_fixed: self.are_fixed,
             of_input: of_input.as_ref().map(|(_, layout)| layout),
             of_parameters,
         });
@@ -152,7 +157,7 @@ impl Asked<'_> {
                 results.push(Tensor::result_on(self.weight.shape(), dtype, &stream, self.label)?);
             }
         }
-        let inputs = [&x, &gradient, self.weight, mean, inverse];
+        let inputs = [&x, &gradient, self.weight, &mean, &inverse];
         launch_steps(&steps.map_err(to_runtime_error)?, &inputs, &results, self.label)?;
         let mut results = results.into_iter();
         let mut gradients = Gradients::from_elem(None, 3);
