@@ -93,10 +93,7 @@ fn planned(
 }
 
 /// Plans a launch and loads its kernel.
-///
-/// # Errors
-/// Those of [`prepared`].
-pub fn prepare(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
+fn prepare(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
     device.with_clusters(|has_clusters| {
         let (key, plan) = planned(launch, device, alignment_bytes, has_clusters)?;
         if Environment::get().explain {
@@ -132,6 +129,16 @@ impl Kept {
     #[must_use]
     pub const fn new(alignment_bytes: u64) -> Self {
         Self { alignment_bytes, launch: OnceLock::new() }
+    }
+
+    /// Returns the alignment in bytes.
+    pub const fn alignment_bytes(&self) -> u64 {
+        self.alignment_bytes
+    }
+
+    /// Returns whether the launch is kept already.
+    pub fn is_loaded(&self) -> bool {
+        self.launch.get().is_some()
     }
 }
 
@@ -201,8 +208,8 @@ fn run_steps(
     Ok(())
 }
 
-/// Returns the addresses of a step of a launch.
-fn addresses(
+/// Returns the addresses of a step, from those of the inputs, outputs and temporaries of the entire launch.
+pub fn addresses(
     step: &Step,
     inputs: &[DevicePointer],
     outputs: &[DevicePointer],

@@ -186,19 +186,11 @@ fn stack_of_python() -> Option<String> {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     thalweg::autograd::set_stack_source(stack_of_python);
     module.add_class::<_AutocastRegion>()?;
-    module.add_function(wrap_pyfunction!(_run_backward, module)?)?;
-    module.add_function(wrap_pyfunction!(_queue_callback, module)?)?;
-    module.add_function(wrap_pyfunction!(_at_pass_end, module)?)?;
-    module.add_function(wrap_pyfunction!(_will_run, module)?)?;
-    module.add_function(wrap_pyfunction!(_current_graph_task_id, module)?)?;
-    module.add_function(wrap_pyfunction!(_current_autograd_node, module)?)?;
-    module.add_function(wrap_pyfunction!(_set_grad_enabled, module)?)?;
-    module.add_function(wrap_pyfunction!(is_grad_enabled, module)?)?;
-    module.add_function(wrap_pyfunction!(_set_inference_mode, module)?)?;
-    module.add_function(wrap_pyfunction!(is_inference_mode_enabled, module)?)?;
-    module.add_function(wrap_pyfunction!(_set_anomaly, module)?)?;
-    module.add_function(wrap_pyfunction!(is_anomaly_enabled, module)?)?;
-    module.add_function(wrap_pyfunction!(is_anomaly_check_nan_enabled, module)?)?;
-    module.add_function(wrap_pyfunction!(is_autocast_cache_enabled, module)?)?;
-    module.add_function(wrap_pyfunction!(is_autocast_enabled, module)?)
+    functions![module;
+        _run_backward, _queue_callback, _at_pass_end, _will_run, _current_graph_task_id,
+        _current_autograd_node, _set_grad_enabled, is_grad_enabled, _set_inference_mode,
+        is_inference_mode_enabled, _set_anomaly, is_anomaly_enabled, is_anomaly_check_nan_enabled,
+        is_autocast_cache_enabled, is_autocast_enabled
+    ];
+    Ok(())
 }

@@ -119,16 +119,10 @@ fn _replace_sdp(cudnn: bool, flash: bool, math: bool) -> (bool, bool, bool) {
 /// Adds the functions, in a module of their own.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let own = PyModule::new(module.py(), "_backends")?;
-    own.add_function(wrap_pyfunction!(_switch, &own)?)?;
-    own.add_function(wrap_pyfunction!(_set_switch, &own)?)?;
-    own.add_function(wrap_pyfunction!(_deterministic_debug_mode, &own)?)?;
-    own.add_function(wrap_pyfunction!(_set_deterministic_debug_mode, &own)?)?;
-    own.add_function(wrap_pyfunction!(_reduction, &own)?)?;
-    own.add_function(wrap_pyfunction!(_set_reduction, &own)?)?;
-    own.add_function(wrap_pyfunction!(_float32_matmul_precision, &own)?)?;
-    own.add_function(wrap_pyfunction!(_set_float32_matmul_precision, &own)?)?;
-    own.add_function(wrap_pyfunction!(_benchmark_limit, &own)?)?;
-    own.add_function(wrap_pyfunction!(_set_benchmark_limit, &own)?)?;
-    own.add_function(wrap_pyfunction!(_replace_sdp, &own)?)?;
+    functions![&own;
+        _switch, _set_switch, _deterministic_debug_mode, _set_deterministic_debug_mode, _reduction,
+        _set_reduction, _float32_matmul_precision, _set_float32_matmul_precision, _benchmark_limit,
+        _set_benchmark_limit, _replace_sdp
+    ];
     module.add("_backends", own)
 }

@@ -85,6 +85,6 @@ fn _start_in_child(py: Python<'_>) -> PyResult<()> {
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_start_in_child, module)?)?;
-    module.add_function(wrap_pyfunction!(_check, module)?)
+    functions![module; _start_in_child, _check];
+    Ok(())
 }

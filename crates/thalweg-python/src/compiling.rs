@@ -89,11 +89,9 @@ fn _compile_counters() -> (u64, u64, u64, u64, u64) {
 
 /// Registers the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_begin_compiled, module)?)?;
-    module.add_function(wrap_pyfunction!(_begin_uncompiled, module)?)?;
-    module.add_function(wrap_pyfunction!(_end_compiled, module)?)?;
-    module.add_function(wrap_pyfunction!(_is_compiling, module)?)?;
-    module.add_function(wrap_pyfunction!(_forget_programs, module)?)?;
-    module.add_function(wrap_pyfunction!(_kernel_folder, module)?)?;
-    module.add_function(wrap_pyfunction!(_compile_counters, module)?)
+    functions![module;
+        _begin_compiled, _begin_uncompiled, _end_compiled, _is_compiling, _forget_programs, _kernel_folder,
+        _compile_counters
+    ];
+    Ok(())
 }

@@ -396,25 +396,15 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     crate::events::register(&own)?;
     crate::graphs::register(&own)?;
     crate::regions::register(&own)?;
-    own.add_function(wrap_pyfunction!(current_stream, &own)?)?;
-    own.add_function(wrap_pyfunction!(default_stream, &own)?)?;
-    own.add_function(wrap_pyfunction!(_record_stream, &own)?)?;
-    own.add_function(wrap_pyfunction!(is_current_stream_capturing, &own)?)?;
-    own.add_function(wrap_pyfunction!(_gpu_count, &own)?)?;
-    own.add_function(wrap_pyfunction!(_device_count, &own)?)?;
-    own.add_function(wrap_pyfunction!(_let_wait, &own)?)?;
-    own.add_function(wrap_pyfunction!(_wait_for, &own)?)?;
-    own.add_function(wrap_pyfunction!(_sleep, &own)?)?;
-    own.add_function(wrap_pyfunction!(_stream_number, &own)?)?;
+    functions![&own;
+        current_stream, default_stream, _record_stream, is_current_stream_capturing, _gpu_count,
+        _device_count, _let_wait, _wait_for, _sleep, _stream_number
+    ];
     crate::audit::register(&own)?;
-    own.add_function(wrap_pyfunction!(synchronize, &own)?)?;
-    own.add_function(wrap_pyfunction!(_opened_devices, &own)?)?;
-    own.add_function(wrap_pyfunction!(empty_cache, &own)?)?;
-    own.add_function(wrap_pyfunction!(memory_stats, &own)?)?;
-    own.add_function(wrap_pyfunction!(memory_summary, &own)?)?;
-    own.add_function(wrap_pyfunction!(reset_peak_memory_stats, &own)?)?;
-    own.add_function(wrap_pyfunction!(reset_accumulated_memory_stats, &own)?)?;
-    own.add_function(wrap_pyfunction!(_device_properties, &own)?)?;
+    functions![&own;
+        synchronize, _opened_devices, empty_cache, memory_stats, memory_summary, reset_peak_memory_stats,
+        reset_accumulated_memory_stats, _device_properties
+    ];
     crate::history::register(&own)?;
     crate::memory::register(&own)?;
     crate::readings::register(&own)?;

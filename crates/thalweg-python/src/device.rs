@@ -313,9 +313,8 @@ fn _use_precompiled(folder: std::path::PathBuf) {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_use_precompiled, module)?)?;
     module.add_class::<PyDevice>()?;
-    module.add_function(wrap_pyfunction!(_show_simulated_as, module)?)?;
-    module.add_function(wrap_pyfunction!(_simulated_is_shown_as, module)?)?;
-    module.add_function(wrap_pyfunction!(_enter_device, module)?)?;
-    module.add_function(wrap_pyfunction!(_set_current_device, module)?)?;
-    module.add_function(wrap_pyfunction!(get_default_device, module)?)
+    functions![module;
+        _show_simulated_as, _simulated_is_shown_as, _enter_device, _set_current_device, get_default_device
+    ];
+    Ok(())
 }

@@ -442,7 +442,6 @@ fn _from_cuda_array<'py>(
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_to_dlpack, module)?)?;
-    module.add_function(wrap_pyfunction!(_from_dlpack, module)?)?;
-    module.add_function(wrap_pyfunction!(_from_cuda_array, module)?)
+    functions![module; _to_dlpack, _from_dlpack, _from_cuda_array];
+    Ok(())
 }

@@ -274,8 +274,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add_class::<PyDType>()?;
     module.add_class::<Numbered>()?;
-    module.add_function(wrap_pyfunction!(get_default_dtype, module)?)?;
-    module.add_function(wrap_pyfunction!(choose_default_dtype, module)?)?;
+    functions![module; get_default_dtype, choose_default_dtype];
     for dtype in DType::ALL {
         module.add(dtype.name(), object(py, dtype)?)?;
     }

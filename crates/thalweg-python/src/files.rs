@@ -103,6 +103,6 @@ fn _save_safetensors(
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_load_safetensors, module)?)?;
-    module.add_function(wrap_pyfunction!(_save_safetensors, module)?)
+    functions![module; _load_safetensors, _save_safetensors];
+    Ok(())
 }

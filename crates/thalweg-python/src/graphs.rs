@@ -391,6 +391,6 @@ pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
     run_before(end_abandoned);
     own.add_class::<PyGraph>()?;
     own.add_class::<_GraphPool>()?;
-    own.add_function(wrap_pyfunction!(_step_is_captured, own)?)?;
-    own.add_function(wrap_pyfunction!(graph_pool_handle, own)?)
+    functions![own; _step_is_captured, graph_pool_handle];
+    Ok(())
 }

@@ -241,10 +241,9 @@ fn _set_allocator_settings(py: Python<'_>, text: &str, device: Option<&Bound<'_,
 
 /// Adds the functions to the module of streams and graphs.
 pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
-    own.add_function(wrap_pyfunction!(_record_memory_history, own)?)?;
-    own.add_function(wrap_pyfunction!(_forget_stacks, own)?)?;
-    own.add_function(wrap_pyfunction!(_set_memory_metadata, own)?)?;
-    own.add_function(wrap_pyfunction!(_get_memory_metadata, own)?)?;
-    own.add_function(wrap_pyfunction!(_annotate_tensor, own)?)?;
-    own.add_function(wrap_pyfunction!(_set_allocator_settings, own)?)
+    functions![own;
+        _record_memory_history, _forget_stacks, _set_memory_metadata, _get_memory_metadata,
+        _annotate_tensor, _set_allocator_settings
+    ];
+    Ok(())
 }

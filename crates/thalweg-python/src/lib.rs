@@ -21,6 +21,14 @@
 //! - Classes are frozen, and no call has exclusive access to an object: mutable state is protected by a lock (`handle` has that
 //!   of a tensor) or belongs to its thread. So the module also works in Python builds without the interpreter lock.
 
+/// Adds functions to a module, in a function that returns a result.
+macro_rules! functions {
+    ($module:expr; $($function:path),*) => {{
+        let module: &pyo3::Bound<'_, pyo3::types::PyModule> = $module;
+        $(module.add_function(pyo3::wrap_pyfunction!($function, module)?)?;)*
+    }};
+}
+
 mod audit;
 mod autograd;
 mod backends;

@@ -158,12 +158,10 @@ fn can_device_access_peer(
 /// Adds the class and the functions to the module of streams and graphs.
 pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_class::<_MemPool>()?;
-    own.add_function(wrap_pyfunction!(mem_get_info, own)?)?;
-    own.add_function(wrap_pyfunction!(set_per_process_memory_fraction, own)?)?;
-    own.add_function(wrap_pyfunction!(get_per_process_memory_fraction, own)?)?;
-    own.add_function(wrap_pyfunction!(_memory_snapshot, own)?)?;
-    own.add_function(wrap_pyfunction!(host_memory_stats, own)?)?;
-    own.add_function(wrap_pyfunction!(reset_peak_host_memory_stats, own)?)?;
-    own.add_function(wrap_pyfunction!(reset_accumulated_host_memory_stats, own)?)?;
-    own.add_function(wrap_pyfunction!(can_device_access_peer, own)?)
+    functions![own;
+        mem_get_info, set_per_process_memory_fraction, get_per_process_memory_fraction, _memory_snapshot,
+        host_memory_stats, reset_peak_host_memory_stats, reset_accumulated_host_memory_stats,
+        can_device_access_peer
+    ];
+    Ok(())
 }

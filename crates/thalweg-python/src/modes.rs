@@ -267,11 +267,9 @@ fn _tensor_identity(tensor: &Bound<'_, PyTensor>) -> usize {
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_set_dispatch_modes, module)?)?;
-    module.add_function(wrap_pyfunction!(_pass_calls_to_modes, module)?)?;
-    module.add_function(wrap_pyfunction!(_tensor_identity, module)?)?;
-    module.add_function(wrap_pyfunction!(_call_overload, module)?)?;
-    module.add_function(wrap_pyfunction!(_overload_schema, module)?)?;
-    module.add_function(wrap_pyfunction!(_parsed_schema, module)?)?;
-    module.add_function(wrap_pyfunction!(_overload_of, module)?)
+    functions![module;
+        _set_dispatch_modes, _pass_calls_to_modes, _tensor_identity, _call_overload, _overload_schema,
+        _parsed_schema, _overload_of
+    ];
+    Ok(())
 }

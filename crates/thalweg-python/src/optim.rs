@@ -323,7 +323,6 @@ fn _clip_grad_value(py: Python<'_>, parameters: Vec<Bound<'_, PyTensor>>, clip_v
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<_FusedOptimizer>()?;
     module.add_class::<_GradientScaler>()?;
-    module.add_function(wrap_pyfunction!(_optimizers, module)?)?;
-    module.add_function(wrap_pyfunction!(_clip_grad_norm, module)?)?;
-    module.add_function(wrap_pyfunction!(_clip_grad_value, module)?)
+    functions![module; _optimizers, _clip_grad_norm, _clip_grad_value];
+    Ok(())
 }

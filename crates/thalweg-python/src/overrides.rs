@@ -219,10 +219,9 @@ fn _register_overrides(
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_is_overridden, module)?)?;
-    module.add_function(wrap_pyfunction!(_overriding, module)?)?;
-    module.add_function(wrap_pyfunction!(_set_function_modes, module)?)?;
-    module.add_function(wrap_pyfunction!(_set_overrides_off, module)?)?;
-    module.add_function(wrap_pyfunction!(_overrides_off, module)?)?;
-    module.add_function(wrap_pyfunction!(_register_overrides, module)?)
+    functions![module;
+        _is_overridden, _overriding, _set_function_modes, _set_overrides_off, _overrides_off,
+        _register_overrides
+    ];
+    Ok(())
 }

@@ -149,11 +149,9 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<_Trace>()?;
     module.add_class::<_RecordFunction>()?;
     module.add_class::<_EmitNvtx>()?;
-    module.add_function(wrap_pyfunction!(_nvtx_range_push, module)?)?;
-    module.add_function(wrap_pyfunction!(_nvtx_range_pop, module)?)?;
-    module.add_function(wrap_pyfunction!(_nvtx_range_start, module)?)?;
-    module.add_function(wrap_pyfunction!(_nvtx_range_end, module)?)?;
-    module.add_function(wrap_pyfunction!(_nvtx_mark, module)?)?;
-    module.add_function(wrap_pyfunction!(_profiler_start, module)?)?;
-    module.add_function(wrap_pyfunction!(_profiler_stop, module)?)
+    functions![module;
+        _nvtx_range_push, _nvtx_range_pop, _nvtx_range_start, _nvtx_range_end, _nvtx_mark, _profiler_start,
+        _profiler_stop
+    ];
+    Ok(())
 }

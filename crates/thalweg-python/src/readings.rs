@@ -86,10 +86,6 @@ fn _gpu_processes(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult
 
 /// Adds the functions to the module of `thalweg.cuda`.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(utilization, module)?)?;
-    module.add_function(wrap_pyfunction!(memory_usage, module)?)?;
-    module.add_function(wrap_pyfunction!(temperature, module)?)?;
-    module.add_function(wrap_pyfunction!(power_draw, module)?)?;
-    module.add_function(wrap_pyfunction!(clock_rate, module)?)?;
-    module.add_function(wrap_pyfunction!(_gpu_processes, module)?)
+    functions![module; utilization, memory_usage, temperature, power_draw, clock_rate, _gpu_processes];
+    Ok(())
 }

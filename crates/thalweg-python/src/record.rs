@@ -263,6 +263,6 @@ fn _checkpoint(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<_SavedTensors>()?;
     module.add_class::<_SavedTensorsRegion>()?;
-    module.add_function(wrap_pyfunction!(_record_function, module)?)?;
-    module.add_function(wrap_pyfunction!(_checkpoint, module)?)
+    functions![module; _record_function, _checkpoint];
+    Ok(())
 }

@@ -164,6 +164,6 @@ fn _operator_names() -> Vec<&'static str> {
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_table, module)?)?;
-    module.add_function(wrap_pyfunction!(_operator_names, module)?)
+    functions![module; _table, _operator_names];
+    Ok(())
 }

@@ -792,9 +792,6 @@ fn _set_print_options(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_set_print_options, module)?)?;
     module.add_class::<PyTensor>()?;
-    module.add_function(wrap_pyfunction!(tensor, module)?)?;
-    module.add_function(wrap_pyfunction!(_from_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(_manual_seed, module)?)?;
-    module.add_function(wrap_pyfunction!(_rng_state, module)?)?;
-    module.add_function(wrap_pyfunction!(_set_rng_state, module)?)
+    functions![module; tensor, _from_bytes, _manual_seed, _rng_state, _set_rng_state];
+    Ok(())
 }

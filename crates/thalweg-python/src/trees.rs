@@ -315,8 +315,6 @@ fn _share_memory(one: &Bound<'_, PyTensor>, other: &Bound<'_, PyTensor>) -> bool
 /// Adds the class and the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<_Captured>()?;
-    module.add_function(wrap_pyfunction!(_capture_counters, module)?)?;
-    module.add_function(wrap_pyfunction!(_places, module)?)?;
-    module.add_function(wrap_pyfunction!(_gradient_places, module)?)?;
-    module.add_function(wrap_pyfunction!(_share_memory, module)?)
+    functions![module; _capture_counters, _places, _gradient_places, _share_memory];
+    Ok(())
 }

@@ -127,14 +127,9 @@ fn tune_gemm_in_file(py: Python<'_>, filename: String) -> PyResult<()> {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let own = PyModule::new(module.py(), "_tunable")?;
     add(&own)?;
-    own.add_function(wrap_pyfunction!(get_rotating_buffer_size, &own)?)?;
-    own.add_function(wrap_pyfunction!(set_numerical_check_tolerances, &own)?)?;
-    own.add_function(wrap_pyfunction!(set_filename, &own)?)?;
-    own.add_function(wrap_pyfunction!(get_filename, &own)?)?;
-    own.add_function(wrap_pyfunction!(get_results, &own)?)?;
-    own.add_function(wrap_pyfunction!(get_validators, &own)?)?;
-    own.add_function(wrap_pyfunction!(read_file, &own)?)?;
-    own.add_function(wrap_pyfunction!(write_file, &own)?)?;
-    own.add_function(wrap_pyfunction!(tune_gemm_in_file, &own)?)?;
+    functions![&own;
+        get_rotating_buffer_size, set_numerical_check_tolerances, set_filename, get_filename, get_results,
+        get_validators, read_file, write_file, tune_gemm_in_file
+    ];
     module.add_submodule(&own)
 }

@@ -62,7 +62,7 @@ fn aligned(extent: u64) -> u64 {
 
 /// Returns the greatest power of two, up to 16, of which both the length and the distance of rows are multiples in bytes.
 fn alignment(extent: u64, distance: u64, bytes: u64) -> u64 {
-    let all = (extent | distance) * bytes | ROW_BYTES;
+    let all = ((extent | distance) * bytes) | ROW_BYTES;
     all & all.wrapping_neg()
 }
 

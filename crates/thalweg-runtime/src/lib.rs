@@ -66,6 +66,7 @@ pub use kernel::{compiler, precompile, use_precompiled};
 pub use kernel_pack::pack as pack_kernels;
 pub use library::{element_format, if_supported};
 pub use loaded::{KernelKey, LaunchKey, LoadedKernel, PreparedLaunch};
+pub use loop_kernel::HostLoop;
 pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle};
 pub use out_of_range::{OutOfRangeReport, RangeOf};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::host::{Cells, Fault, HostProgram, Observer, Part, Slice, SliceMut, Source};
-use thalweg_ir::{Geometry, Kernel, OperandGeometry, Unpacked};
+use thalweg_ir::{Geometry, Kernel, LaunchArguments, OperandGeometry, Unpacked};
 use thalweg_kernels::threads::{share, threads};
 use thalweg_kernels::{Accesses, cells, slice, slice_mut};
 
@@ -51,6 +51,42 @@ impl HostKernel for LoopKernel {
             None => running.whole()?,
         };
         ran.map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
+    }
+}
+
+/// A kernel of the loop IR over one geometry, for programs that run it as a host function on memory of their own. Indices out of range
+/// are not reported.
+pub struct HostLoop {
+    function: LoopKernel,
+    geometry: Geometry,
+}
+
+impl HostLoop {
+    /// Compiles a kernel.
+    pub fn new(kernel: Kernel, geometry: Geometry) -> Self {
+        Self { function: LoopKernel::new(Arc::new(kernel), HostWords::none()), geometry }
+    }
+
+    /// Returns the arguments of a launch, and the ranges that it touches.
+    pub fn launch(
+        &self,
+        inputs: &[DevicePointer],
+        outputs: &[DevicePointer],
+        scalars: &[u64],
+    ) -> (LaunchArguments, Accesses) {
+        let (kernel, geometry) = (&self.function.kernel, &self.geometry);
+        let addresses = inputs.iter().chain(outputs).map(|pointer| pointer.address());
+        let sizes = LaunchArguments::sizes(kernel, geometry);
+        let arguments = LaunchArguments::from_sizes(kernel, addresses, scalars, &sizes);
+        let mut list = Accesses::new();
+        accesses(&mut list, &extents(kernel, geometry, false), inputs, outputs);
+        (arguments, list)
+    }
+}
+
+impl HostKernel for HostLoop {
+    fn run(&self, launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+        self.function.run(launch)
     }
 }
 

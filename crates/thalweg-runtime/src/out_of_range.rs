@@ -220,6 +220,11 @@ impl OutOfRange {
 pub(crate) struct HostWords(Arc<[AtomicI64]>);
 
 impl HostWords {
+    /// Returns words without a slot: reports are dropped.
+    pub(crate) fn none() -> Self {
+        Self(Arc::new([]))
+    }
+
     /// Reports an index that is out of range, in the slot that the launch's last scalar names.
     pub(crate) fn report_index(&self, slot: u64, index: i64, extent: i64) {
         let at = usize::try_from(slot).ok().and_then(|slot| slot.checked_mul(2));

@@ -2,8 +2,7 @@
 
 use std::panic::Location;
 
-use smallvec::SmallVec;
-use thalweg_ir::{Layout, Shape};
+use thalweg_ir::{Layout, Shape, inverse_order};
 use thalweg_runtime::{Error, Result};
 
 use crate::caller::in_call;
@@ -23,11 +22,7 @@ impl Tensor {
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
         in_call("permute", &[self], Location::caller(), || {
             let layout = self.layout().permute(order)?;
-            Ok(self.seen_as(layout, || {
-                let mut inverse: Shape = SmallVec::from_elem(0, order.len());
-                order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
-                ViewBackward::Permute(inverse)
-            }))
+            Ok(self.seen_as(layout, || ViewBackward::Permute(inverse_order(order))))
         })
     }
 

@@ -149,6 +149,18 @@ fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
     (rows.max(points).max(span) <= isize::MAX as u64).then_some(span)
 }
 
+/// Returns the space of the rows, and that of the points of a row.
+fn spaces(program: &CompiledKernel, geometry: &Geometry) -> [Space; 2] {
+    [(&geometry.row_shape, true), (&geometry.inner_shape, false)].map(|(shape, is_of_rows)| {
+        let strides = |operand: usize| match &geometry.operands[operand] {
+            OperandGeometry::Gathered { .. } => &[][..],
+            OperandGeometry::Strided { row_strides, .. } if is_of_rows => row_strides,
+            OperandGeometry::Strided { inner_strides, .. } => inner_strides,
+        };
+        Space::new(shape, geometry.operands.len(), strides, program.uses_coordinates)
+    })
+}
+
 /// The level at which the current step runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
@@ -213,17 +225,7 @@ impl<'l> Launch<'l> {
         inputs: &'l [Source<'l>],
         outputs: &'l [Cells<'l>],
     ) -> Self {
-        let operands = geometry.operands.len();
-        let space = |shape: &[u64], rows: bool| {
-            let strides = |operand: usize| match &geometry.operands[operand] {
-                OperandGeometry::Gathered { .. } => &[][..],
-                OperandGeometry::Strided { row_strides, .. } if rows => row_strides,
-                OperandGeometry::Strided { inner_strides, .. } => inner_strides,
-            };
-            Space::new(shape, operands, strides, program.uses_coordinates)
-        };
-        let (row_space, inner_space) =
-            (space(&geometry.row_shape, true), space(&geometry.inner_shape, false));
+        let [row_space, inner_space] = spaces(program, geometry);
         let (rows, points) = (geometry.rows() as usize, geometry.points() as usize);
         let room = if program.class.shifted { usize::from(program.class.vector) - 1 } else { 0 };
         let lanes = usize::from(program.class.lanes.max(1)).min((points + room).max(1).next_power_of_two());

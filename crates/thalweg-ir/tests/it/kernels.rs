@@ -303,6 +303,28 @@ fn long_rows(dtype: DType, short: &str) -> Vec<Kernel> {
     kernels
 }
 
+/// Kernels of variances, along rows and columns, and of norms along columns.
+fn variances(dtype: DType, short: &str) -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    let body = of_rows(dtype, OutputPlace::Row, variance);
+    kernels.push(kernel(format!("variance_{short}"), &body, strided(2, 3, 1, true)));
+    kernels.push(kernel(format!("variance_{short}_columns"), &body, abreast(64, 8)));
+    for (vector, cascade) in [(2, 1), (4, 2), (8, 3)] {
+        let class = Class { vector, cascade, ..abreast(8, 128) };
+        kernels.push(kernel(format!("variance_{short}_columns_{vector}"), &body, class));
+        let class = Class { repeated: 0b10, row_rank: 2, ..class };
+        kernels.push(kernel(format!("layer_norm_{short}_columns_{vector}"), &layer_norm(dtype), class));
+    }
+    for (cascade, class) in [(2, rows(256)), (3, strided(1, 2, 1, false)), (2, abreast(64, 8)), (3, rows(32))]
+    {
+        let class = Class { cascade, ..class };
+        let name = format!("variance_{short}_cascade_{cascade}_{}_{}", class.lanes, class.rows_abreast);
+        kernels.push(kernel(name, &body, class));
+    }
+    kernels.push(kernel(format!("variance_{short}_scalar"), &body, strided(0, 2, 512, false)));
+    kernels
+}
+
 /// Kernels as operators build them.
 pub fn composed_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
@@ -339,28 +361,7 @@ pub fn composed_kernels() -> Vec<Kernel> {
                     Class { vector, transposed, transposed_inputs: 0b101, ..strided(rank, 0, 1, rank == 2) };
                 kernels.push(kernel(format!("sum_{short}_turned_{vector}"), &sum, class));
             }
-            let body = of_rows(dtype, OutputPlace::Row, variance);
-            kernels.push(kernel(format!("variance_{short}"), &body, strided(2, 3, 1, true)));
-            kernels.push(kernel(format!("variance_{short}_columns"), &body, abreast(64, 8)));
-            for (vector, cascade) in [(2, 1), (4, 2), (8, 3)] {
-                let class = Class { vector, cascade, ..abreast(8, 128) };
-                kernels.push(kernel(format!("variance_{short}_columns_{vector}"), &body, class));
-                let class = Class { repeated: 0b10, row_rank: 2, ..class };
-                kernels.push(kernel(
-                    format!("layer_norm_{short}_columns_{vector}"),
-                    &layer_norm(dtype),
-                    class,
-                ));
-            }
-            for (cascade, class) in
-                [(2, rows(256)), (3, strided(1, 2, 1, false)), (2, abreast(64, 8)), (3, rows(32))]
-            {
-                let class = Class { cascade, ..class };
-                let name =
-                    format!("variance_{short}_cascade_{cascade}_{}_{}", class.lanes, class.rows_abreast);
-                kernels.push(kernel(name, &body, class));
-            }
-            kernels.push(kernel(format!("variance_{short}_scalar"), &body, strided(0, 2, 512, false)));
+            kernels.extend(variances(dtype, short));
         }
         let body = embedding(dtype, DType::I64);
         kernels.push(kernel(format!("embedding_{short}"), &body, strided(2, 0, 1, true)));

@@ -12,6 +12,7 @@
 //! - A [`LoopLaunch`] is complete: apart from addresses, it determines everything that runs.
 
 mod arguments;
+mod channel_norm;
 mod extents;
 mod kept_layout;
 mod launch;
@@ -23,6 +24,7 @@ use std::fmt;
 use thalweg_ir::{DType, Layout, LayoutError};
 
 pub use arguments::{LoopArguments, Points};
+pub use channel_norm::{ChannelNorm, ChannelNormGradient};
 pub use extents::{Extents, Split, widen};
 pub use kept_layout::layout_like;
 pub use launch::{LaunchNumbers, LoopLaunch};

@@ -58,6 +58,16 @@ pub struct Steps {
     pub list: Vec<Step>,
 }
 
+impl From<LoopLaunch> for Steps {
+    /// Returns a single step, which takes the numbers of a call.
+    fn from(launch: LoopLaunch) -> Self {
+        let inputs = (0..launch.body.inputs.len()).map(|number| (Place::Input(number), 0)).collect();
+        let outputs = (0..launch.body.outputs.len()).map(|number| (Place::Output(number), 0)).collect();
+        let step = Step { launch, takes_numbers: true, inputs, outputs };
+        Self { temporaries: Vec::new(), list: vec![step] }
+    }
+}
+
 impl Steps {
     /// Divides a launch.
     ///

@@ -117,27 +117,25 @@ impl Selection {
 
     /// Returns the elements of a tensor with as many elements as flags whose flags are set.
     pub(crate) fn values(&self, source: &Tensor) -> Result<Tensor> {
-        let source = source.detach().contiguous()?;
-        let stream = source.device().current_stream();
-        let result = Tensor::result_on(&[self.count], source.dtype(), &stream, self.flags.label)?;
-        let element_bytes = source.dtype().size_bytes() as u64;
-        let kernel = Compact { limit: self.count as u64, element_bytes, ..self.flags.kernel(Work::Values) };
-        if self.count > 0 {
-            self.flags.launch(kernel, [Some(&source), None, Some(&result)])?;
-        }
-        Ok(result)
+        self.elements(Work::Values, source, None, &[self.count])
     }
 
     /// Returns the elements of a tensor with as many elements as flags, those whose flags are set replaced by the first ones of
     /// another.
     pub(crate) fn replaced(&self, source: &Tensor, by: &Tensor) -> Result<Tensor> {
-        let (source, by) = (source.detach().contiguous()?, by.detach().contiguous()?);
+        self.elements(Work::Replaced, source, Some(by), source.shape())
+    }
+
+    /// Returns elements of a tensor with as many elements as flags, or of another one, in a result of this shape.
+    fn elements(&self, work: Work, source: &Tensor, by: Option<&Tensor>, shape: &[usize]) -> Result<Tensor> {
+        let source = source.detach().contiguous()?;
+        let by = by.map(|by| by.detach().contiguous()).transpose()?;
         let stream = source.device().current_stream();
-        let result = Tensor::result_on(source.shape(), source.dtype(), &stream, self.flags.label)?;
+        let result = Tensor::result_on(shape, source.dtype(), &stream, self.flags.label)?;
         let element_bytes = source.dtype().size_bytes() as u64;
-        let kernel = Compact { limit: self.count as u64, element_bytes, ..self.flags.kernel(Work::Replaced) };
-        if source.elements() > 0 {
-            self.flags.launch(kernel, [Some(&source), Some(&by), Some(&result)])?;
+        let kernel = Compact { limit: self.count as u64, element_bytes, ..self.flags.kernel(work) };
+        if result.elements() > 0 {
+            self.flags.launch(kernel, [Some(&source), by.as_ref(), Some(&result)])?;
         }
         Ok(result)
     }

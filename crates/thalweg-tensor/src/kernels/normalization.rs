@@ -8,7 +8,7 @@ use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{ADD_LAYER_NORM, LAYER_NORM_AFFINE};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::normalized::Normalized;
+use super::normalized::{Normalized, kept_shape, over_rows, weighted};
 use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
 use crate::dispatch::{Call, Ints, built_in};
 use crate::loops::{self, LoopArguments, LoopCall, Points};
@@ -152,25 +152,20 @@ impl LayerNormBackward {
         let (x, weight) = (self.x.get()?, self.weight.get()?);
         let compute = x.dtype().compute();
         let rows = x.rank() - self.dimensions.len();
-        let mut kept: Shape = x.shape().into();
-        kept[rows..].fill(1);
+        let kept = kept_shape(x.shape(), rows);
         let [mean, inverse] = [&self.mean, &self.inverse_deviation].map(|saved| saved.get()?.reshape(&kept));
         let dims: Ints = self.dimensions.iter().map(|&dim| dim as i64).collect();
         let normalized = Normalized::new(&x.to_dtype(compute)?, &mean?, &inverse?, dims)?;
         let wide = gradient.to_dtype(compute)?;
-        let outer: Ints = (0..rows as i64).collect();
-        let over_rows = |tensor: Tensor| -> Result<Tensor> {
-            let sum = if rows == 0 { tensor } else { tensor.sum(&outer, false)? };
-            sum.to_dtype(weight.dtype())
-        };
-        let of_input = normalized.gradient(&wide.mul(&weight.to_dtype(compute)?)?)?.to_dtype(x.dtype())?;
+        let over_rows = |tensor: &Tensor| over_rows(tensor, rows)?.to_dtype(weight.dtype());
+        let of_input = normalized.gradient(&weighted(&wide, Some(&weight))?)?.to_dtype(x.dtype())?;
         let of_input = match past {
             Some(past) => of_input.add(past)?,
             None => of_input,
         };
-        let of_weight = over_rows(wide.mul(&normalized.values)?)?;
+        let of_weight = over_rows(&wide.mul(&normalized.values)?)?;
         let of_branch = of_input.to_dtype(self.branch.unwrap_or(x.dtype()))?;
-        Ok(self.in_order(&[of_input, of_branch], [Some(of_weight), Some(over_rows(wide)?)]))
+        Ok(self.in_order(&[of_input, of_branch], [Some(of_weight), Some(over_rows(&wide)?)]))
     }
 
     /// Returns the gradients of weight and bias, in the shape of a row.
@@ -193,9 +188,7 @@ fn parameter_gradients(
     let arguments =
         LoopArguments { points: Points::Reduced((0..rows).collect()), ..LoopArguments::default() };
     let spread = |statistic: &Tensor| -> Result<Tensor> {
-        let mut shape: Shape = x.shape()[..rows].into();
-        shape.resize(x.rank(), 1);
-        statistic.reshape(&shape)?.expand(x.shape())
+        statistic.reshape(&kept_shape(x.shape(), rows))?.expand(x.shape())
     };
     let [mean, inverse] = statistics.map(spread);
     let inputs = [x, &mean?, &inverse?, gradient];

@@ -40,6 +40,27 @@ impl Normalized {
     }
 }
 
+/// Returns the shape of one number per row, which keeps the dimensions within a row: all but the first `rows`.
+pub(crate) fn kept_shape(shape: &[usize], rows: usize) -> Shape {
+    let mut kept: Shape = shape.into();
+    kept[rows..].fill(1);
+    kept
+}
+
+/// Returns the sum over the first `rows` dimensions.
+pub(crate) fn over_rows(tensor: &Tensor, rows: usize) -> Result<Tensor> {
+    let outer: Ints = (0..rows as i64).collect();
+    if rows == 0 { Ok(tensor.clone()) } else { tensor.sum(&outer, false) }
+}
+
+/// Returns a gradient times a weight, if there is one, in the dtype of the gradient.
+pub(crate) fn weighted(gradient: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+    match weight {
+        Some(weight) => gradient.mul(&weight.to_dtype(gradient.dtype())?),
+        None => Ok(gradient.clone()),
+    }
+}
+
 /// Returns a list of extents in PyTorch's format.
 pub(crate) fn sizes(list: &[usize]) -> String {
     format!("{list:?}")

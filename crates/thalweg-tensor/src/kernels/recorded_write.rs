@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Shape};
+use thalweg_ir::{DType, Shape, inverse_order};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::indexing::index_copy;
@@ -58,8 +58,6 @@ impl Write {
                 // The slices at the indices become the rows of a table.
                 let mut order: Shape = (0..gradient.rank()).collect();
                 order[..=*dimension].rotate_right(1);
-                let mut inverse: Shape = SmallVec::from_elem(0, order.len());
-                order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
                 let moved = gradient.permute(&order)?;
                 let columns: usize = moved.shape()[1..].iter().product();
                 let table = moved.reshape(&[moved.shape()[0], columns])?;
@@ -70,7 +68,7 @@ impl Write {
                 )?;
                 let shape: Shape =
                     [index.elements()].into_iter().chain(moved.shape()[1..].iter().copied()).collect();
-                Ok((Some(before), rows[0].reshape(&shape)?.permute(&inverse)?))
+                Ok((Some(before), rows[0].reshape(&shape)?.permute(&inverse_order(&order))?))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The gradient of products over dimensions.
 
-use thalweg_ir::Shape;
+use thalweg_ir::{Shape, inverse_order};
 
 use crate::autograd::formula::Formula;
 use crate::dispatch::Arguments;
@@ -28,9 +28,7 @@ pub(crate) static PRODUCT: Formula = Formula {
                 |x: &Tensor| Tensor::cat(&[one.clone(), x.narrow(1, 0, x.shape()[1] - 1)?], 1)?.cumprod(1);
             let others = before(&wide)?.mul(&before(&wide.flip(&[1])?)?.flip(&[1])?)?;
             let result = others.mul(&gradient.to_dtype(wide.dtype())?.reshape(&[rows, 1])?)?;
-            let mut inverse: Shape = order.clone();
-            order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
-            result.reshape(turned.shape())?.permute(&inverse)?.to_dtype(x.dtype())
+            result.reshape(turned.shape())?.permute(&inverse_order(&order))?.to_dtype(x.dtype())
         })
     },
 };

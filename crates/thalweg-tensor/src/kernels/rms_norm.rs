@@ -1,11 +1,11 @@
 //! Normalization of rows by their mean square: a kernel for the result, one for the gradient of the input, one for that of the weight.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ir::{DType, Scalar};
 use thalweg_ops::structured::{RMS_NORM, RMS_NORM_AFFINE};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::normalized::normalized_shape;
+use super::normalized::{kept_shape, normalized_shape, over_rows, weighted};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{Arguments, Call, Ints, built_in};
@@ -100,9 +100,8 @@ impl Rows {
 
     /// Returns the gradient of the weight in a dtype.
     pub fn of_weight(&self, dtype: DType) -> Result<Tensor> {
-        let mut shape: Shape = self.inverse.shape().into();
-        shape.resize(self.x.rank(), 1);
-        let inverse = self.inverse.reshape(&shape)?.expand(self.x.shape())?;
+        let kept = kept_shape(self.x.shape(), self.rank);
+        let inverse = self.inverse.reshape(&kept)?.expand(self.x.shape())?;
         let arguments = LoopArguments {
             points: Points::Reduced((0..self.rank).collect()),
             dtype: Some(dtype),
@@ -114,35 +113,56 @@ impl Rows {
     }
 }
 
-/// Returns the gradients, computed by operators that record their own.
+/// The terms of the gradients, computed by operators that record their own.
+pub(crate) struct Terms {
+    gradient: Tensor,
+    normalized: Tensor,
+    inverse: Tensor,
+    rank: usize,
+}
+
+impl Terms {
+    /// Returns the terms of an input in the dtype of the computation, whose first `rank` dimensions distinguish the rows. The inverse
+    /// root of each row's mean square keeps the dimensions of a row.
+    pub fn new(x: &Tensor, inverse: Tensor, gradient: &Tensor, rank: usize) -> Result<Self> {
+        let (normalized, gradient) = (x.mul(&inverse)?, gradient.to_dtype(x.dtype())?);
+        Ok(Self { gradient, normalized, inverse, rank })
+    }
+
+    /// Returns the gradient of the weight.
+    pub fn of_weight(&self) -> Result<Tensor> {
+        over_rows(&self.gradient.mul(&self.normalized)?, self.rank)
+    }
+
+    /// Returns the gradient of the input, from those of the result and of the inverse roots.
+    pub fn of_input(&self, weight: Option<&Tensor>, past: Option<&Tensor>) -> Result<Tensor> {
+        let Self { gradient, normalized, inverse, rank } = self;
+        let shape = normalized.shape();
+        let dims: Ints = (*rank as i64..shape.len() as i64).collect();
+        let scaled = weighted(gradient, weight)?;
+        let mut slope = scaled.mul(normalized)?.mean(&dims, true)?;
+        if let Some(past) = past {
+            // The derivative of the inverse root is −x · inverse³ / count.
+            let past = past.to_dtype(gradient.dtype())?.reshape(&kept_shape(shape, *rank))?;
+            slope = slope.add(&past.mul(inverse)?.mul_scalar(1.0 / count(&shape[*rank..]))?)?;
+        }
+        scaled.sub(&normalized.mul(&slope)?)?.mul(inverse)
+    }
+}
+
 fn by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
     let x = call.saved(0)?;
-    let (rows, compute) = (rows(call), x.dtype().compute());
+    let rows = rows(call);
     let dims: Ints = (rows as i64..x.rank() as i64).collect();
-    let outer: Ints = (0..rows as i64).collect();
-    let wide = x.to_dtype(compute)?;
+    let wide = x.to_dtype(x.dtype().compute())?;
     let inverse = wide.square()?.mean(&dims, true)?.add_scalar(call.float(3))?.rsqrt()?;
-    let normalized = wide.mul(&inverse)?;
-    let gradient = call.gradient()?.to_dtype(compute)?;
+    let terms = Terms::new(&wide, inverse, &call.gradient()?, rows)?;
     call.each(|at| {
         if at == 1 {
-            let product = gradient.mul(&normalized)?;
-            let sum = if rows == 0 { product } else { product.sum(&outer, false)? };
-            return sum.to_dtype(call.dtype_of(1)).map(Some);
+            return terms.of_weight()?.to_dtype(call.dtype_of(1)).map(Some);
         }
-        let scaled = match call.tensor_count() {
-            1 => gradient.clone(),
-            _ => gradient.mul(&call.saved(1)?.to_dtype(compute)?)?,
-        };
-        let mut slope = scaled.mul(&normalized)?.mean(&dims, true)?;
-        if call.has_gradient(1) {
-            // The derivative of the inverse root is −x · inverse³ / count.
-            let mut shape: Shape = x.shape()[..rows].into();
-            shape.resize(x.rank(), 1);
-            let past = call.gradient_of(1)?.to_dtype(compute)?.reshape(&shape)?;
-            slope = slope.add(&past.mul(&inverse)?.mul_scalar(1.0 / count(&x.shape()[rows..]))?)?;
-        }
-        let result = scaled.sub(&normalized.mul(&slope)?)?.mul(&inverse)?;
-        result.to_dtype(x.dtype()).map(Some)
+        let weight = if call.tensor_count() == 1 { None } else { Some(call.saved(1)?) };
+        let past = if call.has_gradient(1) { Some(call.gradient_of(1)?) } else { None };
+        terms.of_input(weight.as_ref(), past.as_ref())?.to_dtype(x.dtype()).map(Some)
     })
 }

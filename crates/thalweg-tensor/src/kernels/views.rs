@@ -173,6 +173,30 @@ fn whole_of(
     Some(first.with_layout(Layout::new(shape, base.strides(), first.layout().offset()).ok()?))
 }
 
+/// Returns the gradient of a tensor of a shape from those of its parts: the tensor whose parts they already are, or a new one into
+/// which they are copied.
+fn joined(
+    gradients: &[Option<Tensor>],
+    shape: &[usize],
+    layout: impl FnMut(&Layout, usize) -> Option<Layout>,
+    part: impl Fn(&Tensor, usize) -> Result<Tensor>,
+) -> Result<Gradients> {
+    let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
+    let packed = whole_of(gradients, shape, layout);
+    if packed.is_some() {
+        return Ok(Gradients::from_elem(packed, 1));
+    }
+    let whole = Tensor::empty(shape, some.dtype(), some.device())?;
+    for (place, gradient) in gradients.iter().enumerate() {
+        let part = part(&whole, place)?;
+        match gradient {
+            Some(gradient) => part.copy_(gradient)?,
+            None => part.copy_(&Tensor::zeros(&[], whole.dtype(), whole.device())?)?,
+        }
+    }
+    Ok(Gradients::from_elem(Some(whole), 1))
+}
+
 /// The node of the consecutive parts of a dimension: it joins their gradients.
 struct SplitBackward {
     /// The base's shape.
@@ -187,27 +211,13 @@ impl Backward for SplitBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
-        let mut start = 0;
-        let packed = whole_of(gradients, &self.shape, |base, place| {
-            let length = self.lengths[place];
-            start += length;
-            base.narrow(self.dimension, start - length, length).ok()
-        });
-        if packed.is_some() {
-            return Ok(Gradients::from_elem(packed, 1));
-        }
-        let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
-        let mut start = 0;
-        for (&length, gradient) in self.lengths.iter().zip(gradients) {
-            let part = whole.narrow(self.dimension as i64, start, length)?;
-            start += length;
-            match gradient {
-                Some(gradient) => part.copy_(gradient)?,
-                None => part.copy_(&Tensor::zeros(&[], whole.dtype(), whole.device())?)?,
-            }
-        }
-        Ok(Gradients::from_elem(Some(whole), 1))
+        let start = |place: usize| self.lengths[..place].iter().sum::<usize>();
+        joined(
+            gradients,
+            &self.shape,
+            |base, place| base.narrow(self.dimension, start(place), self.lengths[place]).ok(),
+            |whole, place| whole.narrow(self.dimension as i64, start(place), self.lengths[place]),
+        )
     }
 }
 
@@ -238,14 +248,14 @@ impl Backward for UnbindBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
-        let packed = whole_of(gradients, &self.shape, |base, place| base.select(self.dimension, place).ok());
-        if packed.is_some() {
-            return Ok(Gradients::from_elem(packed, 1));
-        }
-        let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
+        let layout = |base: &Layout, place| base.select(self.dimension, place).ok();
         if let ([Some(first), Some(second), Some(third)], false) = (gradients, is_grad_enabled()) {
             // For queries, keys and values one kernel joins them, which does not record.
+            let packed = whole_of(gradients, &self.shape, layout);
+            if packed.is_some() {
+                return Ok(Gradients::from_elem(packed, 1));
+            }
+            let whole = Tensor::empty(&self.shape, first.dtype(), first.device())?;
             let order: Shape = [self.dimension]
                 .into_iter()
                 .chain((0..self.shape.len()).filter(|&dimension| dimension != self.dimension))
@@ -259,16 +269,9 @@ impl Backward for UnbindBackward {
                 &[target],
                 label,
             )?;
-        } else {
-            for (place, gradient) in gradients.iter().enumerate() {
-                let part = whole.select(self.dimension as i64, place)?;
-                match gradient {
-                    Some(gradient) => part.copy_(gradient)?,
-                    None => part.copy_(&Tensor::zeros(&[], whole.dtype(), whole.device())?)?,
-                }
-            }
+            return Ok(Gradients::from_elem(Some(whole), 1));
         }
-        Ok(Gradients::from_elem(Some(whole), 1))
+        joined(gradients, &self.shape, layout, |whole, place| whole.select(self.dimension as i64, place))
     }
 }
 

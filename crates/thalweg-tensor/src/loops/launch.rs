@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_ops::lower::{LaunchNumbers, LoopLaunch, Operand};
+use thalweg_ops::lower::{LaunchNumbers, LoopLaunch, Operand, Place, Steps};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use crate::deferred::{self, Deferral, SharedLaunch};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Tensors, check_memory};
 
 /// The operands of a call.
 pub(crate) type Operands<'a> = SmallVec<[Operand<'a>; 8]>;
@@ -57,6 +57,34 @@ pub(crate) fn launch(
     let read: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
     let written: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
     thalweg_execute::run(launch, &stream, (&read, &written), label)
+}
+
+/// Launches steps one after the other, whose operands begin at the first elements of these tensors and of temporaries.
+pub(crate) fn launch_steps(
+    steps: &Steps,
+    inputs: &[&Tensor],
+    outputs: &[Tensor],
+    label: Label,
+) -> Result<()> {
+    inputs.iter().copied().chain(outputs).try_for_each(check_memory)?;
+    let stream = inputs[0].device().current_stream();
+    let temporary = |&(dtype, elements): &_| Tensor::empty_on(&[elements as usize], dtype, &stream, label);
+    let temporaries = steps.temporaries.iter().map(temporary).collect::<Result<Tensors>>()?;
+    let tensor = |&(place, element): &(Place, u64)| {
+        debug_assert_eq!(element, 0, "a step begins inside a tensor");
+        match place {
+            Place::Input(number) => inputs[number],
+            Place::Output(number) => &outputs[number],
+            Place::Temporary(number) => &temporaries[number],
+        }
+    };
+    for step in &steps.list {
+        let read: SmallVec<[&Tensor; 8]> = step.inputs.iter().map(tensor).collect();
+        let written: Tensors = step.outputs.iter().map(|output| tensor(output).clone()).collect();
+        launch(&step.launch, &read, &written, label)?;
+    }
+    outputs.iter().for_each(Tensor::bump_version);
+    Ok(())
 }
 
 /// Launches an operator whose operands have individual placements over rows and inner dimensions.

@@ -18,7 +18,7 @@ use crate::tensor::{Tensor, Tensors, check_memory};
 
 pub(crate) use self::backward::{LoopBackward, autograd, node};
 pub(crate) use self::call::{LoopArguments, LoopCall, Points};
-pub(crate) use self::launch::{launch, launch_placed, operands};
+pub(crate) use self::launch::{launch, launch_placed, launch_steps, operands};
 pub(crate) use self::resolved::{Resolved, signature};
 
 /// Runs a loop operator below autograd: allocates the results and launches. `resolved` is the resolved call, if an earlier kernel

@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
+use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes, inverse_order};
 use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result};
 
@@ -252,9 +252,7 @@ impl Indexed {
         let result = gathered(&rows, &self.index(rows.shape()[2])?)?;
         let shape: Shape = self.places.shape().iter().chain(&others).copied().collect();
         let order = self.result_order(others.len());
-        let mut inverse: Shape = SmallVec::from_elem(0, order.len());
-        order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
-        result.reshape(&shape)?.permute(&inverse)?.contiguous()
+        result.reshape(&shape)?.permute(&inverse_order(&order))?.contiguous()
     }
 
     fn write(&self, x: &Tensor, values: &Tensor, accumulates: bool) -> Result<Tensor> {
@@ -274,10 +272,8 @@ impl Indexed {
         let source = values.permute(&order)?.reshape(&[1, self.places.elements(), rows.shape()[2]])?;
         let combine = if accumulates { Combine::Sum } else { Combine::Replace };
         let written = scatter(&rows, &self.index(rows.shape()[2])?, &source, combine)?;
-        let mut inverse: Shape = SmallVec::from_elem(0, self.order.len());
-        self.order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
         let moved: Shape = self.order.iter().map(|&dim| x.shape()[dim]).collect();
-        written.reshape(&moved)?.permute(&inverse)?.contiguous()
+        written.reshape(&moved)?.permute(&inverse_order(&self.order))?.contiguous()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sums of products by labels of dimensions.
 
-use thalweg_ir::Shape;
+use thalweg_ir::{Shape, inverse_order};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
@@ -231,7 +231,5 @@ fn pair(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     shape.extend(extents(a, &rows));
     shape.extend(extents(b, &columns));
     shape.resize(rank, 1);
-    let mut inverse: Shape = Shape::from_elem(0, rank);
-    order.iter().enumerate().for_each(|(place, &dimension)| inverse[dimension] = place);
-    product.reshape(&shape)?.permute(&inverse)
+    product.reshape(&shape)?.permute(&inverse_order(&order))
 }

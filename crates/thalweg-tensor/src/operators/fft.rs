@@ -263,27 +263,26 @@ fn line(call: &Call<'_>) -> Result<(usize, Option<usize>)> {
     Ok((dim, size))
 }
 
-fn along(call: &Call<'_>, forward: bool) -> Result<Tensors> {
+/// Returns the elements that a one-dimensional transform transforms, its dimension and its normalization.
+fn elements_along(call: &Call<'_>, forward: bool, is_complex: bool) -> Result<(Tensor, [i64; 1], i64)> {
     let (dim, size) = line(call)?;
     let normalization = normalization(call.optional_str(3), forward)?;
-    let x = promoted(call.tensor(0), true)?;
-    let size = size.unwrap_or(x.shape()[dim]);
-    if size == 0 {
-        return Err(too_few(0));
+    let x = promoted(call.tensor(0), is_complex)?;
+    match size.unwrap_or(x.shape()[dim]) {
+        0 => Err(too_few(0)),
+        size => Ok((resized(&x, dim, size)?, [dim as i64], normalization)),
     }
-    c2c(&resized(&x, dim, size)?, &[dim as i64], normalization, forward).map(single)
+}
+
+fn along(call: &Call<'_>, forward: bool) -> Result<Tensors> {
+    let (x, dims, normalization) = elements_along(call, forward, true)?;
+    c2c(&x, &dims, normalization, forward).map(single)
 }
 
 fn from_real(call: &Call<'_>, forward: bool) -> Result<Tensors> {
     check_real(call.tensor(0), if forward { "rfft" } else { "ihfft" })?;
-    let (dim, size) = line(call)?;
-    let normalization = normalization(call.optional_str(3), forward)?;
-    let x = promoted(call.tensor(0), false)?;
-    let size = size.unwrap_or(x.shape()[dim]);
-    if size == 0 {
-        return Err(too_few(0));
-    }
-    let half = r2c(&resized(&x, dim, size)?, &[dim as i64], normalization)?;
+    let (x, dims, normalization) = elements_along(call, forward, false)?;
+    let half = r2c(&x, &dims, normalization)?;
     if forward { Ok(single(half)) } else { half.conj().map(single) }
 }
 

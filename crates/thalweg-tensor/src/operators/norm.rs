@@ -9,7 +9,7 @@ use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
-use crate::kernels::normalized::{normalized_shape, sizes};
+use crate::kernels::normalized::{kept_shape, normalized_shape, sizes};
 use crate::loops::{LoopArguments, Points, run_into};
 use crate::tensor::{Tensor, Tensors};
 
@@ -102,8 +102,7 @@ fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
     };
     let operator = built_in!("thalweg::layer_norm_affine")?;
     let mut results = operator.call_loop(&[x, &weight, &bias], &arguments, None, call.label)?;
-    let mut kept: Shape = x.shape().into();
-    kept[rows..].fill(1);
+    let kept = kept_shape(x.shape(), rows);
     for statistic in &mut results[1..] {
         *statistic = statistic.reshape(&kept)?;
     }
@@ -122,8 +121,7 @@ fn epsilon(dtype: DType) -> f64 {
 fn fused_rms_norm(call: &Call<'_>) -> Result<Tensors> {
     let mut results = rms_norm(call)?;
     let x = call.tensor(0);
-    let mut kept: Shape = x.shape().into();
-    kept[x.rank() - call.ints(1).len()..].fill(1);
+    let kept = kept_shape(x.shape(), x.rank() - call.ints(1).len());
     results[1] = results[1].reshape(&kept)?;
     Ok(results)
 }

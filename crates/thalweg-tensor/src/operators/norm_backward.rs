@@ -8,7 +8,7 @@ use super::operators;
 use super::window::is_recorded;
 use crate::dispatch::{Argument, Arguments, Call, Ints};
 use crate::kernels::channel_norm::Asked;
-use crate::kernels::normalized::{Normalized, normalized_shape};
+use crate::kernels::normalized::{Normalized, kept_shape, normalized_shape, over_rows, weighted};
 use crate::kernels::{normalization, rms_norm};
 use crate::tensor::{Tensor, Tensors};
 
@@ -91,22 +91,15 @@ fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         ]));
     }
     let dims: Ints = (rows as i64..x.rank() as i64).collect();
-    let outer: Ints = (0..rows as i64).collect();
     let compute = x.dtype().compute();
-    let mut kept: Shape = x.shape().into();
-    kept[rows..].fill(1);
+    let kept = kept_shape(x.shape(), rows);
     let [mean, inverse] = [call.tensor(3), call.tensor(4)].map(|statistic| statistic.reshape(&kept));
     let normalized = Normalized::new(&x.to_dtype(compute)?, &mean?, &inverse?, dims)?;
     let gradient = gradient.to_dtype(compute)?;
-    let over_rows = |tensor: &Tensor| if rows == 0 { Ok(tensor.clone()) } else { tensor.sum(&outer, false) };
-    let scaled = match weight {
-        Some(weight) => gradient.mul(&weight.to_dtype(compute)?)?,
-        None => gradient.clone(),
-    };
     Ok(Tensors::from_iter([
-        masked(x, of_input, x.dtype(), || normalized.gradient(&scaled))?,
-        masked(x, of_weight, dtype, || over_rows(&gradient.mul(&normalized.values)?))?,
-        masked(x, of_bias, dtype, || over_rows(&gradient))?,
+        masked(x, of_input, x.dtype(), || normalized.gradient(&weighted(&gradient, weight)?))?,
+        masked(x, of_weight, dtype, || over_rows(&gradient.mul(&normalized.values)?, rows))?,
+        masked(x, of_bias, dtype, || over_rows(&gradient, rows))?,
     ]))
 }
 
@@ -140,27 +133,11 @@ fn rms_norm_backward(call: &Call<'_>) -> Result<Tensors> {
             masked(x, of_weight, dtype, || rows.of_weight(dtype))?,
         ]));
     }
-    let dims: Ints = (rank as i64..x.rank() as i64).collect();
-    let outer: Ints = (0..rank as i64).collect();
-    let mut kept: Shape = x.shape().into();
-    kept[rank..].fill(1);
-    let inverse = inverse.reshape(&kept)?.to_dtype(compute)?;
-    let (normalized, gradient) = (x.to_dtype(compute)?.mul(&inverse)?, gradient.to_dtype(compute)?);
-    let scaled = match weight {
-        Some(weight) => gradient.mul(&weight.to_dtype(compute)?)?,
-        None => gradient.clone(),
-    };
-    let of_x = || {
-        let slope = scaled.mul(&normalized)?.mean(&dims, true)?;
-        scaled.sub(&normalized.mul(&slope)?)?.mul(&inverse)
-    };
-    let of_parameter = || {
-        let product = gradient.mul(&normalized)?;
-        if rank == 0 { Ok(product) } else { product.sum(&outer, false) }
-    };
+    let inverse = inverse.reshape(&kept_shape(x.shape(), rank))?.to_dtype(compute)?;
+    let terms = rms_norm::Terms::new(&x.to_dtype(compute)?, inverse, gradient, rank)?;
     Ok(Tensors::from_iter([
-        masked(x, of_input, x.dtype(), of_x)?,
-        masked(x, of_weight, dtype, of_parameter)?,
+        masked(x, of_input, x.dtype(), || terms.of_input(weight, None))?,
+        masked(x, of_weight, dtype, || terms.of_weight())?,
     ]))
 }
 
@@ -220,10 +197,8 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     let normalized = Normalized::new(&rows, &mean?, &inverse?, Ints::from_slice(&[2]))?;
     let planes = |tensor: &Tensor| tensor.reshape(&[batch, channels, plane]);
     let gradient = planes(&gradient.to_dtype(compute)?)?;
-    let scaled = match weight {
-        Some(weight) => gradient.mul(&weight.to_dtype(compute)?.reshape(&[channels, 1])?)?,
-        None => gradient.clone(),
-    };
+    let of_channels = weight.map(|weight| weight.reshape(&[channels, 1])).transpose()?;
+    let scaled = weighted(&gradient, of_channels.as_ref())?;
     let dtype = weight.map_or(x.dtype(), Tensor::dtype);
     Ok(Tensors::from_iter([
         masked(x, of_input, x.dtype(), || normalized.gradient(&grouped(&scaled)?)?.reshape(x.shape()))?,
@@ -296,10 +271,8 @@ fn batch_norm_backward(call: &Call<'_>) -> Result<Tensors> {
             Normalized { dims: dims.clone(), values, inverse: inverse.clone() }
         }
     };
-    let scaled = match weight {
-        Some(weight) => gradient.mul(&per_channel(weight)?)?,
-        None => gradient.clone(),
-    };
+    let of_channels = weight.map(per_channel).transpose()?;
+    let scaled = weighted(&gradient, of_channels.as_ref())?;
     let dtype = weight.map_or(x.dtype(), Tensor::dtype);
     Ok(Tensors::from_iter([
         masked(x, of_input, x.dtype(), || match is_training {

@@ -23,14 +23,7 @@ operators! {
         fn avg_pool1d(kernel_size: ints, stride: ints, padding: ints, ceil_mode: bool, count_include_pad: bool)
         = Composite(|call| {
             let kind = Kind { axes: 1, is_adaptive: false, is_max: false };
-            kind.check_dtype(call)?;
-            Pool::of(call, kind, call.tensor(0).shape(), 1)?;
-            let numbers = [(1, 1), (2, 1), (3, 0)].map(|(place, rest)| of_rows(call, place, rest));
-            let rows = call.tensor(0).unsqueeze(call.tensor(0).rank() as i64 - 1)?;
-            let mut arguments: Vec<Argument<'_>> = vec![Argument::Tensor(&rows)];
-            arguments.extend(numbers.iter().map(|list| Argument::Ints(list)));
-            arguments.extend([Argument::Bool(call.bool(4)), Argument::Bool(call.bool(5))]);
-            without_rows(call, built_in!("avg_pool2d")?, &arguments)
+            as_rows(call, kind, built_in!("avg_pool2d")?, &[1, 1, 0])
         }), autocast: Parts;
     /// Returns the mean over each window of images.
     "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
@@ -50,14 +43,7 @@ operators! {
         fn max_pool1d_with_indices(kernel_size: ints, stride: ints, padding: ints, dilation: ints, ceil_mode: bool) -> 2
         = Composite(|call| {
             let kind = Kind { axes: 1, is_adaptive: false, is_max: true };
-            kind.check_dtype(call)?;
-            Pool::of(call, kind, call.tensor(0).shape(), 1)?;
-            let numbers = [(1, 1), (2, 1), (3, 0), (4, 1)].map(|(place, rest)| of_rows(call, place, rest));
-            let rows = call.tensor(0).unsqueeze(call.tensor(0).rank() as i64 - 1)?;
-            let mut arguments: Vec<Argument<'_>> = vec![Argument::Tensor(&rows)];
-            arguments.extend(numbers.iter().map(|list| Argument::Ints(list)));
-            arguments.push(Argument::Bool(call.bool(5)));
-            without_rows(call, built_in!("max_pool2d_with_indices")?, &arguments)
+            as_rows(call, kind, built_in!("max_pool2d_with_indices")?, &[1, 1, 0, 1])
         }), autocast: Parts;
     /// Returns the greatest element of each window of images, and its index in the plane.
     "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
@@ -172,23 +158,26 @@ const fn extrema_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body 
     )
 }
 
-/// Returns the numbers of a pool of one axis as those for images of one row; an empty list stays empty.
-fn of_rows(call: &Call<'_>, place: usize, rest: i64) -> Ints {
-    call.ints(place).last().map_or_else(Ints::new, |&number| Ints::from_slice(&[rest, number]))
-}
-
-/// Returns the results of a pool of images of one row, without the row.
-fn without_rows(call: &Call<'_>, operator: &'static Operator, arguments: &[Argument<'_>]) -> Result<Tensors> {
-    let results = call_all(operator, arguments, None, call.label.location)?;
+/// Returns the results of a pool of one axis by the operator for images, as images of one row. After the input the call has lists of
+/// numbers, whose numbers for the rows are given (an empty list stays empty), and then flags.
+fn as_rows(call: &Call<'_>, kind: Kind, operator: &'static Operator, of_rows: &[i64]) -> Result<Tensors> {
+    let x = call.tensor(0);
+    kind.check_dtype(call)?;
+    Pool::of(call, kind, x.shape(), 1)?;
+    let rows = x.unsqueeze(x.rank() as i64 - 1)?;
+    let number = |(place, &of_rows): (usize, &i64)| {
+        call.ints(1 + place).last().map_or_else(Ints::new, |&number| Ints::from_slice(&[of_rows, number]))
+    };
+    let numbers: Vec<Ints> = of_rows.iter().enumerate().map(number).collect();
+    let mut arguments = vec![Argument::Tensor(&rows)];
+    arguments.extend(numbers.iter().map(|list| Argument::Ints(list)));
+    arguments.extend((1 + of_rows.len()..call.arguments.len()).map(|place| call.argument(place)));
+    let results = call_all(operator, &arguments, None, call.label.location)?;
     results.iter().map(|result| result.squeeze(result.rank() as i64 - 2)).collect()
 }
 
 fn adaptive_of_rows(call: &Call<'_>, is_max: bool, operator: &'static Operator) -> Result<Tensors> {
-    let (x, kind) = (call.tensor(0), Kind { axes: 1, is_adaptive: true, is_max });
-    kind.check_dtype(call)?;
-    Pool::of(call, kind, x.shape(), 1)?;
-    let rows = x.unsqueeze(x.rank() as i64 - 1)?;
-    without_rows(call, operator, &[Argument::Tensor(&rows), Argument::Ints(&of_rows(call, 1, 1))])
+    as_rows(call, Kind { axes: 1, is_adaptive: true, is_max }, operator, &[1])
 }
 
 /// The planes and windows of a pool.

@@ -256,6 +256,17 @@ pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
     }
 }
 
+/// Returns the extents of a contiguous tensor as rows along a dimension: outer, length, inner. A tensor without dimensions is one row
+/// of one point.
+pub(super) fn rows_along(x: &Tensor, dim: i64) -> Result<[u64; 3]> {
+    let (dimension, shape) = (dimensions(x, &[dim])?.first().copied(), x.shape());
+    let extents = dimension.map_or([1; 3], |dimension| {
+        let count = |extents: &[usize]| extents.iter().product::<usize>();
+        [count(&shape[..dimension]), shape[dimension], count(&shape[dimension + 1..])]
+    });
+    Ok(extents.map(|extent| extent as u64))
+}
+
 /// Returns the dimensions of an optional list.
 fn dims(call: &Call<'_>, place: usize) -> Ints {
     call.optional_ints(place).unwrap_or_default()

@@ -7,7 +7,7 @@ use thalweg_kernels::scan::{Scan, ScanOp};
 use thalweg_runtime::{DevicePointer, Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::reduce::dimensions;
+use super::reduce::{dimensions, rows_along};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::destination::for_kernel_over;
@@ -57,22 +57,11 @@ fn scan(
     reversed: bool,
     label: Label,
 ) -> Result<Tensor> {
-    let dimension = dimensions(x, &[dim])?.first().copied();
-    let shape = x.shape();
-    // A tensor without dimensions is one row of one point.
-    let [outer, length, inner] = match dimension {
-        Some(dimension) => [
-            shape[..dimension].iter().product(),
-            shape[dimension],
-            shape[dimension + 1..].iter().product::<usize>(),
-        ],
-        None => [1; 3],
-    }
-    .map(|extent| extent as u64);
+    let [outer, length, inner] = rows_along(x, dim)?;
     let stream = x.device().current_stream();
     let result = match for_kernel_over(x) {
         Some(over) => over,
-        None => Tensor::result_on(shape, x.dtype(), &stream, label)?,
+        None => Tensor::result_on(x.shape(), x.dtype(), &stream, label)?,
     };
     if x.elements() == 0 {
         return Ok(result);

@@ -7,7 +7,7 @@ use thalweg_kernels::sort::{Select, SelectOne, Sort};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::reduce::{dimensions, value_among};
+use super::reduce::{dimensions, rows_along, value_among};
 use super::view::wrap;
 use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::formula::Formula;
@@ -137,17 +137,7 @@ static SELECT: Formula = Formula {
 
 /// Returns the rows of a contiguous tensor along a dimension, for a kernel.
 fn rows(x: &Tensor, dim: i64, descending: bool) -> Result<Sort> {
-    let dimension = dimensions(x, &[dim])?.first().copied();
-    let shape = x.shape();
-    let [outer, length, inner] = match dimension {
-        Some(dimension) => [
-            shape[..dimension].iter().product(),
-            shape[dimension],
-            shape[dimension + 1..].iter().product::<usize>(),
-        ],
-        None => [1; 3],
-    }
-    .map(|extent| extent as u64);
+    let [outer, length, inner] = rows_along(x, dim)?;
     Ok(Sort { outer, length, inner, descending, dtype: x.dtype() })
 }
 

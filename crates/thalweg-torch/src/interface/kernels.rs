@@ -10,13 +10,13 @@ use crate::status::{Status, text_of};
 /// Registers kernels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_enable_kernels(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     folder: *const c_char,
     key: *const c_char,
     operators: *const c_char,
     everywhere: u8,
 ) -> Status {
-    let enable = |allocator: &Allocator| {
+    on("thalweg_enable_kernels", allocator, |allocator| {
         // SAFETY: the header requires texts, and that the allocator is not closed any more.
         unsafe {
             let (folder, key) = (text_of("folder", folder)?, text_of("key", key)?);
@@ -24,35 +24,28 @@ pub unsafe extern "C" fn thalweg_enable_kernels(
             let allocator: &'static Allocator = &*std::ptr::from_ref(allocator);
             kernels::enable(allocator, folder, key, operators, everywhere != 0)
         }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_enable_kernels", allocator, enable) }
+    })
 }
 
 /// Unregisters kernels.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_disable_kernels(allocator: *const Allocator) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        on("thalweg_disable_kernels", allocator, |_| {
-            kernels::disable();
-            Ok(())
-        })
-    }
+pub unsafe extern "C" fn thalweg_disable_kernels(allocator: Option<&Allocator>) -> Status {
+    on("thalweg_disable_kernels", allocator, |_| {
+        kernels::disable();
+        Ok(())
+    })
 }
 
 /// Writes the table of kernels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_kernels(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     write: Write,
     user: *mut c_void,
 ) -> Status {
-    // SAFETY: the header requires an allocator, and for a function that takes `user`.
-    unsafe {
-        on("thalweg_kernels", allocator, |_| {
-            give(write, user, kernels::report().as_bytes());
-            Ok(())
-        })
-    }
+    on("thalweg_kernels", allocator, |_| {
+        // SAFETY: the header requires a function that takes `user`.
+        unsafe { give(write, user, kernels::report().as_bytes()) };
+        Ok(())
+    })
 }

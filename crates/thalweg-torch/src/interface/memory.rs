@@ -12,13 +12,13 @@ use crate::status::{Error, Status, text_of};
 /// Allocates memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_malloc(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     bytes: u64,
     stream: u64,
     address: *mut u64,
 ) -> Status {
-    // SAFETY: the header requires an allocator and a place.
+    // SAFETY: the header requires a place.
     unsafe {
         on("thalweg_malloc", allocator, |allocator| put(address, allocator.allocate(device, bytes, stream)?))
     }
@@ -27,115 +27,102 @@ pub unsafe extern "C" fn thalweg_malloc(
 /// Allocates memory at an exact address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_malloc_at(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     bytes: u64,
     stream: u64,
     address: u64,
 ) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        on("thalweg_malloc_at", allocator, |allocator| allocator.allocate_at(device, address, bytes, stream))
-    }
+    on("thalweg_malloc_at", allocator, |allocator| allocator.allocate_at(device, address, bytes, stream))
 }
 
 /// Frees memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_free(allocator: *const Allocator, address: u64) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe { on_unless_forked("thalweg_free", allocator, |allocator| allocator.free(address)) }
+pub unsafe extern "C" fn thalweg_free(allocator: Option<&Allocator>, address: u64) -> Status {
+    on_unless_forked("thalweg_free", allocator, |allocator| allocator.free(address))
 }
 
 /// Records that a stream uses memory, until it is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_stream(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     address: u64,
     device: i32,
     stream: u64,
 ) -> Status {
-    let record = |allocator: &Allocator| allocator.record(address, device, stream, UseKind::UntilFree);
-    // SAFETY: the header requires an allocator.
-    unsafe { on_unless_forked("thalweg_record_stream", allocator, record) }
+    on_unless_forked("thalweg_record_stream", allocator, |allocator| {
+        allocator.record(address, device, stream, UseKind::UntilFree)
+    })
 }
 
 /// Records that a stream has used memory, up to now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_use(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     address: u64,
     device: i32,
     stream: u64,
 ) -> Status {
-    let record = |allocator: &Allocator| allocator.record(address, device, stream, UseKind::SoFar);
-    // SAFETY: the header requires an allocator.
-    unsafe { on_unless_forked("thalweg_record_use", allocator, record) }
+    on_unless_forked("thalweg_record_use", allocator, |allocator| {
+        allocator.record(address, device, stream, UseKind::SoFar)
+    })
 }
 
 /// Marks a stream as one that its owner may destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_set_stream_transient(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     stream: u64,
 ) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        on("thalweg_set_stream_transient", allocator, |allocator| {
-            allocator.set_stream_transient(device, stream)
-        })
-    }
+    on("thalweg_set_stream_transient", allocator, |allocator| allocator.set_stream_transient(device, stream))
 }
 
 /// Returns the properties of the block at an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_find_block(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     address: u64,
     block: *mut LiveBlockC,
 ) -> Status {
-    // SAFETY: the header requires an allocator and a place.
+    // SAFETY: the header requires a place.
     unsafe { on("thalweg_find_block", allocator, |allocator| put(block, allocator.find(address)?)) }
 }
 
 /// Enables another device's access to a device's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_enable_peer_access(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     accessor: i32,
 ) -> Status {
-    let enable = |allocator: &Allocator| {
+    on("thalweg_enable_peer_access", allocator, |allocator| {
         let accessor = allocator.device(accessor)?.device.clone();
         allocator.with_device(device, |device| Ok(device.device.enable_peer_access(&accessor)?))
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_enable_peer_access", allocator, enable) }
+    })
 }
 
 /// Enables peer access between all devices that support it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_open_to_peers(allocator: *const Allocator) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_open_to_peers", allocator, Allocator::open_to_peers) }
+pub unsafe extern "C" fn thalweg_open_to_peers(allocator: Option<&Allocator>) -> Status {
+    on("thalweg_open_to_peers", allocator, Allocator::open_to_peers)
 }
 
 /// Releases cached memory to the driver.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_empty_cache(allocator: *const Allocator) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_empty_cache", allocator, Allocator::empty_cache) }
+pub unsafe extern "C" fn thalweg_empty_cache(allocator: Option<&Allocator>) -> Status {
+    on("thalweg_empty_cache", allocator, Allocator::empty_cache)
 }
 
 /// Returns the segment that a block is a part of.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_base_allocation(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     address: u64,
     base: *mut u64,
     bytes: *mut u64,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_base_allocation", allocator, |allocator| {
         let extent = allocator.live.with(address, |live| live.block.shared_extent()).flatten();
         let extent = extent.ok_or_else(|| {
             Error::invalid(format!(
@@ -152,61 +139,53 @@ pub unsafe extern "C" fn thalweg_base_allocation(
             put(base, extent.base_address)?;
             put(bytes, extent.extent_bytes)
         }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_base_allocation", allocator, find) }
+    })
 }
 
 /// Returns approximately the largest request that could be served now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_cache_info(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     largest_bytes: *mut u64,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_cache_info", allocator, |allocator| {
         let bytes = allocator.with_device(device, |device| device.largest_free_bytes())?;
         // SAFETY: the header requires a place.
         unsafe { put(largest_bytes, bytes) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_cache_info", allocator, find) }
+    })
 }
 
 /// Limits the memory that may be taken from the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_set_memory_fraction(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     fraction: f64,
 ) -> Status {
-    let set = |allocator: &Allocator| {
+    on("thalweg_set_memory_fraction", allocator, |allocator| {
         allocator.with_device(device, |device| Ok(device.allocator().set_memory_fraction(fraction)?))
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_set_memory_fraction", allocator, set) }
+    })
 }
 
 /// Returns the fraction of memory that the process may take.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_memory_fraction(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     fraction: *mut f64,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_memory_fraction", allocator, |allocator| {
         let found = allocator.with_device(device, |device| Ok(device.allocator().memory_fraction()))?;
         // SAFETY: the header requires a place.
         unsafe { put(fraction, found) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_memory_fraction", allocator, find) }
+    })
 }
 
 /// Changes settings.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_set_settings(allocator: *const Allocator, text: *const c_char) -> Status {
-    // SAFETY: the header requires an allocator and a text.
+pub unsafe extern "C" fn thalweg_set_settings(allocator: Option<&Allocator>, text: *const c_char) -> Status {
+    // SAFETY: the header requires a text.
     unsafe {
         on("thalweg_set_settings", allocator, |allocator| allocator.set_settings(text_of("settings", text)?))
     }
@@ -215,19 +194,17 @@ pub unsafe extern "C" fn thalweg_set_settings(allocator: *const Allocator, text:
 /// Returns the settings of a device that differ from their defaults, as a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_settings(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     write: Write,
     user: *mut c_void,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_settings", allocator, |allocator| {
         let text = allocator.settings(device)?.to_string();
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_settings", allocator, find) }
+    })
 }
 
 /// `thalweg_configuration`: the settings that PyTorch's snapshots name.
@@ -246,11 +223,11 @@ pub struct ConfigurationC {
 /// Returns the settings of a device as snapshots have them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_configured(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     configuration: *mut ConfigurationC,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_configured", allocator, |allocator| {
         let settings = allocator.settings(device)?;
         let found = ConfigurationC {
             garbage_collection_threshold: settings.garbage_collection_threshold().unwrap_or(0.0),
@@ -262,7 +239,5 @@ pub unsafe extern "C" fn thalweg_configured(
         };
         // SAFETY: the header requires a place.
         unsafe { put(configuration, found) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_configured", allocator, find) }
+    })
 }

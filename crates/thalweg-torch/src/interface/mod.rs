@@ -75,44 +75,35 @@ impl Drop for User {
     }
 }
 
-/// Runs the body of the exported function `call` on an allocator; returns an error in a forked child.
-///
-/// # Safety
-/// `allocator` is null, or was returned by `thalweg_open` and not closed.
+/// Runs the body of the exported function `call` on an allocator, which is `None` for a null pointer; returns an error in a forked
+/// child.
 #[inline]
-pub(crate) unsafe fn on(
+pub(crate) fn on(
     call: &'static str,
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     body: impl FnOnce(&Allocator) -> Result<()>,
 ) -> Status {
-    // SAFETY: the caller's promise.
-    unsafe { run(call, allocator, body, || Err(Error::forked(call))) }
+    run(call, allocator, body, || Err(Error::forked(call)))
 }
 
 /// Runs a call that destructors make: in a forked child, which inherits its parent's objects, the call does nothing.
-///
-/// # Safety
-/// As for [`on`].
 #[inline]
-pub(crate) unsafe fn on_unless_forked(
+pub(crate) fn on_unless_forked(
     call: &'static str,
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     body: impl FnOnce(&Allocator) -> Result<()>,
 ) -> Status {
-    // SAFETY: the caller's promise.
-    unsafe { run(call, allocator, body, || Ok(())) }
+    run(call, allocator, body, || Ok(()))
 }
 
 #[inline]
-unsafe fn run(
+fn run(
     call: &'static str,
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     body: impl FnOnce(&Allocator) -> Result<()>,
     forked: impl FnOnce() -> Result<()>,
 ) -> Status {
     answer(call, || {
-        // SAFETY: the caller's promise.
-        let allocator = unsafe { allocator.as_ref() };
         let allocator = allocator.ok_or_else(|| Error::invalid(format!("{call} was given no allocator")))?;
         if allocator.is_forked() { forked() } else { body(allocator) }
     })

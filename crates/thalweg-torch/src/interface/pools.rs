@@ -41,85 +41,75 @@ fn source_of(device: &Arc<OpenDevice>, source: SegmentSourceC) -> Arc<dyn Segmen
 /// Makes a pool, or adds a reference to it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_retain(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
     source: *const SegmentSourceC,
 ) -> Status {
-    let retain = |allocator: &Allocator| {
+    on("thalweg_pool_retain", allocator, |allocator| {
         allocator.with_device(device, |device| {
             // SAFETY: the header requires null or a whole source.
             let source = unsafe { source.as_ref() }.map(|source| source_of(device, *source));
             device.pools.retain(device.allocator(), (first, second), source).map(|_| ())
         })
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_pool_retain", allocator, retain) }
+    })
 }
 
 /// Returns whether a pool's memory may be used when memory is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
     value: u8,
 ) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        on_unless_forked("thalweg_pool_set_use_on_oom", allocator, |allocator| {
-            allocator.with_device(device, |device| {
-                let pool = device.pools.id((first, second))?;
-                Ok(device.allocator().set_pool_use_on_oom(pool, value != 0)?)
-            })
+    on_unless_forked("thalweg_pool_set_use_on_oom", allocator, |allocator| {
+        allocator.with_device(device, |device| {
+            let pool = device.pools.id((first, second))?;
+            Ok(device.allocator().set_pool_use_on_oom(pool, value != 0)?)
         })
-    }
+    })
 }
 
 /// Returns whether a pool's blocks are never split.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_set_no_split(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
     value: u8,
 ) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        with_device("thalweg_pool_set_no_split", allocator, device, |_, device| {
-            let pool = device.pools.id((first, second))?;
-            Ok(device.allocator().set_pool_no_split(pool, value != 0)?)
-        })
-    }
+    with_device("thalweg_pool_set_no_split", allocator, device, |_, device| {
+        let pool = device.pools.id((first, second))?;
+        Ok(device.allocator().set_pool_no_split(pool, value != 0)?)
+    })
 }
 
 /// Returns the number of references to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_use_count(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
     count: *mut u64,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_pool_use_count", allocator, |allocator| {
         let found = allocator
             .opened(device)
             .map_or(0, |device| device.pools.use_count(device.allocator(), (first, second)));
         // SAFETY: the header requires a place.
         unsafe { put(count, found as u64) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_pool_use_count", allocator, find) }
+    })
 }
 
 /// Starts to route requests to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
@@ -129,7 +119,7 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
 ) -> Status {
     // Dropped in all cases, as the header specifies.
     let user = User::new(user, drop_user);
-    let begin = |allocator: &Allocator| {
+    on("thalweg_begin_allocate_to_pool", allocator, |allocator| {
         allocator.with_device(device, |device| {
             let streams = Arc::downgrade(device);
             let matches = move |id| {
@@ -139,92 +129,76 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
             };
             device.pools.begin(device.allocator(), (first, second), StreamFilter::Matching(Arc::new(matches)))
         })
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_begin_allocate_to_pool", allocator, begin) }
+    })
 }
 
 /// Records that a capture begins.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: *const Allocator, device: i32) -> Status {
-    let begin = |_: &Allocator, device: &OpenDevice| {
+pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: Option<&Allocator>, device: i32) -> Status {
+    with_device("thalweg_mark_capture_begin", allocator, device, |_, device| {
         device.begin_capture();
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { with_device("thalweg_mark_capture_begin", allocator, device, begin) }
+    })
 }
 
 /// Records that a capture has ended.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_mark_capture_end(allocator: *const Allocator, device: i32) -> Status {
-    let end = |_: &Allocator, device: &OpenDevice| device.end_capture();
-    // SAFETY: the header requires an allocator.
-    unsafe { with_device("thalweg_mark_capture_end", allocator, device, end) }
+pub unsafe extern "C" fn thalweg_mark_capture_end(allocator: Option<&Allocator>, device: i32) -> Status {
+    with_device("thalweg_mark_capture_end", allocator, device, |_, device| device.end_capture())
 }
 
-unsafe fn with_device(
+fn with_device(
     call: &'static str,
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     body: impl FnOnce(&Allocator, &OpenDevice) -> Result<()>,
 ) -> Status {
     let body = |allocator: &Allocator| allocator.with_device(device, |device| body(allocator, device));
-    // SAFETY: the header requires an allocator.
-    unsafe { on(call, allocator, body) }
+    on(call, allocator, body)
 }
 
 /// Stops routing requests to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_end_allocate_to_pool(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
 ) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        with_device("thalweg_end_allocate_to_pool", allocator, device, |_, device| {
-            device.pools.end(device.allocator(), (first, second))
-        })
-    }
+    with_device("thalweg_end_allocate_to_pool", allocator, device, |_, device| {
+        device.pools.end(device.allocator(), (first, second))
+    })
 }
 
 /// Removes a reference to a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_release_pool(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
 ) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        on_unless_forked("thalweg_release_pool", allocator, |allocator| {
-            allocator.with_device(device, |device| device.release_pool((first, second)))
-        })
-    }
+    on_unless_forked("thalweg_release_pool", allocator, |allocator| {
+        allocator.with_device(device, |device| device.release_pool((first, second)))
+    })
 }
 
 /// Releases a pool's cached memory to the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_empty_pool_cache(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     first: u64,
     second: u64,
 ) -> Status {
-    // SAFETY: the header requires an allocator.
-    unsafe {
-        on_unless_forked("thalweg_empty_pool_cache", allocator, |allocator| {
-            allocator.empty_pool_cache((first, second))
-        })
-    }
+    on_unless_forked("thalweg_empty_pool_cache", allocator, |allocator| {
+        allocator.empty_pool_cache((first, second))
+    })
 }
 
 /// Returns whether the live blocks of a pool are those that the caller names.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_check_pool(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
@@ -232,7 +206,7 @@ pub unsafe extern "C" fn thalweg_check_pool(
     count: usize,
     matches: *mut u8,
 ) -> Status {
-    let check = |_: &Allocator, device: &OpenDevice| {
+    with_device("thalweg_check_pool", allocator, device, |_, device| {
         if addresses.is_null() && count > 0 {
             return Err(Error::invalid("the list of addresses is a null pointer"));
         }
@@ -246,30 +220,26 @@ pub unsafe extern "C" fn thalweg_check_pool(
         let outcome = device.allocator().check_pool_live_allocations(pool, expected);
         // SAFETY: the header requires a place.
         unsafe { put(matches, u8::from(outcome.is_ok())) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { with_device("thalweg_check_pool", allocator, device, check) }
+    })
 }
 
 /// Takes a checkpoint of a pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_checkpoint_take(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     first: u64,
     second: u64,
     checkpoint: *mut *mut Checkpoint,
 ) -> Status {
-    let take = |_: &Allocator, device: &OpenDevice| {
+    with_device("thalweg_checkpoint_take", allocator, device, |_, device| {
         if checkpoint.is_null() {
             return Err(Error::invalid("the place for the checkpoint is a null pointer"));
         }
         let taken = Box::new(device.checkpoint((first, second))?);
         // SAFETY: the header requires a place.
         unsafe { put(checkpoint, Box::into_raw(taken)) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { with_device("thalweg_checkpoint_take", allocator, device, take) }
+    })
 }
 
 /// `thalweg_on_block`: a function that receives a block's address and size.
@@ -278,14 +248,14 @@ pub type OnBlock = unsafe extern "C" fn(*mut c_void, u64, u64);
 /// Restores a pool to a checkpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_checkpoint_restore(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     checkpoint: *const Checkpoint,
     on_freed: OnBlock,
     on_allocated: OnBlock,
     user: *mut c_void,
 ) -> Status {
-    let restore = |allocator: &Allocator, device: &OpenDevice| {
+    with_device("thalweg_checkpoint_restore", allocator, device, |allocator, device| {
         // SAFETY: the header requires a checkpoint that was not dropped.
         let checkpoint = unsafe { checkpoint.as_ref() };
         let checkpoint = checkpoint.ok_or_else(|| Error::invalid("the checkpoint is a null pointer"))?;
@@ -299,9 +269,7 @@ pub unsafe extern "C" fn thalweg_checkpoint_restore(
             unsafe { on_allocated(user, address, bytes) };
         }
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { with_device("thalweg_checkpoint_restore", allocator, device, restore) }
+    })
 }
 
 /// Drops a checkpoint.

@@ -38,25 +38,23 @@ fn handle(allocator: &Allocator, device: i32, cuda_stream: u64) -> Result<Stream
 /// Sets the calling thread's location in the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_at(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     operation: *const c_char,
     file: *const c_char,
     line: u32,
 ) -> Status {
-    let report = |allocator: &Allocator| {
+    on("thalweg_sanitizer_at", allocator, |allocator| {
         allocator.sanitizer()?;
         // SAFETY: the header requires texts.
         SanitizerDriver::reported_site(unsafe { site(operation, file, line)? });
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_at", allocator, report) }
+    })
 }
 
 /// Reports work on a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_work(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     stream: u64,
     operation: *const c_char,
@@ -65,7 +63,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_work(
     operands: *const i64,
     count: usize,
 ) -> Status {
-    let report = |allocator: &Allocator| {
+    on("thalweg_sanitizer_work", allocator, |allocator| {
         if operands.is_null() && count > 0 {
             return Err(Error::invalid("the operands are a null pointer"));
         }
@@ -81,21 +79,19 @@ pub unsafe extern "C" fn thalweg_sanitizer_work(
             driver.reported_work(handle(allocator, device, stream)?, site, &accesses);
             Ok(())
         })
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_work", allocator, report) }
+    })
 }
 
 /// Reports an operation on an event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_event(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     what: i32,
     event: u64,
     device: i32,
     stream: u64,
 ) -> Status {
-    let report = |allocator: &Allocator| {
+    on("thalweg_sanitizer_event", allocator, |allocator| {
         let driver = allocator.sanitizer()?.driver()?;
         match what {
             0 => allocator.with_device(device, |_| {
@@ -116,49 +112,43 @@ pub unsafe extern "C" fn thalweg_sanitizer_event(
             }
             _ => Err(Error::invalid(format!("nothing that happens to events has the number {what}"))),
         }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_event", allocator, report) }
+    })
 }
 
 /// Reports that a stream is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     stream: u64,
 ) -> Status {
-    let report = |allocator: &Allocator| {
+    on("thalweg_sanitizer_stream_done", allocator, |allocator| {
         let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
             driver.reported_complete(Completed::Stream(handle(allocator, device, stream)?));
             Ok(())
         })
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_stream_done", allocator, report) }
+    })
 }
 
 /// Reports that a device is done.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_device_done(allocator: *const Allocator, device: u32) -> Status {
-    let report = |allocator: &Allocator| {
+pub unsafe extern "C" fn thalweg_sanitizer_device_done(allocator: Option<&Allocator>, device: u32) -> Status {
+    on("thalweg_sanitizer_device_done", allocator, |allocator| {
         allocator.sanitizer()?.driver()?.reported_complete(Completed::Device(device));
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_device_done", allocator, report) }
+    })
 }
 
 /// Names a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     stream: u64,
     name: *const c_char,
 ) -> Status {
-    let report = |allocator: &Allocator| {
+    on("thalweg_sanitizer_name_stream", allocator, |allocator| {
         // SAFETY: the header requires a text.
         let name = unsafe { text_of("name", name)? };
         let driver = allocator.sanitizer()?.driver()?;
@@ -166,21 +156,19 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
             driver.name_stream(handle(allocator, device, stream)?, name);
             Ok(())
         })
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_name_stream", allocator, report) }
+    })
 }
 
 /// Returns the findings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_findings(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     from: u64,
     count: *mut u64,
     write: Write,
     user: *mut c_void,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_sanitizer_findings", allocator, |allocator| {
         let findings = allocator.sanitizer()?.driver()?.findings_from(from as usize);
         for finding in &findings {
             // SAFETY: the header requires a function that takes `user`.
@@ -188,7 +176,5 @@ pub unsafe extern "C" fn thalweg_sanitizer_findings(
         }
         // SAFETY: the header requires a place.
         unsafe { put(count, findings.len() as u64) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_sanitizer_findings", allocator, find) }
+    })
 }

@@ -18,13 +18,13 @@ pub struct Shared {
 /// Exports a block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_share(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     address: u64,
     write: Write,
     user: *mut c_void,
     offset_bytes: *mut u64,
 ) -> Status {
-    let share = |allocator: &Allocator| {
+    on("thalweg_share", allocator, |allocator| {
         let _context = allocator.keep_context();
         let exported = |live: &crate::live::Live| (live.block.share(), address - live.block.address());
         let (shared, inside) = allocator
@@ -37,22 +37,20 @@ pub unsafe extern "C" fn thalweg_share(
             give(write, user, &shared.memory.encode());
             put(offset_bytes, shared.offset_bytes + inside)
         }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_share", allocator, share) }
+    })
 }
 
 /// Opens memory that another process exported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_open_shared(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     bytes: *const u8,
     count: usize,
     shared: *mut *mut Shared,
     address: *mut u64,
 ) -> Status {
-    let open = |allocator: &Allocator| {
+    on("thalweg_open_shared", allocator, |allocator| {
         if bytes.is_null() || shared.is_null() {
             return Err(Error::invalid("the handle, or the place for the result, is a null pointer"));
         }
@@ -66,15 +64,13 @@ pub unsafe extern "C" fn thalweg_open_shared(
             put(address, memory.address())?;
             put(shared, Box::into_raw(Box::new(Shared { device, memory })))
         }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_open_shared", allocator, open) }
+    })
 }
 
 /// Closes memory of another process.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_close_shared(allocator: *const Allocator, shared: *mut Shared) -> Status {
-    let close = |allocator: &Allocator| {
+pub unsafe extern "C" fn thalweg_close_shared(allocator: Option<&Allocator>, shared: *mut Shared) -> Status {
+    on_unless_forked("thalweg_close_shared", allocator, |allocator| {
         if shared.is_null() {
             return Ok(());
         }
@@ -84,7 +80,5 @@ pub unsafe extern "C" fn thalweg_close_shared(allocator: *const Allocator, share
             device.close_shared(memory);
             Ok(())
         })
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on_unless_forked("thalweg_close_shared", allocator, close) }
+    })
 }

@@ -22,29 +22,27 @@ use crate::status::{Error, Status, answer, text_of};
 /// Returns the statistics of a device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_device_statistics(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     statistics: *mut StatisticsC,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_device_statistics", allocator, |allocator| {
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         // SAFETY: the header requires a place.
         unsafe { put(statistics, StatisticsC::from(&found)) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_device_statistics", allocator, find) }
+    })
 }
 
 /// Returns the memory that each private pool has taken from the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_private_pool_statistics(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     give: unsafe extern "C" fn(*mut c_void, u64, u64, *const StatisticC),
     user: *mut c_void,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_private_pool_statistics", allocator, |allocator| {
         let Some(device) = allocator.opened(device) else { return Ok(()) };
         for (pool, reserved) in device.allocator().statistics().reserved_bytes_by_private_pools {
             let (name, reserved) = (device.pools.name((0, pool.raw())), StatisticC::from(&reserved));
@@ -52,20 +50,18 @@ pub unsafe extern "C" fn thalweg_private_pool_statistics(
             unsafe { give(user, name.0, name.1, &raw const reserved) };
         }
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_private_pool_statistics", allocator, find) }
+    })
 }
 
 /// Returns the statistics under PyTorch's keys, one `key value` per line.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_memory_stats(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     write: Write,
     user: *mut c_void,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_memory_stats", allocator, |allocator| {
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let entries = found.memory_stats();
@@ -73,100 +69,88 @@ pub unsafe extern "C" fn thalweg_memory_stats(
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_memory_stats", allocator, find) }
+    })
 }
 
 /// Returns the statistics as a table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_memory_summary(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     abbreviated: u8,
     write: Write,
     user: *mut c_void,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_memory_summary", allocator, |allocator| {
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let text = found.memory_summary(&format!("GPU {device}"), abbreviated != 0);
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_memory_summary", allocator, find) }
+    })
 }
 
 /// Resets every peak to the current value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_reset_peak_statistics(allocator: *const Allocator, device: i32) -> Status {
-    let reset = |allocator: &Allocator| {
+pub unsafe extern "C" fn thalweg_reset_peak_statistics(allocator: Option<&Allocator>, device: i32) -> Status {
+    on("thalweg_reset_peak_statistics", allocator, |allocator| {
         if let Some(device) = allocator.opened(device) {
             device.allocator().reset_peak_memory_stats();
         }
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_reset_peak_statistics", allocator, reset) }
+    })
 }
 
 /// Sets every sum to 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_reset_accumulated_statistics(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
 ) -> Status {
-    let reset = |allocator: &Allocator| {
+    on("thalweg_reset_accumulated_statistics", allocator, |allocator| {
         if let Some(device) = allocator.opened(device) {
             device.allocator().reset_accumulated_memory_stats();
         }
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_reset_accumulated_statistics", allocator, reset) }
+    })
 }
 
 /// Returns a snapshot, part by part.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_visit_snapshot(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     first: u64,
     second: u64,
     include_traces: u8,
     visitor: *const VisitorC,
 ) -> Status {
-    let visit_all = |allocator: &Allocator| {
+    on("thalweg_visit_snapshot", allocator, |allocator| {
         // SAFETY: the header requires a whole visitor.
         let visitor = unsafe { visitor.as_ref() };
         let visitor = visitor.ok_or_else(|| Error::invalid("the visitor is a null pointer"))?;
         let _context = allocator.keep_context();
         // SAFETY: the header requires functions that take the visitor's `user`.
         unsafe { visit(allocator, (first, second), include_traces != 0, visitor) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_visit_snapshot", allocator, visit_all) }
+    })
 }
 
 /// Returns a snapshot as a file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_write_snapshot(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     as_json: u8,
     write: Write,
     user: *mut c_void,
 ) -> Status {
-    let give_all = |allocator: &Allocator| {
+    on("thalweg_write_snapshot", allocator, |allocator| {
         let _context = allocator.keep_context();
         let snapshot = take(allocator, (0, 0), true)?;
         let bytes = if as_json != 0 { snapshot.to_json().into_bytes() } else { snapshot.to_pickle() };
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, &bytes) };
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_write_snapshot", allocator, give_all) }
+    })
 }
 
 /// `thalweg_history_settings`: the arguments of PyTorch's `_record_memory_history`.
@@ -186,10 +170,10 @@ pub struct HistorySettingsC {
 /// Starts to record the history.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_history(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     settings: *const HistorySettingsC,
 ) -> Status {
-    let record = |allocator: &Allocator| {
+    on("thalweg_record_history", allocator, |allocator| {
         // SAFETY: the header requires whole settings.
         let settings = unsafe { settings.as_ref() };
         let settings = settings.ok_or_else(|| Error::invalid("the settings are a null pointer"))?;
@@ -216,9 +200,7 @@ pub unsafe extern "C" fn thalweg_record_history(
             record_annotations: settings.record_annotations != 0,
         });
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_record_history", allocator, record) }
+    })
 }
 
 /// `thalweg_stack_recorder`: functions that keep stacks.
@@ -251,49 +233,43 @@ impl Recorder for StackRecorderC {
 /// Sets the recorder of stacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_stacks_by(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     recorder: *const StackRecorderC,
 ) -> Status {
-    let set = |allocator: &Allocator| {
+    on("thalweg_record_stacks_by", allocator, |allocator| {
         // SAFETY: the header requires a whole recorder.
         let recorder = unsafe { recorder.as_ref() };
         let recorder = *recorder.ok_or_else(|| Error::invalid("the recorder is a null pointer"))?;
         let is_first = allocator.stacks.set_recorder(Box::new(recorder));
         if is_first { Ok(()) } else { Err(Error::invalid("there is a recorder of stacks already")) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_record_stacks_by", allocator, set) }
+    })
 }
 
 /// Stops taking stacks.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_stop_stacks(allocator: *const Allocator) -> Status {
-    let stop = |allocator: &Allocator| {
+pub unsafe extern "C" fn thalweg_stop_stacks(allocator: Option<&Allocator>) -> Status {
+    on_unless_forked("thalweg_stop_stacks", allocator, |allocator| {
         allocator.stacks.stop();
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on_unless_forked("thalweg_stop_stacks", allocator, stop) }
+    })
 }
 
 /// Adds an observer of each event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_events(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     reported: unsafe extern "C" fn(*mut c_void, *const EventC),
     user: *mut c_void,
 ) -> Status {
     let user = User::new(user, None);
-    let observe = |allocator: &Allocator| {
+    on("thalweg_observe_events", allocator, |allocator| {
         allocator.observe(Observer::Event(Arc::new(move |device, event| {
             let event = event_of(device, event);
             // SAFETY: the header requires a function that takes `user`, on any thread.
             unsafe { reported(user.pointer(), &raw const event) };
         })));
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_observe_events", allocator, observe) }
+    })
 }
 
 /// The observer function of [`thalweg_observe_out_of_memory`]. Its arguments are the device, the requested size, the limit, and
@@ -317,42 +293,38 @@ fn failure_observer(
 /// Adds an observer that is called when memory runs out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_out_of_memory(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     reported: FailureObserver,
     user: *mut c_void,
 ) -> Status {
-    let observe = |allocator: &Allocator| {
+    on("thalweg_observe_out_of_memory", allocator, |allocator| {
         allocator.observe(Observer::OutOfMemory(failure_observer(&allocator.stacks, reported, user)));
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_observe_out_of_memory", allocator, observe) }
+    })
 }
 
 /// Adds an observer that is called when a request is refused without an attempt.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_rejections(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     reported: FailureObserver,
     user: *mut c_void,
 ) -> Status {
-    let observe = |allocator: &Allocator| {
+    on("thalweg_observe_rejections", allocator, |allocator| {
         allocator.observe(Observer::Rejection(failure_observer(&allocator.stacks, reported, user)));
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_observe_rejections", allocator, observe) }
+    })
 }
 
 /// Adds a function that is called to free memory when it is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_add_free_memory_callback(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     asked: unsafe extern "C" fn(*mut c_void) -> u8,
     user: *mut c_void,
 ) -> Status {
     let user = User::new(user, None);
-    let add = |allocator: &Allocator| {
+    on("thalweg_add_free_memory_callback", allocator, |allocator| {
         let stacks = Arc::clone(&allocator.stacks);
         allocator.observe(Observer::FreeMemory(Arc::new(move || {
             // SAFETY: the header requires a function that takes `user`, on any thread.
@@ -360,56 +332,50 @@ pub unsafe extern "C" fn thalweg_add_free_memory_callback(
             stacks.pass(ask).unwrap_or(false)
         })));
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_add_free_memory_callback", allocator, add) }
+    })
 }
 
 /// Returns the stack at which a block was allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_stack_of_block(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     address: u64,
     stack: *mut u32,
 ) -> Status {
-    let find = |allocator: &Allocator| {
+    on("thalweg_stack_of_block", allocator, |allocator| {
         let block = allocator.find(address)?;
         let device = allocator.device(block.device)?;
         let frames = as_numbers(|| device.allocator().allocation_traceback(address));
         // SAFETY: the header requires a place.
         unsafe { put(stack, frames.map_or(0, |frames| stack_of(&frames))) }
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_stack_of_block", allocator, find) }
+    })
 }
 
 /// Attaches a text to a block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_annotate_block(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     address: u64,
     text: *const c_char,
 ) -> Status {
-    let annotate = |allocator: &Allocator| {
+    on("thalweg_annotate_block", allocator, |allocator| {
         let block = allocator.find(address)?;
         // SAFETY: the header requires a text.
         let text = unsafe { text_of("text", text)? };
         allocator.device(block.device)?.allocator().annotate(address, text);
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_annotate_block", allocator, annotate) }
+    })
 }
 
 /// Records the begin or the end of a scope of the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_annotate_scope(
-    allocator: *const Allocator,
+    allocator: Option<&Allocator>,
     device: i32,
     name: *const c_char,
     is_start: u8,
 ) -> Status {
-    let annotate = |allocator: &Allocator| {
+    on("thalweg_annotate_scope", allocator, |allocator| {
         // SAFETY: the header requires a text.
         let name = unsafe { text_of("name", name)? };
         let stage = if is_start != 0 { ScopeStage::Start } else { ScopeStage::End };
@@ -417,9 +383,7 @@ pub unsafe extern "C" fn thalweg_annotate_scope(
             device.allocator().annotate_scope(name, stage);
         }
         Ok(())
-    };
-    // SAFETY: the header requires an allocator.
-    unsafe { on("thalweg_annotate_scope", allocator, annotate) }
+    })
 }
 
 /// Sets the text that is attached to the thread's events.

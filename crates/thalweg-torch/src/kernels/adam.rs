@@ -9,9 +9,9 @@ use thalweg_ops::optimizer::{
 };
 
 use super::libtorch::{Sizes, Stack, Tensor};
-use super::original::{Adam, AdamArguments, Rate};
+use super::original::{Adam, AdamArguments, Exported, Rate};
 use super::speeds::{COLUMNS, Class, Form};
-use super::{Kernels, Operator};
+use super::{Kernels, Operator, foreach};
 use crate::status::Result;
 
 /// The tensors of a call, checked to be alike.
@@ -153,8 +153,7 @@ fn step<O: OptimizerOptions>(
     original: Option<Adam>,
     stack: &Stack<'_>,
 ) {
-    let original = original.expect("only operators are registered whose kernel was found");
-    let arguments = AdamArguments::take(stack, original);
+    let arguments = AdamArguments::take(stack, original.found());
     let taken = kernels.attempt(operator, || {
         let values = values_of(&mut O::default(), &arguments);
         attempt(kernels, operator, O::RULE, &values, &arguments)
@@ -203,5 +202,5 @@ fn attempt(
         items: list.items,
     };
     // SAFETY: all tensors of an item have its elements, on the device, and nothing else uses those that are written.
-    unsafe { step.run(kernels, operator, &launch, list.device) }
+    unsafe { foreach::run(&step, kernels, operator, &launch, list.device) }
 }

@@ -4,14 +4,14 @@
 use smallvec::SmallVec;
 
 use super::libtorch::{Sizes, Stack};
-use super::operators::{Taken, of_words, put};
-use super::original::CloneArguments;
+use super::operators::{Taken, put_or};
+use super::original::{CloneArguments, CloneTo, Exported, Kind};
 use super::rows::CopyCall;
 use super::speeds::{Class, Form};
 use super::{Kernels, Operator};
 
 /// PyTorch's number of the contiguous layout.
-const CONTIGUOUS: i32 = 0;
+const CONTIGUOUS: Kind = Kind(0);
 
 /// The maximum rank; views with more dimensions are left to PyTorch.
 const MOST_DIMENSIONS: usize = 6;
@@ -52,15 +52,9 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &CloneArguments<'_>) -> Taken<'k
     let source = input.address()?;
     let result = kernels.torch.empty(&sizes, dtype, device)?;
     let call = CopyCall { dtype, sizes: &extents, strides: &steps, source, target: result.address()? };
-    let stream = kernels.current_stream(device)?;
     // SAFETY: the input is a tensor of these sizes and strides on this device, and the result was just made.
-    match unsafe { call.run(&kernels.place, device, stream) } {
-        Ok(()) => Some([result].into_iter().collect()),
-        Err(error) => {
-            kernels.give_up(Operator::Clone, &error);
-            None
-        }
-    }
+    unsafe { call.run(kernels, device) }?;
+    Some([result].into_iter().collect())
 }
 
 /// Returns the size of the dimension with stride 1; `None` if there is none.
@@ -69,15 +63,8 @@ fn close_dimension(sizes: &Sizes, strides: &Sizes) -> Option<i64> {
     Some(*close.0)
 }
 
-pub(super) fn clone(kernels: &Kernels, stack: &Stack<'_>) {
-    let arguments = CloneArguments {
-        input: stack.tensor(0),
-        format: stack.optional_word(1).map(|word| word as u32 as i32),
-    };
-    let taken = kernels.attempt(Operator::Clone, || attempt(kernels, &arguments));
-    let results = taken.unwrap_or_else(|| {
-        let original = kernels.originals.clone.expect("only operators are registered whose kernel was found");
-        of_words(&kernels.torch, [arguments.call(original)])
-    });
-    put(stack, results);
+pub(super) fn clone(kernels: &Kernels, operator: Operator, original: Option<CloneTo<'_>>, stack: &Stack<'_>) {
+    let arguments = CloneArguments::take(stack);
+    let taken = kernels.attempt(operator, || attempt(kernels, &arguments));
+    put_or(kernels, stack, taken, || arguments.call(original.found()));
 }

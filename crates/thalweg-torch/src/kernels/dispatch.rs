@@ -1,58 +1,45 @@
 //! The dispatch of PyTorch's calls to the operators' functions.
 
-use super::libtorch::Stack;
-use super::operators::Attempt;
+use super::libtorch::{Boxed, Stack};
 use super::rows::Computation;
-use super::{Kernels, Operator, adam, batch, copies, embedding, group, loss, operators, reductions, rms};
+use super::table::operators;
+use super::{KERNELS, Kernels, Operator};
+use super::{adam, channels, copies, embedding, loss, norms, operators, reductions};
 
-impl Operator {
-    /// Runs a call of PyTorch's.
-    ///
-    /// # Safety
-    /// The words are a stack with the operator's arguments, and room for its results.
-    pub(super) unsafe fn call(self, kernels: &Kernels, words: *mut u64) {
-        // SAFETY: the caller's promise; each argument is taken once.
-        let stack = unsafe { Stack::new(&kernels.torch, words) };
-        let originals = &kernels.originals;
-        let attempt = |computation| Attempt { kernels, operator: self, computation };
-        match self {
-            Self::Softmax => operators::forward(&attempt(Computation::Softmax), originals.softmax, &stack),
-            Self::LogSoftmax => {
-                operators::forward(&attempt(Computation::LogSoftmax), originals.log_softmax, &stack);
+/// Defines how calls are run. A function gets the kernels, the operator, PyTorch's own kernel if the operator has one, further
+/// arguments and the stack.
+macro_rules! run {
+    ($($operator:ident = $name:literal $([$original:ident])?: $run:path $(, $argument:expr)*;)*) => {
+        impl Operator {
+            /// Returns the function that PyTorch calls.
+            pub(super) fn boxed(self) -> Boxed {
+                match self {
+                    $(Self::$operator => {
+                        unsafe extern "C-unwind" fn call(words: *mut u64, _arguments: u64, _results: u64) {
+                            let kernels = KERNELS.get().expect("kernels are registered once they are there");
+                            // SAFETY: PyTorch passes the stack of a call of this operator.
+                            unsafe { Operator::$operator.call(kernels, words) }
+                        }
+                        call
+                    })*
+                }
             }
-            Self::SoftmaxBackward => {
-                operators::backward(
-                    &attempt(Computation::SoftmaxBackward),
-                    originals.softmax_backward,
-                    &stack,
-                );
+
+            /// Runs a call of PyTorch's.
+            ///
+            /// # Safety
+            /// The words are a stack with the operator's arguments, and room for its results.
+            pub(super) unsafe fn call(self, kernels: &Kernels, words: *mut u64) {
+                // SAFETY: the caller's promise; each argument is taken once.
+                let stack = unsafe { Stack::new(&kernels.torch, words) };
+                match self {
+                    $(Self::$operator => {
+                        $run(kernels, self, $(kernels.originals.$original,)? $($argument,)* &stack);
+                    })*
+                }
             }
-            Self::LogSoftmaxBackward => {
-                let attempt = attempt(Computation::LogSoftmaxBackward);
-                operators::backward(&attempt, originals.log_softmax_backward, &stack);
-            }
-            Self::LayerNorm => operators::layer_norm(kernels, &stack),
-            Self::LayerNormBackward => operators::layer_norm_backward(kernels, &stack),
-            Self::EmbeddingBackward => embedding::backward(kernels, &stack),
-            Self::RmsNorm => rms::forward(kernels, &stack),
-            Self::RmsNormBackward => rms::backward(kernels, &stack),
-            Self::GroupNorm => group::forward(kernels, &stack),
-            Self::GroupNormBackward => group::backward(kernels, &stack),
-            Self::BatchNorm => batch::forward(kernels, &stack),
-            Self::BatchNormBackward => batch::backward(kernels, &stack),
-            Self::CrossEntropy => loss::forward(kernels, &stack),
-            Self::CrossEntropyBackward => loss::backward(kernels, &stack),
-            Self::Sum => reductions::to_dtype(&attempt(Computation::Sum), originals.sum, &stack),
-            Self::Mean => reductions::to_dtype(&attempt(Computation::Mean), originals.mean, &stack),
-            Self::Amax => reductions::reduce(&attempt(Computation::Amax), originals.amax, &stack),
-            Self::LogSumExp => {
-                reductions::reduce(&attempt(Computation::LogSumExp), originals.logsumexp, &stack);
-            }
-            Self::Clone => copies::clone(kernels, &stack),
-            Self::Adam => adam::adam(kernels, self, originals.adam, &stack),
-            Self::AdamByTensor => adam::adam(kernels, self, originals.adam_by_tensor, &stack),
-            Self::AdamW => adam::adamw(kernels, self, originals.adamw, &stack),
-            Self::AdamWByTensor => adam::adamw(kernels, self, originals.adamw_by_tensor, &stack),
         }
-    }
+    };
 }
+
+operators!(run);

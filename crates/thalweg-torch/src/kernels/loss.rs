@@ -26,9 +26,8 @@ fn not_taken<'k>(kernels: &'k Kernels, like: &Tensor<'_>, count: usize) -> Small
 }
 
 /// Computes `thalweg::cross_entropy_rows(Tensor self, Tensor target, int ignore_index) -> (Tensor losses, Tensor log_sums)`
-pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
+pub(super) fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
     let (input, target, ignored) = (stack.tensor(0), stack.tensor(1), stack.word(2));
-    let operator = Operator::CrossEntropy;
     let attempt = Attempt { kernels, operator, computation: Computation::CrossEntropy };
     let taken = kernels.attempt(operator, || {
         let matrix = scores(&input, &target)?;
@@ -40,10 +39,9 @@ pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
 }
 
 /// Computes `thalweg::cross_entropy_rows_backward(Tensor grad, Tensor self, Tensor target, Tensor log_sums, int ignore_index) -> Tensor`
-pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
+pub(super) fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
     let [gradient, input, target, log_sums] = [0, 1, 2, 3].map(|place| stack.tensor(place));
     let ignored = stack.word(4);
-    let operator = Operator::CrossEntropyBackward;
     let attempt = Attempt { kernels, operator, computation: Computation::CrossEntropyBackward };
     let taken = kernels.attempt(operator, || {
         let matrix = scores(&input, &target)?;

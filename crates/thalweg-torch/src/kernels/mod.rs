@@ -6,7 +6,7 @@
 //!   Operator::call                  arguments off the stack                          operators
 //!          │ in the table?          dtype, rows, columns; contiguous                 speeds
 //!     yes  │        no
-//!   RowCall::run    at::cuda::_softmax    a launch on PyTorch's stream; its own kernel    rows, work, original
+//!     Work::run    at::cuda::_softmax    launches on PyTorch's stream; its own kernel    work, original
 //! ```
 //!
 //! Cross entropy is composed in PyTorch, so Python code at the key AutogradCUDA calls two operators of this library (`loss`).
@@ -21,21 +21,20 @@
 //!   the report has the reason.
 
 mod adam;
-mod batch;
+mod channels;
 mod copies;
 mod dispatch;
 mod embedding;
 mod foreach;
-mod group;
 mod libtorch;
 mod loss;
+mod norms;
 mod operators;
 mod original;
 mod reductions;
-mod rms;
 mod rows;
 mod speeds;
-mod stages;
+mod table;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -54,176 +53,11 @@ pub use speeds::{COLUMNS, Form, SPEEDS, Speed};
 
 use crate::allocator::Allocator;
 use crate::status::{Error, Result, Status};
-use libtorch::{Boxed, Libtorch, Loaded, Registration};
+use libtorch::{Libtorch, Loaded, Registration};
 use original::Originals;
 use speeds::Class;
-use work::{Place, Programs};
-
-/// An operator of PyTorch that has a kernel here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Operator {
-    Softmax,
-    LogSoftmax,
-    SoftmaxBackward,
-    LogSoftmaxBackward,
-    LayerNorm,
-    LayerNormBackward,
-    RmsNorm,
-    RmsNormBackward,
-    GroupNorm,
-    GroupNormBackward,
-    BatchNorm,
-    BatchNormBackward,
-    EmbeddingBackward,
-    CrossEntropy,
-    CrossEntropyBackward,
-    Sum,
-    Mean,
-    Amax,
-    LogSumExp,
-    Clone,
-    Adam,
-    AdamByTensor,
-    AdamW,
-    AdamWByTensor,
-}
-
-impl Operator {
-    const ALL: [Self; 24] = [
-        Self::Softmax,
-        Self::LogSoftmax,
-        Self::SoftmaxBackward,
-        Self::LogSoftmaxBackward,
-        Self::LayerNorm,
-        Self::LayerNormBackward,
-        Self::RmsNorm,
-        Self::RmsNormBackward,
-        Self::GroupNorm,
-        Self::GroupNormBackward,
-        Self::BatchNorm,
-        Self::BatchNormBackward,
-        Self::EmbeddingBackward,
-        Self::CrossEntropy,
-        Self::CrossEntropyBackward,
-        Self::Sum,
-        Self::Mean,
-        Self::Amax,
-        Self::LogSumExp,
-        Self::Clone,
-        Self::Adam,
-        Self::AdamByTensor,
-        Self::AdamW,
-        Self::AdamWByTensor,
-    ];
-
-    /// Returns PyTorch's name.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Softmax => "_softmax",
-            Self::LogSoftmax => "_log_softmax",
-            Self::SoftmaxBackward => "_softmax_backward_data",
-            Self::LogSoftmaxBackward => "_log_softmax_backward_data",
-            Self::LayerNorm => "native_layer_norm",
-            Self::LayerNormBackward => "native_layer_norm_backward",
-            Self::RmsNorm => "_fused_rms_norm",
-            Self::RmsNormBackward => "_fused_rms_norm_backward",
-            Self::GroupNorm => "native_group_norm",
-            Self::GroupNormBackward => "native_group_norm_backward",
-            Self::BatchNorm => "native_batch_norm",
-            Self::BatchNormBackward => "native_batch_norm_backward",
-            Self::EmbeddingBackward => "embedding_dense_backward",
-            Self::CrossEntropy => "cross_entropy_loss",
-            Self::CrossEntropyBackward => "cross_entropy_loss_backward",
-            Self::Sum => "sum.dim_IntList",
-            Self::Mean => "mean.dim",
-            Self::Amax => "amax",
-            Self::LogSumExp => "logsumexp",
-            Self::Clone => "clone",
-            Self::Adam => "_fused_adam_",
-            Self::AdamByTensor => "_fused_adam_.tensor_lr",
-            Self::AdamW => "_fused_adamw_",
-            Self::AdamWByTensor => "_fused_adamw_.tensor_lr",
-        }
-    }
-
-    /// Returns the namespace and the name of the operator that the kernel is registered for.
-    const fn schema(self) -> (&'static CStr, &'static str) {
-        match self {
-            Self::CrossEntropy => (c"thalweg", "cross_entropy_rows"),
-            Self::CrossEntropyBackward => (c"thalweg", "cross_entropy_rows_backward"),
-            _ => (c"aten", self.name()),
-        }
-    }
-
-    /// Returns the function that PyTorch calls.
-    fn boxed(self) -> Boxed {
-        macro_rules! boxed {
-            ($operator:ident) => {{
-                unsafe extern "C-unwind" fn call(words: *mut u64, _arguments: u64, _results: u64) {
-                    let kernels = KERNELS.get().expect("kernels are registered once they are there");
-                    // SAFETY: PyTorch passes the stack of a call of this operator.
-                    unsafe { Operator::$operator.call(kernels, words) }
-                }
-                call
-            }};
-        }
-        match self {
-            Self::Softmax => boxed!(Softmax),
-            Self::LogSoftmax => boxed!(LogSoftmax),
-            Self::SoftmaxBackward => boxed!(SoftmaxBackward),
-            Self::LogSoftmaxBackward => boxed!(LogSoftmaxBackward),
-            Self::LayerNorm => boxed!(LayerNorm),
-            Self::LayerNormBackward => boxed!(LayerNormBackward),
-            Self::RmsNorm => boxed!(RmsNorm),
-            Self::RmsNormBackward => boxed!(RmsNormBackward),
-            Self::GroupNorm => boxed!(GroupNorm),
-            Self::GroupNormBackward => boxed!(GroupNormBackward),
-            Self::BatchNorm => boxed!(BatchNorm),
-            Self::BatchNormBackward => boxed!(BatchNormBackward),
-            Self::EmbeddingBackward => boxed!(EmbeddingBackward),
-            Self::CrossEntropy => boxed!(CrossEntropy),
-            Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
-            Self::Sum => boxed!(Sum),
-            Self::Mean => boxed!(Mean),
-            Self::Amax => boxed!(Amax),
-            Self::LogSumExp => boxed!(LogSumExp),
-            Self::Clone => boxed!(Clone),
-            Self::Adam => boxed!(Adam),
-            Self::AdamByTensor => boxed!(AdamByTensor),
-            Self::AdamW => boxed!(AdamW),
-            Self::AdamWByTensor => boxed!(AdamWByTensor),
-        }
-    }
-
-    fn is_found(self, originals: &Originals) -> bool {
-        match self {
-            Self::Softmax => originals.softmax.is_some(),
-            Self::LogSoftmax => originals.log_softmax.is_some(),
-            Self::SoftmaxBackward => originals.softmax_backward.is_some(),
-            Self::LogSoftmaxBackward => originals.log_softmax_backward.is_some(),
-            Self::LayerNorm => originals.layer_norm.is_some(),
-            Self::LayerNormBackward => originals.layer_norm_backward.is_some(),
-            Self::RmsNorm => originals.rms_norm.is_some(),
-            Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
-            Self::GroupNorm => originals.group_norm.is_some(),
-            Self::GroupNormBackward => originals.group_norm_backward.is_some(),
-            Self::BatchNorm => originals.batch_norm.is_some(),
-            Self::BatchNormBackward => originals.batch_norm_backward.is_some(),
-            Self::EmbeddingBackward => originals.embedding_backward.is_some(),
-            Self::Sum => originals.sum.is_some(),
-            Self::Mean => originals.mean.is_some(),
-            Self::Amax => originals.amax.is_some(),
-            Self::LogSumExp => originals.logsumexp.is_some(),
-            Self::Clone => originals.clone.is_some(),
-            Self::Adam => originals.adam.is_some(),
-            Self::AdamByTensor => originals.adam_by_tensor.is_some(),
-            Self::AdamW => originals.adamw.is_some(),
-            Self::AdamWByTensor => originals.adamw_by_tensor.is_some(),
-            // Calls that are not taken are composed of PyTorch's operators.
-            Self::CrossEntropy | Self::CrossEntropyBackward => true,
-        }
-    }
-}
+use table::Operator;
+use work::{HostFunctions, LoweredCalls, Place};
 
 /// The counts of an operator's calls.
 #[derive(Default)]
@@ -243,8 +77,12 @@ struct Kernels {
     /// Whether calls outside the table are taken, too.
     everywhere: AtomicBool,
     registered: Mutex<Vec<(Operator, Registration)>>,
+    /// The launches of calls.
+    lowered: LoweredCalls,
     /// The devices and names of native kernels that were launched, and therefore are loaded.
     loaded: Mutex<FxHashSet<(i32, String)>>,
+    /// The host functions of native kernels.
+    hosts: HostFunctions,
     /// The kernels of fused optimizers.
     steps: foreach::Steps,
     /// The kernels of running statistics.
@@ -257,8 +95,20 @@ static KERNELS: OnceLock<Kernels> = OnceLock::new();
 impl Kernels {
     fn new(torch: Libtorch, originals: Originals, place: Place) -> Self {
         let (counts, everywhere) = (Default::default(), AtomicBool::new(false));
-        let (registered, loaded, steps, updates) = Default::default();
-        Self { torch, originals, place, counts, everywhere, registered, loaded, steps, updates }
+        let (registered, lowered, loaded, hosts, steps, updates) = Default::default();
+        Self {
+            torch,
+            originals,
+            place,
+            counts,
+            everywhere,
+            registered,
+            lowered,
+            loaded,
+            hosts,
+            steps,
+            updates,
+        }
     }
 
     fn counts(&self, operator: Operator) -> &Counts {
@@ -396,7 +246,7 @@ fn find(folder: &str, place: Place) -> Result<Kernels> {
             let cuda = Loaded::find(folder, "libtorch_cuda.so")?;
             Kernels::new(Libtorch::find(&cpu, Some(&cuda))?, Originals::find(&cuda, "4cuda"), place)
         }
-        Place::Host(_) => Kernels::new(Libtorch::find(&cpu, None)?, Originals::find(&cpu, "3cpu"), place),
+        Place::Host => Kernels::new(Libtorch::find(&cpu, None)?, Originals::find(&cpu, "3cpu"), place),
     })
 }
 
@@ -423,13 +273,13 @@ pub(crate) fn enable(
     let kernels = match KERNELS.get() {
         Some(kernels) => kernels,
         None => {
-            let place = if is_on_host { Place::Host(Programs::default()) } else { Place::Gpu(allocator) };
+            let place = if is_on_host { Place::Host } else { Place::Gpu(allocator) };
             let found = find(folder, place)?;
             KERNELS.get_or_init(|| found)
         }
     };
     let fits = match kernels.place {
-        Place::Host(_) => is_on_host,
+        Place::Host => is_on_host,
         Place::Gpu(first) => !is_on_host && std::ptr::eq(first, allocator),
     };
     if !fits {

@@ -10,18 +10,16 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 
 use super::libtorch::{Libtorch, Stack, Tensor};
-use super::original::{
-    Backward, BackwardArguments, Forward, ForwardArguments, Mask, NormArguments, NormBackwardArguments,
-};
+use super::original::{Backward, BackwardArguments, Exported, Forward, ForwardArguments};
 use super::rows::{Channels, Computation, RowCall};
 use super::speeds::{Class, Form};
-use super::work::Place;
 use super::{Kernels, Operator};
 
 /// The results of a launch; `None` if the call is left to PyTorch.
 pub(super) type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
 
 /// A tensor as rows: `before` times `after` runs of `columns` points, with stride `after`.
+#[derive(Clone)]
 pub(super) struct Matrix {
     pub(super) sizes: SmallVec<[i64; 6]>,
     pub(super) dtype: DType,
@@ -149,15 +147,9 @@ impl<'k> Attempt<'k> {
             inputs: &inputs,
             outputs: &outputs,
         };
-        let stream = kernels.current_stream(matrix.device)?;
         // SAFETY: inputs and results are tensors with these rows and columns on this device, and the results were just made.
-        match unsafe { call.run(&kernels.place, matrix.device, stream) } {
-            Ok(()) => Some(results),
-            Err(error) => {
-                kernels.give_up(self.operator, &error);
-                None
-            }
-        }
+        unsafe { call.run(kernels, self.operator, matrix.device) }?;
+        Some(results)
     }
 }
 
@@ -177,134 +169,53 @@ pub(super) fn put(stack: &Stack<'_>, results: SmallVec<[Tensor<'_>; 3]>) {
     results.into_iter().enumerate().for_each(|(place, result)| stack.put(place, result));
 }
 
-pub(super) fn forward(attempt: &Attempt<'_>, original: Option<Forward>, stack: &Stack<'_>) {
-    let half_to_float = stack.bool(2);
-    let arguments =
-        ForwardArguments { input: stack.tensor(0), dimension: stack.word(1) as i64, half_to_float };
+/// Puts the results of a call, or, if it was not taken, those of PyTorch's kernel.
+pub(super) fn put_or<'k, const N: usize>(
+    kernels: &'k Kernels,
+    stack: &Stack<'_>,
+    taken: Taken<'k>,
+    original: impl FnOnce() -> [u64; N],
+) {
+    put(stack, taken.unwrap_or_else(|| of_words(&kernels.torch, original())));
+}
+
+pub(super) fn forward(
+    kernels: &Kernels,
+    operator: Operator,
+    original: Option<Forward<'_>>,
+    computation: Computation,
+    stack: &Stack<'_>,
+) {
+    let arguments = ForwardArguments::take(stack);
+    let attempt = Attempt { kernels, operator, computation };
     let taken = attempt.make(|| {
-        let input = &arguments.input;
-        let matrix = matrix_of_dimension(input, arguments.dimension)?;
+        let ForwardArguments { input, dimension, half_to_float } = &arguments;
+        let matrix = matrix_of_dimension(input, *dimension)?;
         // PyTorch refuses dtypes other than f16.
         let fits = !half_to_float || matrix.dtype == DType::F16;
-        let to = if half_to_float { DType::F32 } else { matrix.dtype };
+        let to = if *half_to_float { DType::F32 } else { matrix.dtype };
         fits.then(|| attempt.launch(&matrix, [matrix.dtype, to], &[], &[input], &[(&matrix.sizes, to)]))?
     });
-    let results = taken.unwrap_or_else(|| {
-        let original = original.expect("only operators are registered whose kernel was found");
-        of_words(&attempt.kernels.torch, [arguments.call(original)])
-    });
-    put(stack, results);
+    put_or(kernels, stack, taken, || arguments.call(original.found()));
 }
 
-pub(super) fn backward(attempt: &Attempt<'_>, original: Option<Backward>, stack: &Stack<'_>) {
-    let arguments = BackwardArguments {
-        gradient: stack.tensor(0),
-        output: stack.tensor(1),
-        dimension: stack.word(2) as i64,
-        input_dtype: stack.int32(3),
-    };
+pub(super) fn backward(
+    kernels: &Kernels,
+    operator: Operator,
+    original: Option<Backward<'_>>,
+    computation: Computation,
+    stack: &Stack<'_>,
+) {
+    let arguments = BackwardArguments::take(stack);
+    let attempt = Attempt { kernels, operator, computation };
     let taken = attempt.make(|| {
-        let output = &arguments.output;
-        let matrix = matrix_of_dimension(output, arguments.dimension)?;
-        let to = attempt.kernels.torch.dtype_of(arguments.input_dtype)?;
-        let fits = matrix.is_beside(&arguments.gradient, matrix.dtype, &matrix.sizes)
+        let BackwardArguments { gradient, output, dimension, input_dtype } = &arguments;
+        let matrix = matrix_of_dimension(output, *dimension)?;
+        let to = kernels.torch.dtype_of(input_dtype.0)?;
+        let fits = matrix.is_beside(gradient, matrix.dtype, &matrix.sizes)
             && (to == matrix.dtype || (to, matrix.dtype) == (DType::F16, DType::F32));
-        let (inputs, results) = ([output, &arguments.gradient], [(&matrix.sizes[..], to)]);
+        let (inputs, results) = ([output, gradient], [(&matrix.sizes[..], to)]);
         fits.then(|| attempt.launch(&matrix, [to, matrix.dtype], &[], &inputs, &results))?
     });
-    let results = taken.unwrap_or_else(|| {
-        let original = original.expect("only operators are registered whose kernel was found");
-        of_words(&attempt.kernels.torch, [arguments.call(original)])
-    });
-    put(stack, results);
-}
-
-/// Returns the sizes of the statistics that a norm keeps per row.
-pub(super) fn of_rows(matrix: &Matrix, inner: usize) -> SmallVec<[i64; 6]> {
-    let mut sizes = matrix.sizes.clone();
-    let rows = sizes.len() - inner;
-    sizes[rows..].fill(1);
-    sizes
-}
-
-/// Takes the sizes of a row off the stack.
-pub(super) fn shape_at(stack: &Stack<'_>, place: usize) -> Vec<i64> {
-    stack.list(place).into_iter().map(u64::cast_signed).collect()
-}
-
-pub(super) fn layer_norm(kernels: &Kernels, stack: &Stack<'_>) {
-    let arguments = NormArguments {
-        input: stack.tensor(0),
-        shape: shape_at(stack, 1),
-        weight: stack.optional_tensor(2),
-        bias: stack.optional_tensor(3),
-        epsilon: f64::from_bits(stack.word(4)),
-    };
-    let operator = Operator::LayerNorm;
-    let attempt = Attempt { kernels, operator, computation: Computation::LayerNorm };
-    let taken = kernels.attempt(operator, || {
-        let NormArguments { input, shape, weight, bias, epsilon } = &arguments;
-        let (weight, bias) = (weight.as_ref()?, bias.as_ref()?);
-        let matrix = matrix(input, shape.len())?;
-        // On the host PyTorch keeps statistics in the input's dtype.
-        let fits = !shape.is_empty()
-            && (matrix.dtype == DType::F32 || matches!(kernels.place, Place::Gpu(_)))
-            && matrix.sizes.ends_with(shape)
-            && [weight, bias].iter().all(|parameter| matrix.is_beside(parameter, matrix.dtype, shape));
-        let statistics = of_rows(&matrix, shape.len());
-        let dtype = matrix.dtype;
-        let results =
-            [(&matrix.sizes[..], dtype), (&statistics[..], DType::F32), (&statistics[..], DType::F32)];
-        let scalars = [matrix.columns as f64, *epsilon].map(f64::to_bits);
-        fits.then(|| attempt.launch(&matrix, [dtype; 2], &scalars, &[input, weight, bias], &results))?
-    });
-    let results = taken.unwrap_or_else(|| {
-        let original = kernels.originals.layer_norm;
-        let original = original.expect("only operators are registered whose kernel was found");
-        of_words(&kernels.torch, arguments.call(original))
-    });
-    put(stack, results);
-}
-
-pub(super) fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
-    let mut arguments = NormBackwardArguments {
-        gradient: stack.tensor(0),
-        input: stack.tensor(1),
-        shape: shape_at(stack, 2),
-        mean: stack.tensor(3),
-        deviation: stack.tensor(4),
-        weight: stack.optional_tensor(5),
-        bias: stack.optional_tensor(6),
-        mask: Mask([false; 3]),
-    };
-    arguments.mask = Mask(stack.mask(7));
-    let operator = Operator::LayerNormBackward;
-    let attempt = Attempt { kernels, operator, computation: Computation::LayerNormBackward };
-    let taken = kernels.attempt(operator, || {
-        let NormBackwardArguments { gradient, input, shape, mean, deviation, weight, .. } = &arguments;
-        let weight = weight.as_ref()?;
-        let matrix = matrix(input, shape.len())?;
-        let statistics = of_rows(&matrix, shape.len());
-        let fits = arguments.mask.0[0]
-            && !shape.is_empty()
-            && matrix.sizes.ends_with(shape)
-            && matrix.is_beside(weight, matrix.dtype, shape)
-            && matrix.is_beside(gradient, matrix.dtype, &matrix.sizes)
-            && [mean, deviation].iter().all(|statistic| matrix.is_beside(statistic, DType::F32, &statistics));
-        let inputs = [input, weight, mean, deviation, gradient];
-        let scalars = [(matrix.columns as f64).to_bits()];
-        let dtype = matrix.dtype;
-        fits.then(|| attempt.launch(&matrix, [dtype; 2], &scalars, &inputs, &[(&matrix.sizes, dtype)]))?
-    });
-    let original = kernels.originals.layer_norm_backward;
-    let original = original.expect("only operators are registered whose kernel was found");
-    let Mask([wants_input, of_weight, of_bias]) = arguments.mask;
-    // For weight and bias PyTorch's kernel is as fast.
-    let of_input = taken.and_then(|mut taken| taken.pop());
-    let mask = Mask([wants_input && of_input.is_none(), of_weight, of_bias]);
-    let mut results = of_words(&kernels.torch, arguments.call(original, mask));
-    if let Some(of_input) = of_input {
-        results[0] = of_input;
-    }
-    put(stack, results);
+    put_or(kernels, stack, taken, || arguments.call(original.found()));
 }

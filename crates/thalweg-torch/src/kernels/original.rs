@@ -15,12 +15,91 @@ use std::mem::MaybeUninit;
 
 use super::libtorch::{Handle, Loaded, Stack, Tensor};
 
+/// A type of argument: how it is taken off the stack, and how it is passed to C++.
+pub(crate) trait Argument<'t>: Sized {
+    /// The value that is alive during the call.
+    type Held;
+    /// The value that is passed.
+    type Passed;
+    fn take(stack: &Stack<'t>, place: usize) -> Self;
+    fn hold(&self) -> Self::Held;
+    fn pass(held: &Self::Held) -> Self::Passed;
+}
+
+/// Implements [`Argument`] for types that are passed by value.
+macro_rules! by_value {
+    ($($type:ty as $passed:ty: $take:expr, $hold:expr;)*) => {
+        $(impl<'t> Argument<'t> for $type {
+            type Held = $passed;
+            type Passed = $passed;
+            fn take(stack: &Stack<'t>, place: usize) -> Self {
+                let take: fn(&Stack<'t>, usize) -> Self = $take;
+                take(stack, place)
+            }
+            fn hold(&self) -> $passed {
+                let hold: fn(&Self) -> $passed = $hold;
+                hold(self)
+            }
+            fn pass(held: &$passed) -> $passed {
+                *held
+            }
+        })*
+    };
+}
+
+by_value! {
+    bool as bool: |stack, place| stack.bool(place), |value| *value;
+    i64 as i64: |stack, place| stack.word(place).cast_signed(), |value| *value;
+    f64 as f64: |stack, place| f64::from_bits(stack.word(place)), |value| *value;
+    Option<f64> as OptionalNumber: |stack, place| stack.optional_word(place).map(f64::from_bits), |value| OptionalNumber {
+        number: value.unwrap_or(0.0),
+        is_there: value.is_some(),
+    };
+    // `c10::ScalarType` has 8 bits.
+    Kind as i8: |stack, place| Kind(stack.int32(place)), |kind| kind.0 as i8;
+    Option<Kind> as OptionalKind: |stack, place| stack.optional_word(place).map(|word| Kind(word as u32 as i32)), |kind| {
+        OptionalKind { kind: kind.map_or(0, |kind| kind.0 as i8), is_there: kind.is_some() }
+    };
+    Tensor<'t> as Handle: |stack, place| stack.tensor(place), |tensor| tensor.handle();
+    Vec<i64> as ArrayRef: |stack, place| signed(stack.list(place)), |list| ArrayRef::of(list);
+    Option<Vec<i64>> as OptionalArrayRef: |stack, place| stack.optional_list(place).map(signed), |list| OptionalArrayRef {
+        list: ArrayRef::of(list.as_deref().unwrap_or_default()),
+        is_there: list.is_some(),
+    };
+    Mask<2> as Self: |stack, place| Mask(stack.mask(place)), |mask| *mask;
+    Mask<3> as Self: |stack, place| Mask(stack.mask(place)), |mask| *mask;
+}
+
+impl<'t> Argument<'t> for Option<Tensor<'t>> {
+    type Held = OptionalTensor;
+    type Passed = *const OptionalTensor;
+    fn take(stack: &Stack<'t>, place: usize) -> Self {
+        stack.optional_tensor(place)
+    }
+    fn hold(&self) -> OptionalTensor {
+        OptionalTensor::of(self.as_ref())
+    }
+    fn pass(held: &OptionalTensor) -> *const OptionalTensor {
+        held
+    }
+}
+
+fn signed(words: impl IntoIterator<Item = u64>) -> Vec<i64> {
+    words.into_iter().map(u64::cast_signed).collect()
+}
+
 /// `c10::ArrayRef<int64_t>`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ArrayRef {
     pub(crate) first: *const i64,
     pub(crate) count: usize,
+}
+
+impl ArrayRef {
+    fn of(list: &[i64]) -> Self {
+        Self { first: list.as_ptr(), count: list.len() }
+    }
 }
 
 /// `std::optional<at::Tensor>` with a borrowed tensor.
@@ -36,33 +115,10 @@ impl OptionalTensor {
     }
 }
 
-/// `std::array<bool, 3>`.
+/// `std::array<bool, N>`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Mask(pub(crate) [bool; 3]);
-
-type Word = MaybeUninit<u64>;
-pub(crate) type Forward = unsafe extern "C-unwind" fn(*mut Word, Handle, i64, bool);
-pub(crate) type Backward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i8);
-type Norm = unsafe extern "C-unwind" fn(
-    *mut Word,
-    Handle,
-    ArrayRef,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    f64,
-);
-type NormBackward = unsafe extern "C-unwind" fn(
-    *mut Word,
-    Handle,
-    Handle,
-    ArrayRef,
-    Handle,
-    Handle,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    Mask,
-);
+pub(crate) struct Mask<const N: usize>(pub(crate) [bool; N]);
 
 /// `std::optional<double>`, which is passed in registers.
 #[derive(Clone, Copy)]
@@ -72,63 +128,9 @@ pub(crate) struct OptionalNumber {
     pub(crate) is_there: bool,
 }
 
-type GroupNorm = unsafe extern "C-unwind" fn(
-    *mut Word,
-    Handle,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    i64,
-    i64,
-    i64,
-    i64,
-    f64,
-);
-type GroupNormBackward = unsafe extern "C-unwind" fn(
-    *mut Word,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    *const OptionalTensor,
-    i64,
-    i64,
-    i64,
-    i64,
-    Mask,
-);
-type BatchNorm = unsafe extern "C-unwind" fn(
-    *mut Word,
-    Handle,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    bool,
-    f64,
-    f64,
-);
-type BatchNormBackward = unsafe extern "C-unwind" fn(
-    *mut Word,
-    Handle,
-    Handle,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    *const OptionalTensor,
-    bool,
-    f64,
-    Mask,
-);
-type EmbeddingBackward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i64, bool);
-type Rms = unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, OptionalNumber);
-type RmsBackward =
-    unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, ArrayRef, Handle, *const OptionalTensor, Mask2);
-
-/// `std::array<bool, 2>`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Mask2(pub(crate) [bool; 2]);
+/// PyTorch's number of a dtype or of a layout.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kind(pub(crate) i32);
 
 /// `std::optional<c10::ScalarType>`, or of `c10::MemoryFormat`.
 #[derive(Clone, Copy)]
@@ -136,12 +138,6 @@ pub(crate) struct Mask2(pub(crate) [bool; 2]);
 pub(crate) struct OptionalKind {
     pub(crate) kind: i8,
     pub(crate) is_there: bool,
-}
-
-impl OptionalKind {
-    fn of(kind: Option<i32>) -> Self {
-        Self { kind: kind.unwrap_or(0) as i8, is_there: kind.is_some() }
-    }
 }
 
 /// `c10::OptionalArrayRef<int64_t>`.
@@ -152,10 +148,191 @@ pub(crate) struct OptionalArrayRef {
     pub(crate) is_there: bool,
 }
 
-pub(crate) type Reduce = unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, bool);
-pub(crate) type ReduceTo =
-    unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalArrayRef, bool, OptionalKind);
-type CloneTo = unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalKind);
+type Word = MaybeUninit<u64>;
+
+/// Calls a function that writes the words of `N` tensors, and returns them in memory order.
+///
+/// # Safety
+/// The function writes them all, unless it throws.
+unsafe fn words<const N: usize>(call: impl FnOnce(*mut Word)) -> [u64; N] {
+    let mut words = [Word::uninit(); N];
+    call(words.as_mut_ptr());
+    // SAFETY: the words were written.
+    words.map(|word| unsafe { word.assume_init() })
+}
+
+/// Defines the arguments of operators, which are taken off the stack in this order, and the types of PyTorch's kernels, which write
+/// this number of tensors.
+macro_rules! arguments {
+    ($($(#[$doc:meta])* $name:ident<$t:lifetime>, $kernel:ident -> $count:literal {
+        $($(#[$of_field:meta])* $field:ident: $type:ty,)*
+    })*) => {$(
+        pub(crate) type $kernel<$t> =
+            unsafe extern "C-unwind" fn(*mut Word, $(<$type as Argument<$t>>::Passed),*);
+
+        $(#[$doc])*
+        pub(crate) struct $name<$t> {
+            $($(#[$of_field])* pub(crate) $field: $type,)*
+        }
+
+        impl<$t> $name<$t> {
+            /// Takes the arguments off the stack.
+            pub(crate) fn take(stack: &Stack<$t>) -> Self {
+                let mut places = 0..;
+                let mut next = || places.next().expect("a stack has places");
+                Self { $($field: <$type as Argument<$t>>::take(stack, next())),* }
+            }
+
+            /// Calls PyTorch's kernel, and returns the words of its results.
+            pub(crate) fn call(&self, kernel: $kernel<$t>) -> [u64; $count] {
+                $(let $field = Argument::hold(&self.$field);)*
+                // SAFETY: the arguments have the types of its name; it writes this number of tensors.
+                let mut words = unsafe { words(|results| kernel(results, $(<$type as Argument<$t>>::pass(&$field)),*)) };
+                // A tuple is stored in reverse order.
+                words.reverse();
+                words
+            }
+        }
+    )*};
+}
+
+arguments! {
+    /// The arguments of `_softmax` and `_log_softmax`.
+    ForwardArguments<'t>, Forward -> 1 {
+        input: Tensor<'t>,
+        dimension: i64,
+        half_to_float: bool,
+    }
+
+    /// The arguments of `_softmax_backward_data` and `_log_softmax_backward_data`.
+    BackwardArguments<'t>, Backward -> 1 {
+        gradient: Tensor<'t>,
+        output: Tensor<'t>,
+        dimension: i64,
+        input_dtype: Kind,
+    }
+
+    /// The arguments of `native_layer_norm`. Results: the normalized input, mean and inverse deviation.
+    NormArguments<'t>, Norm -> 3 {
+        input: Tensor<'t>,
+        shape: Vec<i64>,
+        weight: Option<Tensor<'t>>,
+        bias: Option<Tensor<'t>>,
+        epsilon: f64,
+    }
+
+    /// The arguments of `native_layer_norm_backward`. Results: the gradients of input, weight and bias.
+    NormBackwardArguments<'t>, NormBackward -> 3 {
+        gradient: Tensor<'t>,
+        input: Tensor<'t>,
+        shape: Vec<i64>,
+        mean: Tensor<'t>,
+        deviation: Tensor<'t>,
+        weight: Option<Tensor<'t>>,
+        bias: Option<Tensor<'t>>,
+        mask: Mask<3>,
+    }
+
+    /// The arguments of `embedding_dense_backward`.
+    EmbeddingArguments<'t>, EmbeddingBackward -> 1 {
+        gradient: Tensor<'t>,
+        indices: Tensor<'t>,
+        embeddings: i64,
+        padding: i64,
+        by_frequency: bool,
+    }
+
+    /// The arguments of `_fused_rms_norm`. Results: the normalized input and the inverse root.
+    RmsArguments<'t>, Rms -> 2 {
+        input: Tensor<'t>,
+        shape: Vec<i64>,
+        weight: Option<Tensor<'t>>,
+        epsilon: Option<f64>,
+    }
+
+    /// The arguments of `_fused_rms_norm_backward`. Results: the gradients of input and weight.
+    RmsBackwardArguments<'t>, RmsBackward -> 2 {
+        gradient: Tensor<'t>,
+        input: Tensor<'t>,
+        shape: Vec<i64>,
+        root: Tensor<'t>,
+        weight: Option<Tensor<'t>>,
+        mask: Mask<2>,
+    }
+
+    /// The arguments of `native_group_norm`. Results: the normalized input, mean and inverse deviation.
+    GroupArguments<'t>, GroupNorm -> 3 {
+        input: Tensor<'t>,
+        weight: Option<Tensor<'t>>,
+        bias: Option<Tensor<'t>>,
+        batch: i64,
+        channels: i64,
+        plane: i64,
+        groups: i64,
+        epsilon: f64,
+    }
+
+    /// The arguments of `native_group_norm_backward`. Results: the gradients of input, weight and bias.
+    GroupBackwardArguments<'t>, GroupNormBackward -> 3 {
+        gradient: Tensor<'t>,
+        input: Tensor<'t>,
+        mean: Tensor<'t>,
+        deviation: Tensor<'t>,
+        weight: Option<Tensor<'t>>,
+        batch: i64,
+        channels: i64,
+        plane: i64,
+        groups: i64,
+        mask: Mask<3>,
+    }
+
+    /// The arguments of `native_batch_norm`. Results: the normalized input, mean and inverse deviation.
+    BatchArguments<'t>, BatchNorm -> 3 {
+        input: Tensor<'t>,
+        weight: Option<Tensor<'t>>,
+        bias: Option<Tensor<'t>>,
+        running_mean: Option<Tensor<'t>>,
+        running_variance: Option<Tensor<'t>>,
+        training: bool,
+        momentum: f64,
+        epsilon: f64,
+    }
+
+    /// The arguments of `native_batch_norm_backward`. Results: the gradients of input, weight and bias.
+    BatchBackwardArguments<'t>, BatchNormBackward -> 3 {
+        gradient: Tensor<'t>,
+        input: Tensor<'t>,
+        weight: Option<Tensor<'t>>,
+        running_mean: Option<Tensor<'t>>,
+        running_variance: Option<Tensor<'t>>,
+        mean: Option<Tensor<'t>>,
+        deviation: Option<Tensor<'t>>,
+        training: bool,
+        epsilon: f64,
+        mask: Mask<3>,
+    }
+
+    /// The arguments of `amax` and `logsumexp`.
+    ReduceArguments<'t>, Reduce -> 1 {
+        input: Tensor<'t>,
+        dimensions: Vec<i64>,
+        keeps: bool,
+    }
+
+    /// The arguments of `sum.dim_IntList` and `mean.dim`.
+    ReduceToArguments<'t>, ReduceTo -> 1 {
+        input: Tensor<'t>,
+        dimensions: Option<Vec<i64>>,
+        keeps: bool,
+        to: Option<Kind>,
+    }
+
+    /// The arguments of `clone`.
+    CloneArguments<'t>, CloneTo -> 1 {
+        input: Tensor<'t>,
+        format: Option<Kind>,
+    }
+}
 
 /// `c10::ArrayRef<at::Tensor>` with borrowed tensors.
 #[derive(Clone, Copy)]
@@ -192,27 +369,42 @@ pub(crate) enum Adam {
     OfTensor(AdamOfTensor),
 }
 
+/// A kernel of PyTorch's, if this PyTorch exports it.
+pub(crate) trait Exported {
+    /// The kernel.
+    type Kernel;
+    /// Returns the kernel of a registered operator: only operators are registered whose kernel was found.
+    fn found(self) -> Self::Kernel;
+}
+
+impl<F> Exported for Option<F> {
+    type Kernel = F;
+    fn found(self) -> F {
+        self.expect("only operators are registered whose kernel was found")
+    }
+}
+
 /// PyTorch's own kernels; `None` for those that this PyTorch does not export.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Originals {
-    pub(crate) softmax: Option<Forward>,
-    pub(crate) log_softmax: Option<Forward>,
-    pub(crate) softmax_backward: Option<Backward>,
-    pub(crate) log_softmax_backward: Option<Backward>,
-    pub(crate) layer_norm: Option<Norm>,
-    pub(crate) layer_norm_backward: Option<NormBackward>,
-    pub(crate) embedding_backward: Option<EmbeddingBackward>,
-    pub(crate) rms_norm: Option<Rms>,
-    pub(crate) rms_norm_backward: Option<RmsBackward>,
-    pub(crate) group_norm: Option<GroupNorm>,
-    pub(crate) group_norm_backward: Option<GroupNormBackward>,
-    pub(crate) batch_norm: Option<BatchNorm>,
-    pub(crate) batch_norm_backward: Option<BatchNormBackward>,
-    pub(crate) sum: Option<ReduceTo>,
-    pub(crate) mean: Option<ReduceTo>,
-    pub(crate) amax: Option<Reduce>,
-    pub(crate) logsumexp: Option<Reduce>,
-    pub(crate) clone: Option<CloneTo>,
+    pub(crate) softmax: Option<Forward<'static>>,
+    pub(crate) log_softmax: Option<Forward<'static>>,
+    pub(crate) softmax_backward: Option<Backward<'static>>,
+    pub(crate) log_softmax_backward: Option<Backward<'static>>,
+    pub(crate) layer_norm: Option<Norm<'static>>,
+    pub(crate) layer_norm_backward: Option<NormBackward<'static>>,
+    pub(crate) embedding_backward: Option<EmbeddingBackward<'static>>,
+    pub(crate) rms_norm: Option<Rms<'static>>,
+    pub(crate) rms_norm_backward: Option<RmsBackward<'static>>,
+    pub(crate) group_norm: Option<GroupNorm<'static>>,
+    pub(crate) group_norm_backward: Option<GroupNormBackward<'static>>,
+    pub(crate) batch_norm: Option<BatchNorm<'static>>,
+    pub(crate) batch_norm_backward: Option<BatchNormBackward<'static>>,
+    pub(crate) sum: Option<ReduceTo<'static>>,
+    pub(crate) mean: Option<ReduceTo<'static>>,
+    pub(crate) amax: Option<Reduce<'static>>,
+    pub(crate) logsumexp: Option<Reduce<'static>>,
+    pub(crate) clone: Option<CloneTo<'static>>,
     pub(crate) adam: Option<Adam>,
     pub(crate) adam_by_tensor: Option<Adam>,
     pub(crate) adamw: Option<Adam>,
@@ -288,129 +480,6 @@ impl Originals {
     }
 }
 
-/// The arguments of `_softmax` and `_log_softmax`.
-pub(crate) struct ForwardArguments<'t> {
-    pub(crate) input: Tensor<'t>,
-    pub(crate) dimension: i64,
-    pub(crate) half_to_float: bool,
-}
-
-/// The arguments of `_softmax_backward_data` and `_log_softmax_backward_data`.
-pub(crate) struct BackwardArguments<'t> {
-    pub(crate) gradient: Tensor<'t>,
-    pub(crate) output: Tensor<'t>,
-    pub(crate) dimension: i64,
-    /// PyTorch's number of the input's dtype.
-    pub(crate) input_dtype: i32,
-}
-
-/// The arguments of `native_layer_norm`.
-pub(crate) struct NormArguments<'t> {
-    pub(crate) input: Tensor<'t>,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) weight: Option<Tensor<'t>>,
-    pub(crate) bias: Option<Tensor<'t>>,
-    pub(crate) epsilon: f64,
-}
-
-/// The arguments of `native_layer_norm_backward`.
-pub(crate) struct NormBackwardArguments<'t> {
-    pub(crate) gradient: Tensor<'t>,
-    pub(crate) input: Tensor<'t>,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) mean: Tensor<'t>,
-    pub(crate) deviation: Tensor<'t>,
-    pub(crate) weight: Option<Tensor<'t>>,
-    pub(crate) bias: Option<Tensor<'t>>,
-    pub(crate) mask: Mask,
-}
-
-/// The arguments of `embedding_dense_backward`.
-pub(crate) struct EmbeddingArguments<'t> {
-    pub(crate) gradient: Tensor<'t>,
-    pub(crate) indices: Tensor<'t>,
-    pub(crate) embeddings: i64,
-    pub(crate) padding: i64,
-    pub(crate) by_frequency: bool,
-}
-
-/// The arguments of `_fused_rms_norm`.
-pub(crate) struct RmsArguments<'t> {
-    pub(crate) input: Tensor<'t>,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) weight: Option<Tensor<'t>>,
-    pub(crate) epsilon: Option<f64>,
-}
-
-/// The arguments of `native_group_norm`.
-pub(crate) struct GroupArguments<'t> {
-    pub(crate) input: Tensor<'t>,
-    pub(crate) weight: Option<Tensor<'t>>,
-    pub(crate) bias: Option<Tensor<'t>>,
-    /// The numbers of instances, channels, points of a channel, and groups.
-    pub(crate) sizes: [i64; 4],
-    pub(crate) epsilon: f64,
-}
-
-/// The arguments of `native_group_norm_backward`.
-pub(crate) struct GroupBackwardArguments<'t> {
-    pub(crate) gradient: Tensor<'t>,
-    pub(crate) input: Tensor<'t>,
-    pub(crate) mean: Tensor<'t>,
-    pub(crate) deviation: Tensor<'t>,
-    pub(crate) weight: Option<Tensor<'t>>,
-    /// The sizes, as in [`GroupArguments`].
-    pub(crate) sizes: [i64; 4],
-    pub(crate) mask: Mask,
-}
-
-/// The arguments of `native_batch_norm`.
-pub(crate) struct BatchArguments<'t> {
-    pub(crate) input: Tensor<'t>,
-    /// Weight, bias, running mean, running variance.
-    pub(crate) parameters: [Option<Tensor<'t>>; 4],
-    pub(crate) training: bool,
-    pub(crate) momentum: f64,
-    pub(crate) epsilon: f64,
-}
-
-/// The arguments of `native_batch_norm_backward`.
-pub(crate) struct BatchBackwardArguments<'t> {
-    pub(crate) gradient: Tensor<'t>,
-    pub(crate) input: Tensor<'t>,
-    /// Weight, running mean, running variance, the batch's mean and inverse deviation.
-    pub(crate) parameters: [Option<Tensor<'t>>; 5],
-    pub(crate) training: bool,
-    pub(crate) epsilon: f64,
-    pub(crate) mask: Mask,
-}
-
-/// The arguments of `_fused_rms_norm_backward`.
-pub(crate) struct RmsBackwardArguments<'t> {
-    pub(crate) gradient: Tensor<'t>,
-    pub(crate) input: Tensor<'t>,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) root: Tensor<'t>,
-    pub(crate) weight: Option<Tensor<'t>>,
-    pub(crate) mask: [bool; 2],
-}
-
-/// The arguments of `sum.dim_IntList`, `mean.dim`, `amax` and `logsumexp`.
-pub(crate) struct ReduceArguments<'t> {
-    pub(crate) input: Tensor<'t>,
-    pub(crate) dimensions: Option<Vec<i64>>,
-    pub(crate) keeps: bool,
-    /// PyTorch's number of the result's dtype.
-    pub(crate) to: Option<i32>,
-}
-
-/// The arguments of `clone`.
-pub(crate) struct CloneArguments<'t> {
-    pub(crate) input: Tensor<'t>,
-    /// PyTorch's number of the layout.
-    pub(crate) format: Option<i32>,
-}
-
 /// A learning rate, with PyTorch's kernel that takes it.
 pub(crate) enum Rate<'t> {
     Number(f64, AdamOfNumber),
@@ -428,212 +497,6 @@ pub(crate) struct AdamArguments<'t> {
     pub(crate) maximize: bool,
     pub(crate) scale: Option<Tensor<'t>>,
     pub(crate) found_inf: Option<Tensor<'t>>,
-}
-
-fn shape_of(shape: &[i64]) -> ArrayRef {
-    ArrayRef { first: shape.as_ptr(), count: shape.len() }
-}
-
-/// Calls a function that writes the words of `N` tensors, and returns them in memory order.
-///
-/// # Safety
-/// The function writes them all, unless it throws.
-unsafe fn words<const N: usize>(call: impl FnOnce(*mut Word)) -> [u64; N] {
-    let mut words = [Word::uninit(); N];
-    call(words.as_mut_ptr());
-    // SAFETY: the words were written.
-    words.map(|word| unsafe { word.assume_init() })
-}
-
-impl ForwardArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the result's word.
-    pub(crate) fn call(&self, kernel: Forward) -> u64 {
-        // SAFETY: the arguments have the types of its name; it writes one tensor.
-        let [word] = unsafe {
-            words(|result| kernel(result, self.input.handle(), self.dimension, self.half_to_float))
-        };
-        word
-    }
-}
-
-impl BackwardArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the result's word.
-    pub(crate) fn call(&self, kernel: Backward) -> u64 {
-        let (gradient, output) = (self.gradient.handle(), self.output.handle());
-        // SAFETY: as above. `c10::ScalarType` has 8 bits.
-        let [word] = unsafe {
-            words(|result| kernel(result, gradient, output, self.dimension, self.input_dtype as i8))
-        };
-        word
-    }
-}
-
-impl NormArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the words of result, mean and inverse deviation.
-    pub(crate) fn call(&self, kernel: Norm) -> [u64; 3] {
-        let [weight, bias] = [&self.weight, &self.bias].map(|tensor| OptionalTensor::of(tensor.as_ref()));
-        let (input, shape) = (self.input.handle(), shape_of(&self.shape));
-        // SAFETY: as above; it writes a tuple of three tensors.
-        let [deviation, mean, result] = unsafe {
-            words(|results| kernel(results, input, shape, &raw const weight, &raw const bias, self.epsilon))
-        };
-        [result, mean, deviation]
-    }
-}
-
-impl NormBackwardArguments<'_> {
-    /// Calls PyTorch's kernel for the gradients of the mask, and returns the words of those of input, weight and bias.
-    pub(crate) fn call(&self, kernel: NormBackward, mask: Mask) -> [u64; 3] {
-        let [weight, bias] = [&self.weight, &self.bias].map(|tensor| OptionalTensor::of(tensor.as_ref()));
-        let [gradient, input, mean, deviation] =
-            [&self.gradient, &self.input, &self.mean, &self.deviation].map(Tensor::handle);
-        let (shape, weight, bias) = (shape_of(&self.shape), &raw const weight, &raw const bias);
-        // SAFETY: as above.
-        let [of_bias, of_weight, of_input] = unsafe {
-            words(|results| kernel(results, gradient, input, shape, mean, deviation, weight, bias, mask))
-        };
-        [of_input, of_weight, of_bias]
-    }
-}
-
-impl EmbeddingArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the result's word.
-    pub(crate) fn call(&self, kernel: EmbeddingBackward) -> u64 {
-        let [gradient, indices] = [&self.gradient, &self.indices].map(Tensor::handle);
-        let (embeddings, padding, by_frequency) = (self.embeddings, self.padding, self.by_frequency);
-        // SAFETY: as above; it writes one tensor.
-        let [word] =
-            unsafe { words(|result| kernel(result, gradient, indices, embeddings, padding, by_frequency)) };
-        word
-    }
-}
-
-impl RmsArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the words of result and inverse root.
-    pub(crate) fn call(&self, kernel: Rms) -> [u64; 2] {
-        let weight = OptionalTensor::of(self.weight.as_ref());
-        let epsilon =
-            OptionalNumber { number: self.epsilon.unwrap_or(0.0), is_there: self.epsilon.is_some() };
-        let (input, shape, weight) = (self.input.handle(), shape_of(&self.shape), &raw const weight);
-        // SAFETY: as above; it writes a tuple of two tensors.
-        let [root, result] = unsafe { words(|results| kernel(results, input, shape, weight, epsilon)) };
-        [result, root]
-    }
-}
-
-impl GroupArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the words of result, mean and inverse deviation.
-    pub(crate) fn call(&self, kernel: GroupNorm) -> [u64; 3] {
-        let [weight, bias] = [&self.weight, &self.bias].map(|tensor| OptionalTensor::of(tensor.as_ref()));
-        let (input, [batch, channels, plane, groups]) = (self.input.handle(), self.sizes);
-        let (weight, bias) = (&raw const weight, &raw const bias);
-        // SAFETY: as above; it writes a tuple of three tensors.
-        let [deviation, mean, result] = unsafe {
-            words(|results| {
-                kernel(results, input, weight, bias, batch, channels, plane, groups, self.epsilon);
-            })
-        };
-        [result, mean, deviation]
-    }
-}
-
-impl GroupBackwardArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the words of the gradients of input, weight and bias.
-    pub(crate) fn call(&self, kernel: GroupNormBackward) -> [u64; 3] {
-        let weight = OptionalTensor::of(self.weight.as_ref());
-        let [gradient, input, mean, deviation] =
-            [&self.gradient, &self.input, &self.mean, &self.deviation].map(Tensor::handle);
-        let ([batch, channels, plane, groups], mask, weight) = (self.sizes, self.mask, &raw const weight);
-        // SAFETY: as above; it writes a tuple of three tensors.
-        let [of_bias, of_weight, of_input] = unsafe {
-            words(|results| {
-                kernel(
-                    results, gradient, input, mean, deviation, weight, batch, channels, plane, groups, mask,
-                );
-            })
-        };
-        [of_input, of_weight, of_bias]
-    }
-}
-
-impl BatchArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the words of result, mean and inverse deviation.
-    pub(crate) fn call(&self, kernel: BatchNorm) -> [u64; 3] {
-        let optional = self.parameters.each_ref().map(|tensor| OptionalTensor::of(tensor.as_ref()));
-        let [weight, bias, mean, variance] = optional.each_ref().map(std::ptr::from_ref);
-        let Self { training, momentum, epsilon, .. } = *self;
-        let input = self.input.handle();
-        // SAFETY: as above; it writes a tuple of three tensors.
-        let [deviation, mean, result] = unsafe {
-            words(|results| {
-                kernel(results, input, weight, bias, mean, variance, training, momentum, epsilon);
-            })
-        };
-        [result, mean, deviation]
-    }
-}
-
-impl BatchBackwardArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the words of the gradients of input, weight and bias.
-    pub(crate) fn call(&self, kernel: BatchNormBackward) -> [u64; 3] {
-        let optional = self.parameters.each_ref().map(|tensor| OptionalTensor::of(tensor.as_ref()));
-        let [weight, mean, variance, batch_mean, deviation] = optional.each_ref().map(std::ptr::from_ref);
-        let [gradient, input] = [&self.gradient, &self.input].map(Tensor::handle);
-        let Self { training, epsilon, mask, .. } = *self;
-        // SAFETY: as above; it writes a tuple of three tensors.
-        let [of_bias, of_weight, of_input] = unsafe {
-            words(|results| {
-                kernel(
-                    results, gradient, input, weight, mean, variance, batch_mean, deviation, training,
-                    epsilon, mask,
-                );
-            })
-        };
-        [of_input, of_weight, of_bias]
-    }
-}
-
-impl RmsBackwardArguments<'_> {
-    /// Calls PyTorch's kernel for the gradients of the mask, and returns the words of those of input and weight.
-    pub(crate) fn call(&self, kernel: RmsBackward, mask: [bool; 2]) -> [u64; 2] {
-        let weight = OptionalTensor::of(self.weight.as_ref());
-        let [gradient, input, root] = [&self.gradient, &self.input, &self.root].map(Tensor::handle);
-        let (shape, weight, mask) = (shape_of(&self.shape), &raw const weight, Mask2(mask));
-        // SAFETY: as above.
-        let [of_weight, of_input] =
-            unsafe { words(|results| kernel(results, gradient, input, shape, root, weight, mask)) };
-        [of_input, of_weight]
-    }
-}
-
-impl ReduceArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the result's word.
-    pub(crate) fn call(&self, kernel: Reduce) -> u64 {
-        let list = shape_of(self.dimensions.as_deref().unwrap_or_default());
-        // SAFETY: as above; it writes one tensor.
-        let [word] = unsafe { words(|result| kernel(result, self.input.handle(), list, self.keeps)) };
-        word
-    }
-
-    /// Calls PyTorch's kernel of an operator with a dtype, and returns the result's word.
-    pub(crate) fn call_to(&self, kernel: ReduceTo) -> u64 {
-        let list = shape_of(self.dimensions.as_deref().unwrap_or_default());
-        let list = OptionalArrayRef { list, is_there: self.dimensions.is_some() };
-        let (input, to) = (self.input.handle(), OptionalKind::of(self.to));
-        // SAFETY: as above; it writes one tensor.
-        let [word] = unsafe { words(|result| kernel(result, input, list, self.keeps, to)) };
-        word
-    }
-}
-
-impl CloneArguments<'_> {
-    /// Calls PyTorch's kernel, and returns the result's word.
-    pub(crate) fn call(&self, kernel: CloneTo) -> u64 {
-        // SAFETY: as above; it writes one tensor.
-        let [word] =
-            unsafe { words(|result| kernel(result, self.input.handle(), OptionalKind::of(self.format))) };
-        word
-    }
 }
 
 impl<'t> AdamArguments<'t> {

@@ -3,9 +3,11 @@
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 
-use super::libtorch::Stack;
-use super::operators::{Attempt, Taken, dimension_of, matrix_along, of_words, put, shape_at};
-use super::original::{Reduce, ReduceArguments, ReduceTo};
+use super::libtorch::{Stack, Tensor};
+use super::operators::{Attempt, Taken, dimension_of, matrix_along, put_or};
+use super::original::{Exported, Kind, Reduce, ReduceArguments, ReduceTo, ReduceToArguments};
+use super::rows::Computation;
+use super::{Kernels, Operator};
 
 /// The maximum rank of a tensor that PyTorch reduces.
 const MOST_DIMENSIONS: usize = 64;
@@ -21,14 +23,19 @@ fn run_of(dimensions: &[i64], rank: usize) -> Option<std::ops::Range<usize>> {
     is_run.then_some(first..last + 1)
 }
 
-fn launch<'k>(attempt: &Attempt<'k>, arguments: &ReduceArguments<'_>) -> Taken<'k> {
-    let ReduceArguments { input, dimensions, keeps, to } = arguments;
+fn launch<'k>(
+    attempt: &Attempt<'k>,
+    input: &Tensor<'_>,
+    dimensions: &[i64],
+    keeps: bool,
+    to: Option<Kind>,
+) -> Taken<'k> {
     // PyTorch refuses to reduce more.
     let rank = usize::try_from(input.rank()?).ok().filter(|&rank| rank <= MOST_DIMENSIONS)?;
-    let run = run_of(dimensions.as_deref()?, rank)?;
+    let run = run_of(dimensions, rank)?;
     let matrix = matrix_along(input, run.clone())?;
     let to = match to {
-        Some(number) => attempt.kernels.torch.dtype_of(*number)?,
+        Some(Kind(number)) => attempt.kernels.torch.dtype_of(number)?,
         None => matrix.dtype,
     };
     if to != matrix.dtype && to != DType::F32 {
@@ -44,36 +51,36 @@ fn launch<'k>(attempt: &Attempt<'k>, arguments: &ReduceArguments<'_>) -> Taken<'
     attempt.launch(&matrix, [matrix.dtype, to], scalars, &[input], &[(&sizes, to)])
 }
 
-const FOUND: &str = "only operators are registered whose kernel was found";
-
 /// Computes a reduction whose call may name a dtype.
-pub(super) fn to_dtype(attempt: &Attempt<'_>, original: Option<ReduceTo>, stack: &Stack<'_>) {
-    let arguments = ReduceArguments {
-        input: stack.tensor(0),
-        dimensions: (stack.optional_list(1)).map(|words| words.into_iter().map(u64::cast_signed).collect()),
-        keeps: stack.bool(2),
-        to: stack.optional_word(3).map(|word| word as u32 as i32),
-    };
-    run(attempt, &arguments, || arguments.call_to(original.expect(FOUND)), stack);
+pub(super) fn to_dtype(
+    kernels: &Kernels,
+    operator: Operator,
+    original: Option<ReduceTo<'_>>,
+    computation: Computation,
+    stack: &Stack<'_>,
+) {
+    let arguments = ReduceToArguments::take(stack);
+    let attempt = Attempt { kernels, operator, computation };
+    let taken = attempt.make(|| {
+        let ReduceToArguments { input, dimensions, keeps, to } = &arguments;
+        launch(&attempt, input, dimensions.as_deref()?, *keeps, *to)
+    });
+    put_or(kernels, stack, taken, || arguments.call(original.found()));
 }
 
 /// Computes a reduction in the input's dtype.
-pub(super) fn reduce(attempt: &Attempt<'_>, original: Option<Reduce>, stack: &Stack<'_>) {
-    let arguments = ReduceArguments {
-        input: stack.tensor(0),
-        dimensions: Some(shape_at(stack, 1)),
-        keeps: stack.bool(2),
-        to: None,
-    };
-    run(attempt, &arguments, || arguments.call(original.expect(FOUND)), stack);
-}
-
-fn run(
-    attempt: &Attempt<'_>,
-    arguments: &ReduceArguments<'_>,
-    original: impl FnOnce() -> u64,
+pub(super) fn reduce(
+    kernels: &Kernels,
+    operator: Operator,
+    original: Option<Reduce<'_>>,
+    computation: Computation,
     stack: &Stack<'_>,
 ) {
-    let taken = attempt.make(|| launch(attempt, arguments));
-    put(stack, taken.unwrap_or_else(|| of_words(&attempt.kernels.torch, [original()])));
+    let arguments = ReduceArguments::take(stack);
+    let attempt = Attempt { kernels, operator, computation };
+    let taken = attempt.make(|| {
+        let ReduceArguments { input, dimensions, keeps } = &arguments;
+        launch(&attempt, input, dimensions, *keeps, None)
+    });
+    put_or(kernels, stack, taken, || arguments.call(original.found()));
 }

@@ -6,46 +6,18 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, BodyBuilder, DType, Layout, OutputPlace, ReduceOp, Shape};
-use thalweg_ops::lower::{Extents, LaunchNumbers, LoopArguments, LoopLaunch, Operand, Split};
+use thalweg_ir::{Body, DType, Layout, Shape};
+use thalweg_ops::lower::{
+    Extents, LaunchNumbers, LoopArguments, LoopLaunch, LowerError, Operand, Result, Split, Steps,
+};
 use thalweg_ops::structured::{
-    COPY, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX,
+    AMAX, COPY, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX,
     LOGSUMEXP, MEAN, RMS_NORM_AFFINE, RMS_NORM_AFFINE_BACKWARD, SOFTMAX, SUM,
 };
-use thalweg_ops::{LoopOp, Signature, forward, gradient};
+use thalweg_ops::{LoopOp, Signature, forward, forward_into, gradient};
 
-use super::work::{Place, Work, to_error};
-use crate::status::{Error, Result};
-
-/// The maximum of a row, computed in 32 bits.
-static AMAX: LoopOp = LoopOp {
-    name: "amax_of_rows",
-    doc: "The greatest element of each row.",
-    build: |b: &BodyBuilder, signature: &Signature| {
-        let x = b.input(signature.inputs[0]).to(signature.compute);
-        b.output(b.reduce(ReduceOp::Max, x), signature.outputs[0], OutputPlace::Row);
-    },
-    ..SUM
-};
-
-/// Rows with mean 0 and variance 1, times a weight, plus a bias; with each row's mean and 1 / √(variance + ε) in the dtype of the result, as
-/// PyTorch keeps them.
-static GROUP_NORM: LoopOp = LoopOp {
-    name: "group_norm_affine",
-    doc: "Rows with mean 0 and variance 1, times a weight, plus a bias; with mean and inverse deviation in the dtype of the result.",
-    build: |b: &BodyBuilder, signature: &Signature| {
-        let [x, weight, bias] = [0, 1, 2].map(|input| b.input(signature.inputs[input]).to(signature.compute));
-        let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(signature.compute));
-        let mean = b.reduce(ReduceOp::Sum, x) / count;
-        let centred = x - mean;
-        let variance = b.reduce(ReduceOp::Sum, centred * centred) / count;
-        let inverse_deviation = 1.0 / (variance + epsilon).sqrt();
-        b.output(centred * inverse_deviation * weight + bias, signature.outputs[0], OutputPlace::Point);
-        b.output(mean, signature.outputs[1], OutputPlace::Row);
-        b.output(inverse_deviation, signature.outputs[2], OutputPlace::Row);
-    },
-    ..LAYER_NORM_AFFINE
-};
+use super::work::Work;
+use super::{Kernels, Operator};
 
 /// The channels of rows, each with its own weight.
 #[derive(Clone, Copy)]
@@ -107,7 +79,7 @@ impl Computation {
                 ("rms_norm_backward", &RMS_NORM_AFFINE_BACKWARD, &[Points, Rows, Points, Columns, Points])
             }
             Self::GroupNorm => {
-                ("group_norm_affine", &GROUP_NORM, &[Points, Columns, Columns, Points, Rows, Rows])
+                ("group_norm_affine", &LAYER_NORM_AFFINE, &[Points, Columns, Columns, Points, Rows, Rows])
             }
             Self::CrossEntropy => ("cross_entropy", &CROSS_ENTROPY, &[Points, Rows, Rows, Rows]),
             Self::CrossEntropyBackward => {
@@ -142,8 +114,15 @@ impl Computation {
         let outputs = SmallVec::from_elem(to, operator.outputs.len());
         let signature = Signature { inputs, common: dtype, compute: DType::F32, outputs };
         match self {
+            // PyTorch keeps the statistics of groups in the dtype of the input.
+            Self::GroupNorm if dtype != DType::F32 => {
+                let computed = SmallVec::from_slice(&[to, DType::F32, DType::F32]);
+                let into = Signature { outputs: computed, ..signature.clone() };
+                let forward = forward_into(operator, &into, &signature.outputs);
+                Ok((forward.id, Arc::clone(&forward.body)))
+            }
             Self::SoftmaxBackward | Self::LogSoftmaxBackward => {
-                let derived = gradient(operator, &signature, 1).map_err(Error::invalid)?;
+                let derived = gradient(operator, &signature, 1).map_err(LowerError::Operands)?;
                 Ok((derived.id, Arc::clone(&derived.body)))
             }
             _ => {
@@ -202,12 +181,12 @@ impl RowCall<'_> {
                     None => &[0, 1, 0],
                     Some(_) => &[0, shape[2], 1, 0],
                 };
-                Layout::new(&shape, strides, 0).map_err(|error| to_error(error.into()))?
+                Layout::new(&shape, strides, 0)?
             }
         })
     }
 
-    fn lower(&self) -> Result<LoopLaunch> {
+    fn lower(&self) -> Result<Steps> {
         let (id, body) = self.computation.body(self.dtype, self.to)?;
         let (name, _, lies) = self.computation.parts();
         let layouts = lies.iter().map(|&lies| self.layout(lies)).collect::<Result<SmallVec<[_; 8]>>>()?;
@@ -220,18 +199,15 @@ impl RowCall<'_> {
         let shape: Shape = shape.iter().map(|&extent| extent as usize).collect();
         let extents = Extents::Rows { split: Split::new(shape.len(), inner), shape };
         let parts = (id, name.into(), body);
-        extents.launch(parts, DType::F32, operands, LaunchNumbers::new()).map_err(to_error)
+        Ok(extents.launch(parts, DType::F32, operands, LaunchNumbers::new())?.into())
     }
 
-    /// Runs the call, on a GPU asynchronously on a stream of PyTorch's.
-    ///
-    /// # Errors
-    /// As [`Work::run`].
+    /// Runs the call on PyTorch's stream of a device; `None` as for [`Work::run`].
     ///
     /// # Safety
     /// Each address is that of an operand on the device with the size given by rows and columns; no output overlaps another
     /// operand.
-    pub(crate) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
+    pub(super) unsafe fn run(&self, kernels: &Kernels, operator: Operator, device: i32) -> Option<()> {
         let work = Work {
             name: self.computation.parts().0,
             number: self.computation as u64,
@@ -249,7 +225,7 @@ impl RowCall<'_> {
             outputs: self.outputs,
         };
         // SAFETY: the caller's promise.
-        unsafe { work.run(place, device, stream) }
+        unsafe { work.run(kernels, operator, device) }
     }
 }
 
@@ -264,25 +240,22 @@ pub(crate) struct CopyCall<'a> {
 }
 
 impl CopyCall<'_> {
-    fn lower(&self) -> Result<LoopLaunch> {
+    fn lower(&self) -> Result<Steps> {
         let narrow = |sizes: &[u64]| -> Shape { sizes.iter().map(|&size| size as usize).collect() };
         let sizes = narrow(self.sizes);
-        let source = Layout::new(&sizes, &narrow(self.strides), 0).map_err(|error| to_error(error.into()))?;
+        let source = Layout::new(&sizes, &narrow(self.strides), 0)?;
         let operand = |layout| Operand { dtype: self.dtype, layout };
         let arguments = LoopArguments { dtype: Some(self.dtype), ..LoopArguments::default() };
         let target = Layout::contiguous(&sizes);
         let operands = ([operand(&source)], [operand(&target)]);
-        LoopLaunch::into_outputs(&COPY, &operands.0, &operands.1, &arguments).map_err(to_error)
+        Ok(LoopLaunch::into_outputs(&COPY, &operands.0, &operands.1, &arguments)?.into())
     }
 
-    /// Runs the copy, on a GPU asynchronously on a stream of PyTorch's.
-    ///
-    /// # Errors
-    /// As [`Work::run`].
+    /// Runs the copy on PyTorch's stream of a device; `None` as for [`Work::run`].
     ///
     /// # Safety
     /// The addresses are those of tensors of these sizes and strides on the device, which do not overlap.
-    pub(crate) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
+    pub(super) unsafe fn run(&self, kernels: &Kernels, device: i32) -> Option<()> {
         let extents: SmallVec<[u64; 12]> = self.sizes.iter().chain(self.strides).copied().collect();
         let work = Work {
             name: "copy",
@@ -295,6 +268,6 @@ impl CopyCall<'_> {
             outputs: &[self.target],
         };
         // SAFETY: the caller's promise.
-        unsafe { work.run(place, device, stream) }
+        unsafe { work.run(kernels, Operator::Clone, device) }
     }
 }

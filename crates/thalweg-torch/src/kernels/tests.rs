@@ -11,9 +11,9 @@ use thalweg_ir::{DType, f16};
 use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 
-use super::libtorch::Handle;
+use super::libtorch::{Boxed, Handle};
 use super::original::{
-    Adam, ArrayRef, Mask, Mask2, OptionalArrayRef, OptionalKind, OptionalNumber, OptionalTensor, TensorList,
+    Adam, ArrayRef, Mask, OptionalArrayRef, OptionalKind, OptionalNumber, OptionalTensor, TensorList,
 };
 use super::*;
 use crate::allocator::Source;
@@ -220,17 +220,21 @@ fn call(kernels: &Kernels, operator: Operator, arguments: &[u64], results: usize
     words[..results].iter().map(|&word| word as Handle).collect()
 }
 
-/// Returns the sizes and the elements of a result, which is given up.
+/// Returns the sizes and the elements of a result, which is given up: floats of 16 or 32 bits.
 fn read(result: Handle) -> (Vec<i64>, Vec<f32>) {
-    let Implementation { sizes, address, .. } = implementation(result);
-    let mut bytes = vec![0; sizes.iter().product::<i64>() as usize * 4];
+    let Implementation { sizes, address, dtype, .. } = implementation(result);
+    let width = if *dtype == F16 { 2 } else { 4 };
+    let mut bytes = vec![0; sizes.iter().product::<i64>() as usize * width];
     world(|world| {
         world.stream.copy_to_host(&mut bytes, DevicePointer::new(*address), Label::here("test")).unwrap();
     });
     // SAFETY: a handle of the test's.
     unsafe { shim::delete_handle(result) };
-    let values = bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap()));
-    (sizes.clone(), values.collect())
+    let value = |bytes: &[u8]| match width {
+        2 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
+        _ => f32::from_le_bytes(bytes.try_into().unwrap()),
+    };
+    (sizes.clone(), bytes.chunks_exact(width).map(value).collect())
 }
 
 fn objects() -> i64 {

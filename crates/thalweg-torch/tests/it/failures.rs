@@ -131,7 +131,7 @@ fn wrong_arguments_are_refused() {
         assert_eq!(thalweg_malloc(torch.raw(), 1, 512, 0, place), Status::Invalid, "{}", message());
         assert_eq!(thalweg_malloc(torch.raw(), -1, 512, 0, place), Status::Invalid);
         assert_eq!(thalweg_malloc(torch.raw(), 1000, 512, 0, place), Status::Invalid);
-        assert_eq!(thalweg_malloc(std::ptr::null(), 0, 512, 0, place), Status::Invalid);
+        assert_eq!(thalweg_malloc(None, 0, 512, 0, place), Status::Invalid);
         assert_ne!(thalweg_malloc(torch.raw(), 0, 512, 0xdead_0000, place), Status::Ok, "no such stream");
         assert_eq!(thalweg_malloc(torch.raw(), 0, u64::MAX, 0, place), Status::OutOfMemory);
         assert_eq!(thalweg_memory_fraction(torch.raw(), 0, std::ptr::null_mut()), Status::Invalid);
@@ -189,9 +189,9 @@ fn an_allocator_of_its_own_kind_of_devices() {
     // SAFETY: texts that end with a zero, and places; it is closed once.
     unsafe {
         answer(thalweg_open(c"sim".as_ptr(), c"".as_ptr(), &raw mut opened), ()).unwrap();
-        answer(thalweg_malloc(opened, 0, 100, 0, &raw mut address), ()).unwrap();
+        answer(thalweg_malloc(opened.as_ref(), 0, 100, 0, &raw mut address), ()).unwrap();
         assert_ne!(address, 0);
-        answer(thalweg_free(opened, address), ()).unwrap();
+        answer(thalweg_free(opened.as_ref(), address), ()).unwrap();
         answer(thalweg_close(opened), ()).unwrap();
     }
 }

@@ -102,14 +102,14 @@ fn a_child_may_be_the_first_to_use_a_gpu() {
     // What a program asks before it has used anything, and which must not be a use.
     // SAFETY: the allocator is open, and there is a place.
     unsafe {
-        assert_eq!(thalweg_empty_cache(&raw const *torch), Status::Ok);
-        assert_eq!(thalweg_device_statistics(&raw const *torch, 0, &mut StatisticsC::default()), Status::Ok);
-        assert_eq!(thalweg_configured(&raw const *torch, 0, &mut ConfigurationC::default()), Status::Ok);
+        assert_eq!(thalweg_empty_cache(Some(&*torch)), Status::Ok);
+        assert_eq!(thalweg_device_statistics(Some(&*torch), 0, &mut StatisticsC::default()), Status::Ok);
+        assert_eq!(thalweg_configured(Some(&*torch), 0, &mut ConfigurationC::default()), Status::Ok);
     }
     let holds = in_child(|| {
         let mut address = 0;
         // SAFETY: as above.
-        let status = unsafe { thalweg_malloc(&raw const *torch, 0, 512, 0, &raw mut address) };
+        let status = unsafe { thalweg_malloc(Some(&*torch), 0, 512, 0, &raw mut address) };
         status == Status::Ok && address != 0
     });
     assert!(holds);

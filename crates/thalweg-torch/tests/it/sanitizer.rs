@@ -34,24 +34,24 @@ impl Program {
     fn malloc(&self, bytes: u64, stream: u64) -> u64 {
         let mut address = 0;
         // SAFETY: the allocator is open, and there is a place.
-        answer(unsafe { thalweg_malloc(&raw const self.allocator, 0, bytes, stream, &raw mut address) }, ())
+        answer(unsafe { thalweg_malloc(Some(&self.allocator), 0, bytes, stream, &raw mut address) }, ())
             .unwrap();
         address
     }
 
     fn free(&self, address: u64) {
         // SAFETY: the allocator is open.
-        answer(unsafe { thalweg_free(&raw const self.allocator, address) }, ()).unwrap();
+        answer(unsafe { thalweg_free(Some(&self.allocator), address) }, ()).unwrap();
     }
 
     fn record_stream(&self, address: u64, stream: u64) {
         // SAFETY: the allocator is open.
-        answer(unsafe { thalweg_record_stream(&raw const self.allocator, address, 0, stream) }, ()).unwrap();
+        answer(unsafe { thalweg_record_stream(Some(&self.allocator), address, 0, stream) }, ()).unwrap();
     }
 
     fn work(&self, stream: u64, operation: &str, line: u32, operands: &[i64]) -> Answer<()> {
         let (operation, file) = (CString::new(operation).unwrap(), c"train.py");
-        let allocator = &raw const self.allocator;
+        let allocator = Some(&self.allocator);
         // SAFETY: the allocator is open, and the texts and numbers are there.
         let status = unsafe {
             thalweg_sanitizer_work(
@@ -70,7 +70,7 @@ impl Program {
 
     fn event(&self, what: i32, event: u64, stream: u64) {
         // SAFETY: the allocator is open.
-        answer(unsafe { thalweg_sanitizer_event(&raw const self.allocator, what, event, 0, stream) }, ())
+        answer(unsafe { thalweg_sanitizer_event(Some(&self.allocator), what, event, 0, stream) }, ())
             .unwrap();
     }
 
@@ -85,7 +85,7 @@ impl Program {
         let user = (&raw mut list).cast();
         // SAFETY: the allocator is open, and the function takes the list.
         let status =
-            unsafe { thalweg_sanitizer_findings(&raw const self.allocator, 0, &raw mut count, write, user) };
+            unsafe { thalweg_sanitizer_findings(Some(&self.allocator), 0, &raw mut count, write, user) };
         answer(status, ()).unwrap();
         assert_eq!(list.len() as u64, count);
         list
@@ -141,10 +141,10 @@ fn what_the_host_saw_complete_is_before_what_it_submits_next() {
     let x = program.malloc(4096, first);
     program.work(first, "aten.fill_", 1, &floats(x, 1024, WRITE)).unwrap();
     // SAFETY: the allocator is open.
-    answer(unsafe { thalweg_sanitizer_stream_done(&raw const program.allocator, 0, first) }, ()).unwrap();
+    answer(unsafe { thalweg_sanitizer_stream_done(Some(&program.allocator), 0, first) }, ()).unwrap();
     program.work(second, "aten.fill_", 2, &floats(x, 1024, WRITE)).unwrap();
     // SAFETY: the allocator is open.
-    answer(unsafe { thalweg_sanitizer_device_done(&raw const program.allocator, 0) }, ()).unwrap();
+    answer(unsafe { thalweg_sanitizer_device_done(Some(&program.allocator), 0) }, ()).unwrap();
     program.work(first, "aten.fill_", 3, &floats(x, 1024, WRITE)).unwrap();
     assert_eq!(program.findings(), Vec::<String>::new());
 }
@@ -197,7 +197,7 @@ fn the_line_that_was_told_is_where_memory_is_allocated() {
     let at = |operation: *const _| {
         // SAFETY: the allocator is open, and the texts are there.
         let status =
-            unsafe { thalweg_sanitizer_at(&raw const program.allocator, operation, c"model.py".as_ptr(), 7) };
+            unsafe { thalweg_sanitizer_at(Some(&program.allocator), operation, c"model.py".as_ptr(), 7) };
         answer(status, ()).unwrap();
     };
     at(c"aten.empty".as_ptr());
@@ -231,7 +231,7 @@ fn numbers_that_describe_no_operands_are_refused() {
     program.work(stream, "aten.sum", 1, &[512, 4, 0, 2, 0, 7, 1, 1]).unwrap();
     let plain = Allocator::new(Source::Sim, "").unwrap();
     // SAFETY: the allocator is open.
-    let refused = answer(unsafe { thalweg_sanitizer_device_done(&raw const plain, 0) }, ()).unwrap_err();
+    let refused = answer(unsafe { thalweg_sanitizer_device_done(Some(&plain), 0) }, ()).unwrap_err();
     assert_eq!(refused.0, Status::Invalid);
     assert!(refused.1.contains("+sanitizer"), "{}", refused.1);
 }

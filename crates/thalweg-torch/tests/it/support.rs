@@ -60,8 +60,9 @@ impl Torch {
         Self::new(&sim(1), "")
     }
 
-    pub fn raw(&self) -> *const Allocator {
-        self.allocator
+    pub fn raw(&self) -> Option<&Allocator> {
+        // SAFETY: the allocator lives as long as `self`.
+        unsafe { self.allocator.as_ref() }
     }
 
     /// Returns a CUDA stream, as `torch.cuda.Stream()` has one, and the means to give it work.
@@ -191,7 +192,10 @@ impl Torch {
     }
 
     /// Returns what a function writes.
-    pub fn text(&self, call: impl FnOnce(*const Allocator, Write, *mut c_void) -> Status) -> Answer<Vec<u8>> {
+    pub fn text(
+        &self,
+        call: impl FnOnce(Option<&Allocator>, Write, *mut c_void) -> Status,
+    ) -> Answer<Vec<u8>> {
         unsafe extern "C" fn write(user: *mut c_void, bytes: *const u8, count: usize) {
             // SAFETY: it is the list below, and there are so many bytes.
             unsafe { (*user.cast::<Vec<u8>>()).extend(std::slice::from_raw_parts(bytes, count)) };

@@ -1,4 +1,6 @@
 //! Batch norm.
+use thalweg_driver::cuda::CompileOptions;
+
 use super::more::view;
 use super::*;
 
@@ -236,4 +238,20 @@ fn batches_that_are_not_taken_go_to_pytorchs_kernel_as_they_came() {
         back(1, [1; 3], other),
         &format!("{text} true 0.00001 [true, true, true]"),
     );
+}
+
+#[test]
+fn the_update_of_running_statistics_compiles() {
+    let Ok(compiler) = thalweg_runtime::compiler() else {
+        println!("skipped: there is no NVRTC here");
+        return;
+    };
+    for dtype in [DType::F32, DType::Bf16] {
+        let update = super::super::channels::update(dtype);
+        let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
+        let options = CompileOptions { fmad: false, extra, ..CompileOptions::new("sm_90") };
+        let source = thalweg_ir::cuda::print_foreach(&update);
+        let compiled = compiler.compile(&source, &update.name, &options);
+        assert!(!compiled.unwrap_or_else(|error| panic!("{dtype}: {error}")).cubin.is_empty());
+    }
 }

@@ -54,6 +54,42 @@ fn groups_are_normalized_with_the_weights_of_their_channels() {
 }
 
 #[test]
+fn groups_of_halfs_keep_rounded_statistics_and_are_normalized_by_exact_ones() {
+    // A group that a block holds, and one that is divided into parts.
+    for plane in [64, 9216] {
+        let (batch, channels, groups) = (2, 4, 2);
+        let kernels = kernels();
+        let sizes = [batch, channels, plane];
+        let row = (channels / groups * plane) as usize;
+        // A mean that is far from 0 is rounded by more than the result.
+        let round = |value: f32| f16::from_f32(value).to_f32();
+        let x: Vec<f32> =
+            values((batch * channels * plane) as usize).iter().map(|x| round(x + 40.3)).collect();
+        let [weight, bias] = [vec![1.0; 4], vec![0.0; 4]];
+        let parameters = [&weight, &bias].map(|values| optional(halfs(&[channels], values)));
+        let arguments = arguments(halfs(&sizes, &x), parameters, [batch, channels, plane, groups]);
+        let results = call(&kernels, Operator::GroupNorm, &arguments, 3);
+        let [result, mean, deviation] = [0, 1, 2].map(|place| read(results[place]));
+        assert_eq!([&mean.0, &deviation.0], [&vec![batch, groups]; 2]);
+        let rows = norm_of(&x, row);
+        for (group, (exact_mean, exact_deviation)) in rows.iter().enumerate() {
+            assert_eq!(mean.1[group], round(*exact_mean as f32));
+            assert_eq!(deviation.1[group], round(*exact_deviation as f32));
+        }
+        for (place, (&result, &x)) in result.1.iter().zip(&x).enumerate() {
+            let (mean, deviation) = rows[place / row];
+            let expected = (f64::from(x) - mean) * deviation;
+            assert!(
+                (f64::from(result) - expected).abs() < 1e-3 * expected.abs().max(1.0),
+                "{result}, {expected}"
+            );
+        }
+        assert_eq!((asked(), objects()), (vec![], 0));
+        assert_eq!(kernels.counts(Operator::GroupNorm).taken.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
 fn groups_that_are_not_taken_go_to_pytorchs_kernel_as_they_came() {
     let (kernels, x) = (kernels(), values(24));
     let parameter = || optional(tensor(&[4], &x[..4]));

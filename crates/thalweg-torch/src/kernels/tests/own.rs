@@ -113,7 +113,7 @@ pub unsafe extern "C-unwind" fn group_norm_backward(
     channels: i64,
     plane: i64,
     groups: i64,
-    Mask(mask): Mask,
+    Mask(mask): Mask<3>,
 ) {
     let [gradient, input] = [gradient, input].map(|handle| &implementation(handle).sizes);
     // SAFETY: a reference, as C++ gives it.
@@ -159,7 +159,7 @@ pub unsafe extern "C-unwind" fn batch_norm_backward(
     deviation: *const OptionalTensor,
     training: bool,
     epsilon: f64,
-    Mask(mask): Mask,
+    Mask(mask): Mask<3>,
 ) {
     let [gradient, input] = [gradient, input].map(|handle| &implementation(handle).sizes);
     // SAFETY: references, as C++ gives them.
@@ -178,7 +178,7 @@ pub unsafe extern "C-unwind" fn rms_backward(
     _shape: ArrayRef,
     _root: Handle,
     _weight: *const OptionalTensor,
-    Mask2(mask): Mask2,
+    Mask(mask): Mask<2>,
 ) {
     asked(format!("rms_backward {mask:?}"));
     for (place, size) in [2, 1].into_iter().enumerate() {
@@ -196,7 +196,7 @@ pub unsafe extern "C-unwind" fn norm_backward(
     _deviation: Handle,
     _weight: *const OptionalTensor,
     _bias: *const OptionalTensor,
-    Mask(mask): Mask,
+    Mask(mask): Mask<3>,
 ) {
     asked(format!("norm_backward {mask:?}"));
     for (place, size) in [3, 2, 1].into_iter().enumerate() {
