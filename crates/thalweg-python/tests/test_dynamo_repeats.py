@@ -3,6 +3,8 @@
 The front end is a few lines here: its tensors are over memory of the simulated GPU, where PyTorch's are over memory of a GPU.
 """
 
+import weakref
+
 import test_dynamo_programs as programs
 import thalweg
 
@@ -178,3 +180,30 @@ def test_a_failed_call_leaves_the_program_as_it_was():
     else:
         raise AssertionError("nothing was raised")
     checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.0)
+
+
+def test_an_input_is_let_go_before_a_result_is_made_that_needs_it_no_more():
+    alive, functions = [], exchange()
+    empty = functions["empty_strided"]
+
+    def noted(*arguments):
+        alive.append(held() is not None)
+        return empty(*arguments)
+
+    functions["empty_strided"] = noted
+    made = Description()
+    a, b = (made.slot() for _ in range(2))
+    made.inputs = [a, b]
+    first, second = (made.slot() for _ in range(2))
+    form = ([4, 4], thalweg.float32, True)
+    made.call("mm", [Place(a), Place(a)], [(first, [4, 1], form)], "mm")
+    made.call("mm", [Place(b), Place(b)], [(second, [4, 1], form)], "mm")
+    made.outputs = [Place(first), Place(second)]
+    program = _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[], exchange=functions)
+    for call in range(4):
+        one, other = thalweg.randn(4, 4), thalweg.randn(4, 4)
+        passed = [Lent(one), Lent(other)]
+        held = weakref.ref(passed[0])
+        results = program(passed)
+        assert thalweg.equal(results[0].tensor, one @ one) and thalweg.equal(results[1].tensor, other @ other)
+    assert alive == [True, False] * 4 and program._repeats()[0][0] == 2, (alive, program._repeats())
