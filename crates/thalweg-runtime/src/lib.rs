@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod accesses;
+mod aligned;
 pub mod backends;
 pub mod command_list;
 mod communicator;
@@ -56,7 +57,7 @@ pub mod tunable;
 pub use command_list::CommandList;
 pub use communicator::{CollectivePart, Communicator};
 pub use deferred::{Before, QueueDeferred, queue_deferred, set_deferred};
-pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices};
+pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices, set_sim_memory};
 pub use environment::Environment;
 pub use error::{Error, ErrorClass, Result};
 pub use event::Event;
