@@ -62,6 +62,8 @@ struct Repeat {
     /// The arguments by which each new tensor is made.
     made: Vec<Py<PyTuple>>,
     outputs: Vec<Output>,
+    /// The pairs of inputs that are one tensor.
+    same: Vec<(usize, usize)>,
 }
 
 /// The state of calls with a key.
@@ -125,11 +127,12 @@ impl Repeats {
                 Ok(results)
             }
             Some(State::Seen) => {
-                journal::begin(sources(inputs, parts));
+                let (sources, same) = sources(inputs, parts);
+                journal::begin(sources);
                 let (results, commands) = command_list::record(&stream, call);
                 let journal = journal::end();
                 let results = results?;
-                let made = commands.and_then(|commands| Repeat::new(commands, &journal, &results));
+                let made = commands.and_then(|commands| Repeat::new(commands, &journal, same, &results));
                 let state = match made {
                     Ok(repeat) => State::Recorded(Arc::new(repeat)),
                     Err(reason) => State::Refused(reason.into()),
@@ -209,17 +212,30 @@ fn settings() -> Vec<u64> {
     vec![bits, FxBuildHasher.hash_one(choices)]
 }
 
-/// Returns the origins of a call's tensors, by their identities.
-fn sources(inputs: &Bound<'_, PyList>, parts: Parts<'_>) -> FxHashMap<usize, Source> {
+/// Returns the origins of a call's tensors by their identities, and the pairs of inputs that are one tensor.
+fn sources(inputs: &Bound<'_, PyList>, parts: Parts<'_>) -> (FxHashMap<usize, Source>, Vec<(usize, usize)>) {
     let constants = parts.constants.iter().enumerate();
-    let constants = constants.map(|(place, (_, one))| (one.as_ptr().addr(), Source::Constant(place)));
-    let inputs = inputs.iter().enumerate().map(|(place, one)| (one.as_ptr().addr(), Source::Input(place)));
-    constants.chain(inputs).collect()
+    let mut sources: FxHashMap<usize, Source> =
+        constants.map(|(place, (_, one))| (one.as_ptr().addr(), Source::Constant(place))).collect();
+    let mut same = Vec::new();
+    let is_number = |one: &Bound<'_, PyAny>| one.is_instance_of::<PyInt>() || one.is_instance_of::<PyFloat>();
+    for (place, one) in inputs.iter().enumerate().filter(|(_, one)| !is_number(one)) {
+        match sources.insert(one.as_ptr().addr(), Source::Input(place)) {
+            Some(Source::Input(former)) => same.push((former, place)),
+            _ => {}
+        }
+    }
+    (sources, same)
 }
 
 impl Repeat {
     /// Makes a repeated call of a recorded one.
-    fn new(commands: CommandList, journal: &Journal, results: &[Bound<'_, PyAny>]) -> Result<Self, String> {
+    fn new(
+        commands: CommandList,
+        journal: &Journal,
+        same: Vec<(usize, usize)>,
+        results: &[Bound<'_, PyAny>],
+    ) -> Result<Self, String> {
         let output = |object: &Bound<'_, PyAny>| {
             let py = object.py();
             if let Some(source) = journal.source(object) {
@@ -241,7 +257,7 @@ impl Repeat {
         let made = results.first().map_or_else(Vec::new, |first| {
             journal.made.iter().map(|made| made.arguments.clone_ref(first.py())).collect()
         });
-        Ok(Self { commands, given, events, made, outputs })
+        Ok(Self { commands, given, events, made, outputs, same })
     }
 
     /// Queues the commands for these inputs, and returns the results; `None` if their memory does not fit the commands.
@@ -251,6 +267,11 @@ impl Repeat {
         inputs: &Bound<'py, PyList>,
         parts: Parts<'_>,
     ) -> PyResult<Option<Results<'py>>> {
+        for &(one, other) in &self.same {
+            if !inputs.get_item(one)?.is(&inputs.get_item(other)?) {
+                return Ok(None);
+            }
+        }
         let address = |object: &Bound<'py, PyAny>| {
             object.call_method0(intern!(py, "data_ptr"))?.extract().map(DevicePointer::new)
         };

@@ -287,3 +287,87 @@ impl Recorded {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use thalweg_sim::{SimConfig, SimDriver};
+
+    use super::*;
+    use crate::{Device, Environment};
+
+    const BYTES: u64 = 64;
+
+    fn stream() -> Stream {
+        let driver = SimDriver::new(SimConfig::default()).unwrap();
+        let devices = Device::all_of(driver, &Environment::default()).unwrap();
+        devices.into_iter().next().unwrap().current_stream()
+    }
+
+    fn buffers<const N: usize>(stream: &Stream) -> [Buffer; N] {
+        std::array::from_fn(|_| Buffer::new(stream, BYTES).unwrap())
+    }
+
+    fn label() -> Label {
+        Label::here("test")
+    }
+
+    #[test]
+    fn commands_are_queued_again_for_other_memory() {
+        let stream = stream();
+        let [a, b, c, d] = buffers(&stream);
+        let (copied, list) = record(&stream, || {
+            note_given(a.pointer(), BYTES);
+            let own = Buffer::labelled(&stream, BYTES, label())?;
+            stream.copy_on_device(own.pointer(), a.pointer(), BYTES, label())?;
+            note_made(b.pointer(), BYTES);
+            stream.copy_on_device(b.pointer(), own.pointer(), BYTES, label())
+        });
+        copied.unwrap();
+        let list = list.unwrap();
+        assert_eq!((list.len(), list.uses()), (2, vec![Some((0, 0)), Some((1, 1))]));
+        assert!((BYTES..=UNIT_BYTES).contains(&list.block_bytes()));
+        for value in 1..4 {
+            stream.copy_from_host(c.pointer(), &[value; BYTES as usize], label()).unwrap();
+            let given = [c.pointer(), DevicePointer::new(0)];
+            assert!(list.fits(&given));
+            let mut queueing = list.begin(&stream, &given, label()).unwrap();
+            queueing.queue(0..1).unwrap();
+            queueing.make(1, d.pointer()).unwrap();
+            queueing.queue(1..2).unwrap();
+            let mut found = [0; BYTES as usize];
+            stream.copy_to_host(&mut found, d.pointer(), label()).unwrap();
+            assert_eq!(found, [value; BYTES as usize]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_repeated_makes_no_list() {
+        let stream = stream();
+        let [a, b] = buffers(&stream);
+        let refused = |function: &dyn Fn()| record(&stream, function).1.err().unwrap_or_default();
+        let from_host = refused(&|| stream.copy_from_host(a.pointer(), &[1; 8], label()).unwrap());
+        assert!(from_host.contains("memory of the host"), "{from_host}");
+        let unknown = refused(&|| stream.copy_on_device(a.pointer(), b.pointer(), BYTES, label()).unwrap());
+        assert!(unknown.contains("not the call's"), "{unknown}");
+        let waits = refused(&|| stream.copy_to_host(&mut [0; 8], a.pointer(), label()).unwrap());
+        assert!(waits.contains("waits"), "{waits}");
+        let event = refused(&|| drop(stream.record_event().unwrap()));
+        assert!(event.contains("not repeated"), "{event}");
+    }
+
+    #[test]
+    fn given_memory_fits_if_it_overlaps_and_is_aligned_as_it_was() {
+        let stream = stream();
+        let [a, b] = buffers(&stream);
+        let (_, list) = record(&stream, || {
+            note_given(a.pointer(), BYTES);
+            note_given(a.pointer().offset(16), 16);
+        });
+        let list = list.unwrap();
+        let inside = |offset| [b.pointer(), b.pointer().offset(offset)];
+        assert!(list.fits(&inside(16)));
+        assert!(!list.fits(&inside(32)), "the distance is another one");
+        assert!(!list.fits(&[b.pointer().offset(1), b.pointer().offset(17)]), "it is aligned less");
+        assert!(!list.fits(&[DevicePointer::new(0), DevicePointer::new(16)]), "it was given back");
+    }
+}
