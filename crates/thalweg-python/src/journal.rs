@@ -70,7 +70,7 @@ pub fn end() -> Journal {
 /// Notes that the call uses the memory of a tensor.
 pub fn given(object: &Bound<'_, PyAny>, address: u64, bytes: u64) {
     note(|journal| match journal.source(object) {
-        None => refuse(|| "a tensor of the front end is no input and no result".to_owned()),
+        None => refuse(|| "a tensor of the front end is neither an input nor a result".to_owned()),
         Some(source) if journal.given.contains(&source) => {}
         Some(source) => {
             journal.given.push(source);
@@ -98,7 +98,7 @@ pub fn view(
     offset: usize,
 ) {
     note(|journal| match journal.source(base) {
-        None => refuse(|| "a result is a view of no input and no result".to_owned()),
+        None => refuse(|| "a result is a view of neither an input nor a result".to_owned()),
         Some(base) => {
             let (shape, strides) = (shape.clone().unbind(), strides.clone().unbind());
             let view = View { _object: object.clone().unbind(), base, shape, strides, offset };

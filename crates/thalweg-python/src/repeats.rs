@@ -57,7 +57,7 @@ struct Repeat {
     commands: CommandList,
     /// The tensors whose memory the commands use.
     given: Vec<Source>,
-    /// What is done between commands, in their order: before the command with a number.
+    /// The work between commands, in their order: each before the command with this number.
     events: Vec<(usize, Event)>,
     /// The arguments by which each new tensor is made.
     made: Vec<Py<PyTuple>>,
