@@ -14,7 +14,7 @@ use thalweg::{DType, Device, Tensor};
 
 use crate::dlpack::over;
 use crate::failure::{run, runtime, type_error};
-use crate::journal::{self, View};
+use crate::journal;
 
 /// The functions of the front end.
 pub struct Exchange {
@@ -168,12 +168,7 @@ impl Exchange {
         let strides = PyTuple::new(py, tensor.layout().strides())?;
         let first: usize = base.call_method0("storage_offset")?.extract()?;
         let object = self.alias_of(base, &shape, &strides, first + offset)?;
-        journal::view(&object, || View {
-            base: base.clone().unbind(),
-            shape: shape.unbind(),
-            strides: strides.unbind(),
-            offset,
-        });
+        journal::view(&object, base, (&shape, &strides), offset);
         Ok(object)
     }
 

@@ -6,18 +6,32 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use rustc_hash::FxHashMap;
 use thalweg::runtime::DevicePointer;
-use thalweg::runtime::command_list::note_given;
+use thalweg::runtime::command_list::{note_given, note_made, refuse};
+
+/// The origin of a tensor of the front end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// An input, by its place.
+    Input(usize),
+    /// A constant, by its place.
+    Constant(usize),
+    /// A tensor that the call makes, by its number.
+    Made(usize),
+}
 
 /// A new tensor of the front end.
 pub struct Made {
-    pub object: Py<PyAny>,
+    /// The tensor, which is kept alive, so that no other object has its identity.
+    _object: Py<PyAny>,
     /// The arguments of the function that made it.
     pub arguments: Py<PyTuple>,
 }
 
 /// A tensor of the front end over the memory of another one.
 pub struct View {
-    pub base: Py<PyAny>,
+    /// The tensor, which is kept alive, so that no other object has its identity.
+    _object: Py<PyAny>,
+    pub base: Source,
     pub shape: Py<PyTuple>,
     pub strides: Py<PyTuple>,
     /// The distance of the first elements.
@@ -27,13 +41,12 @@ pub struct View {
 /// The tensors of a call.
 #[derive(Default)]
 pub struct Journal {
+    /// The origin of each tensor that is known, by its identity.
+    sources: FxHashMap<usize, Source>,
     /// The tensors whose memory the call uses, in the order of their numbers.
-    pub given: Vec<Py<PyAny>>,
-    numbers: FxHashMap<usize, usize>,
+    pub given: Vec<Source>,
     pub made: Vec<Made>,
     pub views: FxHashMap<usize, View>,
-    /// Tensors that are only kept alive, so that no other object has their identity.
-    kept: Vec<Py<PyAny>>,
 }
 
 thread_local! {
@@ -44,9 +57,9 @@ fn note(change: impl FnOnce(&mut Journal)) {
     JOURNAL.with_borrow_mut(|journal| journal.as_mut().map(change));
 }
 
-/// Begins the journal of this thread.
-pub fn begin() {
-    JOURNAL.set(Some(Journal::default()));
+/// Begins the journal of this thread, for a call with these tensors.
+pub fn begin(sources: FxHashMap<usize, Source>) {
+    JOURNAL.set(Some(Journal { sources, ..Journal::default() }));
 }
 
 /// Ends the journal of this thread, and returns it.
@@ -56,12 +69,15 @@ pub fn end() -> Journal {
 
 /// Notes that the call uses the memory of a tensor.
 pub fn given(object: &Bound<'_, PyAny>, address: u64, bytes: u64) {
-    note(|journal| {
-        let identity = object.as_ptr().addr();
-        let next = journal.given.len();
-        if *journal.numbers.entry(identity).or_insert(next) == next {
-            note_given(DevicePointer::new(address), bytes);
-            journal.given.push(object.clone().unbind());
+    note(|journal| match journal.source(object) {
+        None => refuse(|| "a tensor of the front end is neither an input nor a result".to_owned()),
+        Some(source) if journal.given.contains(&source) => {}
+        Some(source) => {
+            journal.given.push(source);
+            match source {
+                Source::Made(_) => note_made(DevicePointer::new(address), bytes),
+                Source::Input(_) | Source::Constant(_) => note_given(DevicePointer::new(address), bytes),
+            }
         }
     });
 }
@@ -69,14 +85,32 @@ pub fn given(object: &Bound<'_, PyAny>, address: u64, bytes: u64) {
 /// Notes a new tensor, made by these arguments.
 pub fn made(object: &Bound<'_, PyAny>, arguments: &Bound<'_, PyTuple>) {
     note(|journal| {
-        journal.made.push(Made { object: object.clone().unbind(), arguments: arguments.clone().unbind() });
+        journal.sources.insert(object.as_ptr().addr(), Source::Made(journal.made.len()));
+        journal.made.push(Made { _object: object.clone().unbind(), arguments: arguments.clone().unbind() });
     });
 }
 
 /// Notes a tensor over the memory of another one.
-pub fn view(object: &Bound<'_, PyAny>, view: impl FnOnce() -> View) {
-    note(|journal| {
-        journal.kept.push(object.clone().unbind());
-        journal.views.insert(object.as_ptr().addr(), view());
+pub fn view(
+    object: &Bound<'_, PyAny>,
+    base: &Bound<'_, PyAny>,
+    (shape, strides): (&Bound<'_, PyTuple>, &Bound<'_, PyTuple>),
+    offset: usize,
+) {
+    note(|journal| match journal.source(base) {
+        None => refuse(|| "a result is a view of neither an input nor a result".to_owned()),
+        Some(base) => {
+            let (shape, strides) = (shape.clone().unbind(), strides.clone().unbind());
+            let view = View { _object: object.clone().unbind(), base, shape, strides, offset };
+            journal.sources.remove(&object.as_ptr().addr());
+            journal.views.insert(object.as_ptr().addr(), view);
+        }
     });
+}
+
+impl Journal {
+    /// Returns the origin of a tensor.
+    pub fn source(&self, object: &Bound<'_, PyAny>) -> Option<Source> {
+        self.sources.get(&object.as_ptr().addr()).copied()
+    }
 }

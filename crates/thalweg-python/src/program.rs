@@ -142,7 +142,7 @@ impl Program {
         }
     }
 
-    /// The number of commands of each recorded call, or the reason why there are none.
+    /// Returns the number of commands of each recorded call, or the reason why there are none.
     fn _repeats(&self) -> Vec<(usize, String)> {
         self.repeats.as_ref().map(Repeats::describe).unwrap_or_default()
     }

@@ -8,17 +8,18 @@
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
-use rustc_hash::FxBuildHasher;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use thalweg::Device;
 use thalweg::runtime::{CommandList, DevicePointer, Label, backends, command_list};
 use thalweg::tensor::compile;
 use thalweg_lock::Mutex;
 
 use crate::exchange::Exchange;
-use crate::failure::run;
-use crate::journal::{self, Journal};
+use crate::failure::{exception, run, runtime};
+use crate::journal::{self, Journal, Source};
 
 /// The most keys that a program keeps the commands of.
 const MOST_KEPT: usize = 128;
@@ -28,15 +29,6 @@ type Key = Box<[u64]>;
 
 /// The objects that are results of a call.
 type Results<'py> = Vec<Bound<'py, PyAny>>;
-
-/// The origin of a tensor of the front end.
-#[derive(Clone, Copy)]
-enum Source {
-    Input(usize),
-    Constant(usize),
-    /// A tensor that the call makes, by its number.
-    Made(usize),
-}
 
 /// A result of a call.
 enum Output {
@@ -51,14 +43,27 @@ enum Output {
     Object(Py<PyAny>),
 }
 
+/// Work between commands.
+#[derive(Clone, Copy)]
+enum Event {
+    /// An input is let go: no later command uses it.
+    Drop(usize),
+    /// A tensor is made: the next command is the first that uses it, by this number of its memory.
+    Make(usize, Option<usize>),
+}
+
 /// A recorded call.
 struct Repeat {
     commands: CommandList,
     /// The tensors whose memory the commands use.
     given: Vec<Source>,
+    /// The work between commands, in their order: each before the command with this number.
+    events: Vec<(usize, Event)>,
     /// The arguments by which each new tensor is made.
     made: Vec<Py<PyTuple>>,
     outputs: Vec<Output>,
+    /// The pairs of inputs that are one tensor.
+    same: Vec<(usize, usize)>,
 }
 
 /// The state of calls with a key.
@@ -122,13 +127,12 @@ impl Repeats {
                 Ok(results)
             }
             Some(State::Seen) => {
-                let originals: Results<'py> = inputs.iter().collect();
-                journal::begin();
+                let (sources, same) = sources(inputs, parts);
+                journal::begin(sources);
                 let (results, commands) = command_list::record(&stream, call);
                 let journal = journal::end();
                 let results = results?;
-                let made = commands
-                    .and_then(|commands| Repeat::new(commands, journal, (&originals, parts), &results));
+                let made = commands.and_then(|commands| Repeat::new(commands, &journal, same, &results));
                 let state = match made {
                     Ok(repeat) => State::Recorded(Arc::new(repeat)),
                     Err(reason) => State::Refused(reason.into()),
@@ -208,54 +212,52 @@ fn settings() -> Vec<u64> {
     vec![bits, FxBuildHasher.hash_one(choices)]
 }
 
+/// Returns the origins of a call's tensors by their identities, and the pairs of inputs that are one tensor.
+fn sources(inputs: &Bound<'_, PyList>, parts: Parts<'_>) -> (FxHashMap<usize, Source>, Vec<(usize, usize)>) {
+    let constants = parts.constants.iter().enumerate();
+    let mut sources: FxHashMap<usize, Source> =
+        constants.map(|(place, (_, one))| (one.as_ptr().addr(), Source::Constant(place))).collect();
+    let mut same = Vec::new();
+    let is_number = |one: &Bound<'_, PyAny>| one.is_instance_of::<PyInt>() || one.is_instance_of::<PyFloat>();
+    for (place, one) in inputs.iter().enumerate().filter(|(_, one)| !is_number(one)) {
+        match sources.insert(one.as_ptr().addr(), Source::Input(place)) {
+            Some(Source::Input(former)) => same.push((former, place)),
+            _ => {}
+        }
+    }
+    (sources, same)
+}
+
 impl Repeat {
     /// Makes a repeated call of a recorded one.
     fn new(
         commands: CommandList,
-        journal: Journal,
-        (inputs, parts): (&[Bound<'_, PyAny>], Parts<'_>),
+        journal: &Journal,
+        same: Vec<(usize, usize)>,
         results: &[Bound<'_, PyAny>],
     ) -> Result<Self, String> {
-        let Some(first) = inputs.first().or(results.first()) else {
-            return Err("nothing is computed".to_owned());
+        let output = |object: &Bound<'_, PyAny>| {
+            let py = object.py();
+            if let Some(source) = journal.source(object) {
+                return Ok(Output::Tensor(source));
+            }
+            if let Some(view) = journal.views.get(&object.as_ptr().addr()) {
+                let (shape, strides) = (view.shape.clone_ref(py), view.strides.clone_ref(py));
+                return Ok(Output::View { base: view.base, shape, strides, offset: view.offset });
+            }
+            let is_number = object.is_instance_of::<PyInt>() || object.is_instance_of::<PyFloat>();
+            match object.is_none() || is_number {
+                true => Ok(Output::Object(object.clone().unbind())),
+                false => Err("a result is neither a tensor that is known nor a number".to_owned()),
+            }
         };
-        let py = first.py();
-        let source = |object: &Bound<'_, PyAny>| {
-            let made = journal.made.iter().position(|made| made.object.is(object)).map(Source::Made);
-            let input = || inputs.iter().position(|input| input.is(object)).map(Source::Input);
-            let constant =
-                || parts.constants.iter().position(|(_, one)| one.is(object)).map(Source::Constant);
-            made.or_else(input).or_else(constant)
-        };
-        let unknown = || "a tensor of the front end is no input and no result".to_owned();
-        let output =
-            |object: &Bound<'_, PyAny>| match (source(object), journal.views.get(&object.as_ptr().addr())) {
-                (Some(source), _) => Ok(Output::Tensor(source)),
-                (None, Some(view)) => Ok(Output::View {
-                    base: source(view.base.bind(py)).ok_or_else(unknown)?,
-                    shape: view.shape.clone_ref(py),
-                    strides: view.strides.clone_ref(py),
-                    offset: view.offset,
-                }),
-                (None, None)
-                    if object.is_none()
-                        || object.is_instance_of::<PyInt>()
-                        || object.is_instance_of::<PyFloat>() =>
-                {
-                    Ok(Output::Object(object.clone().unbind()))
-                }
-                _ => Err(unknown()),
-            };
-        Ok(Self {
-            commands,
-            given: journal
-                .given
-                .iter()
-                .map(|object| source(object.bind(py)).ok_or_else(unknown))
-                .collect::<Result<_, _>>()?,
-            made: journal.made.iter().map(|made| made.arguments.clone_ref(py)).collect(),
-            outputs: results.iter().map(output).collect::<Result<_, _>>()?,
-        })
+        let outputs = results.iter().map(output).collect::<Result<Vec<_>, _>>()?;
+        let given = journal.given.clone();
+        let events = events(&commands, &given, &outputs);
+        let made = results.first().map_or_else(Vec::new, |first| {
+            journal.made.iter().map(|made| made.arguments.clone_ref(first.py())).collect()
+        });
+        Ok(Self { commands, given, events, made, outputs, same })
     }
 
     /// Queues the commands for these inputs, and returns the results; `None` if their memory does not fit the commands.
@@ -265,34 +267,109 @@ impl Repeat {
         inputs: &Bound<'py, PyList>,
         parts: Parts<'_>,
     ) -> PyResult<Option<Results<'py>>> {
-        let made = (self.made.iter())
-            .map(|arguments| parts.exchange.make(arguments.bind(py)))
-            .collect::<PyResult<Results<'py>>>()?;
-        let object = |source: Source| match source {
-            Source::Input(place) => inputs.get_item(place),
-            Source::Constant(place) => Ok(parts.constants[place].1.bind(py).clone()),
-            Source::Made(place) => Ok(made[place].clone()),
+        for &(one, other) in &self.same {
+            if !inputs.get_item(one)?.is(&inputs.get_item(other)?) {
+                return Ok(None);
+            }
+        }
+        let address = |object: &Bound<'py, PyAny>| {
+            object.call_method0(intern!(py, "data_ptr"))?.extract().map(DevicePointer::new)
         };
         let given = (self.given.iter())
-            .map(|&source| object(source)?.call_method0("data_ptr")?.extract().map(DevicePointer::new))
+            .map(|&source| match source {
+                Source::Input(place) => address(&inputs.get_item(place)?),
+                Source::Constant(place) => address(parts.constants[place].1.bind(py)),
+                Source::Made(_) => Ok(DevicePointer::new(0)),
+            })
             .collect::<PyResult<Vec<_>>>()?;
         if !self.commands.fits(&given) {
             return Ok(None);
         }
         let stream = parts.device.current_stream();
-        run(py, || self.commands.queue(&stream, &given, Label::here("program")))?;
-        let results = (self.outputs.iter())
+        let mut queueing = run(py, || self.commands.begin(&stream, &given, Label::here("program")))?;
+        let mut made: Vec<Option<Bound<'py, PyAny>>> = vec![None; self.made.len()];
+        let mut next = 0;
+        for &(command, event) in &self.events {
+            if next < command {
+                run(py, || queueing.queue(next..command))?;
+                next = command;
+            }
+            match event {
+                Event::Drop(place) => inputs.set_item(place, py.None())?,
+                Event::Make(place, number) => {
+                    let object = parts.exchange.make(self.made[place].bind(py))?;
+                    if let Some(number) = number {
+                        let made = queueing.make(number, address(&object)?);
+                        made.map_err(|error| exception(&error))?;
+                    }
+                    made[place] = Some(object);
+                }
+            }
+        }
+        run(py, || queueing.queue(next..self.commands.len()))?;
+        let results = self.results(py, inputs, parts, &made)?;
+        inputs.del_slice(0, inputs.len())?;
+        Ok(Some(results))
+    }
+
+    /// Returns the results of a call that has made these tensors.
+    fn results<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: &Bound<'py, PyList>,
+        parts: Parts<'_>,
+        made: &[Option<Bound<'py, PyAny>>],
+    ) -> PyResult<Results<'py>> {
+        let object = |source: Source| match source {
+            Source::Input(place) => inputs.get_item(place),
+            Source::Constant(place) => Ok(parts.constants[place].1.bind(py).clone()),
+            Source::Made(place) => {
+                made[place].clone().ok_or_else(|| runtime(format!("result {place} was not made")))
+            }
+        };
+        (self.outputs.iter())
             .map(|output| match output {
                 Output::Tensor(source) => object(*source),
                 Output::Object(object) => Ok(object.bind(py).clone()),
                 Output::View { base, shape, strides, offset } => {
                     let base = object(*base)?;
-                    let first: usize = base.call_method0("storage_offset")?.extract()?;
+                    let first: usize = base.call_method0(intern!(py, "storage_offset"))?.extract()?;
                     parts.exchange.alias_of(&base, shape.bind(py), strides.bind(py), first + offset)
                 }
             })
-            .collect::<PyResult<_>>()?;
-        inputs.del_slice(0, inputs.len())?;
-        Ok(Some(results))
+            .collect()
     }
+}
+
+/// Returns what is done between commands: an input is let go after its last use, unless it is a result or a part of one is a view of it,
+/// and a tensor is made before its first use.
+fn events(commands: &CommandList, given: &[Source], outputs: &[Output]) -> Vec<(usize, Event)> {
+    let is_result = |source: Source| {
+        outputs.iter().any(|output| match output {
+            Output::Tensor(own) | Output::View { base: own, .. } => *own == source,
+            Output::Object(_) => false,
+        })
+    };
+    let uses = commands.uses();
+    let mut events: Vec<(usize, Event)> = (given.iter().enumerate().zip(&uses))
+        .filter_map(|((number, &source), used)| match (source, used) {
+            (Source::Made(place), used) => {
+                let first = used.map_or(commands.len(), |(first, _)| first);
+                Some((first, Event::Make(place, Some(number))))
+            }
+            (Source::Input(place), Some((_, last))) if !is_result(source) => {
+                Some((last + 1, Event::Drop(place)))
+            }
+            _ => None,
+        })
+        .collect();
+    let results = outputs.iter().filter_map(|output| match output {
+        Output::Tensor(Source::Made(place)) | Output::View { base: Source::Made(place), .. } => Some(*place),
+        _ => None,
+    });
+    let unused: FxHashSet<usize> = results.filter(|&place| !given.contains(&Source::Made(place))).collect();
+    events.extend(unused.into_iter().map(|place| (commands.len(), Event::Make(place, None))));
+    // What is let go may be the memory of what is made.
+    events.sort_by_key(|&(command, event)| (command, matches!(event, Event::Make(..))));
+    events
 }

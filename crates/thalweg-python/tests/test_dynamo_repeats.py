@@ -3,6 +3,8 @@
 The front end is a few lines here: its tensors are over memory of the simulated GPU, where PyTorch's are over memory of a GPU.
 """
 
+import weakref
+
 import test_dynamo_programs as programs
 import thalweg
 
@@ -13,7 +15,7 @@ from thalweg.dynamo._description import Description
 Place = _core.Place
 
 
-class Lent:
+class Borrowed:
     """A tensor of the front end: what a program calls of PyTorch's."""
 
     def __init__(self, tensor):
@@ -46,14 +48,14 @@ def exchange():
     dtypes = [(dtype, dtype) for dtype in _core._dtypes()]
     return {
         "dtypes": dtypes,
-        "empty_strided": lambda size, stride, dtype: Lent(thalweg.empty_strided(size, stride, dtype=dtype)),
-        "alias": lambda base, size, stride, offset: Lent(base.tensor.as_strided(size, stride, offset)),
+        "empty_strided": lambda size, stride, dtype: Borrowed(thalweg.empty_strided(size, stride, dtype=dtype)),
+        "alias": lambda base, size, stride, offset: Borrowed(base.tensor.as_strided(size, stride, offset)),
         "is_in_place": True,
     }
 
 
-def lent(value):
-    return Lent(value) if isinstance(value, thalweg.Tensor) else value
+def borrowed(value):
+    return Borrowed(value) if isinstance(value, thalweg.Tensor) else value
 
 
 def with_offset(tensor, elements):
@@ -75,7 +77,7 @@ def test_stored_graphs_compute_the_same_when_their_calls_are_repeated():
                 # Other addresses in each call, and another alignment in the last one.
                 own = [with_offset(one, 64 if call < 3 else 1) if isinstance(one, thalweg.Tensor) else one for one in inputs]
                 held += own
-                passed = [lent(one) for one in own]
+                passed = [borrowed(one) for one in own]
                 results = program(passed)
                 assert passed == [], "the list of inputs is emptied"
                 where = f"call {call} of the {graph['kind']} graph of {name}"
@@ -113,8 +115,8 @@ def described(*, varying=(), is_given=False):
 
 def checked(program, a, b, n):
     expected, written = a * n + b.exp(), b + 1
-    first = lent(a)
-    result, view, same, seven = program([first, lent(b), n])
+    first = borrowed(a)
+    result, view, same, seven = program([first, borrowed(b), n])
     assert thalweg.equal(result.tensor, expected) and thalweg.equal(view.tensor, expected.unsqueeze(0)) and thalweg.equal(b, written)
     assert view.tensor.data_ptr() == result.tensor.data_ptr(), "the view shares memory"
     assert same is first and seven == 7
@@ -127,7 +129,7 @@ def test_results_views_and_written_inputs_are_those_of_each_call():
             checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.5)
         # One kernel, and another one for a copy of the result if it is not written where it is read.
         assert [commands for commands, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
-    # Another number is another key, and memory that overlaps otherwise than before is no obstacle.
+    # Another number is another key, and memory that overlaps otherwise than before does not matter.
     for call in range(3):
         checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), -1.0)
     whole = thalweg.randn(12, 5)
@@ -143,15 +145,21 @@ def test_sizes_that_vary_are_recorded_each():
     assert [commands > 0 for commands, _ in program._repeats()] == [True] * 4
 
 
-def test_overlapping_inputs_that_no_longer_overlap_run_the_steps():
+def overlapping(is_one):
     program = described()
     for call in range(3):
         shared = thalweg.randn(6, 5)
         expected, written = shared * 2.0 + shared.exp(), shared + 1
-        result = program([Lent(shared), Lent(shared), 2.0])[0]
+        one = Borrowed(shared)
+        result = program([one, one if is_one else Borrowed(shared), 2.0])[0]
         assert thalweg.equal(result.tensor, expected) and thalweg.equal(shared, written)
     for call in range(2):
         checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.0)
+
+
+def test_overlapping_inputs_that_no_longer_overlap_run_the_steps():
+    overlapping(is_one=False)
+    overlapping(is_one=True)
 
 
 def test_repeated_calls_are_ordered_with_the_work_around_them():
@@ -172,9 +180,36 @@ def test_a_failed_call_leaves_the_program_as_it_was():
     for call in range(3):
         checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.0)
     try:
-        program([lent(thalweg.randn(6, 5)), object(), 2.0])
+        program([borrowed(thalweg.randn(6, 5)), object(), 2.0])
     except AttributeError as error:
         assert "data_ptr" in str(error), error
     else:
         raise AssertionError("nothing was raised")
     checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.0)
+
+
+def test_an_input_is_let_go_before_a_result_is_made_that_needs_it_no_more():
+    alive, functions = [], exchange()
+    empty = functions["empty_strided"]
+
+    def noted(*arguments):
+        alive.append(held() is not None)
+        return empty(*arguments)
+
+    functions["empty_strided"] = noted
+    made = Description()
+    a, b = (made.slot() for _ in range(2))
+    made.inputs = [a, b]
+    first, second = (made.slot() for _ in range(2))
+    form = ([4, 4], thalweg.float32, True)
+    made.call("mm", [Place(a), Place(a)], [(first, [4, 1], form)], "mm")
+    made.call("mm", [Place(b), Place(b)], [(second, [4, 1], form)], "mm")
+    made.outputs = [Place(first), Place(second)]
+    program = _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[], exchange=functions)
+    for call in range(4):
+        one, other = thalweg.randn(4, 4), thalweg.randn(4, 4)
+        passed = [Borrowed(one), Borrowed(other)]
+        held = weakref.ref(passed[0])
+        results = program(passed)
+        assert thalweg.equal(results[0].tensor, one @ one) and thalweg.equal(results[1].tensor, other @ other)
+    assert alive == [True, False] * 4 and program._repeats()[0][0] == 2, (alive, program._repeats())

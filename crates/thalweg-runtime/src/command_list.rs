@@ -2,7 +2,7 @@
 //!
 //! A call that repeats queues the same commands over the same sizes; only its addresses change. While a thread [records](record), each
 //! command that it queues is noted, with the place of each address: a number of *given* memory (inputs and results) or of the list's own,
-//! and an offset. [`CommandList::queue`] fills in addresses and queues the commands, without the layers above that chose them. Memory
+//! and an offset. [`CommandList::begin`] fills in addresses and queues the commands, without the layers above that chose them. Memory
 //! of the list's own is one block. Its parts are placed as they were while the commands were recorded: what was allocated at the same time
 //! is apart.
 //!
@@ -12,13 +12,15 @@
 //! - An argument of a kernel is a word. A word with an address in known memory is an address: sizes and indices are smaller than any.
 //! - Given memory that overlaps in another way than while it was recorded, or is aligned less, does not fit the list.
 
+use std::ops::Range;
+
 use thalweg_driver::{Access, DevicePointer, GpuCall, Label, Launch, LibraryLaunch};
 use thalweg_kernels::convolution;
 
 use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
-use crate::{Buffer, Result, Stream, queue_deferred};
+use crate::{Buffer, Error, Result, Stream, queue_deferred};
 
-pub use crate::recorder::{note_given, refuse};
+pub use crate::recorder::{note_given, note_made, refuse};
 
 /// The greatest alignment in bytes that kernels use, as a power of two.
 const MOST_ALIGNED: u32 = 8;
@@ -45,21 +47,23 @@ fn list(recorder: Recorder) -> std::result::Result<CommandList, String> {
     if let Some(refusal) = recorder.refusal {
         return Err(refusal);
     }
-    let given: Vec<Memory> =
-        recorder.memories.iter().filter(|memory| memory.given.is_some()).copied().collect();
-    let overlaps = |(first, one): (usize, &Memory)| {
-        let one = *one;
-        let later = given.iter().enumerate().skip(first + 1);
-        let met = later.filter(move |(_, other)| {
-            one.start < other.start + other.bytes && other.start < one.start + one.bytes
-        });
-        met.map(move |(second, other)| (first as u32, second as u32, other.start.wrapping_sub(one.start)))
-            .collect::<Vec<_>>()
-    };
+    let memories = recorder.memories.iter().enumerate();
+    let numbered: Vec<(usize, Memory)> = memories
+        .filter(|(_, memory)| memory.given.is_some())
+        .map(|(place, memory)| (place, *memory))
+        .collect();
+    let mut overlaps = Vec::new();
+    for (first, (_, one)) in numbered.iter().enumerate().filter(|(_, (_, one))| !one.is_made) {
+        for (second, (_, other)) in numbered.iter().enumerate().skip(first + 1) {
+            if !other.is_made && one.start < other.end() && other.start < one.end() {
+                overlaps.push((first as u32, second as u32, other.start.wrapping_sub(one.start)));
+            }
+        }
+    }
     let (offsets, block_bytes) = placed(&recorder.memories);
     Ok(CommandList {
-        given: given.iter().map(|memory| alignment_of(memory.start)).collect(),
-        overlaps: given.iter().enumerate().flat_map(overlaps).collect(),
+        given: numbered.iter().map(Numbered::of).collect(),
+        overlaps,
         memories: recorder
             .memories
             .iter()
@@ -100,10 +104,37 @@ const fn alignment_of(address: u64) -> u32 {
     if zeros < MOST_ALIGNED { zeros } else { MOST_ALIGNED }
 }
 
+/// Given or made memory.
+#[derive(Clone, Copy)]
+struct Numbered {
+    /// The place among all memory.
+    memory: u32,
+    /// The alignment of its address, as a power of two.
+    zeros: u32,
+    /// Whether it is made during the call.
+    is_made: bool,
+    is_empty: bool,
+}
+
+impl Numbered {
+    const fn of((place, memory): &(usize, Memory)) -> Self {
+        let (is_made, is_empty) = (memory.is_made, memory.bytes == 0);
+        Self { memory: *place as u32, zeros: alignment_of(memory.start), is_made, is_empty }
+    }
+
+    /// Returns whether an address may be that of the memory before a call.
+    const fn fits(&self, pointer: DevicePointer) -> bool {
+        // Memory that was given back has no address.
+        self.is_made
+            || self.is_empty
+            || pointer.address() != 0 && alignment_of(pointer.address()) >= self.zeros
+    }
+}
+
 /// Commands that can be queued again for other memory.
 pub struct CommandList {
-    /// The alignment of each given memory, as a power of two.
-    given: Vec<u32>,
+    /// The given and made memory, by number.
+    given: Vec<Numbered>,
     /// The pairs of given memory that overlap, with the distance of their addresses.
     overlaps: Vec<(u32, u32, u64)>,
     /// The number of each memory that is given, or its offset in the block.
@@ -128,28 +159,77 @@ impl CommandList {
         self.block_bytes
     }
 
-    /// Returns whether the commands compute the same for given memory at these addresses.
+    /// Returns the first and the last command that touches each numbered memory; `None` if none does.
+    pub fn uses(&self) -> Vec<Option<(usize, usize)>> {
+        let mut uses = vec![None; self.given.len()];
+        for (number, command) in self.commands.iter().enumerate() {
+            for place in command.places() {
+                if let (Some(given), _) = self.memories[place.memory as usize] {
+                    let (first, _) = uses[given as usize].unwrap_or((number, number));
+                    uses[given as usize] = Some((first, number));
+                }
+            }
+        }
+        uses
+    }
+
+    /// Returns whether the commands compute the same for given memory at these addresses; those of made memory are 0.
     pub fn fits(&self, given: &[DevicePointer]) -> bool {
         let address = |number: u32| given[number as usize].address();
         self.given.len() == given.len()
-            && self.given.iter().zip(given).all(|(&zeros, pointer)| alignment_of(pointer.address()) >= zeros)
+            && self.given.iter().zip(given).all(|(numbered, &pointer)| numbered.fits(pointer))
             && (self.overlaps.iter())
                 .all(|&(one, other, distance)| address(other).wrapping_sub(address(one)) == distance)
     }
 
-    /// Queues the commands on a stream, for given memory at these addresses, which must [fit](Self::fits). Does not block.
+    /// Begins to queue the commands, for given memory at these addresses, which must [fit](Self::fits).
     ///
     /// # Errors
-    /// Those of an allocation and of the commands.
-    pub fn queue(&self, stream: &Stream, given: &[DevicePointer], label: Label) -> Result<()> {
+    /// Those of deferred work and of an allocation.
+    pub fn begin(&self, stream: &Stream, given: &[DevicePointer], label: Label) -> Result<Queueing<'_>> {
         queue_deferred(label)?;
         let block = Buffer::labelled(stream, self.block_bytes, label)?;
         let base = |&(number, offset): &(Option<u32>, u64)| match number {
             Some(number) => given[number as usize].address(),
             None => block.pointer().offset(offset).address(),
         };
-        let bases: Vec<u64> = self.memories.iter().map(base).collect();
-        self.commands.iter().try_for_each(|command| command.queue(stream, &bases))
+        let bases = self.memories.iter().map(base).collect();
+        Ok(Queueing { list: self, bases, _block: block, stream: stream.clone() })
+    }
+}
+
+/// Commands that are queued.
+pub struct Queueing<'l> {
+    list: &'l CommandList,
+    /// The address of each memory.
+    bases: Vec<u64>,
+    _block: Buffer,
+    stream: Stream,
+}
+
+impl Queueing<'_> {
+    /// Sets the address of made memory.
+    ///
+    /// # Errors
+    /// If it is aligned less than while the commands were recorded.
+    pub fn make(&mut self, number: usize, pointer: DevicePointer) -> Result<()> {
+        let numbered = self.list.given[number];
+        if alignment_of(pointer.address()) < numbered.zeros {
+            return Err(Error::invalid(format!(
+                "the address {:#x} is aligned too little",
+                pointer.address()
+            )));
+        }
+        self.bases[numbered.memory as usize] = pointer.address();
+        Ok(())
+    }
+
+    /// Queues some of the commands. Does not block.
+    ///
+    /// # Errors
+    /// Those of the commands.
+    pub fn queue(&self, commands: Range<usize>) -> Result<()> {
+        self.list.commands[commands].iter().try_for_each(|command| command.queue(&self.stream, &self.bases))
     }
 }
 
@@ -160,6 +240,11 @@ impl Place {
 }
 
 impl Recorded {
+    /// Returns the places of the memory that the command touches.
+    fn places(&self) -> impl Iterator<Item = Place> {
+        self.touched.iter().map(|touched| touched.place).chain(self.addresses.iter().map(|&(_, place)| place))
+    }
+
     fn queue(&self, stream: &Stream, bases: &[u64]) -> Result<()> {
         let mut words = self.words.clone();
         for &(word, place) in &self.addresses {
@@ -200,5 +285,89 @@ impl Recorded {
             }
             &Work::Fill { place, pattern, count } => stream.fill(place.at(bases), pattern, count, label),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_sim::{SimConfig, SimDriver};
+
+    use super::*;
+    use crate::{Device, Environment};
+
+    const BYTES: u64 = 64;
+
+    fn stream() -> Stream {
+        let driver = SimDriver::new(SimConfig::default()).unwrap();
+        let devices = Device::all_of(driver, &Environment::default()).unwrap();
+        devices.into_iter().next().unwrap().current_stream()
+    }
+
+    fn buffers<const N: usize>(stream: &Stream) -> [Buffer; N] {
+        std::array::from_fn(|_| Buffer::new(stream, BYTES).unwrap())
+    }
+
+    fn label() -> Label {
+        Label::here("test")
+    }
+
+    #[test]
+    fn commands_are_queued_again_for_other_memory() {
+        let stream = stream();
+        let [a, b, c, d] = buffers(&stream);
+        let (copied, list) = record(&stream, || {
+            note_given(a.pointer(), BYTES);
+            let own = Buffer::labelled(&stream, BYTES, label())?;
+            stream.copy_on_device(own.pointer(), a.pointer(), BYTES, label())?;
+            note_made(b.pointer(), BYTES);
+            stream.copy_on_device(b.pointer(), own.pointer(), BYTES, label())
+        });
+        copied.unwrap();
+        let list = list.unwrap();
+        assert_eq!((list.len(), list.uses()), (2, vec![Some((0, 0)), Some((1, 1))]));
+        assert!((BYTES..=UNIT_BYTES).contains(&list.block_bytes()));
+        for value in 1..4 {
+            stream.copy_from_host(c.pointer(), &[value; BYTES as usize], label()).unwrap();
+            let given = [c.pointer(), DevicePointer::new(0)];
+            assert!(list.fits(&given));
+            let mut queueing = list.begin(&stream, &given, label()).unwrap();
+            queueing.queue(0..1).unwrap();
+            queueing.make(1, d.pointer()).unwrap();
+            queueing.queue(1..2).unwrap();
+            let mut found = [0; BYTES as usize];
+            stream.copy_to_host(&mut found, d.pointer(), label()).unwrap();
+            assert_eq!(found, [value; BYTES as usize]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_repeated_makes_no_list() {
+        let stream = stream();
+        let [a, b] = buffers(&stream);
+        let refused = |function: &dyn Fn()| record(&stream, function).1.err().unwrap_or_default();
+        let from_host = refused(&|| stream.copy_from_host(a.pointer(), &[1; 8], label()).unwrap());
+        assert!(from_host.contains("memory of the host"), "{from_host}");
+        let unknown = refused(&|| stream.copy_on_device(a.pointer(), b.pointer(), BYTES, label()).unwrap());
+        assert!(unknown.contains("not the call's"), "{unknown}");
+        let waits = refused(&|| stream.copy_to_host(&mut [0; 8], a.pointer(), label()).unwrap());
+        assert!(waits.contains("waits"), "{waits}");
+        let event = refused(&|| drop(stream.record_event().unwrap()));
+        assert!(event.contains("event"), "{event}");
+    }
+
+    #[test]
+    fn given_memory_fits_if_it_overlaps_and_is_aligned_as_it_was() {
+        let stream = stream();
+        let [a, b] = buffers(&stream);
+        let (_, list) = record(&stream, || {
+            note_given(a.pointer(), BYTES);
+            note_given(a.pointer().offset(16), 16);
+        });
+        let list = list.unwrap();
+        let inside = |offset| [b.pointer(), b.pointer().offset(offset)];
+        assert!(list.fits(&inside(16)));
+        assert!(!list.fits(&inside(32)), "the distance is another one");
+        assert!(!list.fits(&[b.pointer().offset(1), b.pointer().offset(17)]), "it is aligned less");
+        assert!(!list.fits(&[DevicePointer::new(0), DevicePointer::new(16)]), "it was given back");
     }
 }

@@ -8,6 +8,7 @@ use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::deferred::queue_deferred;
 use crate::graph::Command;
+use crate::recorder;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
@@ -112,6 +113,7 @@ impl Event {
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         queue_deferred(Label::here("record"))?;
+        recorder::refuse(|| "an event is recorded".to_owned());
         let is_node = self.is_node_on(stream)?;
         stream.device().called(Label::here("record"));
         let (recorded, is_first) = self.recorded_on(stream.device())?;
@@ -153,6 +155,7 @@ impl Event {
     /// Waits as [`Event::wait`] does, with the label of another call.
     pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
         queue_deferred(label)?;
+        recorder::refuse(|| format!("{label} waits for an event"));
         let is_node = self.is_node_on(stream)?;
         stream.device().called(label);
         // The record that a node is to wait for may come later.

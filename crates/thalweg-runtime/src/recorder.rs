@@ -72,11 +72,17 @@ pub(crate) struct Memory {
     pub(crate) bytes: u64,
     /// The number of the given memory; `None` for memory that was allocated meanwhile.
     pub(crate) given: Option<u32>,
+    /// Whether the memory is made during the call.
+    pub(crate) is_made: bool,
 }
 
 impl Memory {
+    pub(crate) const fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+
     const fn contains(&self, address: u64) -> bool {
-        self.start <= address && address < self.start + self.bytes
+        self.start <= address && address < self.end()
     }
 }
 
@@ -113,21 +119,30 @@ pub fn refuse(reason: impl FnOnce() -> String) {
     });
 }
 
-/// Notes memory whose address each repeated call gives. Returns its number.
-pub fn note_given(pointer: DevicePointer, bytes: u64) -> u32 {
-    let mut number = 0;
+/// Notes memory whose address is given before each repeated call. Given and made memory is numbered together, from 0 on.
+pub fn note_given(pointer: DevicePointer, bytes: u64) {
+    note_numbered(pointer, bytes, false);
+}
+
+/// Notes memory that each repeated call makes before its first use, and that nothing else has until then.
+pub fn note_made(pointer: DevicePointer, bytes: u64) {
+    note_numbered(pointer, bytes, true);
+}
+
+fn note_numbered(pointer: DevicePointer, bytes: u64, is_made: bool) {
     note(|recorder| {
-        number = recorder.given;
+        let given = Some(recorder.given);
         recorder.given += 1;
-        recorder.memories.push(Memory { start: pointer.address(), bytes, given: Some(number) });
+        recorder.memories.push(Memory { start: pointer.address(), bytes, given, is_made });
     });
-    number
 }
 
 /// Notes memory that was allocated.
 #[inline]
 pub(crate) fn note_allocated(pointer: DevicePointer, bytes: u64) {
-    note(|recorder| recorder.memories.push(Memory { start: pointer.address(), bytes, given: None }));
+    note(|recorder| {
+        recorder.memories.push(Memory { start: pointer.address(), bytes, given: None, is_made: false })
+    });
 }
 
 /// Begins a recording on this thread. It ends with the result.

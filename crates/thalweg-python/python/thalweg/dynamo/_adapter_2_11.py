@@ -15,11 +15,15 @@ from torch._inductor.output_code import OutputCode
 
 __all__ = [
     "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "is_left_out",
-    "reason_against_capture", "record", "register_backend", "running_backward", "settings",
+    "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
 ]  # fmt: skip
 
 # What the bisector of compilers leaves out, one after the other: calls of the table.
 BACKENDS.setdefault("thalweg", [BisectSubsystem("calls")])
+
+
+# Returns the `CUstream` of a GPU's current stream as a number; None in a build without CUDA.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def is_left_out(description):

@@ -106,9 +106,11 @@ def program(description, device, streams=None):
     options = {"constants": description.constants, "kept": description.kept, "varying": description.varying}
     made = _core.Program(*description.parts(), device=own, exchange=exchange, **options)
 
+    raw_stream = adapter().raw_stream
+
     def call_on_current_stream(inputs):
         follow_settings()
-        with thalweg.cuda.stream(external(index, torch.cuda.current_stream(index).cuda_stream)):
+        with thalweg.cuda.stream(external(index, raw_stream(index))):
             return made(inputs)
 
     def call_on_streams(inputs):

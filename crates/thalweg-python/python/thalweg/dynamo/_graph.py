@@ -69,7 +69,8 @@ class Importer:
         self._values[node], self._bases[node] = Place(slot), slot
         value = node.meta.get("val")
         self._note(value, slot)
-        if not isinstance(value, torch.Tensor) or not all(isinstance(number, int) for number in [*value.shape, *value.stride()]):
+        is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        if is_strided and not all(isinstance(number, int) for number in [*value.shape, *value.stride()]):
             self._made.varying.append(slot)
         if any(is_number_beside(node, user, self.device) for user in node.users):
             # Read before the first loop waits, so that nothing is queued early for it.
