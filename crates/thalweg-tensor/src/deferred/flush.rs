@@ -215,8 +215,7 @@ fn program(
 ) -> Arc<Ready> {
     let memories = taken.memory_of_segment(alive);
     taken.key.push(device.number());
-    let known =
-        PROGRAMS_OF_THREAD.try_with(|programs| programs.borrow().get(taken.key.as_slice()).cloned());
+    let known = PROGRAMS_OF_THREAD.try_with(|programs| programs.borrow().get(taken.key.as_slice()).cloned());
     if let Ok(Some(known)) = known {
         return known;
     }

@@ -72,8 +72,7 @@ impl SharedLaunch {
                 self.steps.get_or_init(|| steps)
             }
         };
-        let kept =
-            self.kept.get_or_init(|| Kept::new(alignment_of(inputs.iter().chain(outputs).copied())));
+        let kept = self.kept.get_or_init(|| Kept::new(alignment_of(inputs.iter().chain(outputs).copied())));
         let lowered = Lowered { launch: &self.launch, steps: steps.as_ref(), numbers, kept: Some(kept) };
         execute(&lowered, stream, (inputs, outputs), label)
     }

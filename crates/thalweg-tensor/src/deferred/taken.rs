@@ -58,8 +58,7 @@ impl Taken {
         let mut first = self.loops.len();
         if !waiting.numbers.is_empty() {
             let id = waiting.launch.launch.id;
-            let is_alike =
-                |other: &Waiting| other.launch.launch.id == id && other.numbers == waiting.numbers;
+            let is_alike = |other: &Waiting| other.launch.launch.id == id && other.numbers == waiting.numbers;
             first = self.loops.iter().position(is_alike).unwrap_or(first);
             self.key.push(first as u64);
         }

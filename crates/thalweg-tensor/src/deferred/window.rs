@@ -277,9 +277,8 @@ impl Waiters {
     /// Takes the loops of the families that are wanted, in their order. The others remain, in theirs.
     fn take(&mut self, is_wanted: impl Fn(u32) -> bool) -> Taken {
         let mut taken = Taken::on(self.stream.clone());
-        let wanted: SmallVec<[bool; 64]> = (self.loops.iter())
-            .map(|waiting| is_wanted(self.family(waiting.outputs[0].memory)))
-            .collect();
+        let wanted: SmallVec<[bool; 64]> =
+            (self.loops.iter()).map(|waiting| is_wanted(self.family(waiting.outputs[0].memory))).collect();
         // The number of each memory in what is taken.
         let mut numbers: SmallVec<[Option<u32>; 64]> = SmallVec::from_elem(None, self.memories.len());
         let Self { loops, memories, unused, places, .. } = self;

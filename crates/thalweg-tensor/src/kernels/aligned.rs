@@ -147,13 +147,7 @@ fn queue(product: &Matmul, factors: Factors<'_>, stream: &Stream, label: Label) 
 }
 
 impl Slabs {
-    fn multiply(
-        &self,
-        product: &Matmul,
-        factors: Factors<'_>,
-        stream: &Stream,
-        label: Label,
-    ) -> Result<()> {
+    fn multiply(&self, product: &Matmul, factors: Factors<'_>, stream: &Stream, label: Label) -> Result<()> {
         let [of_a, of_b, of_d] = self.copied;
         let aligned = |tensor: &Tensor, is_copied: bool, of: Operand| -> Result<(Tensor, Operand)> {
             match is_copied {
@@ -203,12 +197,7 @@ impl Slabs {
 }
 
 /// Returns a copy of a matrix whose rows, or columns if it is stored transposed, are aligned.
-fn copied(
-    matrix: &Tensor,
-    is_transposed: bool,
-    stream: &Stream,
-    label: Label,
-) -> Result<(Tensor, Operand)> {
+fn copied(matrix: &Tensor, is_transposed: bool, stream: &Stream, label: Label) -> Result<(Tensor, Operand)> {
     let turned = |tensor: &Tensor| -> Result<Tensor> {
         Ok(match is_transposed {
             true => tensor.with_layout(tensor.layout().transpose(0, 1)?),
@@ -222,12 +211,7 @@ fn copied(
 }
 
 /// Returns a matrix with aligned rows, of the dtype of another tensor.
-fn empty_rows(
-    shape: &[usize],
-    like: &Tensor,
-    stream: &Stream,
-    label: Label,
-) -> Result<(Tensor, Operand)> {
+fn empty_rows(shape: &[usize], like: &Tensor, stream: &Stream, label: Label) -> Result<(Tensor, Operand)> {
     let &[rows, columns] = shape else { unreachable!("a matrix has two dimensions") };
     let distance = columns.next_multiple_of(ROW_BYTES as usize / like.dtype().size_bytes());
     let padded = Tensor::empty_on(&[rows, distance], like.dtype(), stream, label)?;
@@ -263,7 +247,10 @@ mod tests {
         assert!(slabs.extent.is_multiple_of(TILE_ROWS) && slabs.extent * 30522 * 2 <= MOST_BYTES);
         // Their gradients.
         let by_words = product(16384, 768, 30522);
-        assert_eq!(of(&by_words).map(|slabs| (slabs.side, slabs.copied)), Some((Side::Rows, [true, false, false])));
+        assert_eq!(
+            of(&by_words).map(|slabs| (slabs.side, slabs.copied)),
+            Some((Side::Rows, [true, false, false]))
+        );
         assert_eq!(of(&product(16384, 30528, 768)), None);
         assert_eq!(of(&product(64, 30522, 64)), None);
         assert_eq!(of(&product(16384, 30522, 8)), None, "copying costs more than the product");
@@ -304,12 +291,15 @@ mod tests {
             let result = Tensor::empty_on(&[m, n], dtype, &stream, label).unwrap();
             let (product, [left, right]) = crate::kernels::matmul::product(&left, &right).unwrap();
             let added = stored(&bias, [1, n], false, &device).reshape(&[n]).unwrap();
-            let factors =
-                Factors { a: &left, b: &right, d: &result, bias: biased.then_some(&added) };
+            let factors = Factors { a: &left, b: &right, d: &result, bias: biased.then_some(&added) };
             slabs.multiply(&product, factors, &stream, label).unwrap();
             let found: Vec<f32> = result.to_dtype(DType::F32).unwrap().to_vec().unwrap();
             for (at, found) in found.iter().enumerate() {
-                assert_eq!(*found, wanted(at / n, at % n, biased), "{slabs:?}, element {at}, choice {choice}");
+                assert_eq!(
+                    *found,
+                    wanted(at / n, at % n, biased),
+                    "{slabs:?}, element {at}, choice {choice}"
+                );
             }
         }
     }

@@ -40,14 +40,7 @@ pub(super) fn put_off(
     let written = outputs.iter().map(operand).collect();
     let numbers = LaunchNumbers::from_slice(numbers);
     let stream = outputs[0].device().current_stream();
-    deferred::put_off(Deferral {
-        launch: shared(stream.device()),
-        numbers,
-        read,
-        written,
-        stream,
-        label,
-    })
+    deferred::put_off(Deferral { launch: shared(stream.device()), numbers, read, written, stream, label })
 }
 
 /// Launches on the current stream.
