@@ -259,9 +259,13 @@ pub fn with_shown_device(text: String, device: &Device) -> String {
 }
 
 /// Sets the kind that the simulated GPU is shown as: `sim`, `cpu` or `cuda`. With one of PyTorch's kinds, `cuda` means the
-/// simulated GPU if there is no other GPU.
+/// simulated GPU if there is no other GPU. `memory_bytes` is its memory unless the environment sets it.
 #[pyfunction]
-fn _show_simulated_as(kind: &str) -> PyResult<()> {
+#[pyo3(signature = (kind, memory_bytes=None))]
+fn _show_simulated_as(kind: &str, memory_bytes: Option<u64>) -> PyResult<()> {
+    if let Some(bytes) = memory_bytes {
+        thalweg::runtime::set_sim_memory(bytes);
+    }
     let Some(place) = SHOWN_KINDS.iter().position(|&known| known == kind) else {
         return Err(pyo3::exceptions::PyValueError::new_err(format!(
             "the simulated GPU is shown as sim, cpu or cuda, not as {kind:?}"

@@ -112,7 +112,8 @@ impl Device {
             let defaults = SimConfig::default();
             let config = SimConfig {
                 devices: environment.sim_devices.unwrap_or(defaults.devices),
-                memory_bytes: environment.sim_memory_bytes.unwrap_or(defaults.memory_bytes),
+                memory_bytes: (environment.sim_memory_bytes.or(SIM_MEMORY.get().copied()))
+                    .unwrap_or(defaults.memory_bytes),
                 ..defaults
             };
             let driver: Arc<dyn Driver> = match &environment.sim_check {
@@ -668,6 +669,15 @@ fn default_device() -> Option<Device> {
         return None;
     }
     defaults().last().map(|(_, device)| device.clone())
+}
+
+/// The memory of each simulated GPU where the environment does not set it.
+static SIM_MEMORY: OnceLock<u64> = OnceLock::new();
+
+/// Sets the memory of each simulated GPU, unless `THALWEG_SIM_MEMORY_BYTES` does. It has no effect once a simulated GPU is open. Of
+/// several calls the first counts.
+pub fn set_sim_memory(bytes: u64) {
+    let _ = SIM_MEMORY.set(bytes);
 }
 
 impl PartialEq for Device {

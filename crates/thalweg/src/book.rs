@@ -27,4 +27,5 @@ pages! {
     Simulator "simulator.md"
     Distributed "distributed.md"
     Profiler "profiler.md"
+    Memory "memory.md"
 }

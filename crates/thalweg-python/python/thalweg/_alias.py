@@ -9,7 +9,7 @@ import os
 import re
 import sys
 
-from . import _core, _shims
+from . import _core, _left_out, _shims
 
 PACKAGE = __package__
 # The release of PyTorch whose names and behaviour this package follows.
@@ -106,7 +106,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             return importlib.machinery.PathFinder.find_spec(fullname, [parent])
         own = PACKAGE + fullname.removeprefix("torch")
         if own not in sys.modules and importlib.util.find_spec(own) is None:
-            return None
+            from . import _mirrors
+            return _mirrors.spec_of(fullname)
         return importlib.machinery.ModuleSpec(fullname, _SameModule(own), is_package=True)
 
     def find_distributions(self, context=None):
@@ -122,6 +123,11 @@ def rename(module):
     """Gives a module PyTorch's name, and its classes and functions as their `__module__`, because libraries read both."""
     if module.__name__.partition(".")[0] == PACKAGE:
         module.__name__ = "torch" + module.__name__.removeprefix(PACKAGE)
+    if "__path__" not in vars(module):
+        # Modules of PyTorch are packages where those of this package are files: `_mirrors` has what they contain.
+        module.__path__ = []
+    if "__getattr__" not in vars(module):
+        module.__getattr__ = _left_out.attributes(module.__name__.replace("torch", PACKAGE, 1))
     for value in list(vars(module).values()):
         origin = getattr(value, "__module__", None)
         if not isinstance(origin, str) or origin.partition(".")[0] != PACKAGE or not (isinstance(value, type) or callable(value)):
@@ -150,7 +156,9 @@ def install_as_torch(*, simulated_as=None, testing=None):
         testing = os.environ.get(_FOLDER)
     if testing is not None and not os.path.isdir(os.path.join(testing, "torch", "testing", "_internal")):
         raise FileNotFoundError(f"install_as_torch: {testing} has no torch/testing/_internal; name the site-packages of an installed PyTorch")
-    _core._show_simulated_as(simulated_as or os.environ.get("THALWEG_SIMULATED_AS") or "cpu")
+    shown = simulated_as or os.environ.get("THALWEG_SIMULATED_AS") or "cpu"
+    # A program that computes on the CPU has the host's memory.
+    _core._show_simulated_as(shown, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if shown == "cpu" else None)
     installed = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
     if installed is not None:
         installed.folder = testing or installed.folder

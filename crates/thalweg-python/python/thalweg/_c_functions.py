@@ -94,12 +94,37 @@ def _unsafe_set_version_counter(tensors, versions):
         tensor._set_version(version)
 
 
+def _add_batch_dim(tensor, in_dim, level):
+    """Returns a tensor as one slice of itself, inside of a map over one of its dimensions."""
+    from .func._batching import Batched
+    return Batched.of(tensor.movedim(in_dim, 0), level)
+
+
+def _remove_batch_dim(tensor, level, batch_size, out_dim):
+    """Returns the tensor of all slices of a map, which are along a dimension."""
+    from .func._batching import unwrapped
+    return unwrapped(tensor, level, out_dim, "vmap")
+
+
+def is_batchedtensor(tensor):
+    """Returns whether a tensor is one slice inside of a map."""
+    from .func._batching import Batched
+    return isinstance(tensor, Batched)
+
+
+def get_unwrapped(tensor):
+    """Returns the tensor of all slices of the innermost map."""
+    return tensor._value
+
+
 def install(package):
     """Creates the modules below a package."""
     for name, given in (("_functions", {
             "AccumulateGrad": AccumulateGrad, "UndefinedGrad": UndefinedGrad, "DelayedError": DelayedError}), ("_autograd", {
             "SavedTensor": _core._SavedTensor, "_saved_tensors_hooks_is_enabled": _saved_tensors_hooks_is_enabled,
-            "_unsafe_set_version_counter": _unsafe_set_version_counter, "Node": _core._Node})):
+            "_unsafe_set_version_counter": _unsafe_set_version_counter, "Node": _core._Node}), ("_functorch", {
+            "_add_batch_dim": _add_batch_dim, "_remove_batch_dim": _remove_batch_dim, "is_batchedtensor": is_batchedtensor,
+            "get_unwrapped": get_unwrapped})):
         module = types.ModuleType(f"{package}.{name}", f"What programs ask of `torch._C.{name}`.")
         module.__dict__.update(given)
         module.__getattr__ = rest(module.__name__)

@@ -27,7 +27,11 @@ def _like(name):
     operator = getattr(_core, name)
 
     @functools.wraps(operator)
-    def like(input, *args, device=None, **kwargs):
+    def like(input, *args, **kwargs):
+        if _core._is_overridden((input, *args), kwargs):
+            from ._torch_functions import take
+            return take(like, _core._overriding((input, *args), kwargs), (input, *args), kwargs)
+        device = kwargs.pop("device", None)
         if device is not None and isinstance(input, _core.Tensor):
             device = device if isinstance(device, _core.device) else _core.device(device)
             if device != input.device:

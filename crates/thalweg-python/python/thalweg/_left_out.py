@@ -54,6 +54,7 @@ NAMES = {
         ("EventList", "FunctionEvent", "emit_itt", "load_nvprof", "parse_nvprof_trace", "KinetoStepTracker"),
         "the profiler is `thalweg.profiler.profile`"),
     "nn": dict.fromkeys(("Container", "NLLLoss2d"), _NOT_YET) | {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
+    "nn.modules": {"CrossMapLRN2d": "it is a former layer: use LocalResponseNorm"},
     "nn.functional": dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "scaled_mm", "ScalingType", "SwizzleType"), _NOT_YET),
     "utils.data": dict.fromkeys((
         "IterDataPipe", "MapDataPipe", "DFIterDataPipe", "DataChunk", "argument_validation", "runtime_validation",
@@ -154,6 +155,11 @@ def attributes(module, names=None):
             return importlib.import_module(f"{module}.{name}")
         if name in names:
             return placeholder(f"{module}.{name}", names[name])
+        if not name.startswith("__"):
+            from ._private import found
+            exists, value = found(own, name)
+            if exists:
+                return value
         if not name.startswith("_"):
             from ._left_out_names import reason_of as reason_of_name
             reason = reason_of_name(own, name)
@@ -220,6 +226,12 @@ def _marked(*args, **kwargs):
     return lambda function: function
 
 
+def _maybe_remove_batch_dim(name, batched_output, vmap_level, batch_size, out_dim):
+    """Returns the result of a map: a tensor of all slices, or what is not mapped."""
+    from ._c_functions import _remove_batch_dim
+    return batched_output if out_dim is None else _remove_batch_dim(batched_output, vmap_level, batch_size, out_dim)
+
+
 def _of_library(name):
     """Returns a function of `torch.library` by its name."""
     return lambda *args, **kwargs: getattr(importlib.import_module(f"{__package__}.library"), name)(*args, **kwargs)
@@ -249,7 +261,10 @@ _GIVEN = {
     "_inductor.config": {"patch": _Setting}, "_inductor.decomposition": {"register_decomposition": _marked}, "_decomp": {"register_decomposition": _marked},
     "_inductor.utils": {"GPU_TYPES": ["cuda", "mps", "xpu", "mtia"]},
     "_logging": {"set_logs": _idle}, "_logging.scribe": {"open_source_signpost": _idle},
-    "onnx": {"is_in_onnx_export": _false},
+    "_functorch.vmap": {"_maybe_remove_batch_dim": _maybe_remove_batch_dim},
+    # Registrations at the import of a library, which change nothing.
+    "onnx": {"is_in_onnx_export": _false, "register_custom_op_symbolic": _idle, "unregister_custom_op_symbolic": _idle},
+    "onnx.symbolic_helper": {"parse_args": _marked, "quantized_args": _marked},
     "_utils_internal": {"IS_FBSOURCE": False, "get_writable_path": lambda path: path},
     "distributed.rpc.api": {"_require_initialized": _kept}, "distributed.rpc": {"is_available": _false, "_is_current_rpc_agent_set": _false},
     "_dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex": contextlib.nullcontext},

@@ -44,9 +44,8 @@ _GROUPS = {
             miopen_depthwise_convolution miopen_rnn mkldnn_adaptive_avg_pool2d mkldnn_convolution mkldnn_linear_backward_weights mkldnn_max_pool2d
             mkldnn_max_pool3d mkldnn_rnn_layer profiler_allow_cudagraph_cupti_lazy_reinit_cuda12""",
         "backends.cuda": """
-            SDPAParams allow_fp16_bf16_reduction_math_sdp can_use_cudnn_attention can_use_efficient_attention can_use_flash_attention cuBLASModule
-            cuFFTPlanCache cuFFTPlanCacheAttrContextProp cuFFTPlanCacheManager cufft_plan_cache fp16_bf16_reduction_math_sdp_allowed
-            is_flash_attention_available""",
+            allow_fp16_bf16_reduction_math_sdp cuBLASModule cuFFTPlanCache cuFFTPlanCacheAttrContextProp cuFFTPlanCacheManager cufft_plan_cache
+            fp16_bf16_reduction_math_sdp_allowed""",
         "nn.attention": """
             WARN_FOR_UNFUSED_KERNELS activate_flash_attention_impl current_flash_attention_impl list_flash_attention_impls
             register_flash_attention_impl restore_flash_attention_impl""",

@@ -309,12 +309,18 @@ def _original(name):
     return _originals.get(name) or vars(Tensor).get(name) or getattr(Tensor, name)
 
 
+def _is_of_program(value):
+    """Returns whether a method was given to `Tensor` by a program, which overrides do not see."""
+    spec = getattr(value, "__globals__", {}).get("__spec__")
+    return isinstance(value, types.FunctionType) and (spec is None or spec.name.partition(".")[0] != __package__)
+
+
 def _overridable_attributes():
     """Yields the names and values of the attributes of `Tensor` that are not operators of the table and that overrides see."""
     operators = set(_core._operator_methods)
     for name, value in list(vars(Tensor).items()):
         is_hidden = name.startswith("_") and not name.startswith("__") and name not in _SHOWN
-        if name in _UNTOUCHED or is_hidden or isinstance(value, (staticmethod, classmethod)):
+        if name in _UNTOUCHED or is_hidden or isinstance(value, (staticmethod, classmethod)) or _is_of_program(value):
             continue
         if isinstance(value, (types.GetSetDescriptorType, property)):
             yield name, value, _property(name, value)
@@ -414,7 +420,7 @@ def activate():
     package = sys.modules[__package__]
     for module in (package, *modules):
         for name, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NOT_OVERRIDABLE and not value.__closure__ and (
+            if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NOT_OVERRIDABLE and (
                     value.__globals__.get("__name__") in names) and "__wrapped__" not in vars(value):
                 _make_overridable(value)
 
@@ -426,13 +432,18 @@ _NOT_OVERRIDABLE = {
 
 def _make_overridable(function):
     """Replaces the code of a function by a call that looks at the arguments first."""
-    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     own.__kwdefaults__, own.__module__ = function.__kwdefaults__, function.__module__
     name = function.__name__
-    source = (f"def {name}(*args, **kwargs):\n"
-              "    if __is_overridden__(args, kwargs):\n"
-              f"        return __take__(__overridable__[{name!r}], __overriding__(args, kwargs), args, kwargs)\n"
-              f"    return __own__[{name!r}](*args, **kwargs)\n")
+    # The new code has the free variables of the former, since a function keeps its closure.
+    free = own.__code__.co_freevars
+    source = (f"def made({', '.join(free)}):\n"
+              f"    def {name}(*args, **kwargs):\n"
+              "        if __is_overridden__(args, kwargs):\n"
+              f"            return __take__(__overridable__[{name!r}], __overriding__(args, kwargs), args, kwargs)\n"
+              f"        return __own__[{name!r}](*args, **kwargs)\n"
+              f"        return {', '.join(free) or None}\n"
+              f"    return {name}\n")
     namespace = function.__globals__
     namespace.setdefault("__is_overridden__", _core._is_overridden)
     namespace.setdefault("__overriding__", _core._overriding)
@@ -441,7 +452,8 @@ def _make_overridable(function):
     namespace.setdefault("__own__", {})[name] = own
     made = {}
     exec(compile(source, own.__code__.co_filename, "exec"), made)
-    function.__code__ = made[name].__code__.replace(co_firstlineno=own.__code__.co_firstlineno)
+    code = made["made"](*free).__code__
+    function.__code__ = code.replace(co_firstlineno=own.__code__.co_firstlineno)
     function.__defaults__ = function.__kwdefaults__ = None
     function.__wrapped__ = own
 

@@ -1,6 +1,7 @@
 """Switches of the libraries that operators use (`torch.backends`), process-wide.
 A captured graph keeps the settings from its capture."""
 
+import collections
 import contextlib
 import sys
 import types
@@ -111,6 +112,19 @@ class _Cuda(_Settings):
         return SDPBackend
 
     _left_out = {"cufft_plan_cache": "transforms keep no plans"}
+    SDPAParams = collections.namedtuple("SDPAParams", "query key value attn_mask dropout is_causal enable_gqa", defaults=(False,))
+
+    @staticmethod
+    def is_flash_attention_available():
+        """Returns whether there is a GPU, which has a kernel of flash attention."""
+        return _core._cuda._gpu_count() > 0
+
+    @staticmethod
+    def can_use_flash_attention(params, debug=False):
+        """Returns whether attention with these arguments is a call of flash attention: on a GPU, in 16 bits, without a mask."""
+        return bool(_ATTENTION["flash"] and params.query._is_on_gpu and params.attn_mask is None and params.query.dtype in (_core.float16, _core.bfloat16))
+
+    can_use_efficient_attention = can_use_cudnn_attention = can_use_flash_attention
 
     @staticmethod
     def is_built():
@@ -196,6 +210,11 @@ class _Absent(_Settings):
     def flags(*args, **kwargs):
         """Returns a region that changes nothing."""
         yield
+
+    @staticmethod
+    def set_flags(*args, **kwargs):
+        """Returns the only setting: the library is not enabled."""
+        return (False,)
 
     @staticmethod
     def is_macos_or_newer(major, minor):

@@ -10,6 +10,30 @@ import tempfile
 import urllib.request
 from urllib.parse import urlparse
 
+try:
+    from tqdm import tqdm
+except ImportError:
+    class tqdm:
+        """A bar of progress, which shows nothing where the package `tqdm` is missing."""
+
+        def __init__(self, iterable=None, *args, **kwargs):
+            self._iterable = iterable
+
+        def __iter__(self):
+            return iter(self._iterable)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.close()
+
+        def update(self, n=1):
+            """Does nothing."""
+
+        def close(self):
+            """Does nothing."""
+
 _directory = None
 HASH_REGEX = re.compile(r"-([a-f0-9]*)\.")
 

@@ -30,6 +30,8 @@ class OpOverload:
         """All overloads of the operator."""
         return self._packet
 
+    _overloadpacket = overloadpacket
+
     @property
     def namespace(self):
         """The namespace of the operator."""
@@ -281,8 +283,14 @@ class _Ops(types.ModuleType):
         return made
 
     def load_library(self, path):
-        """Loads a library of operators, which would have to be made for this package."""
-        ctypes.CDLL(path)
+        """Loads a library of operators. Those that are compiled for PyTorch cannot be loaded: `_compiled_libraries` defines the operators of some."""
+        from . import _compiled_libraries
+        if not _compiled_libraries.define(path):
+            try:
+                ctypes.CDLL(path)
+            except OSError as error:
+                raise OSError(f"{path} cannot be loaded ({error}). Operators that were compiled for PyTorch do not run in this package: define them "
+                              "in Python (`torch.library.custom_op`).") from None
         self.loaded_libraries.add(path)
 
     def import_module(self, module):

@@ -9,9 +9,8 @@ use thalweg_kernels::matmul::few_rows::FewRows;
 use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::{structured, table};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
 
-use super::aligned::{self, Factors};
 use super::matmul::{matrix, product, summed_product, summed_rows};
 use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
@@ -163,13 +162,20 @@ pub(super) fn layer(
     let stored = bias.filter(|_| stream.takes_bias(product));
     let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
     let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
-    let first = if stored.is_none() { added.next() } else { None };
-    if let Some(first) = first {
-        into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
+    match &stored {
+        Some(bias) => {
+            let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), activation: None };
+            stream.matmul_with(product, pointers, &epilogue, call.label)?;
+        }
+        None => {
+            let first = added.next();
+            if let Some(first) = first {
+                into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
+            }
+            let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
+            stream.matmul(&Matmul { beta, ..*product }, pointers, call.label)?;
+        }
     }
-    let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
-    let factors = Factors { a, b, d: &result, bias: stored.as_ref() };
-    aligned::multiply(&Matmul { beta, ..*product }, factors, call.label)?;
     for added in added {
         into_result(&table::add, &[&result, added])?;
     }

@@ -6,7 +6,6 @@ use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
 use thalweg_runtime::{Error, Label, Result};
 
-use super::aligned::{self, Factors};
 use super::linear::layer;
 use crate::autograd::formula::Formula;
 use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
@@ -179,7 +178,7 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
         }
     }
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
-    aligned::multiply(&product, Factors { a: &a, b: &b, d: &result, bias: None }, call.label)?;
+    stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -297,22 +296,23 @@ pub(super) fn summed_product(
     let (product, [left, right]) = product(a, b)?;
     let stream = a.device().current_stream();
     let takes_wide = stream.takes_wide(&product);
-    let queue = |product: &Matmul, result: &Tensor| {
-        aligned::multiply(product, Factors { a: &left, b: &right, d: result, bias: None }, label)
-    };
+    let at = |result: &Tensor| [left.pointer(), right.pointer(), result.pointer()];
     let Some(sum) = sum else {
         if !takes_wide {
             return a.matmul(b).map(Some);
         }
         let result = Tensor::empty_on(&shape, DType::F32, &stream, label)?;
-        queue(&product, &result)?;
+        stream.matmul_into_wide(&product, at(&result), label)?;
         return Ok(Some(result));
     };
     let product = Matmul { beta: Factor::ONE, ..product };
-    if sum.dtype() != a.dtype() && !(sum.dtype() == DType::F32 && takes_wide) {
+    if sum.dtype() == a.dtype() {
+        stream.matmul(&product, at(sum), label)?;
+    } else if sum.dtype() == DType::F32 && takes_wide {
+        stream.matmul_into_wide(&product, at(sum), label)?;
+    } else {
         return a.matmul(b).map(Some);
     }
-    queue(&product, sum)?;
     sum.record_stream(&stream);
     sum.bump_version();
     Ok(None)

@@ -4,7 +4,6 @@
 //! entry. Matrix products, linear layers, attention, windows, gathers and scatters have separate kernels; layer normalization and
 //! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
-mod aligned;
 pub(crate) mod attention;
 pub(crate) mod bags;
 pub(crate) mod channel_norm;

@@ -3,6 +3,7 @@
 import functools
 import math
 
+from .._left_out import attributes as _attributes
 from .. import _core
 from . import composed as c
 from . import continuous as n
@@ -350,3 +351,6 @@ _unbounded([
     (n.Uniform, c.Pareto), (n.ContinuousBernoulli, c.Pareto), (n.Exponential, n.ContinuousBernoulli), (n.Gamma, n.ContinuousBernoulli),
     (c.Gumbel, n.ContinuousBernoulli), (n.Laplace, n.ContinuousBernoulli), (n.Normal, n.ContinuousBernoulli), (c.Pareto, n.ContinuousBernoulli),
     (d.Poisson, d.Bernoulli), (d.Poisson, d.Binomial)])
+
+
+__getattr__ = _attributes(__name__)

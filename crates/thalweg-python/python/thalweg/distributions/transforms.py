@@ -4,6 +4,7 @@ import math
 import operator
 import weakref
 
+from .._left_out import attributes as _attributes
 from .. import _core
 from .._functions import broadcast_shapes, finfo
 from . import constraints
@@ -688,3 +689,4 @@ class CumulativeDistributionTransform(Transform):
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Transform) and name[0] != "_"] + [
     "identity_transform"]
+__getattr__ = _attributes(__name__)

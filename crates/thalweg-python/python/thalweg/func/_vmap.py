@@ -13,6 +13,11 @@ _RANDOM = frozenset((
     "randn_like", "random_", "randperm", "rrelu", "rrelu_", "uniform_", "binomial", "dropout_", "alpha_dropout_", "feature_dropout_"))
 
 
+def _is_container(value):
+    """Returns whether a value is a library's container of tensors, which adds and removes the mapped dimension itself."""
+    return hasattr(type(value), "_add_batch_dim") and not isinstance(value, Tensor)
+
+
 def _prepared(in_dims, args, name):
     """Returns the leaves of arguments, the mapped dimension of each, and their structure."""
     if not isinstance(in_dims, (int, tuple, list)):
@@ -21,7 +26,7 @@ def _prepared(in_dims, args, name):
     if not args:
         raise ValueError(f"vmap({name})(<inputs>): got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with no "
                          "inputs. The latter is unsupported.")
-    leaves, spec = tree_flatten(args)
+    leaves, spec = tree_flatten(args, is_leaf=_is_container)
     dims = _broadcast_to_and_flatten(tuple(in_dims) if isinstance(in_dims, list) else in_dims, spec)
     if dims is None:
         raise ValueError(f"vmap({name}, in_dims={in_dims}, ...)(<inputs>): in_dims is not compatible with the structure of `inputs`. in_dims has "
@@ -32,7 +37,7 @@ def _prepared(in_dims, args, name):
         if not isinstance(dim, int):
             raise ValueError(f"vmap({name}, in_dims={in_dims}, ...)(<inputs>): Got in_dim={dim} for an input but in_dim must be either an integer "
                              "dimension or None.")
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) and not _is_container(leaf):
             raise ValueError(f"vmap({name}, in_dims={in_dims}, ...)(<inputs>): Got in_dim={dim} for an input but the input is of type {type(leaf)}. We "
                              "cannot vmap over non-Tensor arguments, please use None as the respective in_dim")
         if not -leaf.dim() <= dim < leaf.dim():
@@ -84,11 +89,12 @@ class _RandomRegion:
 def _mapped(func, leaves, dims, spec, out_dims, randomness, kwargs, size, name):
     from ._batching import Batched, unwrapped
     with _levels.Map(size, randomness) as level, _RandomRegion():
-        given = [leaf if dim is None else Batched.of(leaf.movedim(dim, 0) if dim else leaf, level) for leaf, dim in zip(leaves, dims)]
+        given = [leaf if dim is None else leaf._add_batch_dim(in_dim=dim, vmap_level=level) if _is_container(leaf)
+                 else Batched.of(leaf.movedim(dim, 0) if dim else leaf, level) for leaf, dim in zip(leaves, dims)]
         result = func(*tree_unflatten(given, spec), **kwargs)
-        results, result_spec = tree_flatten(result)
+        results, result_spec = tree_flatten(result, is_leaf=_is_container)
         for one in results:
-            if not isinstance(one, Tensor):
+            if not isinstance(one, Tensor) and not _is_container(one):
                 raise ValueError(f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(one)}. Did you mean to set out_dims= to None "
                                  "for output?")
         if isinstance(out_dims, int) or out_dims is None:
@@ -100,7 +106,8 @@ def _mapped(func, leaves, dims, spec, out_dims, randomness, kwargs, size, name):
         if places is None or not all(place is None or isinstance(place, int) for place in places):
             raise ValueError(f"vmap({name}, ..., out_dims={out_dims}): out_dims is not compatible with the structure of `outputs`. out_dims has "
                              f"structure {tree_flatten(out_dims)[1]} but outputs has structure {result_spec}.")
-        made = [unwrapped(one, level, place, name) for one, place in zip(results, places)]
+        made = [one._maybe_remove_batch_dim(name, vmap_level=level, batch_size=size, out_dim=place) if _is_container(one)
+                else unwrapped(one, level, place, name) for one, place in zip(results, places)]
     return tree_unflatten(made, result_spec)
 
 

@@ -2,6 +2,7 @@
 
 import collections
 
+from .._left_out import attributes as _attributes
 from ..utils._pytree import LeafSpec, PyTree, TreeSpec
 
 FlattenFuncSpec = FlattenFuncExactMatchSpec = collections.abc.Callable
@@ -51,3 +52,4 @@ register_pytree_flatten_spec(collections.namedtuple, _sequence, lambda values, s
 register_pytree_flatten_spec(collections.OrderedDict, _ordered, lambda values, spec: len(values) == spec.num_children)
 
 __all__ = ["PyTree", "TreeSpec", "register_pytree_flatten_spec", "tree_flatten_spec"]
+__getattr__ = _attributes(__name__)

@@ -6,6 +6,7 @@ import warnings
 
 from ._codegen import (  # noqa: F401
     CodeGen, PythonCode, PyTreeInfo, _format_target, _PyTreeCodeGen, inplace_methods, magic_methods, reflectable_magic_methods)
+from .._left_out import attributes as _attributes
 from ._names import Builtin as _CustomBuiltin
 from ._names import Namespace as _Namespace
 from ._names import custom_builtins as _custom_builtins
@@ -360,3 +361,4 @@ def _has_attribute(module, path):
 
 
 __all__ = ["CodeGen", "Graph", "PythonCode"]
+__getattr__ = _attributes(__name__)

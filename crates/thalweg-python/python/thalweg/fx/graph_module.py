@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 
+from .._left_out import attributes as _attributes
 from .. import _core
 from ..nn.module import Module
 from ..nn.parameter import Parameter
@@ -494,3 +495,6 @@ for _own, _kind in (("replace_node", "_replace_hooks"), ("create_node", "_create
     _register, _unregister = _hook_methods(_kind)
     setattr(GraphModule, f"_register_{_own}_hook", _register)
     setattr(GraphModule, f"_unregister_{_own}_hook", _unregister)
+
+
+__getattr__ = _attributes(__name__)

@@ -3,6 +3,8 @@
 import contextlib
 import traceback
 
+from .._left_out import attributes as _attributes
+
 __all__ = [
     "annotate", "format_stack", "get_current_meta", "has_preserved_node_meta", "preserve_node_meta", "reset_grad_fn_seq_nr", "set_current_meta",
     "set_grad_fn_seq_nr", "set_stack_trace"]
@@ -85,3 +87,6 @@ def set_current_meta(node, pass_name=""):
 def get_current_meta():
     """Returns the annotations of the node that is being run."""
     return current_meta
+
+
+__getattr__ = _attributes(__name__)

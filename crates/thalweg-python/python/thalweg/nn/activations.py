@@ -155,11 +155,16 @@ class MultiheadAttention(Module):
         self.out_proj = NonDynamicallyQuantizableLinear(embed_dim, embed_dim, bias, device, dtype)
         for name in ("bias_k", "bias_v"):
             self.register_parameter(name, _empty((1, 1, embed_dim), device, dtype) if add_bias_kv else None)
-            if add_bias_kv:
-                init.xavier_normal_(getattr(self, name))
-        for name in shapes:
-            init.xavier_uniform_(getattr(self, name))
-        if bias:
+        self._reset_parameters()
+
+    def _reset_parameters(self):
+        """Draws new initial values."""
+        for names, draw in ((("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight"), init.xavier_uniform_),
+                            (("bias_k", "bias_v"), init.xavier_normal_)):
+            for name in names:
+                if getattr(self, name) is not None:
+                    draw(getattr(self, name))
+        if self.in_proj_bias is not None:
             init.zeros_(self.in_proj_bias)
             init.zeros_(self.out_proj.bias)
 

@@ -60,6 +60,21 @@ def relu6(input, inplace=False):
     return _elementwise("relu6", inplace, input)
 
 
+def sigmoid(input):
+    """Returns 1 / (1 + exp(-x)) of each element."""
+    return _core.sigmoid(input)
+
+
+def tanh(input):
+    """Returns the hyperbolic tangent of each element."""
+    return _core.tanh(input)
+
+
+def softsign(input):
+    """Returns x / (1 + |x|) of each element."""
+    return _core.softsign(input)
+
+
 def silu(input, inplace=False):
     """Returns x · sigmoid(x) of each element, in place if requested."""
     return _elementwise("silu", inplace, input)

@@ -485,10 +485,14 @@ class _Conv(Module):
             init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input):
+        return self._conv_forward(input, self.weight, self.bias)
+
+    def _conv_forward(self, input, weight, bias):
+        """Convolves with a weight and bias, which subclasses of programs may compute."""
         convolve, padding = getattr(F, f"conv{self._dims}d"), self.padding
         if self.padding_mode != "zeros" and padding != "valid":
             input, padding = F.pad(input, self._reversed_padding_repeated_twice, self.padding_mode), 0
-        return convolve(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return convolve(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self):
         return _written(self)
@@ -531,25 +535,25 @@ class _ConvTranspose(_Conv):
 
     def forward(self, input, output_size=None):
         convolve = getattr(F, f"conv_transpose{self._dims}d")
-        return convolve(input, self.weight, self.bias, self.stride, self.padding, self._extra(input, output_size), self.groups,
-                        self.dilation)
+        extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, self._dims, self.dilation)
+        return convolve(input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation)
 
-    def _extra(self, input, output_size):
+    def _output_padding(self, input, output_size, stride, padding, kernel_size, num_spatial_dims, dilation=None):
         """Returns how many elements are added at the end of each dimension."""
         if output_size is None:
-            return self.output_padding
-        count = 2 if input.dim() == self._dims + 2 else 1
-        output_size = list(output_size)[count:] if len(output_size) == self._dims + count else list(output_size)
-        if len(output_size) != self._dims:
-            raise ValueError(f"ConvTranspose{self._dims}D: for {input.dim()}D input, output_size must have {self._dims} or {self._dims + count} "
+            return _tuple(self.output_padding, num_spatial_dims)
+        dims, dilation = num_spatial_dims, dilation or (1,) * num_spatial_dims
+        count = 2 if input.dim() == dims + 2 else 1
+        output_size = list(output_size)[count:] if len(output_size) == dims + count else list(output_size)
+        if len(output_size) != dims:
+            raise ValueError(f"ConvTranspose{dims}D: for {input.dim()}D input, output_size must have {dims} or {dims + count} "
                              f"elements (got {len(output_size)})")
         extra = []
         for dim, wanted in enumerate(output_size):
-            least = ((input.shape[dim - self._dims] - 1) * self.stride[dim] - 2 * self.padding[dim]
-                     + self.dilation[dim] * (self.kernel_size[dim] - 1) + 1)
-            if not least <= wanted < least + self.stride[dim]:
+            least = (input.shape[dim - dims] - 1) * stride[dim] - 2 * padding[dim] + dilation[dim] * (kernel_size[dim] - 1) + 1
+            if not least <= wanted < least + stride[dim]:
                 raise ValueError(f"requested an output size of {output_size}, but valid sizes of dimension {dim} range from {least} to "
-                                 f"{least + self.stride[dim] - 1}")
+                                 f"{least + stride[dim] - 1}")
             extra.append(wanted - least)
         return extra
 

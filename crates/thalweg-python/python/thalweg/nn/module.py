@@ -19,10 +19,11 @@ _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always
 class Module(States):
     """A part of a network: parameters, buffers and submodules as attributes, and a `forward`."""
 
-    training = True
-    dump_patches = False
-    call_super_init = False
-    _version = 1
+    # Libraries read the annotations of modules, which subclasses without their own have from here.
+    training: bool = True
+    dump_patches: bool = False
+    call_super_init: bool = False
+    _version: int = 1
     _compiled_call_impl = None
 
     def __init__(self, *args, **kwargs):

@@ -33,12 +33,14 @@ class _Layer(Module):
         self.linear2 = Linear(dim_feedforward, d_model, bias=bias, **factory)
         self.activation = _activation(activation)
 
-    def _attend(self, attention, dropout, x, other, mask, padding, is_causal):
-        attended, _ = attention(x, other, other, attn_mask=mask, key_padding_mask=padding, is_causal=is_causal, need_weights=False)
-        return dropout(attended)
+    # Subclasses of programs call and replace the parts of a layer by PyTorch's names.
+    def _sa_block(self, x, attn_mask, key_padding_mask, is_causal=False):
+        """Returns the attention of a sequence to itself."""
+        return self.dropout1(self.self_attn(x, x, x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=False)[0])
 
-    def _feed_forward(self, x, dropout):
-        return dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+    def _ff_block(self, x):
+        """Returns the result of the feed-forward network."""
+        return self._last_dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
 
 class TransformerEncoderLayer(_Layer):
@@ -55,15 +57,15 @@ class TransformerEncoderLayer(_Layer):
         self.norm2 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
         self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
 
+    _last_dropout = property(lambda self: self.dropout2)
+
     def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
-        def attend(x):
-            return self._attend(self.self_attn, self.dropout1, x, x, src_mask, src_key_padding_mask, is_causal)
         x = src
         if self.norm_first:
-            x = x + attend(self.norm1(x))
-            return x + self._feed_forward(self.norm2(x), self.dropout2)
-        x = self.norm1(x + attend(x))
-        return self.norm2(x + self._feed_forward(x, self.dropout2))
+            x = x + self._sa_block(self.norm1(x), src_mask, src_key_padding_mask, is_causal=is_causal)
+            return x + self._ff_block(self.norm2(x))
+        x = self.norm1(x + self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal))
+        return self.norm2(x + self._ff_block(x))
 
 
 class TransformerDecoderLayer(_Layer):
@@ -82,21 +84,23 @@ class TransformerDecoderLayer(_Layer):
         for number in (1, 2, 3):
             setattr(self, f"dropout{number}", Dropout(dropout))
 
+    _last_dropout = property(lambda self: self.dropout3)
+
     def forward(self, tgt, memory, tgt_mask=None, memory_mask=None, tgt_key_padding_mask=None, memory_key_padding_mask=None,
                 tgt_is_causal=False, memory_is_causal=False):
-        def attend(x):
-            return self._attend(self.self_attn, self.dropout1, x, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
-
-        def look(x):
-            return self._attend(self.multihead_attn, self.dropout2, x, memory, memory_mask, memory_key_padding_mask, memory_is_causal)
         x = tgt
         if self.norm_first:
-            x = x + attend(self.norm1(x))
-            x = x + look(self.norm2(x))
-            return x + self._feed_forward(self.norm3(x), self.dropout3)
-        x = self.norm1(x + attend(x))
-        x = self.norm2(x + look(x))
-        return self.norm3(x + self._feed_forward(x, self.dropout3))
+            x = x + self._sa_block(self.norm1(x), tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+            x = x + self._mha_block(self.norm2(x), memory, memory_mask, memory_key_padding_mask, memory_is_causal)
+            return x + self._ff_block(self.norm3(x))
+        x = self.norm1(x + self._sa_block(x, tgt_mask, tgt_key_padding_mask, tgt_is_causal))
+        x = self.norm2(x + self._mha_block(x, memory, memory_mask, memory_key_padding_mask, memory_is_causal))
+        return self.norm3(x + self._ff_block(x))
+
+    def _mha_block(self, x, mem, attn_mask, key_padding_mask, is_causal=False):
+        """Returns the attention of a sequence to the encoder's output."""
+        attended, _ = self.multihead_attn(x, mem, mem, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=False)
+        return self.dropout2(attended)
 
 
 class TransformerEncoder(Module):
@@ -151,10 +155,14 @@ class Transformer(Module):
             TransformerEncoderLayer(*options, **factory), num_encoder_layers, norm())
         self.decoder = custom_decoder if custom_decoder is not None else TransformerDecoder(
             TransformerDecoderLayer(*options, **factory), num_decoder_layers, norm())
+        self._reset_parameters()
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+
+    def _reset_parameters(self):
+        """Draws new initial values of all matrices."""
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 init.xavier_uniform_(parameter)
-        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
 
     def forward(self, src, tgt, src_mask=None, tgt_mask=None, memory_mask=None, src_key_padding_mask=None, tgt_key_padding_mask=None,
                 memory_key_padding_mask=None, src_is_causal=None, tgt_is_causal=None, memory_is_causal=False):

@@ -77,6 +77,12 @@ class Optimizer:
         for name in _HOOKS:
             self.__dict__.setdefault(name, collections.OrderedDict())
 
+    @staticmethod
+    def _group_tensors_by_device_and_dtype(tensorlistlist, with_indices=False):
+        """Returns lists of tensors of one device and dtype each."""
+        from ..utils._foreach_utils import _group_tensors_by_device_and_dtype
+        return _group_tensors_by_device_and_dtype(tensorlistlist, with_indices)
+
     def __getstate__(self):
         return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
 

@@ -4,10 +4,11 @@ import itertools
 import multiprocessing
 import types
 import typing
+import warnings
 
 from . import _utils  # noqa: F401
 from ._utils.collate import default_collate, default_convert
-from ._utils.fetch import Fetcher
+from ._utils.fetch import _DatasetKind
 from ._utils.pin_memory import pin_memory as _pinned
 from ._utils.processes import _MultiProcessingDataLoaderIter
 from ._utils.worker import get_worker_info  # noqa: F401
@@ -23,27 +24,46 @@ class _InfiniteConstantSampler(Sampler):
 
 
 class _BaseDataLoaderIter:
-    """One pass over a loader. After an error in creating a sample, the caller may continue the pass."""
+    """One pass over a loader. After an error in creating a sample, the caller may continue the pass. Libraries replace parts of it by PyTorch's names."""
 
     def __init__(self, loader):
-        self._loader, self._dataset, self._num_yielded = loader, loader.dataset, 0
-        self._sampler_iter = iter(loader._index_sampler)
-        self._fetcher = Fetcher(loader.dataset, loader._is_iterable, loader._auto_collation, loader.collate_fn, loader.drop_last)
+        self._dataset, self._dataset_kind, self._index_sampler = loader.dataset, loader._dataset_kind, loader._index_sampler
+        self._auto_collation, self._drop_last, self._collate_fn = loader._auto_collation, loader.drop_last, loader.collate_fn
+        self._num_workers, self._pin_memory = loader.num_workers, loader.pin_memory
+        self._reset(loader)
+
+    def _reset(self, loader, first_iter=False):
+        """Begins a pass."""
+        self._num_yielded, self._sampler_iter = 0, iter(self._index_sampler)
 
     def __iter__(self):
         return self
 
+    def _next_index(self):
+        return next(self._sampler_iter)
+
+    def _next_data(self):
+        raise NotImplementedError
+
     def __next__(self):
-        batch = self._fetcher.fetch(next(self._sampler_iter))
+        batch = self._next_data()
         self._num_yielded += 1
-        return _pinned(batch) if self._loader.pin_memory else batch
+        return batch
 
     def __len__(self):
-        return len(self._loader._index_sampler)
+        return len(self._index_sampler)
 
 
 class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
     """One pass over a loader in the program's own thread."""
+
+    def __init__(self, loader):
+        super().__init__(loader)
+        self._dataset_fetcher = _DatasetKind.create_fetcher(self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+
+    def _next_data(self):
+        batch = self._dataset_fetcher.fetch(self._next_index())
+        return _pinned(batch) if self._pin_memory else batch
 
 
 def _check_workers(num_workers, timeout, prefetch_factor, persistent_workers):
@@ -98,9 +118,10 @@ class DataLoader:
         self.timeout, self.worker_init_fn, self.prefetch_factor = timeout, worker_init_fn, prefetch_factor
         self.persistent_workers, self.pin_memory_device, self.in_order = persistent_workers, pin_memory_device, in_order
         self.multiprocessing_context, self._iterator = multiprocessing_context, None
-        self._is_iterable = isinstance(dataset, IterableDataset)
+        self._dataset_kind = _DatasetKind.Iterable if isinstance(dataset, IterableDataset) else _DatasetKind.Map
+        self._IterableDataset_len_called = None
         for name, value in (("shuffle", shuffle or None), ("sampler", sampler), ("batch_sampler", batch_sampler)):
-            if self._is_iterable and value is not None:
+            if self._dataset_kind == _DatasetKind.Iterable and value is not None:
                 raise ValueError(f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}; the dataset has "
                                  "an order of its own")
         if sampler is not None and shuffle:
@@ -109,7 +130,7 @@ class DataLoader:
             raise ValueError("batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
-        if sampler is None and self._is_iterable:
+        if sampler is None and self._dataset_kind == _DatasetKind.Iterable:
             sampler = _InfiniteConstantSampler()
         elif sampler is None:
             sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
@@ -149,6 +170,9 @@ class DataLoader:
         return self.batch_sampler if self._auto_collation else self.sampler
 
     def _get_iterator(self):
+        if self.pin_memory and self.pin_memory_device:
+            warnings.warn("pin_memory_device is deprecated, the current accelerator will be used as the device,"
+                          f"ignore pin_memory_device='{self.pin_memory_device}'.", stacklevel=3)
         return _SingleProcessDataLoaderIter(self) if self.num_workers == 0 else _MultiProcessingDataLoaderIter(self)
 
     def __iter__(self):
@@ -161,8 +185,8 @@ class DataLoader:
         return self._iterator
 
     def __len__(self):
-        if self._is_iterable:
-            count = len(self.dataset)
+        if self._dataset_kind == _DatasetKind.Iterable:
+            count = self._IterableDataset_len_called = len(self.dataset)
             if self.batch_size is None:
                 return count
             return count // self.batch_size if self.drop_last else -(-count // self.batch_size)

@@ -29,3 +29,14 @@ class Fetcher:
             if not rows or self.drop_last:
                 raise StopIteration
         return self.collate_fn(rows)
+
+
+class _DatasetKind:
+    """The kinds of datasets: with and without indices. Libraries have loaders of their own, which name a kind."""
+
+    Map, Iterable = 0, 1
+
+    @staticmethod
+    def create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last):
+        """Returns what makes the batches of a dataset."""
+        return Fetcher(dataset, kind == _DatasetKind.Iterable, auto_collation, collate_fn, drop_last)

@@ -9,6 +9,7 @@ from multiprocessing import connection
 
 from .... import _core
 from . import worker
+from .fetch import _DatasetKind
 from .pin_memory import pin_memory
 
 
@@ -30,7 +31,7 @@ class Workers:
         dataset, collate_fn, init = worker.frozen(values) if is_forked else values
         options = {
             "dataset": dataset, "collate_fn": collate_fn, "init": init, "seed": seed, "count": loader.num_workers,
-            "is_iterable": loader._is_iterable, "auto_collation": loader._auto_collation, "drop_last": loader.drop_last}
+            "is_iterable": loader._dataset_kind == _DatasetKind.Iterable, "auto_collation": loader._auto_collation, "drop_last": loader.drop_last}
         is_torch = sys.modules.get("torch") is sys.modules[__name__.partition(".")[0]]
         self.processes, self.queues, self.pipes = [], [], []
         for number in range(loader.num_workers):
@@ -139,7 +140,7 @@ class _MultiProcessingDataLoaderIter:
 
     def _awaited(self):
         own = self._numbers.get(self._next)
-        return "" if own is None or self._loader._is_iterable else f" while worker {own[0]} fetched the batch of indices {worker._shown(own[1])}"
+        return "" if own is None or self._loader._dataset_kind == _DatasetKind.Iterable else f" while worker {own[0]} fetched the batch of indices {worker._shown(own[1])}"
 
     def _died(self, number):
         """Raises for a worker that has ended."""
@@ -147,7 +148,7 @@ class _MultiProcessingDataLoaderIter:
         process.join(timeout=1.0)
         code = process.exitcode
         place = next((place for place in sorted(self._numbers) if self._numbers[place][0] == number and place not in self._made), None)
-        what = "" if place is None or self._loader._is_iterable else f" while it fetched the batch of indices {worker._shown(self._numbers[place][1])}"
+        what = "" if place is None or self._loader._dataset_kind == _DatasetKind.Iterable else f" while it fetched the batch of indices {worker._shown(self._numbers[place][1])}"
         reason = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         pid = process.pid
         self._shutdown_workers()

@@ -136,10 +136,18 @@ class _SummaryWriter:
         self.add_image(tag, row.astype(numpy.uint8) if array.max() > 1.0 else row, global_step, walltime, "HWC")
 
     def add_hparams(self, hparam_dict, metric_dict, hparam_domain_discrete=None, run_name=None, global_step=None):
-        """Adds hyperparameters as text, and metrics as numbers."""
-        self.add_text("hparams", "\n\n".join(f"{name}: {value}" for name, value in hparam_dict.items()), global_step)
+        """Adds hyperparameters and metrics, as a run of their own."""
+        from .summary import hparams
+        folder = os.path.join(self.log_dir, run_name or str(time.time()))
+        for summary in hparams(hparam_dict, metric_dict, hparam_domain_discrete):
+            self._writer(folder).add_summary(summary)
         for name, value in metric_dict.items():
-            self.add_scalar(name, value, global_step)
+            self._add(name, global_step, None, folder, simple_value=_number(value))
+
+    def _get_file_writer(self):
+        """Returns the event file of the folder, which is opened again after `close`."""
+        self.file_writer = self._writer(self.log_dir)
+        return self.file_writer
 
     def add_figure(self, tag, figure, global_step=None, close=True, walltime=None):
         """Adds a figure of matplotlib."""
@@ -160,8 +168,8 @@ class _SummaryWriter:
 
     def close(self):
         """Writes what has been added, and closes the files."""
-        for writer in self._writers.values():
-            writer.close()
+        while self._writers:
+            self._writers.popitem()[1].close()
 
     def __enter__(self):
         return self
