@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
+use rustc_hash::FxBuildHasher;
+use thalweg::Device;
 use thalweg::runtime::{CommandList, DevicePointer, Label, backends, command_list};
 use thalweg::tensor::compile;
-use thalweg::Device;
-use rustc_hash::FxBuildHasher;
 use thalweg_lock::Mutex;
 
 use crate::exchange::Exchange;
