@@ -52,7 +52,9 @@ impl Decoder {
             Form::Gpt2 => (heads, 4 * features, 4 * features),
             Form::Llama(shared) => {
                 let hidden = (features * 8 / 3).next_multiple_of(256);
-                ((heads / shared).max(1), hidden, 2 * hidden)
+                // As many heads of keys, or a few more, as divide the others.
+                let keys = (heads / shared..=heads).find(|&keys| keys > 0 && heads.is_multiple_of(keys));
+                (keys.unwrap_or(heads), hidden, 2 * hidden)
             }
         };
         let layer = || -> Result<Vec<Tensor>> {

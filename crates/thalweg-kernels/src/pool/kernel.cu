@@ -52,6 +52,18 @@ static __device__ __forceinline__ range windows_of(const arguments& x, u32 axis,
     return {i32(first), lower(i32(u32(padded) / u32(stride)) + 1, windows)};
 }
 
+// Elements of a row of a window that are loaded before the first is used.
+#define ABREAST 4
+
+// The elements of a window along an axis that are points of the plane.
+static __device__ __forceinline__ range inside(const arguments& x, u32 axis, i32 first) {
+    const i32 dilation = i32(x.dilation[axis]), kernel = i32(x.kernel[axis]), rest = i32(x.extents[axis]) - first;
+    if (dilation == 1) {
+        return {higher(-first, 0), lower(kernel, rest)};
+    }
+    return {first < 0 ? i32(u32(-first + dilation - 1) / u32(dilation)) : 0, rest <= 0 ? 0 : lower(kernel, i32(u32(rest + dilation - 1) / u32(dilation)))};
+}
+
 // What an average over a window divides by along one axis.
 static __device__ __forceinline__ i32 span(const arguments& x, u32 axis, i32 window) {
     const i32 extent = i32(x.extents[axis]), padding = i32(x.padding[axis]);
@@ -76,29 +88,32 @@ static __device__ __forceinline__ void of_window(const arguments& x, u64 plane, 
     for (u32 axis = 0; axis < 3; ++axis) {
         first[axis] = at[axis] * i32(x.stride[axis]) - i32(x.padding[axis]);
     }
-    const i32 depth = i32(x.extents[0]), height = i32(x.extents[1]), width = i32(x.extents[2]);
+    const i32 height = i32(x.extents[1]), width = i32(x.extents[2]);
+    const range of_z = inside(x, 0, first[0]), of_y = inside(x, 1, first[1]), of_x = inside(x, 2, first[2]);
     Sum sum = Sum(0), greatest = -INFINITE;
     i32 found = 0x7fffffff;
-    for (i32 k = 0; k < i32(x.kernel[0]); ++k) {
+    for (i32 k = of_z.first; k < of_z.end; ++k) {
         const i32 z = first[0] + k * i32(x.dilation[0]);
-        if (z < 0 || z >= depth) {
-            continue;
-        }
-        for (i32 j = 0; j < i32(x.kernel[1]); ++j) {
-            const i32 y = first[1] + j * i32(x.dilation[1]);
-            if (y < 0 || y >= height) {
-                continue;
-            }
-            const i32 row = (z * height + y) * width;
-            for (i32 i = 0; i < i32(x.kernel[2]); ++i) {
-                const i32 column = first[2] + i * i32(x.dilation[2]);
-                if (column >= 0 && column < width) {
-                    const Sum value = LOAD(source[u32(row + column) * inner]);
-                    if (!IS_GREATEST) {
-                        sum += value;
-                    } else if (value > greatest || found == 0x7fffffff || (value != value && greatest == greatest)) {
-                        greatest = value;
-                        found = row + column;
+        for (i32 j = of_y.first; j < of_y.end; ++j) {
+            const i32 row = (z * height + first[1] + j * i32(x.dilation[1])) * width + first[2];
+            for (i32 start = of_x.first; start < of_x.end; start += ABREAST) {
+                Sum values[ABREAST];
+                #pragma unroll
+                for (i32 i = 0; i < ABREAST; ++i) {
+                    if (start + i < of_x.end) {
+                        values[i] = LOAD(source[u32(row + (start + i) * i32(x.dilation[2])) * inner]);
+                    }
+                }
+                #pragma unroll
+                for (i32 i = 0; i < ABREAST; ++i) {
+                    if (start + i < of_x.end) {
+                        const Sum value = values[i];
+                        if (!IS_GREATEST) {
+                            sum += value;
+                        } else if (value > greatest || found == 0x7fffffff || (value != value && greatest == greatest)) {
+                            greatest = value;
+                            found = row + (start + i) * i32(x.dilation[2]);
+                        }
                     }
                 }
             }

@@ -139,7 +139,7 @@ fn added_and_normed(row: Tensor, branch: Option<Tensor>, norm: Affine<'_>, eps: 
     }
 }
 
-/// What a model's decoder is made of, with the weights in its dtype.
+/// The parts of a decoder, with the weights in its dtype.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub tokens: Tensor,

@@ -21,14 +21,11 @@ macro_rules! activations_table {
                 numbers: [],
                 complex: "thalweg::sigmoid_of_complex",
             }
-            /// x · sigmoid(x).
+            /// x · sigmoid(x). An infinite exponential gives 0.
             silu(x) Floating {
-                body: {
-                    let negative = x.lt(0.0);
-                    let small = negative.select(x, -x).exp();
-                    x * (negative.select(small, x.like(1.0)) / (1.0 + small))
-                },
+                body: x / (1.0 + (-x).exp()),
                 gradients(g): [{
+                    // e^−|x|, whose derivative does not overflow either.
                     let negative = x.lt(0.0);
                     let small = negative.select(x, -x).exp();
                     let share = negative.select(small, x.like(1.0)) / (1.0 + small);

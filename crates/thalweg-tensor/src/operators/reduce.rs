@@ -684,5 +684,22 @@ fn along(call: &Call<'_>, operator: &BuiltIn, dtype: Option<DType>) -> Result<Te
         let result = run(call, operator, &x.unsqueeze(0)?, &SmallVec::from_slice(&[0]), &[])?;
         return result[0].squeeze(0).map(single);
     }
+    if is_of_few_columns(x, dimension[0]) {
+        return run(call, operator, &x.contiguous()?, &dimension, &[]);
+    }
     run(call, operator, x, &dimension, &[])
+}
+
+/// The number of columns from which on blocks of neighbouring columns fill a GPU, and the points of a column from which on a copy
+/// in rows pays.
+const MANY_COLUMNS: usize = 1024;
+const LONG_COLUMN: usize = 1024;
+
+/// Returns whether a tensor's last dimension is one of few long columns in memory: as rows, they have more blocks.
+fn is_of_few_columns(x: &Tensor, dimension: usize) -> bool {
+    let points = x.shape()[dimension];
+    dimension + 1 == x.rank()
+        && points >= LONG_COLUMN
+        && x.layout().strides()[dimension] > 1
+        && x.elements() / points < MANY_COLUMNS
 }

@@ -201,8 +201,8 @@ fn affine([weight, bias]: &[Tensor; 2], has: bool) -> Affine<'_> {
     Affine { weight, bias: has.then_some(bias) }
 }
 
-#[test]
-fn layers_of_every_form_in_one_kernel_are_near_those_of_operators_in_f32() {
+/// Returns forms of layers, most of which only the streamed kernel takes.
+fn forms() -> Vec<Form> {
     let plain = Form {
         features: 64,
         hidden: 96,
@@ -213,10 +213,10 @@ fn layers_of_every_form_in_one_kernel_are_near_those_of_operators_in_f32() {
         is_turned: true,
         has_biases: false,
     };
-    let forms = [
+    vec![
         plain,
         Form { heads: [4, 1], is_turned: false, has_biases: true, ..plain },
-        // Heads of more or fewer features than the row, and widths that are no power of two.
+        // Heads of more or fewer features than the row, and widths that are not powers of two.
         Form { features: 160, heads: [2, 2], width: 48, is_centred: true, is_gated: false, ..plain },
         Form { features: 32, hidden: 352, heads: [3, 3], width: 128, ..plain },
         // Layers that are too large to be held, and GPT-2's without a bias.
@@ -240,10 +240,14 @@ fn layers_of_every_form_in_one_kernel_are_near_those_of_operators_in_f32() {
             is_turned: false,
             has_biases: false,
         },
-    ];
+    ]
+}
+
+#[test]
+fn layers_of_every_form_in_one_kernel_are_near_those_of_operators_in_f32() {
     let context = 9;
     for (form, dtype) in
-        forms.into_iter().flat_map(|form| [DType::F16, DType::Bf16].map(|dtype| (form, dtype)))
+        forms().into_iter().flat_map(|form| [DType::F16, DType::Bf16].map(|dtype| (form, dtype)))
     {
         let bound = if dtype == DType::F16 { 2e-3 } else { 2e-2 };
         let count = if form.features > 1000 { 1 } else { 2 };
