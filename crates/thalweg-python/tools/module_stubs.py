@@ -226,7 +226,24 @@ def module_stub(module, path, functions=()):
             for target in targets:
                 if isinstance(target, ast.Name) and hasattr(running, target.id):
                     lines += assigned(target.id, getattr(running, target.id), node, module)
-    return completed(lines, tree) + "\n"
+    return completed(lines + made(lines, tree, running), tree) + "\n"
+
+
+def made(lines, tree, running):
+    """Returns the lines of the public names that a module makes when it is imported (`globals().update`)."""
+    if not any(isinstance(node, ast.Name) and node.id == "globals" for node in ast.walk(tree)):
+        return []
+    stub, known = ast.parse("\n".join(lines)), set()
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            known |= set(vars(importlib.import_module(f"{'.' * node.level}{node.module or ''}", running.__spec__.parent)))
+        elif isinstance(node, ast.ImportFrom):
+            known |= {alias.asname or alias.name for alias in node.names}
+        known |= {node.name} if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else set()
+        known |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+    imported_names = {alias.asname or alias.name for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    return [f"{name}: Any" for name, value in vars(running).items() if not name.startswith("_") and name not in known | imported_names
+            and not isinstance(value, types.ModuleType) and not keyword.iskeyword(name)]
 
 
 def completed(lines, tree):
