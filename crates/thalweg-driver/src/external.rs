@@ -65,7 +65,8 @@ impl ExternalMemory {
     }
 
     /// Declares that the memory is reused in the order of the stream on which it is used first, as the allocators of
-    /// frameworks do: its owner may be dropped as soon as that stream's work is queued, before it is done.
+    /// frameworks do: its owner may be dropped as soon as that stream's work is queued, before it is done. Until then nothing else
+    /// uses the memory, so that work on it may be put off.
     ///
     /// # Safety
     /// Work that uses the memory after its owner was dropped is queued to that stream, or ordered after it.

@@ -11,9 +11,13 @@
 //! - the kernel keeps its form: vectors are not narrower than those of both, rows that stayed in registers still do, and the number of
 //!   operands and expressions is bounded.
 
+use std::borrow::Cow;
+use std::cell::{OnceCell, RefCell};
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::compose::{Part, Source, compose};
 use thalweg_ir::{
@@ -390,14 +394,14 @@ impl Pair<'_> {
         outputs: &[&Placed],
         memories: &[Memory],
     ) -> Loop {
-        let mut body = compose(&parts[0], &parts[1], described);
-        let used: Vec<usize> = (0..inputs.len()).filter(|&input| body.uses_input(input)).collect();
-        renumber_inputs(&mut body, &used);
+        let id = self.id(parts);
+        let composed = composition(id, || self.composed(parts, described));
+        let Composition { body, used, name } = &*composed;
         let (rows, inner) = self.embedding.extents.split_at(self.embedding.rows);
         let narrow = |extents: &[u64]| extents.iter().map(|&extent| extent as usize).collect();
         let launch = LoopLaunch {
-            id: self.id(parts, &used),
-            name: joined_name(&self.first.launch.name, &self.second.launch.name).into(),
+            id,
+            name: name.clone(),
             compute: self.loop_of(self.host_is_first).launch.compute,
             rows: narrow(rows),
             inner: narrow(inner),
@@ -406,7 +410,7 @@ impl Pair<'_> {
                 .collect(),
             scalars: SmallVec::new(),
             lanes: None,
-            body: body.into(),
+            body: Arc::clone(body),
         };
         let mut fused = Loop {
             members: self.first.members.iter().chain(&self.second.members).copied().collect(),
@@ -417,14 +421,25 @@ impl Pair<'_> {
             touched: SmallVec::new(),
             alignment_bytes: 1,
             is_fusable: true,
+            class: OnceCell::new(),
         };
         fused.members.sort_unstable();
         fused.settle(memories);
         fused
     }
 
+    /// Composes the bodies.
+    fn composed(&self, parts: &[Part<'_>; 2], described: &[Input]) -> Composition {
+        let mut body = compose(&parts[0], &parts[1], described);
+        let used: SmallVec<[usize; 16]> =
+            (0..described.len()).filter(|&input| body.uses_input(input)).collect();
+        renumber_inputs(&mut body, &used);
+        let name = joined_name(&self.first.launch.name, &self.second.launch.name).into();
+        Composition { body: body.into(), used, name }
+    }
+
     /// Returns a number that distinguishes the composition from every other one of its dtypes.
-    fn id(&self, parts: &[Part<'_>; 2], used: &[usize]) -> u64 {
+    fn id(&self, parts: &[Part<'_>; 2]) -> u64 {
         let mut hash = Hash(0x7468_616c_7765_6721);
         for (part, of) in parts.iter().zip([self.first, self.second]) {
             hash.add(of.launch.id);
@@ -451,9 +466,42 @@ impl Pair<'_> {
             }
             hash.add(u64::MAX);
         }
-        used.iter().for_each(|&input| hash.add(input as u64));
         hash.0
     }
+}
+
+/// The body of two loops that are fused. It does not depend on their sizes.
+struct Composition {
+    body: Arc<Body>,
+    /// The inputs that it reads, of all inputs of the two loops.
+    used: SmallVec<[usize; 16]>,
+    name: Cow<'static, str>,
+}
+
+/// The number of compositions that a thread keeps.
+const COMPOSITIONS_KEPT: usize = 1 << 11;
+
+thread_local! {
+    /// The compositions that this thread has made, by their ids.
+    static COMPOSITIONS: RefCell<FxHashMap<u64, Rc<Composition>>> = RefCell::default();
+}
+
+/// Returns the composition with an id, made once.
+fn composition(id: u64, make: impl FnOnce() -> Composition) -> Rc<Composition> {
+    let known = COMPOSITIONS.try_with(|known| known.borrow().get(&id).cloned());
+    if let Ok(Some(known)) = known {
+        return known;
+    }
+    let made = Rc::new(make());
+    // A thread whose thread-local variables are already destroyed keeps nothing.
+    let _ = COMPOSITIONS.try_with(|known| {
+        let mut known = known.borrow_mut();
+        if known.len() >= COMPOSITIONS_KEPT {
+            known.clear();
+        }
+        known.insert(id, Rc::clone(&made));
+    });
+    made
 }
 
 /// A hash of words.
@@ -512,6 +560,7 @@ fn accepted(mut fused: Loop, members: [&Loop; 2], machine: &Machine) -> Result<L
     let mut class = planned(&fused)?;
     if let Some(&first) = wanted.iter().find(|wanted| **wanted != order(&class)) {
         fused.launch.lanes = Some(first.0);
+        fused.class = OnceCell::new();
         class = planned(&fused)?;
     }
     if wanted.iter().any(|wanted| *wanted != order(&class)) {

@@ -1,5 +1,7 @@
 //! [`Loop`]: a loop of a segment, in its canonical form.
 
+use std::cell::OnceCell;
+
 use smallvec::{SmallVec, smallvec};
 use thalweg_ir::{Binary, Class, Dimensions, Node as Expression, OutputPlace, Shape};
 use thalweg_ops::Placement;
@@ -29,6 +31,8 @@ pub(crate) struct Loop {
     pub alignment_bytes: u64,
     /// Whether it may become a part of another loop.
     pub is_fusable: bool,
+    /// The class for which the planner would compile it, once that is known.
+    pub class: OnceCell<Option<Class>>,
 }
 
 impl Loop {
@@ -49,6 +53,7 @@ impl Loop {
             touched: SmallVec::new(),
             alignment_bytes: 1,
             is_fusable: !scatters && body.report.is_none() && !is_empty && !has_idle_inner,
+            class: OnceCell::new(),
             launch,
         };
         made.is_fusable &= body_outputs(&made.launch).all(|strides| is_injective(&strides));
@@ -135,10 +140,13 @@ impl Loop {
         }
     }
 
-    /// Returns the class for which the planner would compile the loop.
+    /// Returns the class for which the planner would compile the loop on a machine, which is one machine for all calls.
     pub fn class(&self, machine: &Machine) -> Option<Class> {
-        let plan = self.launch.plan(self.alignment_bytes, machine.shared_memory_bytes, machine.has_clusters);
-        plan.ok().map(|plan| plan.class)
+        *self.class.get_or_init(|| {
+            let plan =
+                self.launch.plan(self.alignment_bytes, machine.shared_memory_bytes, machine.has_clusters);
+            plan.ok().map(|plan| plan.class)
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! [`Segment`]: launches in program order, with the memory that each reads and writes.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use thalweg_ir::{Body, DType};
 use thalweg_ops::Placement;
@@ -40,7 +42,7 @@ pub struct Operand {
 #[derive(Clone, Debug)]
 pub struct Node {
     /// The launch. Its numbers have no influence on the program, but for whether they are those of another node.
-    pub launch: LoopLaunch,
+    pub launch: Arc<LoopLaunch>,
     /// The operands that are read, one per input of the body.
     pub inputs: SmallVec<[Operand; 4]>,
     /// The operands that are written, one per output of the body.

@@ -41,6 +41,7 @@ mod native;
 pub mod next_token;
 pub mod one_query;
 mod operands;
+pub mod pad_rows;
 mod panels;
 pub mod pool;
 pub mod random;
@@ -79,6 +80,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(extremum_columns::sources());
     all.extend(extremum_place::sources());
     all.extend(gather::sources());
+    all.extend(pad_rows::sources());
     all.extend(grid_sample::sources());
     all.extend(histogram::sources());
     all.extend(join::sources());

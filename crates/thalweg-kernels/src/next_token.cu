@@ -67,17 +67,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
     }
     // While the first weights are on their way.
     f32 sum = 0.0f, square = 0.0f;
+    const bool is_centred = x.norm_bias != nullptr;
     for (u32 at = thread; at < features; at += 32 * WARPS) {
         sum = sum + LOAD(x.x[at]);
     }
-    const f32 mean = over_block(sum, parts) / f32(features);
+    const f32 mean = is_centred ? over_block(sum, parts) / f32(features) : 0.0f;
     for (u32 at = thread; at < features; at += 32 * WARPS) {
         const f32 off = LOAD(x.x[at]) - mean;
         square = fmaf(off, off, square);
     }
     const f32 factor = rsqrtf(over_block(square, parts) / f32(features) + __uint_as_float(u32(x.eps)));
     for (u32 at = thread; at < features; at += 32 * WARPS) {
-        row[at] = STORE(fmaf((LOAD(x.x[at]) - mean) * factor, LOAD(x.norm_weight[at]), LOAD(x.norm_bias[at])));
+        row[at] = STORE(fmaf((LOAD(x.x[at]) - mean) * factor, LOAD(x.norm_weight[at]), is_centred ? LOAD(x.norm_bias[at]) : 0.0f));
     }
     __syncthreads();
     unsigned long long best = 0;

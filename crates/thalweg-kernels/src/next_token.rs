@@ -51,7 +51,7 @@ pub struct NextTokenAddresses {
     pub row: DevicePointer,
     /// The head's weights (tokens, features).
     pub weight: DevicePointer,
-    /// Weight and bias of the layer norm (features).
+    /// Weight and bias of the layer norm (features); without a bias, null, it is a root-mean-square norm.
     pub norm: [DevicePointer; 2],
     /// The token, one int64, which is written.
     pub token: DevicePointer,
@@ -152,7 +152,7 @@ impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
             Access::read(row, row_bytes),
             Access::read(weight, count * row_bytes),
             Access::read(norm[0], row_bytes),
-            Access::read(norm[1], row_bytes),
+            Access::read(norm[1], if norm[1].address() == 0 { 0 } else { row_bytes }),
             Access::write(token, 8),
             Access::read_write(position, 8),
             Access::read_write(meeting, NextToken::MEETING_BYTES),
@@ -189,7 +189,8 @@ fn likeliest<T: Element>(
     at: &NextTokenAddresses,
 ) -> Result<usize, HostFault> {
     let features = sizes.features as usize;
-    let norm = [launch.read::<T>(at.norm[0], features)?, launch.read::<T>(at.norm[1], features)?];
+    let bias = if at.norm[1].address() == 0 { 0 } else { features };
+    let norm = [launch.read::<T>(at.norm[0], features)?, launch.read::<T>(at.norm[1], bias)?];
     let eps = f32::from_bits(sizes.eps_bits as u32);
     let row: Vec<T> = FewRows::normalized(launch.read::<T>(at.row, features)?, norm, eps);
     let row: Vec<f32> = row.iter().map(|x| x.to_f64() as f32).collect();

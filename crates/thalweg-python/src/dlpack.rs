@@ -367,7 +367,7 @@ fn _from_dlpack<'py>(
             let index = other.device.index as u32;
             let address = other.data as u64 + other.offset_bytes;
             let is_read_only = taken.is_read_only();
-            let made = over(py, address, &shape, &strides, dtype, index, external(taken))?;
+            let made = over(py, address, &shape, &strides, dtype, &cuda(py, index)?, external(taken))?;
             if is_read_only { run(py, || crate::convert::cloned(&made))? } else { made }
         }
         kind => return Err(left_out(format!("DLPack's device {kind} is none that Thalweg has"))),
@@ -389,7 +389,7 @@ pub fn over(
     shape: &[usize],
     strides: &[i64],
     dtype: DType,
-    index: u32,
+    device: &Device,
     memory: impl FnOnce(DevicePointer, u64) -> ExternalMemory + Send,
 ) -> PyResult<Tensor> {
     let steps: Vec<usize> = (strides.iter())
@@ -403,7 +403,12 @@ pub fn over(
         .sum();
     let bytes = (last as u64).saturating_add(1).saturating_mul(dtype.size_bytes() as u64);
     let memory = memory(DevicePointer::new(address), bytes);
-    run(py, || Tensor::from_external(shape, &steps, dtype, &Device::cuda(index)?, memory))
+    run(py, || Tensor::from_external(shape, &steps, dtype, device, memory))
+}
+
+/// Returns a GPU by its number.
+fn cuda(py: Python<'_>, index: u32) -> PyResult<Device> {
+    run(py, || Device::cuda(index))
 }
 
 /// Returns a tensor over the memory of an object with `__cuda_array_interface__`, from the fields of the interface. Strides are
@@ -431,7 +436,7 @@ fn _from_cuda_array<'py>(
             thalweg::ir::contiguous_strides(&shape).iter().map(|&stride| stride as i64).collect::<Vec<_>>()
         }
     };
-    let tensor = over(py, address, &shape, &strides, dtype, index, external(object))?;
+    let tensor = over(py, address, &shape, &strides, dtype, &cuda(py, index)?, external(object))?;
     PyTensor::object(py, tensor)
 }
 

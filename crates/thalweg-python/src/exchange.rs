@@ -1,18 +1,20 @@
 //! Tensors of another front end (PyTorch) as ours, and back.
 //!
 //! Memory of a GPU is used in place, by its address. The simulated GPU has memory of its own, so tensors in the host's memory are
-//! copied to it, with their strides, and back.
+//! copied to it, with their strides, and back; tensors over its own memory are used in place, too.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use thalweg::dispatch::{Argument, as_ints, find_operator};
 use thalweg::driver::ExternalMemory;
 use thalweg::ir::Layout;
+use thalweg::runtime::command_list::refuse;
 use thalweg::tensor::caller::label_at;
 use thalweg::{DType, Device, Tensor};
 
 use crate::dlpack::over;
 use crate::failure::{run, runtime, type_error};
+use crate::journal::{self, View};
 
 /// The functions of the front end.
 pub struct Exchange {
@@ -22,6 +24,8 @@ pub struct Exchange {
     empty_strided: Py<PyAny>,
     /// Makes a tensor over the memory of another one: of a shape, strides and an offset.
     alias: Py<PyAny>,
+    /// Whether tensors of the front end are in the memory of the program's device, and are not copied.
+    pub is_in_place: bool,
 }
 
 /// An object that keeps memory alive, and is released with the interpreter lock.
@@ -54,7 +58,8 @@ impl Exchange {
             })
             .collect::<PyResult<_>>()?;
         let function = |name| Ok::<_, PyErr>(functions.as_any().get_item(name)?.unbind());
-        Ok(Self { dtypes, empty_strided: function("empty_strided")?, alias: function("alias")? })
+        let is_in_place = functions.as_any().get_item("is_in_place")?.extract()?;
+        Ok(Self { dtypes, empty_strided: function("empty_strided")?, alias: function("alias")?, is_in_place })
     }
 
     /// Returns a tensor of the front end as ours.
@@ -64,9 +69,11 @@ impl Exchange {
         let known = self.dtypes.iter().find(|(known, _)| known.is(&theirs));
         let (_, dtype) = known.ok_or_else(|| type_error(format!("there are no tensors of {theirs}")))?;
         if dtype.is_complex() && object.call_method0("is_conj")?.is_truthy()? {
+            refuse(|| "an input is conjugated when it is read".to_owned());
             return self.read_tensor(&object.call_method0("resolve_conj")?, device);
         }
         if object.call_method0("is_neg")?.is_truthy()? {
+            refuse(|| "an input is negated when it is read".to_owned());
             return self.read_tensor(&object.call_method0("resolve_neg")?, device);
         }
         let shape: Vec<usize> = object.getattr("shape")?.extract()?;
@@ -74,7 +81,7 @@ impl Exchange {
         let layout = Layout::new(&shape, &strides, 0).map_err(|error| type_error(error.to_string()))?;
         let count = span_bytes(&layout, *dtype);
         let address = address_of(object, count)?;
-        if !device.is_simulated() {
+        if self.is_in_place {
             let strides: Vec<i64> = strides.iter().map(|&stride| stride as i64).collect();
             return over_object(object, address, (&shape, &strides), *dtype, device);
         }
@@ -91,11 +98,11 @@ impl Exchange {
         if layout.elements() == 0 {
             return Ok(object);
         }
-        if tensor.device().is_simulated() {
-            self.copy_to_host(py, tensor, &object)?;
-        } else {
+        if self.is_in_place {
             let target = self.read_tensor(&object, tensor.device())?;
             run(py, || copy_once(&target, tensor))?;
+        } else {
+            self.copy_to_host(py, tensor, &object)?;
         }
         Ok(object)
     }
@@ -111,7 +118,15 @@ impl Exchange {
         let known = self.dtypes.iter().find(|(_, ours)| *ours == dtype);
         let (theirs, _) = known.ok_or_else(|| type_error(format!("PyTorch has no {dtype}")))?;
         let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
-        self.empty_strided.bind(py).call1((shape, strides, theirs.bind(py)))
+        let arguments = (shape, strides, theirs.bind(py)).into_pyobject(py)?;
+        let object = self.make(&arguments)?;
+        journal::made(&object, &arguments);
+        Ok(object)
+    }
+
+    /// Returns a new tensor of the front end, of a shape, strides and a dtype.
+    pub fn make<'py>(&self, arguments: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        self.empty_strided.bind(arguments.py()).call1(arguments)
     }
 
     /// Returns a new tensor of the front end on a GPU, and ours over its memory, for a result that is written there.
@@ -137,11 +152,11 @@ impl Exchange {
         if known.is_none_or(|(_, dtype)| *dtype != tensor.dtype()) {
             return self.write_tensor(py, tensor);
         }
-        let first: usize = base.call_method0("storage_offset")?.extract()?;
-        self.aliased(base, tensor, first + tensor.layout().offset())
+        self.aliased(base, tensor, tensor.layout().offset())
     }
 
-    /// Returns a tensor of the front end over the memory of another one, with the shape and the strides of one of ours.
+    /// Returns a tensor of the front end over the memory of another one, with the shape and the strides of one of ours, and a distance
+    /// of their first elements.
     fn aliased<'py>(
         &self,
         base: &Bound<'py, PyAny>,
@@ -151,7 +166,26 @@ impl Exchange {
         let py = base.py();
         let shape = PyTuple::new(py, tensor.layout().shape())?;
         let strides = PyTuple::new(py, tensor.layout().strides())?;
-        self.alias.bind(py).call1((base, shape, strides, offset))
+        let first: usize = base.call_method0("storage_offset")?.extract()?;
+        let object = self.alias_of(base, &shape, &strides, first + offset)?;
+        journal::view(&object, || View {
+            base: base.clone().unbind(),
+            shape: shape.unbind(),
+            strides: strides.unbind(),
+            offset,
+        });
+        Ok(object)
+    }
+
+    /// Returns a tensor of the front end over the memory of another one.
+    pub fn alias_of<'py>(
+        &self,
+        base: &Bound<'py, PyAny>,
+        shape: &Bound<'py, PyTuple>,
+        strides: &Bound<'py, PyTuple>,
+        offset: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.alias.bind(base.py()).call1((base, shape, strides, offset))
     }
 
     /// Returns several of our tensors, over one storage and of one dtype, as new ones of the front end that share memory.
@@ -196,12 +230,16 @@ fn over_object(
     dtype: DType,
     device: &Device,
 ) -> PyResult<Tensor> {
+    let span =
+        shape.iter().zip(strides).map(|(&extent, &stride)| extent.saturating_sub(1) as u64 * stride as u64);
+    let elements = if shape.contains(&0) { 0 } else { span.sum::<u64>() + 1 };
+    journal::given(object, address, elements * dtype.size_bytes() as u64);
     let owner = Owner(Some(object.clone().unbind()));
     // SAFETY: the object is a tensor whose memory lives as long as it does, and its elements are in the range. Its allocator reuses
     // memory in the order of the stream on which it was allocated, and the program is called on that stream, or orders the work of
     // others itself (`record_stream`), as for every operator of the front end.
     let memory = |pointer, bytes| unsafe { ExternalMemory::new(pointer, bytes, owner).in_stream_order() };
-    over(object.py(), address, shape, strides, dtype, device.index(), memory)
+    over(object.py(), address, shape, strides, dtype, device, memory)
 }
 
 /// Returns the address of a tensor of the front end, after a check that its storage holds this many bytes from there on: a

@@ -19,6 +19,7 @@ use crate::convert::number_object;
 use crate::exchange::Exchange;
 use crate::failure::{attempt, exception, runtime, type_error, value_error};
 use crate::handle::{Held, PyTensor};
+use crate::repeats::{Parts, Repeats};
 use crate::steps::{Action, OurValues, Part, Place, Step, parts_of, place_of};
 
 /// A result of the program: a slot, or an object that does not depend on the inputs.
@@ -42,6 +43,8 @@ struct Program {
     device: Device,
     /// The way to and from tensors of the front end; `None` if they are ours.
     exchange: Option<Exchange>,
+    /// The recorded calls; `None` if calls cannot be repeated.
+    repeats: Option<Repeats>,
 }
 
 /// The values of one call of a program.
@@ -72,10 +75,11 @@ impl Program {
     /// Makes a program of its description.
     ///
     /// A step is a tuple of its kind, its parts, the slots that no later step reads, and its node. `outputs` has references to
-    /// slots and other objects. `kept` has the slots whose objects of the front end are needed after their first use.
+    /// slots and other objects. `kept` has the slots whose objects of the front end are needed after their first use, and `varying` the
+    /// inputs whose sizes may differ between calls.
     /// `exchange` converts tensors of the front end; without it, inputs and outputs are tensors of this package.
     #[new]
-    #[pyo3(signature = (steps, slots, inputs, outputs, device, constants, kept, exchange=None))]
+    #[pyo3(signature = (steps, slots, inputs, outputs, device, constants, kept, exchange=None, varying=Vec::new()))]
     #[expect(
         clippy::too_many_arguments,
         reason = "a description has these parts, which are read here and only here"
@@ -90,6 +94,7 @@ impl Program {
         constants: Vec<(usize, Py<PyAny>)>,
         kept: Vec<usize>,
         exchange: Option<&Bound<'_, PyDict>>,
+        varying: Vec<usize>,
     ) -> PyResult<Self> {
         let steps = steps.iter().map(Step::read).collect::<PyResult<Vec<_>>>()?;
         let device = crate::device::or_current(py, Some(device))?;
@@ -101,7 +106,13 @@ impl Program {
         for slot in kept {
             *is_kept.get_mut(slot).ok_or_else(|| value_error("there is no such slot"))? = true;
         }
+        let exchange = exchange.map(Exchange::read).transpose()?;
+        let is_ours = |step: &Step| matches!(step.action, Action::Call(_) | Action::Integer(..));
+        let can_repeat =
+            exchange.as_ref().is_some_and(|exchange| exchange.is_in_place) && steps.iter().all(is_ours);
+        let varies = || inputs.iter().map(|slot| varying.contains(slot)).collect();
         let program = Self {
+            repeats: can_repeat.then(|| Repeats::new(varies())),
             parts: parts_of(&steps),
             slots,
             inputs,
@@ -109,7 +120,7 @@ impl Program {
             outputs: outputs.iter().map(output).collect(),
             is_kept,
             device,
-            exchange: exchange.map(Exchange::read).transpose()?,
+            exchange,
             steps,
         };
         program.check()?;
@@ -122,10 +133,28 @@ impl Program {
         py: Python<'py>,
         inputs: &Bound<'py, PyList>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        match (&self.repeats, &self.exchange) {
+            (Some(repeats), Some(exchange)) if inputs.len() == self.inputs.len() => {
+                let parts = Parts { exchange, constants: &self.constants, device: &self.device };
+                repeats.call(py, inputs, parts, || self.run(py, inputs))
+            }
+            _ => self.run(py, inputs),
+        }
+    }
+
+    /// The number of commands of each recorded call, or the reason why there are none.
+    fn _repeats(&self) -> Vec<(usize, String)> {
+        self.repeats.as_ref().map(Repeats::describe).unwrap_or_default()
+    }
+}
+
+impl Program {
+    /// Runs the steps. The list of inputs is emptied.
+    fn run<'py>(&self, py: Python<'py>, inputs: &Bound<'py, PyList>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let mut values = self.values(py, inputs)?;
         compiling::begin();
         let ran = self.run_parts(py, &mut values).and_then(|()| match &self.exchange {
-            Some(exchange) if !self.device.is_simulated() => {
+            Some(exchange) if exchange.is_in_place => {
                 self.outputs_of(py, &mut values, Some(exchange)).map(Some)
             }
             _ => Ok(None),
@@ -138,9 +167,7 @@ impl Program {
             None => self.outputs_of(py, &mut values, self.exchange.as_ref()),
         }
     }
-}
 
-impl Program {
     /// Checks that all slots exist, so that no call reads beyond them.
     fn check(&self) -> PyResult<()> {
         let mut used = self.inputs.clone();
@@ -222,7 +249,7 @@ impl Program {
             let mut at = part.steps.start;
             let Values { ours, written, .. } = &mut *values;
             let (mut given, mut raised) = (Vec::new(), None);
-            let exchange = self.exchange.as_ref().filter(|_| !self.device.is_simulated());
+            let exchange = self.exchange.as_ref().filter(|exchange| exchange.is_in_place);
             let mut own = OurValues { ours, written, exchange, given: &mut given, raised: &mut raised };
             let (steps, device, now) = (&self.steps[part.steps.clone()], &self.device, &mut at);
             let ran = attempt(py, move || {
@@ -297,7 +324,7 @@ impl Program {
         let answer = function.bind(py).call1(PyTuple::new(py, objects)?);
         compiling::end(py)?;
         let answer = answer?;
-        if self.device.is_simulated() {
+        if self.exchange.as_ref().is_some_and(|exchange| !exchange.is_in_place) {
             // Ours are copies of what the function has written.
             changes
                 .iter()
@@ -324,7 +351,7 @@ impl Program {
 
     /// Copies what calls have written back to the tensors of the front end, where ours are copies of them.
     fn write_back(&self, py: Python<'_>, values: &mut Values) -> PyResult<()> {
-        let Some(exchange) = self.exchange.as_ref().filter(|_| self.device.is_simulated()) else {
+        let Some(exchange) = self.exchange.as_ref().filter(|exchange| !exchange.is_in_place) else {
             return Ok(());
         };
         for slot in std::mem::take(&mut values.written) {

@@ -1,6 +1,7 @@
 """Graphs that PyTorch's compiler makes for a GPU, compiled without one: their programs run on the simulated GPU and are compared with
 PyTorch on the CPU."""
 
+import functools
 import pathlib
 import sys
 
@@ -200,3 +201,38 @@ def test_an_input_that_a_side_stream_writes_is_written_when_the_call_ends(torch,
         torch.testing.assert_close(results[0], x * 3 + 1)
 
     testing.check(compared, seeds=3)
+
+
+@with_pytorch
+def test_a_cross_entropy_reads_its_scores_once_in_each_pass(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    adapter, texts = _entry.adapter(), []
+    record, adapter.record = adapter.record, lambda name, text: texts.append(text)
+    scores, target = torch.randn(2, 6, 5).bfloat16().requires_grad_(), torch.tensor([0, 3, 2, 4, 1, 2] * 2)
+    weight = torch.rand(5)
+
+    def loss(scores, **options):
+        return torch.nn.functional.cross_entropy((scores * 2).float().flatten(0, 1), target, **options)
+
+    def compiled(dynamic, **options):
+        torch._dynamo.reset()
+        return torch.compile(functools.partial(loss, **options), backend=as_gpu.backend, dynamic=dynamic)
+
+    for options, dynamic, is_whole in (
+        ({}, False, True),
+        ({"ignore_index": 2}, True, True),
+        ({"reduction": "none", "ignore_index": 2}, False, True),
+        ({"weight": weight}, False, False),
+    ):
+        found = trained(torch, compiled(dynamic, **options), [], [scores])
+        for one, other in zip(found, trained(torch, functools.partial(loss, **options), [], [scores]), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=lambda text: f"{options} {dynamic}: {text}")
+        assert ["cross_entropy" in text and "log_softmax" not in text for text in texts[-2:]] == [is_whole] * 2, (options, texts[-2:])
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(False, reduction="sum")(scores), loss(scores, reduction="sum"))
+    adapter.record = record

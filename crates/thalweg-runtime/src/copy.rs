@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
 
 use crate::graph::Command;
+use crate::recorder;
 use crate::{PinnedBuffer, Result, Stream};
 
 impl Stream {
@@ -75,7 +76,8 @@ impl Stream {
         let parameters = [address(target), address(source), bytes];
         let parameters = bytemuck::bytes_of(&parameters);
         let command = Command::Other { label, accesses: &accesses, parameters };
-        self.submit_listed(command, || self.device().driver().copy_async(self.handle(), &copy))
+        let note = || recorder::note_copy(self.key(), &copy, &accesses);
+        self.submit_listed(command, note, || self.device().driver().copy_async(self.handle(), &copy))
     }
 
     /// Copies ordinary host memory to the device. After the return, `source` may be changed.
@@ -85,7 +87,8 @@ impl Stream {
         }
         let access = Access::write(target, source.len() as u64);
         let command = Command::Other { label, accesses: &[access], parameters: &[] };
-        self.submit_listed(command, || {
+        let note = || recorder::refuse(|| format!("{label} reads memory of the host"));
+        self.submit_listed(command, note, || {
             self.device().driver().copy_from_host(self.handle(), target, source, label)
         })
     }
@@ -115,7 +118,8 @@ impl Stream {
         let parameters: [u64; 4] = [target.address(), unit, value, count];
         let parameters = bytemuck::bytes_of(&parameters);
         let command = Command::Other { label, accesses: &[access], parameters };
-        self.submit_listed(command, || self.device().driver().fill_async(self.handle(), &fill))
+        let note = || recorder::note_fill(self.key(), &fill, &[access]);
+        self.submit_listed(command, note, || self.device().driver().fill_async(self.handle(), &fill))
     }
 }
 

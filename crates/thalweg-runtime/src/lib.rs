@@ -21,7 +21,9 @@
 #![forbid(unsafe_code)]
 
 mod accesses;
+mod aligned;
 pub mod backends;
+pub mod command_list;
 mod communicator;
 mod copy;
 mod deferred;
@@ -45,12 +47,14 @@ mod meta;
 mod native;
 mod out_of_range;
 mod pinned;
+mod recorder;
 pub mod sim;
 mod spare_events;
 mod stream;
 mod stream_state;
 pub mod tunable;
 
+pub use command_list::CommandList;
 pub use communicator::{CollectivePart, Communicator};
 pub use deferred::{Before, QueueDeferred, queue_deferred, set_deferred};
 pub use device::{DefaultDeviceGuard, Device, DeviceGuard, Devices, set_sim_memory};

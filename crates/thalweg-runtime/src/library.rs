@@ -28,7 +28,9 @@ use thalweg_kernels::matmul::{
 };
 use thalweg_kernels::{NativeKernel, Placed, fourier, recurrent};
 
+use crate::aligned::Slabs;
 use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_for, preferred_blas_library};
+use crate::recorder;
 use crate::tunable::{Operands, Solution};
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
@@ -156,6 +158,7 @@ impl Stream {
         let processors = device.properties().multi_processor_count;
         let kernel = WarpGroupMatmul { product: *product, tiles, processors };
         let [a, b, d] = kernel.tensors(at);
+        recorder::refuse(|| format!("{label} reads its matrices by maps of their addresses"));
         let map = |tensor| self.check(device.driver().tensor_map(&tensor));
         let maps = [map(a)?, map(b)?, map(d)?];
         self.launch_native(&Placed { kernel, at: MappedOperands { at, bias, maps } }, label)
@@ -201,6 +204,15 @@ impl Stream {
             Solution::Default | Solution::Tiles | Solution::Rows | Solution::Groups(_) => None,
         };
         let Operands { at, bias, is_wide } = *operands;
+        let is_default = solution == Solution::Default;
+        let is_ours = is_default && preferred_blas_library() == BlasLibrary::Default;
+        let processors = u64::from(self.device().properties().multi_processor_count);
+        if is_default
+            && self.has_library_for(product)
+            && let Some(slabs) = Slabs::of(product, is_wide, processors)
+        {
+            return self.matmul_in_slabs(&slabs, product, operands, precision, label);
+        }
         if is_wide {
             return self.library_matmul_into_wide(product, at, (precision, algorithm), label);
         }
@@ -210,7 +222,6 @@ impl Stream {
         {
             return self.matmul_by_groups(product, tiles, at, bias, label);
         }
-        let is_ours = solution == Solution::Default && preferred_blas_library() == BlasLibrary::Default;
         let in_tiles = solution == Solution::Tiles || (is_ours && fused::fits(product));
         let by_rows =
             solution == Solution::Rows && self.can_take_few_rows(product) && is_aligned_for_rows(at);
@@ -426,7 +437,7 @@ impl Stream {
         has_library && element_format(product.dtype).is_some()
     }
 
-    fn library_matmul(
+    pub(crate) fn library_matmul(
         &self,
         product: &Matmul,
         at: [DevicePointer; 3],
@@ -441,7 +452,7 @@ impl Stream {
         self.submit_with_workspace(bytes, gpu, (host_function(), &words), accesses, label)
     }
 
-    fn library_matmul_into_wide(
+    pub(crate) fn library_matmul_into_wide(
         &self,
         product: &Matmul,
         at: [DevicePointer; 3],

@@ -25,6 +25,7 @@ use crate::deferred::{Before, has_deferred, queue_deferred, queue_deferred_befor
 use crate::device::{Device, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;
+use crate::recorder;
 use crate::stream_state::{StreamKind, StreamState};
 use crate::{Error, Result};
 
@@ -253,18 +254,21 @@ impl Stream {
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
         queue_deferred(command.label())?;
+        recorder::refuse(|| format!("{} is not repeated", command.label()));
         self.submit_in(self.device.captures().info(self), command, call)
     }
 
     /// Submits a command that touches exactly the memory that it lists, and does nothing else: deferred work that has nothing to do
-    /// with it waits on.
+    /// with it waits on. `note` notes the command where commands are recorded.
     pub(crate) fn submit_listed(
         &self,
         command: Command<'_>,
+        note: impl FnOnce(),
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
         let before = Before::Command { stream: self.key(), accesses: command.accesses() };
         queue_deferred_before(command.label(), before)?;
+        note();
         self.submit_in(self.device.captures().info(self), command, call)
     }
 
@@ -298,7 +302,7 @@ impl Stream {
             return Ok(self.device.captures().info(self));
         }
         let capture = self.device.captures().info(self);
-        if capture.is_some() || self.device.reads_accesses() {
+        if capture.is_some() || self.device.reads_accesses() || recorder::is_recording() {
             list(accesses);
         }
         Ok(capture)
@@ -309,6 +313,7 @@ impl Stream {
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list, launch.label)?;
         let launch = Launch { accesses: &accesses, ..launch };
+        recorder::note_launch(self.key(), &launch);
         let call = || self.device.driver().launch(self.handle(), &launch);
         self.submit_in(capture, Command::Launch(&launch), call)
     }
@@ -322,6 +327,7 @@ impl Stream {
         let mut accesses = Accesses::new();
         let capture = self.list_accesses(&mut accesses, list, launch.label)?;
         let launch = LibraryLaunch { accesses: &accesses, ..launch };
+        recorder::note_library(self.key(), &launch);
         let command =
             Command::Other { label: launch.label, accesses: &accesses, parameters: launch.arguments };
         self.submit_in(capture, command, || self.device.driver().library_async(self.handle(), &launch))
@@ -334,6 +340,7 @@ impl Stream {
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
         queue_deferred(label)?;
+        recorder::refuse(|| format!("{label} waits for the device"));
         self.device.captures().check_in_body(self, label)?;
         let number = self.submit_numbered(label, call)?;
         self.state.complete_before(number + 1);

@@ -86,9 +86,9 @@ impl Storage {
         }
     }
 
-    /// Returns a storage over memory of another library.
-    pub(crate) fn external(buffer: Buffer) -> Self {
-        Self { is_resizable: false, is_exported: AtomicBool::new(true), ..Self::new(buffer) }
+    /// Returns a storage over memory of another library, which may write it unnoticed if the memory is shared.
+    pub(crate) fn external(buffer: Buffer, is_shared: bool) -> Self {
+        Self { is_resizable: false, is_exported: AtomicBool::new(is_shared), ..Self::new(buffer) }
     }
 
     /// Returns a storage over an output of a graph, which the graph may move to other memory.

@@ -232,8 +232,9 @@ impl Tensor {
                     dtype.size_bytes()
                 )));
             }
+            let is_shared = !memory.is_in_stream_order();
             let buffer = Buffer::external(&device.current_stream(), memory)?;
-            Ok(Self::over(Arc::new(Storage::external(buffer)), layout, dtype))
+            Ok(Self::over(Arc::new(Storage::external(buffer, is_shared)), layout, dtype))
         })
     }
 

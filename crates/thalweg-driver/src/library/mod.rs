@@ -6,6 +6,7 @@
 //!
 //! This module is a hub: `attention`, `convolution`, `recurrent`, `fourier` and `dense` describe five of its calls, with its element formats.
 
+mod addresses;
 pub(crate) mod attention;
 pub(crate) mod convolution;
 pub(crate) mod dense;

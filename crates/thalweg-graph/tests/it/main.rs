@@ -1,5 +1,7 @@
 //! Segments of operators of the table: what becomes one loop, what does not, and where temporary memory is.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use thalweg_graph::{Lifetime, Machine, Memory, Node, Operand, Program, Refusal, Segment, plan};
 use thalweg_ir::{DType, Layout, Shape};
@@ -77,7 +79,7 @@ impl Builder {
     fn add(&mut self, launch: LoopLaunch, inputs: &[&Value], output: &Value) {
         let inputs = inputs.iter().map(|input| input.operand()).collect();
         let (outputs, numbers_of) = (SmallVec::from_slice(&[output.operand()]), self.0.nodes.len() as u32);
-        self.0.nodes.push(Node { launch, inputs, outputs, numbers_of });
+        self.0.nodes.push(Node { launch: Arc::new(launch), inputs, outputs, numbers_of });
     }
 
     fn keep(&mut self, value: &Value) {

@@ -127,14 +127,67 @@ fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) 
     writer.blank();
 }
 
+/// Returns how many points a thread of a strided class without vectors loads before it uses the first.
+fn points_at_once(kernel: &Kernel) -> u32 {
+    let body = &kernel.body;
+    let is_plain = !body.uses_coordinates()
+        && !body.draws()
+        && body.report.is_none()
+        && body.outputs.iter().all(|output| output.scatter.is_none());
+    if is_plain && loaded_inputs(kernel).len() < 4 { 4 } else { 1 }
+}
+
+/// Prints the loop of a strided class without vectors whose threads load several points at once, a block apart.
+fn print_points_at_once(kernel: &Kernel, at_once: u32, dimensions: &[(String, String)], writer: &mut Writer) {
+    let body = &kernel.body;
+    let index = index_type(&kernel.class);
+    let (inputs, block) = (loaded_inputs(kernel), POINT_BLOCK * at_once);
+    writer.line(&format!("const {index} count = {index}(a.rows * a.points);"));
+    writer.line(&format!("const {index} begin = {index}(blockIdx.x) * {block} + threadIdx.x;"));
+    writer.line(&format!("const {index} step = {index}(gridDim.x) * {block};"));
+    writer.open(&format!("for ({index} first = begin; first < count; first += step)"));
+    for &number in &inputs {
+        writer.line(&format!("{} input{number}[{at_once}];", memory_type(body.inputs[number].dtype)));
+    }
+    for number in 0..body.outputs.len() {
+        writer.line(&format!("{index} to_output{number}[{at_once}];"));
+    }
+    let open_points = |writer: &mut Writer| {
+        writer.line("#pragma unroll");
+        writer.open(&format!("for (u32 k = 0; k < {at_once}; ++k)"));
+        writer.line(&format!("const {index} i = first + k * {POINT_BLOCK};"));
+        writer.open("if (i < count)");
+    };
+    open_points(writer);
+    split_index("i", dimensions, index, writer);
+    print_offsets(kernel, writer);
+    for &number in &inputs {
+        writer.line(&format!("input{number}[k] = a.input{number}[at_input{number}];"));
+    }
+    for number in 0..body.outputs.len() {
+        writer.line(&format!("to_output{number}[k] = at_output{number};"));
+    }
+    (0..2).for_each(|_| writer.close(""));
+    open_points(writer);
+    let output = |number| format!("a.output{number}[to_output{number}[k]]");
+    print_outputs(kernel, &|number| format!("input{number}[k]"), &output, writer);
+    (0..3).for_each(|_| writer.close(""));
+}
+
 /// Prints the kernel of a strided class. With vectors, a thread's points are neighbours in the last dimension.
 pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
     let (index, vector) = (index_type(class), class.vector);
     open_entry(kernel, POINT_BLOCK, 1, writer);
-    print_counts(index, writer);
     let mut dimensions = row_dimensions(class);
     dimensions.extend(inner_dimensions(class));
+    let at_once = if vector == 1 { points_at_once(kernel) } else { 1 };
+    if at_once > 1 {
+        print_points_at_once(kernel, at_once, &dimensions, writer);
+        writer.close("");
+        return;
+    }
+    print_counts(index, writer);
     if vector == 1 {
         writer.open(&format!("for ({index} i = thread; i < count; i += threads)"));
         split_index("i", &dimensions, index, writer);

@@ -16,7 +16,7 @@ pub(super) fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     }
 }
 
-/// The weight and the bias of a product or of a norm.
+/// The weight and the bias of a product or of a norm; no bias is an empty one.
 struct Affine<'l, T> {
     weight: &'l [T],
     bias: &'l [T],
@@ -29,14 +29,16 @@ impl<'l, T: Element> Affine<'l, T> {
         [rows, terms]: [u64; 2],
     ) -> Result<Self, HostFault> {
         let weight = launch.read(weight, (rows * terms) as usize)?;
-        Ok(Self { weight, bias: launch.read(bias, rows as usize)? })
+        let bias = if bias.address() == 0 { &[] } else { launch.read(bias, rows as usize)? };
+        Ok(Self { weight, bias })
     }
 
     /// Returns the product with a row, before rounding.
     fn multiply(&self, row: &[T]) -> Vec<f32> {
         let row: Vec<f32> = row.iter().map(|x| x.to_f64() as f32).collect();
-        let lines = self.weight.chunks_exact(row.len());
-        lines.zip(self.bias).map(|(line, bias)| dot(line, &row) + bias.to_f64() as f32).collect()
+        let lines = self.weight.chunks_exact(row.len()).enumerate();
+        let bias = |at: usize| self.bias.get(at).map_or(0.0, |bias| bias.to_f64() as f32);
+        lines.map(|(at, line)| dot(line, &row) + bias(at)).collect()
     }
 }
 
@@ -65,7 +67,7 @@ fn run_typed<T: Element>(
     let position = launch.read::<i64>(position, 1)?[0];
     let mut row = input_row::<T>(launch, sizes, position, &at)?;
     for layer_at in layers {
-        layer::<T>(launch, sizes, position, layer_at, &mut row)?;
+        layer::<T>(launch, sizes, position, (layer_at, &at), &mut row)?;
     }
     // The exchange between blocks is not zero after a launch.
     launch.write::<u32>(exchange, sizes.exchange_bytes() as usize / 4)?.fill(u32::MAX);
@@ -88,16 +90,52 @@ fn input_row<T: Element>(
     let [token_at, positions_at] = at.embedded;
     let token = launch.read::<i64>(token_at, 1)?[0];
     let tokens = launch.read::<T>(at.row, sizes.vocabulary as usize * features)?;
-    let positions = launch.read::<T>(positions_at, sizes.context as usize * features)?;
     let row_of = |table: &[T], row: i64| {
         let row = usize::try_from(row).ok().and_then(|row| table.chunks_exact(features).nth(row))?;
         Some(wide(row))
     };
-    let (Some(token), Some(position)) = (row_of(tokens, token), row_of(positions, position)) else {
-        return Ok(vec![f32::NAN; features]);
-    };
+    let is_in = u64::try_from(position).is_ok_and(|position| position < sizes.context);
+    let (Some(token), true) = (row_of(tokens, token), is_in) else { return Ok(vec![f32::NAN; features]) };
+    if positions_at.address() == 0 {
+        return Ok(token);
+    }
+    let positions = launch.read::<T>(positions_at, sizes.context as usize * features)?;
+    let Some(position) = row_of(positions, position) else { return Ok(vec![f32::NAN; features]) };
     let sum: Vec<f32> = token.iter().zip(&position).map(|(a, b)| a + b).collect();
     Ok(wide(&rounded::<T>(&sum)))
+}
+
+/// Turns heads side by side by the angles of a position; one out of range has those of the first.
+fn turn<T: Element>(
+    launch: &HostLaunch<'_>,
+    sizes: &DecoderLayers,
+    at: &DecoderAddresses,
+    position: i64,
+    heads: &mut [T],
+) -> Result<(), HostFault> {
+    let half = sizes.width as usize / 2;
+    let place = usize::try_from(position).ok().filter(|&place| place < sizes.context as usize).unwrap_or(0);
+    let tables = at.rotations.map(|table| launch.read::<f32>(table, sizes.context as usize * half));
+    let [cosines, sines] = tables;
+    let (cosines, sines) = (&cosines?[place * half..][..half], &sines?[place * half..][..half]);
+    for head in heads.chunks_exact_mut(2 * half) {
+        let (near, far) = head.split_at_mut(half);
+        for ((near, far), (cosine, sine)) in near.iter_mut().zip(far).zip(cosines.iter().zip(sines)) {
+            let (a, b) = (near.to_f64() as f32, far.to_f64() as f32);
+            *near = T::from_f64(f64::from(a * cosine - b * sine));
+            *far = T::from_f64(f64::from(b * cosine + a * sine));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the activation of hidden features.
+fn activated(sizes: &DecoderLayers, mut hidden: Vec<f32>) -> Vec<f32> {
+    if !sizes.gated {
+        return hidden.into_iter().map(gelu).collect();
+    }
+    let by = hidden.split_off(sizes.hidden as usize);
+    hidden.into_iter().zip(by).map(|(gate, by)| gate / (1.0 + (-gate).exp()) * by).collect()
 }
 
 /// Applies a layer to the row.
@@ -105,30 +143,33 @@ fn layer<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &DecoderLayers,
     position: i64,
-    at: &LayerAddresses,
+    (at, all): (&LayerAddresses, &DecoderAddresses),
     row: &mut [f32],
 ) -> Result<(), HostFault> {
     let eps = f32::from_bits(sizes.eps_bits);
-    let features = sizes.features as usize;
     let normal = |at, row: &[f32]| {
         let norm = Affine::<T>::read(launch, at, [sizes.features, 1])?;
         Ok::<Vec<T>, HostFault>(FewRows::normalized(row, [norm.weight, norm.bias], eps))
     };
-    let shapes = DecoderLayers::products(sizes.features, sizes.hidden);
+    let shapes = sizes.products();
     let product =
         |which: usize| Affine::<T>::read(launch, at.products[which], [shapes[which].0, shapes[which].1]);
-    let packed: Vec<T> = rounded(&product(0)?.multiply(&normal(at.norms[0], row)?));
-    let [query, key, value] = [0, 1, 2].map(|part| &packed[part * features..][..features]);
+    let mut packed: Vec<T> = rounded(&product(0)?.multiply(&normal(at.norms[0], row)?));
+    let (queries, keys) = ((sizes.heads * sizes.width) as usize, (sizes.key_heads * sizes.width) as usize);
+    if sizes.turned {
+        turn(launch, sizes, all, position, &mut packed[..queries + keys])?;
+    }
+    let (query, rest) = packed.split_at(queries);
+    let (key, value) = rest.split_at(keys);
     let caches = [
         launch.write::<T>(at.caches[0], sizes.cached() as usize)?,
         launch.write::<T>(at.caches[1], sizes.cached() as usize)?,
     ];
-    let mut mixed = vec![T::from_f64(0.0); features];
+    let mut mixed = vec![T::from_f64(0.0); queries];
     sizes.attention().run_appending(query, [key, value], position, caches, &[], &mut mixed);
     let add = |row: &mut [f32], sums: Vec<f32>| row.iter_mut().zip(sums).for_each(|(x, sum)| *x += sum);
     add(row, product(1)?.multiply(&mixed));
-    let hidden = product(2)?.multiply(&normal(at.norms[1], row)?);
-    let hidden: Vec<f32> = hidden.into_iter().map(gelu).collect();
+    let hidden = activated(sizes, product(2)?.multiply(&normal(at.norms[1], row)?));
     add(row, product(3)?.multiply(&rounded::<T>(&hidden)));
     Ok(())
 }

@@ -247,18 +247,20 @@ impl FewRows {
         Some((few, PerOperand { a, b, d, bias, addend, row_sums: 0, norm }))
     }
 
-    /// Computes a row of A after the layer norm, by its formula in f64.
+    /// Computes a row of A after the layer norm, or, if the bias is empty, after the root-mean-square norm, by the formula in f64.
     pub(crate) fn normalized<X: Element, T: Element>(
         row: &[X],
         [weight, bias]: [&[T]; 2],
         eps: f32,
     ) -> Vec<T> {
         let count = row.len() as f64;
-        let mean = row.iter().map(|x| x.to_f64()).sum::<f64>() / count;
+        let is_centred = !bias.is_empty();
+        let mean = if is_centred { row.iter().map(|x| x.to_f64()).sum::<f64>() / count } else { 0.0 };
         let variance = row.iter().map(|x| (x.to_f64() - mean).powi(2)).sum::<f64>() / count;
         let factor = 1.0 / (variance + f64::from(eps)).sqrt();
-        let each = row.iter().zip(weight.iter().zip(bias));
-        each.map(|(x, (w, b))| T::from_f64((x.to_f64() - mean) * factor * w.to_f64() + b.to_f64())).collect()
+        let biases = bias.iter().map(|b| b.to_f64()).chain(std::iter::repeat(0.0));
+        let each = row.iter().zip(weight.iter().zip(biases));
+        each.map(|(x, (w, b))| T::from_f64((x.to_f64() - mean) * factor * w.to_f64() + b)).collect()
     }
 
     /// Returns an element of D before it is rounded, in float32, with the GPU's bits if there is no GELU and no norm. Each lane

@@ -247,6 +247,33 @@ static __device__ __forceinline__ Range without_ends(const arguments& x, const u
     return range;
 }
 
+#if TAPS == 1
+// The new points that are copies of an old one along an axis: some side by side, or, of an axis that is mirrored or repeated, up to three.
+struct Copies {
+    i32 first, second, third, count;
+    bool is_list;
+
+    __device__ __forceinline__ Copies(const arguments& x, const u32 axis, const i32 of, const Range range)
+        : first(range.first), second(0), third(0), count(range.count), is_list(x.by == REFLECTED || x.by == CIRCULAR) {
+        if (!is_list) {
+            return;
+        }
+        count = 0;
+        #pragma unroll
+        for (i32 number = 0; number < 3; ++number) {
+            const i32 to = use(x, axis, of, range, number);
+            if (weight_of(x, axis, of, to) != Sum(0)) {
+                (count == 0 ? first : count == 1 ? second : third) = to;
+                ++count;
+            }
+        }
+    }
+
+    __device__ __forceinline__ u64 operator[](const i32 number) const {
+        return u64(!is_list ? first + number : number == 0 ? first : number == 1 ? second : third);
+    }
+};
+#else
 // The gradient of an old point in a plane: a sum over the new points that are computed from it, each the last axis within the second
 // within the first. `Rows` sums over the second and the last axis.
 template <class Rows>
@@ -321,16 +348,26 @@ over_ranges(const arguments& x, const Element* plane, const i32 (&of)[3], const 
     return sum;
 }
 #endif
+#endif
 
 // Computes the points of a thread, one in each of its planes. `Point` gets the first element of a plane.
 template <class Point>
 static __device__ __forceinline__ void
 over_planes(const arguments& x, const u32 own, const u32 channel, const u32 count, const u32 layer, const u32 layers, const Point& point) {
-    const u64 planes = x.channels_last ? x.images : x.images * x.channels;
-    for (u64 plane = u64(blockIdx.y) * layers + layer; plane < planes; plane += u64(gridDim.y) * layers) {
-        const u64 image = x.channels_last ? plane : plane / x.channels;
-        const u64 of_image = x.channels_last ? u64(channel) : plane - image * x.channels;
-        x.written[plane * count + own] = point(x.read + image * x.strides[0] + of_image * x.strides[1]);
+    // A division takes longer than a point, so an image and a channel are counted on from one plane to the next.
+    const u64 planes = x.channels_last ? x.images : x.images * x.channels, each = x.channels_last ? 1 : x.channels;
+    const u64 step = u64(gridDim.y) * layers, step_image = step / each, step_channel = step - step_image * each;
+    u64 plane = u64(blockIdx.y) * layers + layer, image = plane / each, part = plane - image * each;
+    const Element* const first = x.read + (x.channels_last ? channel * x.strides[1] : 0);
+    while (plane < planes) {
+        x.written[plane * count + own] = point(first + image * x.strides[0] + part * x.strides[1]);
+        plane += step;
+        image += step_image;
+        part += step_channel;
+        if (part >= each) {
+            part -= each;
+            image += 1;
+        }
     }
 }
 
@@ -359,6 +396,25 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     for (u32 axis = 0; axis < 3; ++axis) {
         ranges[axis] = without_ends(x, axis, at[axis], uses_of(x, axis, at[axis]));
     }
+#if TAPS == 1
+    const Copies layers_of(x, 0, at[0], ranges[0]), rows(x, 1, at[1], ranges[1]), columns(x, 2, at[2], ranges[2]);
+    over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) {
+        Sum sum = Sum(0);
+        for (i32 k = 0; k < layers_of.count; ++k) {
+            Sum of_layer = Sum(0);
+            for (i32 j = 0; j < rows.count; ++j) {
+                const Element* const row = plane + layers_of[k] * x.strides[2] + rows[j] * x.strides[3];
+                Sum of_row = Sum(0);
+                for (i32 i = 0; i < columns.count; ++i) {
+                    of_row += LOAD(row[columns[i] * x.strides[4]]);
+                }
+                of_layer += of_row;
+            }
+            sum += of_layer;
+        }
+        return STORE(sum);
+    });
+#else
     const i32 most = ranges[1].count > ranges[2].count ? ranges[1].count : ranges[2].count;
     // The lanes of a warp use lists of one length.
     if (__all_sync(__activemask(), most <= 4)) {
@@ -372,6 +428,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
             }));
         });
     }
+#endif
 #else
     const Places places[3] = {places_of(x, 0, at[0]), places_of(x, 1, at[1]), places_of(x, 2, at[2])};
     over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) { return forward(plane, places); });

@@ -1,7 +1,7 @@
 // Sums of elements at indices, an index for each element.
 #ifndef NAME
 #include "../defaults.cuh"
-#define CALL scatter_atomically<f32, u32>(x)
+#define CALL scatter_atomically<f32, u32, f32>(x)
 #endif
 #include "../shared/elements.cuh"
 #include "combinations.cuh"
@@ -17,6 +17,7 @@ struct arguments {
     u64 index_strides[3];
     u64 source_strides[3];
     u64 dtype;
+    u64 keeps_dtype;
 };
 
 constexpr u32 THREADS = 256, OWN = 4;
@@ -28,8 +29,28 @@ static __device__ __forceinline__ void add_to(f32* const to, const f32 value) { 
 static __device__ __forceinline__ void add_to(f64* const to, const f64 value) { atomicAdd(to, value); }
 static __device__ __forceinline__ void add_to(i64* const to, const i64 value) { atomicAdd((u64*)to, u64(value)); }
 
+// An addition to 16 bits, which are rounded.
+static __device__ __forceinline__ void add_to(f16* const to, const f32 value) {
+    asm volatile("red.relaxed.gpu.global.add.noftz.f16 [%0], %1;" :: "l"(__cvta_generic_to_global(to)), "h"(f16_from_f32(value).bits) : "memory");
+}
+
+static __device__ __forceinline__ void add_to(bf16* const to, const f32 value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.noftz.bf16 [%0], %1;" :: "l"(__cvta_generic_to_global(to)), "h"(bf16_from_f32(value).bits) : "memory");
+#else
+    u32* const word = (u32*)(u64(to) & ~3ull);
+    const u32 shift = u32(u64(to) & 2) * 8;
+    u32 before = *word, expected;
+    do {
+        expected = before;
+        const f32 sum = f32_from_bf16(bf16{u16(expected >> shift)}) + f32_from_bf16(bf16_from_f32(value));
+        before = atomicCAS(word, expected, (expected & ~(0xffffu << shift)) | u32(bf16_from_f32(sum).bits) << shift);
+    } while (before != expected);
+#endif
+}
+
 // Adds a value to an element. Lanes of a warp that add to the same one at the same time share an addition.
-template <class SUM> static __device__ __forceinline__ void add_together(SUM* const result, const u64 element, const SUM value) {
+template <class RESULT, class SUM> static __device__ __forceinline__ void add_together(RESULT* const result, const u64 element, const SUM value) {
     // Where two lanes have the first one's element, others probably meet as well.
     const u32 lanes = __activemask();
     const u32 with_first = __ballot_sync(lanes, element == __shfl_sync(lanes, element, __ffs(i32(lanes)) - 1));
@@ -51,10 +72,10 @@ template <class SUM> static __device__ __forceinline__ void add_together(SUM* co
 }
 
 // Adds elements at indices. A thread sums those in succession that have the same one.
-template <class T, class NUMBER> static __device__ __forceinline__ void scatter_atomically(const arguments& x) {
+template <class T, class NUMBER, class RESULT> static __device__ __forceinline__ void scatter_atomically(const arguments& x) {
     typedef typename combined<T>::type SUM;
     const T* const source = (const T*)x.source;
-    SUM* const result = (SUM*)x.result;
+    RESULT* const result = (RESULT*)x.result;
     const NUMBER elements = NUMBER(x.outer * x.count * x.inner), inner = NUMBER(x.inner), count = NUMBER(x.count);
     u64 element = NONE;
     SUM sum = SUM(0);

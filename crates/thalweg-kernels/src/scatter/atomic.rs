@@ -3,7 +3,8 @@
 //! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) with any strides. A thread first
 //! sums the elements in succession that have the same index, and lanes of a warp with the same index share an addition. So sorted
 //! or equal indices do not make threads wait for each other. **The order of additions depends on timing**: sums of integers do
-//! not depend on it, those of floats differ in their last places from one run to the next. The host function adds in order.
+//! not depend on it, those of floats differ in their last places from one run to the next. The host function adds in order. A
+//! result of 16 bits is rounded at every addition, of what a warp has summed in f32.
 //!
 //! An index out of range adds nothing.
 
@@ -30,11 +31,13 @@ pub struct ScatterAtomic {
     pub index_strides: [u64; 3],
     /// The strides of the source, in elements.
     pub source_strides: [u64; 3],
-    /// The dtype of the source: a floating-point type, or int64. The result has the dtype in which its elements are combined.
+    /// The dtype of the source: a floating-point type, or int64.
     pub dtype: DType,
+    /// Whether the result has the source's dtype, not that in which its elements are combined. It makes a difference for 16 bits.
+    pub keeps_dtype: bool,
 }
 
-arguments! { ScatterAtomic { sizes, index_strides, source_strides, dtype } }
+arguments! { ScatterAtomic { sizes, index_strides, source_strides, dtype, keeps_dtype } }
 
 /// Threads of a block, and the elements of each at a time.
 const BLOCK: u64 = 256;
@@ -43,26 +46,39 @@ const OWN: u64 = 4;
 /// The most blocks, which keep a large GPU busy.
 const MOST_BLOCKS: u64 = 1 << 12;
 
-/// The names of the entry points by dtype, for few elements and for those that are numbered in 64 bits.
-const NAMES: [[&str; 2]; DTYPES.len()] = [
-    ["scatter_atomic_float32", "scatter_atomic_float32_many"],
-    ["scatter_atomic_float64", "scatter_atomic_float64_many"],
-    ["scatter_atomic_float16", "scatter_atomic_float16_many"],
-    ["scatter_atomic_bfloat16", "scatter_atomic_bfloat16_many"],
-    ["scatter_atomic_int64", "scatter_atomic_int64_many"],
+/// The names of the entry points by dtype, for few elements and for those that are numbered in 64 bits; after them, of those that
+/// add to 16 bits.
+const NAMES: [[&str; 4]; DTYPES.len()] = [
+    ["scatter_atomic_float32", "scatter_atomic_float32_many", "", ""],
+    ["scatter_atomic_float64", "scatter_atomic_float64_many", "", ""],
+    [
+        "scatter_atomic_float16",
+        "scatter_atomic_float16_many",
+        "scatter_atomic_into_float16",
+        "scatter_atomic_into_float16_many",
+    ],
+    [
+        "scatter_atomic_bfloat16",
+        "scatter_atomic_bfloat16_many",
+        "scatter_atomic_into_bfloat16",
+        "scatter_atomic_into_bfloat16_many",
+    ],
+    ["scatter_atomic_int64", "scatter_atomic_int64_many", "", ""],
 ];
 
-fn print(dtype: usize, is_many: bool) -> String {
-    let number = if is_many { "u64" } else { "u32" };
-    let call = format_args!("scatter_atomically<{}, {number}>(x)", DTYPES[dtype].short_name());
-    Source::new(NAMES[dtype][usize::from(is_many)]).define("CALL", call).print(include_str!("atomic.cu"))
+fn print((dtype, form): (usize, usize)) -> String {
+    let number = if form % 2 == 1 { "u64" } else { "u32" };
+    let name = DTYPES[dtype].short_name();
+    let result = if form < 2 { format!("combined<{name}>::type") } else { name.to_owned() };
+    let call = format_args!("scatter_atomically<{name}, {number}, {result}>(x)");
+    Source::new(NAMES[dtype][form]).define("CALL", call).print(include_str!("atomic.cu"))
 }
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    (0..DTYPES.len()).flat_map(|dtype| {
-        [false, true].map(|is_many| (NAMES[dtype][usize::from(is_many)].to_owned(), print(dtype, is_many)))
-    })
+    let forms = (0..DTYPES.len()).flat_map(|dtype| (0..4).map(move |form| (dtype, form)));
+    let named = forms.filter(|&(dtype, form)| !NAMES[dtype][form].is_empty());
+    named.map(|form @ (dtype, place)| (NAMES[dtype][place].to_owned(), print(form)))
 }
 
 impl ScatterAtomic {
@@ -71,15 +87,21 @@ impl ScatterAtomic {
         outer * count * inner
     }
 
-    /// Returns the position of the kernel's dtype, and whether its elements are numbered in 64 bits.
-    fn form(&self) -> (usize, bool) {
+    /// Returns the positions of the kernel's dtype and of its form in [`NAMES`].
+    fn form(&self) -> (usize, usize) {
         let dtype = DTYPES.into_iter().position(|dtype| dtype == self.dtype).unwrap_or(0);
-        (dtype, self.elements() >= 1 << 31)
+        let is_narrow = self.result_dtype() != self.dtype.compute();
+        (dtype, usize::from(self.elements() >= 1 << 31) + 2 * usize::from(is_narrow))
+    }
+
+    /// Returns the dtype of the result.
+    fn result_dtype(&self) -> DType {
+        if self.keeps_dtype { self.dtype } else { self.dtype.compute() }
     }
 
     /// Returns the same sizes as those of a scatter in order.
     fn in_order(&self) -> ScatterReduce {
-        let Self { sizes, index_strides, source_strides, dtype } = *self;
+        let Self { sizes, index_strides, source_strides, dtype, .. } = *self;
         ScatterReduce { sizes, index_strides, source_strides, dtype: dtype.compute(), combine: Combine::Sum }
     }
 }
@@ -87,13 +109,12 @@ impl ScatterAtomic {
 /// Operands: the indices (i64), the source, and the result, which is read and written.
 impl NativeKernel for Placed<ScatterAtomic, [DevicePointer; 3]> {
     fn name(&self) -> &str {
-        let (dtype, is_many) = self.kernel.form();
-        NAMES[dtype][usize::from(is_many)]
+        let (dtype, form) = self.kernel.form();
+        NAMES[dtype][form]
     }
 
     fn source(&self) -> String {
-        let (dtype, is_many) = self.kernel.form();
-        print(dtype, is_many)
+        print(self.kernel.form())
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -116,7 +137,7 @@ impl NativeKernel for Placed<ScatterAtomic, [DevicePointer; 3]> {
     fn accesses(&self) -> Accesses {
         let [indices, sources, _] = self.kernel.in_order().spans();
         let [index, source, result] = self.at;
-        let sum = self.kernel.dtype.compute().size_bytes() as u64;
+        let sum = self.kernel.result_dtype().size_bytes() as u64;
         Accesses::from_iter([
             Access::read(index, indices * size_of::<i64>() as u64),
             Access::read(source, sources * self.kernel.dtype.size_bytes() as u64),
@@ -129,7 +150,7 @@ impl NativeKernel for Placed<ScatterAtomic, [DevicePointer; 3]> {
 /// Returns the access to the entire result, of which a launch touches the elements that the indices name.
 fn result_of(kernel: &ScatterAtomic, result: DevicePointer) -> Access {
     let [_, _, results] = kernel.in_order().spans();
-    Access::read_write(result, results * kernel.dtype.compute().size_bytes() as u64)
+    Access::read_write(result, results * kernel.result_dtype().size_bytes() as u64)
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
@@ -146,13 +167,22 @@ fn run_typed<T: Wide>(
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
     let access = result_of(kernel, result);
-    let result = launch.write::<T::Sum>(result, results)?;
-    for (place, at) in sizes.places(index) {
-        let value = source[super::element(at, kernel.source_strides)].widened();
-        result[place as usize] = result[place as usize].combine(Combine::Sum, value);
+    let size = kernel.result_dtype().size_bytes() as u64;
+    let places =
+        || sizes.places(index).map(|(place, at)| (place, source[super::element(at, kernel.source_strides)]));
+    if kernel.keeps_dtype {
+        let result = launch.write::<T>(result, results)?;
+        for (place, value) in places() {
+            let sum = result[place as usize].widened().combine(Combine::Sum, value.widened());
+            result[place as usize] = T::narrowed(sum);
+        }
+    } else {
+        let result = launch.write::<T::Sum>(result, results)?;
+        for (place, value) in places() {
+            result[place as usize] = result[place as usize].combine(Combine::Sum, value.widened());
+        }
     }
     if launch.has_tickets() {
-        let size = size_of::<T::Sum>() as u64;
         launch.touched(&access, sizes.places(index).map(|(place, _)| (access.start + place * size, size)));
     }
     Ok(())

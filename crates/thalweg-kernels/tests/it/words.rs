@@ -12,6 +12,7 @@ use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_kernels::gather::GatherRows;
 use thalweg_kernels::histogram::Histogram;
 use thalweg_kernels::matmul::quantized::{Quantization, QuantizedMatmul};
+use thalweg_kernels::pad_rows::PadRows;
 use thalweg_kernels::pool::{Pool, PoolPass};
 use thalweg_kernels::random::{Distribution, Draw, Operands};
 use thalweg_kernels::scan::{self, Scan, ScanOp, ScanStep};
@@ -175,7 +176,7 @@ fn indices_are_read_as_they_are_written() {
         &Placed { kernel, at: at::<4>() },
         &[("source_strides", &[14, 15, 16]), ("inner", &[7]), ("index_stride", &[11]), ("last", &[0x2000])],
     );
-    let kernel = ScatterAtomic { sizes, index_strides, source_strides, dtype };
+    let kernel = ScatterAtomic { sizes, index_strides, source_strides, dtype, keeps_dtype: false };
     check(
         &Placed { kernel, at: at::<3>() },
         &[("result", &[0x3000]), ("index_strides", &[11, 12, 13]), ("source_strides", &[14, 15, 16])],
@@ -208,6 +209,11 @@ fn indices_are_read_as_they_are_written() {
     check(
         &Placed { kernel: gather, at: at::<3>() },
         &[("row_bytes", &[16]), ("index_stride", &[7]), ("fill", &[9]), ("vectors", &[4])],
+    );
+    let pad = PadRows { rows: 3, row_bytes: 6, source_distance: 8, target_rows: 5, target_row_bytes: 16 };
+    check(
+        &Placed { kernel: pad, at: at::<2>() },
+        &[("rows", &[3]), ("row_bytes", &[6]), ("source_distance", &[8]), ("target_row_bytes", &[16])],
     );
     let embedding = EmbeddingBackward { indices: 3, embeddings: 5, features: 7, padding: -1, dtype };
     check(

@@ -59,7 +59,7 @@ pub use convolution::{
     ConvOptions, conv, conv_transpose, conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d,
     conv3d,
 };
-pub(crate) use decoder::{attended, embedded, follow};
+pub(crate) use decoder::{attended, embedded, follow, gated, normed, scores};
 pub use decoder::{decoder_layers, next_token_};
 pub use fused::{gelu_mlp, norm_linear, relu_mlp};
 pub use losses::{
@@ -75,7 +75,9 @@ pub use resampling::{
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};
 pub use thalweg_tensor::fused::NormLinear;
-pub use thalweg_tensor::fused::decoder::{DecoderInput, DecoderLayer, DecoderOptions, DecoderState};
+pub use thalweg_tensor::fused::decoder::{
+    Affine, DecoderForm, DecoderHead, DecoderInput, DecoderLayer, DecoderOptions, DecoderState,
+};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
 

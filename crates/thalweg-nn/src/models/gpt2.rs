@@ -1,18 +1,15 @@
 //! GPT-2, with the names and layouts of Hugging Face's weights.
 
-mod decoder;
-
-pub use decoder::{DecodeOptions, GPT2Decoder};
-
 use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
-use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
+use thalweg_tensor::{Tensor, no_grad};
 
-use super::{check_heads, merge_heads, split_heads};
+use super::decoder::{Layer, Part, Parts};
+use super::{DecodeOptions, Decoder, check_heads, merge_heads, split_heads};
 use crate::functional::{AttentionOptions, scaled_dot_product_attention};
 use crate::module::{Embedding, Forward, LayerNorm, Linear, Module, StateDict};
 
@@ -185,6 +182,55 @@ impl GPT2LMHeadModel {
         };
         let lm_head = Linear { weight: transformer.wte.weight.clone(), bias: None };
         Ok(Self { transformer, lm_head })
+    }
+
+    /// Makes a decoder with a copy of the weights. Its context has the length of the model's positions.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for a temperature that is not above 0; those of the allocation.
+    pub fn decoder(&self, options: DecodeOptions) -> Result<Decoder> {
+        options.check()?;
+        no_grad(|| {
+            let of = |weight: &Tensor| weight.detach().to_dtype(options.dtype)?.contiguous();
+            let base = &self.transformer;
+            let (tokens, positions) = (of(&base.wte.weight)?, of(&base.wpe.weight)?);
+            let context = positions.shape()[0];
+            let is_tied = self.lm_head.weight.shares_storage_with(&base.wte.weight);
+            let weight = if is_tied { &tokens } else { &self.lm_head.weight };
+            let parts = Parts {
+                layers: base.h.iter().map(|block| block.decoded(context, options)).collect::<Result<_>>()?,
+                norm: normed(&base.ln_f, options.dtype)?,
+                eps: base.ln_f.eps,
+                head: Part::new(weight, self.lm_head.bias.as_ref(), options.dtype)?,
+                tokens,
+                positions: Some(positions),
+                rotations: None,
+                context,
+            };
+            Decoder::new(parts, options.temperature)
+        })
+    }
+}
+
+/// Copies a layer norm for a decoder.
+fn normed(norm: &LayerNorm, dtype: DType) -> Result<Part> {
+    match (&norm.weight, &norm.bias) {
+        (Some(weight), Some(bias)) => Part::new(weight, Some(bias), dtype),
+        _ => Err(Error::invalid("a decoder of GPT-2 takes norms with weight and bias")),
+    }
+}
+
+impl Block {
+    /// Copies the block for a decoder.
+    fn decoded(&self, context: usize, options: DecodeOptions) -> Result<Layer> {
+        let DecodeOptions { dtype, integers, .. } = options;
+        let of =
+            |layer: &Conv1D| Part::new(&layer.weight.detach().transpose(0, 1)?, Some(&layer.bias), dtype);
+        let products =
+            [of(&self.attn.c_attn)?, of(&self.attn.c_proj)?, of(&self.mlp.c_fc)?, of(&self.mlp.c_proj)?];
+        let (features, heads) = (self.attn.c_proj.bias.elements(), self.attn.heads);
+        let norms = [normed(&self.ln_1, dtype)?, normed(&self.ln_2, dtype)?];
+        Layer::new(norms, products, [1, heads, context, features / heads], integers)
     }
 }
 

@@ -4,11 +4,12 @@ use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
-use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
+use thalweg_tensor::{Tensor, no_grad};
 
-use super::{check_heads, merge_heads, split_heads};
+use super::decoder::{Layer as DecodedLayer, Part, Parts};
+use super::{DecodeOptions, Decoder as TokenDecoder, check_heads, merge_heads, split_heads};
 use crate::functional::{AttentionOptions, scaled_dot_product_attention};
 use crate::module::{Embedding, Forward, Linear, Module, RMSNorm};
 
@@ -84,12 +85,17 @@ struct Rotations {
 }
 
 impl Rotations {
-    /// Returns the rotations for a sequence. Angles are f32 for any dtype of features: few positions are exact in 16 bits.
-    fn new(length: usize, width: usize, config: &LlamaConfig, like: &Tensor) -> Result<Self> {
-        let places = |count: usize, step: i64| Tensor::arange(count, 0, step, DType::F32, like.device());
+    /// Returns the angles of a sequence, (length, width / 2), in f32.
+    fn angles(length: usize, width: usize, config: &LlamaConfig, device: &Device) -> Result<Tensor> {
+        let places = |count: usize, step: i64| Tensor::arange(count, 0, step, DType::F32, device);
         let rates = (places(width / 2, 2)? * (-config.rope_theta.ln() / width as f64))?.exp()?;
         let rates = config.rope_scaling.map_or(Ok(rates.clone()), |scaling| scaling.of(&rates))?;
-        let angles = places(length, 1)?.outer(&rates)?;
+        places(length, 1)?.outer(&rates)
+    }
+
+    /// Returns the rotations for a sequence. Angles are f32 for any dtype of features: few positions are exact in 16 bits.
+    fn new(length: usize, width: usize, config: &LlamaConfig, like: &Tensor) -> Result<Self> {
+        let angles = Self::angles(length, width, config, like.device())?;
         let angles = Tensor::cat(&[angles.clone(), angles], -1)?;
         let dtype = like.dtype();
         Ok(Self { cos: angles.cos()?.to_dtype(dtype)?, sin: angles.sin()?.to_dtype(dtype)? })
@@ -251,6 +257,64 @@ impl LlamaForCausalLM {
         };
         let model = Decoder { embed_tokens, layers, norm: config.norm(d)? };
         Ok(Self { model, lm_head, config })
+    }
+
+    /// Makes a decoder with a copy of the weights, for sequences of up to `context` tokens.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for a temperature that is not above 0 or an empty context; those of the allocation.
+    pub fn decoder(&self, context: usize, options: DecodeOptions) -> Result<TokenDecoder> {
+        options.check()?;
+        if context == 0 {
+            return Err(Error::invalid("a decoder's context has at least one position"));
+        }
+        no_grad(|| {
+            let dtype = options.dtype;
+            let LlamaConfig { hidden_size, num_attention_heads, num_key_value_heads, .. } = self.config;
+            let width = hidden_size / num_attention_heads;
+            let tokens = self.model.embed_tokens.weight.detach();
+            let angles = Rotations::angles(context, width, &self.config, tokens.device())?;
+            let cache = [1, num_key_value_heads, context, width];
+            let layers = self.model.layers.iter().map(|layer| layer.decoded(cache, options));
+            let tokens = tokens.to_dtype(dtype)?.contiguous()?;
+            let is_tied = self.lm_head.weight.shares_storage_with(&self.model.embed_tokens.weight);
+            let parts = Parts {
+                layers: layers.collect::<Result<_>>()?,
+                norm: normed(&self.model.norm, dtype)?,
+                eps: self.config.rms_norm_eps,
+                head: Part::new(if is_tied { &tokens } else { &self.lm_head.weight }, None, dtype)?,
+                tokens,
+                positions: None,
+                rotations: Some([angles.cos()?, angles.sin()?]),
+                context,
+            };
+            TokenDecoder::new(parts, options.temperature)
+        })
+    }
+}
+
+/// Copies a norm for a decoder.
+fn normed(norm: &RMSNorm, dtype: DType) -> Result<Part> {
+    match &norm.weight {
+        Some(weight) => Part::new(weight, None, dtype),
+        None => Err(Error::invalid("a decoder takes norms with weights")),
+    }
+}
+
+impl Layer {
+    /// Copies the layer for a decoder.
+    fn decoded(&self, cache: [usize; 4], options: DecodeOptions) -> Result<DecodedLayer> {
+        let DecodeOptions { dtype, integers, .. } = options;
+        let norms = [normed(&self.input_layernorm, dtype)?, normed(&self.post_attention_layernorm, dtype)?];
+        let (attention, mlp) = (&self.self_attn, &self.mlp);
+        let of = |parts: &[&Linear]| Part::side_by_side(parts, dtype);
+        let products = [
+            of(&[&attention.q_proj, &attention.k_proj, &attention.v_proj])?,
+            of(&[&attention.o_proj])?,
+            of(&[&mlp.gate_proj, &mlp.up_proj])?,
+            of(&[&mlp.down_proj])?,
+        ];
+        DecodedLayer::new(norms, products, cache, integers)
     }
 }
 

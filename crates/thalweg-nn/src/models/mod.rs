@@ -3,9 +3,9 @@
 //!
 //! | module | model | checkpoints |
 //! |---|---|---|
-//! | [`gpt2`] | [`GPT2LMHeadModel`](gpt2::GPT2LMHeadModel), and its [`GPT2Decoder`](gpt2::GPT2Decoder) | `gpt2`, `gpt2-medium`, … |
+//! | [`gpt2`] | [`GPT2LMHeadModel`](gpt2::GPT2LMHeadModel), and its [`Decoder`] | `gpt2`, `gpt2-medium`, … |
 //! | [`bert`] | [`BertModel`](bert::BertModel), [`BertForSequenceClassification`](bert::BertForSequenceClassification), [`BertForMaskedLM`](bert::BertForMaskedLM) | `bert-base-uncased`, encoders of sentences such as `all-MiniLM-L6-v2` |
-//! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM) | Llama and models of its structure, heads tied or not, rotations unscaled, `linear` or `llama3` |
+//! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM), and its [`Decoder`] | Llama and models of its structure, heads tied or not, rotations unscaled, `linear` or `llama3` |
 //! | [`resnet`] | [`ResNet`](resnet::ResNet) | `resnet50`, `resnet101`, `resnet152` |
 //!
 //! Files are read by [`serialize::load_file`](crate::serialize::load_file), and loaded by [`PreTrainedModel::load_pretrained`],
@@ -14,11 +14,13 @@
 //! modules: other models can be written in the same way.
 
 pub mod bert;
+mod decoder;
 pub mod gpt2;
 pub mod llama;
 mod pretrained;
 pub mod resnet;
 
+pub use decoder::{DecodeOptions, Decoder};
 pub use pretrained::PreTrainedModel;
 
 use thalweg_runtime::{Error, Result};

@@ -337,13 +337,6 @@ macro_rules! functions_table {
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// x / other; integers are divided as f32.
-            div_scalar(x; other): "div.Scalar(Tensor self, Scalar other) -> Tensor" Floating {
-                body: x / other,
-                reference: x / other,
-                samples: [[-2.0], [0.5]],
-                numbers: [4.0],
-            }
             /// The remainder of the truncating division; it has the sign of x.
             fmod_scalar(x; other): "fmod.Scalar(Tensor self, Scalar other) -> Tensor" Numeric {
                 body: x % other,

@@ -48,6 +48,20 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [0.25],
             }
+            /// x / other; integers are divided as f32.
+            div_scalar(x; other) Floating {
+                body: x / other,
+                reference: x / other,
+                samples: [[-2.0], [0.5]],
+                numbers: [4.0],
+            }
+            /// x · (1 / other): a quotient for floats of 16 bits, whose rounding is coarser than the two of f32 by far.
+            mul_reciprocal(x; other) Floating {
+                body: x * (x.like(1.0) / other),
+                reference: x / other,
+                samples: [[-2.0], [0.5]],
+                numbers: [4.0],
+            }
             /// x + alpha · y.
             add_scaled(x, y; alpha) NumericOrBool {
                 body: if x.dtype().is_floating_point() { alpha.mul_add(y, x) } else { x + alpha * y },

@@ -99,6 +99,18 @@ pub static CHANNEL_NORM_APPLY: LoopOp = elementwise(
     },
 );
 
+/// The gradient of a normalization by statistics that do not depend on the input. Inputs: gradient, inverse deviation and weight.
+pub static CHANNEL_NORM_SCALE: LoopOp = elementwise(
+    "channel_norm_scale",
+    "A gradient times an inverse deviation and a weight.",
+    3,
+    &[],
+    |b, signature| {
+        let [gradient, inverse, weight] = [0, 1, 2].map(|input| loaded(b, signature, input));
+        b.output(gradient * (inverse * weight), signature.outputs[0], OutputPlace::Row);
+    },
+);
+
 /// The sums over rows of the result's gradient times the normalized points, and of the gradient. Inputs: input, mean, inverse
 /// deviation and gradient.
 pub static CHANNEL_NORM_SUMS: LoopOp = affine(

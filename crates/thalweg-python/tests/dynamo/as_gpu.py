@@ -60,7 +60,7 @@ def backend(gm, inputs):
         return _entry.compile_flat(moved(graph), examples, kind=kind)
 
     compilers = [functools.partial(compiler, kind=kind) for kind in ("forward", "backward", "inference")]
-    return _entry.adapter().aot(*compilers, decompositions)(gm, inputs)
+    return _entry.adapter().aot(*compilers, decompositions, _entry.rewritten)(gm, inputs)
 
 
 def traced(function, inputs):

@@ -13,6 +13,7 @@ use super::external::External;
 use super::graph_output::GraphOutput;
 use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
+use crate::recorder::note_allocated;
 use crate::{Device, Result, Stream};
 
 /// A piece of device memory from the caching allocator, or of [another library](Self::external). It belongs to the stream it was
@@ -55,6 +56,7 @@ impl Buffer {
         }
         device.captures().allocated(&block, label);
         record_memory(device.driver(), || taken(device, &block));
+        note_allocated(DevicePointer::new(block.address()), block.requested_bytes());
         Ok(Self { device: device.clone(), memory: Memory::Owned(block) })
     }
 

@@ -7,20 +7,26 @@ use std::sync::Once;
 use thalweg_graph::{Program, Segment};
 use thalweg_runtime::{Environment, Label};
 
-use super::window::{Waiters, Waiting};
+use super::window::Waiting;
+
+/// Returns whether new programs are explained.
+pub(super) fn is_explained() -> bool {
+    let environment = Environment::get();
+    environment.explain_compile || environment.explain_file.is_some()
+}
 
 /// Writes the explanation of a new program to standard error and to the file, if they are wanted.
-pub(super) fn explain(program: &Program, segment: &Segment, waiters: &Waiters, before: Option<Label>) {
-    let environment = Environment::get();
-    if !environment.explain_compile && environment.explain_file.is_none() {
+pub(super) fn explain(program: &Program, segment: &Segment, loops: &[Waiting], before: Option<Label>) {
+    if !is_explained() {
         return;
     }
+    let environment = Environment::get();
     let end = match before {
         Some(label) => format!("{} ({})", label.operator, line(&label)),
         None => "the read of a result's address".to_owned(),
     };
     let name = |waiting: &Waiting| format!("{} ({})", waiting.label.operator, line(&waiting.label));
-    let names: Vec<String> = waiters.loops.iter().map(name).collect();
+    let names: Vec<String> = loops.iter().map(name).collect();
     if environment.explain_compile {
         eprint!("compile: a segment that ends before {end}: {}", program.describe(&names));
     }

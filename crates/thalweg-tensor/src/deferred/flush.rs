@@ -10,8 +10,9 @@ use thalweg_graph::{Machine, Operand, Program, Segment, Step, plan};
 use thalweg_runtime::{Buffer, Device, DevicePointer, Label, Result, Stream};
 
 use super::count;
-use super::explain::explain;
-use super::window::{Again, Deferral, Known, Waiters, Waiting, Window};
+use super::explain::{explain, is_explained};
+use super::taken::{Again, Taken};
+use super::window::{Known, Waiting, Window};
 use crate::storage::Storage;
 
 /// The number of programs that a thread keeps.
@@ -66,9 +67,9 @@ impl Window {
     ///
     /// When the outermost region ends, a [widening](Waiters::widening) loop whose result the other loops can do without waits on:
     /// it is computed within them, and again where the result is read later, if it ever is.
-    pub(super) fn queue(&self, mut waiters: Waiters, before: Option<Label>, ends: bool) -> Result<()> {
-        let Some(stream) = waiters.stream.take() else { return Ok(()) };
-        let mut alive: Vec<Option<Arc<Storage>>> = (waiters.memories.iter())
+    pub(super) fn queue(&self, mut taken: Taken, before: Option<Label>, ends: bool) -> Result<()> {
+        let Some(stream) = taken.stream.take().filter(|_| !taken.loops.is_empty()) else { return Ok(()) };
+        let mut alive: Vec<Option<Arc<Storage>>> = (taken.memories.iter())
             .map(|known| match known {
                 Known::Pending { storage, .. } => storage.upgrade(),
                 Known::Existing { .. } => None,
@@ -76,44 +77,56 @@ impl Window {
             .collect();
         // A captured graph computes what its own region needs.
         let may_wait = ends && !stream.is_capturing().unwrap_or(true);
-        let widening = if may_wait { waiters.widening(&alive) } else { Vec::new() };
-        let mut waits_on = Vec::new();
-        if !widening.is_empty() {
-            let length = waiters.key.len();
-            let mut fewer = alive.clone();
-            widening.iter().for_each(|widening| fewer[widening.result as usize] = None);
-            let segment = waiters.segment(&fewer);
-            let ready = program(&mut waiters, segment, stream.device(), before);
-            let is_stored = |memory: u32| ready.program.placed.iter().any(|(placed, _)| *placed == memory);
-            waits_on.extend(widening.into_iter().filter(|widening| !is_stored(widening.result)));
-            waiters.key.truncate(length);
-        }
-        let again: Vec<Again> =
-            waits_on.iter().filter_map(|widening| waiters.again(widening, &alive)).collect();
+        let again = if may_wait { waits_on(&mut taken, &alive, &stream, before) } else { Vec::new() };
         again.iter().for_each(|again| alive[again.result as usize] = None);
-        let queued = queue(&mut waiters, &alive, &stream, before);
+        let queued = queue(&mut taken, &alive, &stream, before);
         if let Err(error) = &queued {
             let addresses = alive.iter().flatten().map(|storage| Arc::as_ptr(storage).addr());
             self.failed(error, addresses);
         }
-        for Again { node, numbers, label, read, written, .. } in again {
-            let (read, written) = (std::iter::once(read).collect(), std::iter::once(written).collect());
-            let stream = stream.clone();
-            self.add(Deferral { launch: &node.launch, numbers, read, written, stream, label });
-        }
+        again.into_iter().for_each(|again| self.add(again.deferral));
         queued
     }
 }
 
+/// Returns the widening loops that wait on: those whose results the program of the others does not store.
+fn waits_on(
+    taken: &mut Taken,
+    alive: &[Option<Arc<Storage>>],
+    stream: &Stream,
+    before: Option<Label>,
+) -> Vec<Again> {
+    let widening = taken.widening(alive);
+    if widening.is_empty() {
+        return Vec::new();
+    }
+    let length = taken.key.len();
+    let mut fewer = alive.to_vec();
+    widening.iter().for_each(|widening| fewer[widening.result as usize] = None);
+    let ready = program(taken, &fewer, stream.device(), before);
+    taken.key.truncate(length);
+    let is_stored = |memory: u32| ready.program.placed.iter().any(|(placed, _)| *placed == memory);
+    let waits = widening.iter().filter(|widening| !is_stored(widening.result));
+    waits.filter_map(|widening| taken.again(widening, stream, alive)).collect()
+}
+
 /// Queues the program of loops, and gives the storages that are alive their memory.
 fn queue(
-    waiters: &mut Waiters,
+    taken: &mut Taken,
     alive: &[Option<Arc<Storage>>],
     stream: &Stream,
     before: Option<Label>,
 ) -> Result<()> {
-    let segment = waiters.segment(alive);
-    let ready = program(waiters, segment, stream.device(), before);
+    let is_wanted = |(known, alive): (&Known, &Option<Arc<Storage>>)| {
+        alive.is_some() || matches!(known, Known::Existing { .. })
+    };
+    if let [alone] = taken.loops.as_slice()
+        && !is_explained()
+        && taken.memories.iter().zip(alive).all(is_wanted)
+    {
+        return run_alone(alone, &taken.memories, alive, stream);
+    }
+    let ready = program(taken, alive, stream.device(), before);
     let program = &ready.program;
     count(|counters| {
         counters.segments += 1;
@@ -121,9 +134,9 @@ fn queue(
         counters.repeated += program.twins.len() as u64;
         counters.planned_bytes = ready.allocated_bytes;
     });
-    let label = waiters.loops.last().expect("a window with a stream has loops").label;
+    let label = taken.loops.last().expect("a window with a stream has loops").label;
     let arena = Buffer::labelled(stream, program.arena_bytes, label)?;
-    let mut bases: Vec<DevicePointer> = (waiters.memories.iter())
+    let mut bases: Vec<DevicePointer> = (taken.memories.iter())
         .map(|known| match known {
             Known::Existing { pointer, .. } => *pointer,
             Known::Pending { .. } => DevicePointer::new(0),
@@ -146,10 +159,10 @@ fn queue(
                 kept.push((storage, buffer));
             }
         }
-        run(step, kept_launch, &waiters.loops, &bases, stream)?;
+        run(step, kept_launch, &taken.loops, &bases, stream)?;
         for &memory in ended {
             // What nothing else holds is free for the steps that follow on the stream.
-            if let Known::Existing { holder, .. } = &mut waiters.memories[memory as usize] {
+            if let Known::Existing { holder, .. } = &mut taken.memories[memory as usize] {
                 *holder = None;
             }
         }
@@ -158,32 +171,67 @@ fn queue(
     Ok(())
 }
 
-/// Returns the program of a segment, planned once.
+/// Queues a loop that nothing can be fused with. It needs no program.
+fn run_alone(
+    alone: &Waiting,
+    memories: &[Known],
+    alive: &[Option<Arc<Storage>>],
+    stream: &Stream,
+) -> Result<()> {
+    count(|counters| {
+        counters.segments += 1;
+        counters.kernels += 1;
+    });
+    let mut bases = SmallVec::<[DevicePointer; 8]>::new();
+    let (mut kept, mut allocated_bytes) = (SmallVec::<[(&Arc<Storage>, Buffer); 2]>::new(), 0);
+    for (known, alive) in memories.iter().zip(alive) {
+        bases.push(match (known, alive) {
+            (Known::Existing { pointer, .. }, _) => *pointer,
+            (Known::Pending { bytes, .. }, storage) => {
+                let storage = storage.as_ref().expect("the results of the loop are alive");
+                let buffer = storage.allocated()?;
+                let pointer = buffer.pointer();
+                allocated_bytes += bytes;
+                kept.push((storage, buffer));
+                pointer
+            }
+        });
+    }
+    count(|counters| counters.planned_bytes = allocated_bytes);
+    let address = |operand: &Operand| bases[operand.memory as usize].offset(operand.offset);
+    let inputs: SmallVec<[DevicePointer; 8]> = alone.inputs.iter().map(address).collect();
+    let outputs: SmallVec<[DevicePointer; 4]> = alone.outputs.iter().map(address).collect();
+    alone.launch.run(stream, (&inputs, &outputs), &alone.numbers, alone.label)?;
+    kept.into_iter().for_each(|(storage, buffer)| storage.fulfil(buffer));
+    Ok(())
+}
+
+/// Returns the program of the loops, planned once. `alive` has the storages that are alive.
 fn program(
-    waiters: &mut Waiters,
-    mut segment: Segment,
+    taken: &mut Taken,
+    alive: &[Option<Arc<Storage>>],
     device: &Device,
     before: Option<Label>,
 ) -> Arc<Ready> {
-    waiters.key.push(device.number());
-    let known =
-        PROGRAMS_OF_THREAD.try_with(|programs| programs.borrow().get(waiters.key.as_slice()).cloned());
+    let memories = taken.memory_of_segment(alive);
+    taken.key.push(device.number());
+    let known = PROGRAMS_OF_THREAD.try_with(|programs| programs.borrow().get(taken.key.as_slice()).cloned());
     if let Ok(Some(known)) = known {
         return known;
     }
-    segment.nodes = waiters.loops.iter().map(|waiting| waiting.node.clone()).collect();
+    let segment = taken.segment(memories);
     let shared_memory_bytes = device.properties().shared_memory_per_block_optin_bytes;
     let has_clusters = device.with_clusters(Ok).unwrap_or(false);
     let program = plan(&segment, &Machine { shared_memory_bytes, has_clusters });
     count(|counters| counters.programs += 1);
-    explain(&program, &segment, waiters, before);
+    explain(&program, &segment, &taken.loops, before);
     let ready = Arc::new(Ready::new(program, &segment));
     let _ = PROGRAMS_OF_THREAD.try_with(|programs| {
         let mut programs = programs.borrow_mut();
         if programs.len() >= PROGRAMS_KEPT {
             programs.clear();
         }
-        programs.insert(waiters.key.as_slice().into(), Arc::clone(&ready));
+        programs.insert(taken.key.as_slice().into(), Arc::clone(&ready));
     });
     ready
 }

@@ -18,6 +18,8 @@
 
 mod explain;
 mod flush;
+mod launches;
+mod taken;
 mod window;
 
 use std::cell::{Cell, RefCell};
@@ -28,6 +30,7 @@ use thalweg_runtime::{Before, Buffer, Error, Label, Result, Stream, queue_deferr
 
 use crate::storage::{Promise, Storage};
 
+pub(crate) use self::launches::SharedLaunch;
 pub(crate) use self::window::Deferral;
 use self::window::Window;
 
@@ -160,7 +163,7 @@ pub(crate) fn promised(stream: &Stream, bytes: u64, label: Label) -> Result<Stor
 ///
 /// # Errors
 /// Those of loops that cannot wait with it.
-pub(crate) fn put_off(deferral: Deferral<'_>) -> Result<bool> {
+pub(crate) fn put_off(deferral: Deferral) -> Result<bool> {
     if deferral.is_refused() {
         return Ok(false);
     }

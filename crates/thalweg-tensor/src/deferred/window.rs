@@ -4,14 +4,14 @@ use std::sync::{Arc, Weak};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use thalweg_execute::alignment_of;
-use thalweg_graph::{Lifetime, Memory, Node, Operand, Segment};
-use thalweg_ir::{DType, Node as Expression};
+use thalweg_graph::Operand;
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_ops::lower::{LaunchNumbers, LoopLaunch};
+use thalweg_ops::lower::LaunchNumbers;
 
 use thalweg_runtime::{Access, DevicePointer, Error, Label, Result, Stream};
 
+use super::launches::SharedLaunch;
+use super::taken::Taken;
 use crate::storage::{DeferredHolder, Storage};
 
 /// The most loops that wait.
@@ -21,8 +21,8 @@ const MOST_LOOPS: usize = 64;
 pub(crate) type Place = (Arc<Storage>, u64);
 
 /// A loop that is to wait.
-pub(crate) struct Deferral<'a> {
-    pub launch: &'a LoopLaunch,
+pub(crate) struct Deferral {
+    pub launch: Arc<SharedLaunch>,
     pub numbers: LaunchNumbers,
     pub read: SmallVec<[Place; 4]>,
     pub written: SmallVec<[Place; 2]>,
@@ -30,7 +30,7 @@ pub(crate) struct Deferral<'a> {
     pub label: Label,
 }
 
-impl Deferral<'_> {
+impl Deferral {
     /// Returns whether the loop cannot wait: another library has the address of an operand, so it may read or write the memory
     /// unnoticed, or the memory was freed.
     pub fn is_refused(&self) -> bool {
@@ -50,51 +50,39 @@ pub(super) enum Known {
 
 /// A loop that waits.
 pub(super) struct Waiting {
-    pub node: Node,
+    pub launch: Arc<SharedLaunch>,
     pub numbers: LaunchNumbers,
     pub label: Label,
+    pub inputs: SmallVec<[Operand; 4]>,
+    pub outputs: SmallVec<[Operand; 2]>,
     /// Whether it has waited while a command of another kind was queued.
-    pub has_let_pass: bool,
+    has_let_pass: bool,
+}
+
+/// A memory that waiting loops use.
+struct Used {
+    known: Known,
+    /// The address of its storage. A storage whose memory is pending keeps that address while it is listed, even if it is dropped.
+    address: usize,
+    /// A memory of the same family; itself if it represents the family.
+    family: u32,
+    is_written: bool,
 }
 
 /// The loops that wait, and their operands.
 ///
 /// Loops with memory in common are a *family*: they may be fused, and one may depend on another. Families are independent.
 #[derive(Default)]
-pub(super) struct Waiters {
-    pub stream: Option<Stream>,
-    pub loops: Vec<Waiting>,
-    pub memories: Vec<Known>,
-    /// A memory of the same family for each memory; itself if it represents the family.
-    families: Vec<u32>,
-    /// The number of each storage's memory, by the storage's address. A storage whose memory is pending keeps that address while it
-    /// is listed, even if it is dropped.
+struct Waiters {
+    stream: Option<Stream>,
+    /// The loops, in program order.
+    loops: Vec<Waiting>,
+    /// The memories, by number; `None` where no loop uses that number.
+    memories: Vec<Option<Used>>,
+    /// The numbers that no loop uses.
+    unused: Vec<u32>,
+    /// The number of each storage's memory, by the storage's address.
     places: FxHashMap<usize, u32>,
-    /// Numbers that determine the loops.
-    pub key: Vec<u64>,
-}
-
-/// Returns whether a loop only casts numbers to a dtype that has all of them.
-fn is_widening(launch: &LoopLaunch) -> bool {
-    let body = &launch.body;
-    let ([input], [output]) = (body.inputs.as_slice(), body.outputs.as_slice()) else { return false };
-    let mut value = body.nodes[output.value.index()];
-    while let Expression::Cast(id) = value {
-        value = body.nodes[id.index()];
-    }
-    let is_exact = matches!(
-        (input.dtype, output.dtype),
-        (DType::F16 | DType::Bf16, DType::F32 | DType::F64) | (DType::F32, DType::F64)
-    );
-    let is_load = matches!(value, Expression::Load { .. });
-    let casts_are_wide =
-        body.dtypes.iter().all(|&dtype| dtype == input.dtype || dtype == output.dtype || dtype == DType::F32);
-    is_exact
-        && is_load
-        && casts_are_wide
-        && output.scatter.is_none()
-        && body.reductions.is_empty()
-        && body.report.is_none()
 }
 
 /// The loops of a thread that wait.
@@ -109,30 +97,27 @@ pub(crate) struct Window {
 const MOST_FAILURES: usize = 16;
 
 impl Window {
-    pub(super) fn waiters(&self) -> MutexGuard<'_, Waiters> {
+    fn waiters(&self) -> MutexGuard<'_, Waiters> {
         self.waiters.lock()
     }
 
     /// Returns whether a loop may wait with those that wait already.
-    pub fn accepts(&self, deferral: &Deferral<'_>) -> bool {
+    pub fn accepts(&self, deferral: &Deferral) -> bool {
         let waiters = self.waiters();
         waiters.loops.len() < MOST_LOOPS
             && waiters.stream.as_ref().is_none_or(|stream| *stream == deferral.stream)
     }
 
     /// Adds a loop.
-    pub fn add(&self, deferral: Deferral<'_>) {
+    pub fn add(&self, deferral: Deferral) {
         let Deferral { launch, numbers, read, written, stream, label } = deferral;
         let mut waiters = self.waiters();
         waiters.stream.get_or_insert(stream);
-        waiters.key.extend(launch.key(0));
-        let inputs = read.into_iter().map(|place| waiters.operand(place)).collect();
-        let outputs = written.into_iter().map(|place| waiters.operand(place)).collect();
-        let launch = LoopLaunch { scalars: LaunchNumbers::new(), ..launch.clone() };
-        let numbers_of = waiters.numbers_of(launch.id, &numbers);
-        let node = Node { launch, inputs, outputs, numbers_of };
-        waiters.unite(&node);
-        waiters.loops.push(Waiting { node, numbers, label, has_let_pass: false });
+        let inputs = read.into_iter().map(|place| waiters.operand(place, false)).collect();
+        let outputs = written.into_iter().map(|place| waiters.operand(place, true)).collect();
+        let waiting = Waiting { launch, numbers, label, inputs, outputs, has_let_pass: false };
+        waiters.unite(&waiting);
+        waiters.loops.push(waiting);
     }
 
     /// Returns whether any loop waits.
@@ -141,18 +126,18 @@ impl Window {
     }
 
     /// Takes all loops that wait.
-    pub(super) fn take(&self) -> Waiters {
-        std::mem::take(&mut *self.waiters())
+    pub(super) fn take(&self) -> Taken {
+        self.waiters().take(|_| true)
     }
 
     /// Takes the loops that must run before the address of a storage is read.
-    pub(super) fn take_before_reading(&self, storage: &Storage) -> Waiters {
+    pub(super) fn take_before_reading(&self, storage: &Storage) -> Taken {
         let mut waiters = self.waiters();
         let Some(&memory) = waiters.places.get(&std::ptr::from_ref(storage).addr()) else {
-            return Waiters::default();
+            return Taken::default();
         };
         let family = waiters.family(memory);
-        waiters.take_families(&FxHashSet::from_iter([family]))
+        waiters.take(|other| other == family)
     }
 
     /// Takes the loops that must run before a command that touches this memory, and those that would need more memory while they wait
@@ -161,14 +146,17 @@ impl Window {
         &self,
         is_of_stream: impl FnOnce(&Stream) -> bool,
         accesses: &[Access],
-    ) -> (Waiters, u64) {
+    ) -> (Taken, u64) {
         let mut waiters = self.waiters();
         if !waiters.stream.as_ref().is_some_and(is_of_stream) {
-            return (std::mem::take(&mut *waiters), 0);
+            return (waiters.take(|_| true), 0);
         }
         let mut families = waiters.touched(accesses);
         families.extend(waiters.greedy());
-        let taken = waiters.take_families(&families);
+        let taken = match families.is_empty() {
+            true => Taken::default(),
+            false => waiters.take(|family| families.contains(&family)),
+        };
         let waiting = waiters.loops.iter_mut().filter(|waiting| !waiting.has_let_pass);
         let passed = waiting.map(|waiting| waiting.has_let_pass = true).count() as u64;
         (taken, passed)
@@ -196,136 +184,72 @@ impl Window {
     }
 }
 
-/// A loop that widens the numbers of a memory.
-pub(super) struct Widening {
-    node: usize,
-    source: u32,
-    /// The memory of the result.
-    pub result: u32,
-}
-
-/// A loop that waits on with a window that was taken.
-pub(super) struct Again {
-    pub node: Node,
-    pub numbers: LaunchNumbers,
-    pub label: Label,
-    pub read: Place,
-    pub written: Place,
-    /// The memory of the result, in the window that was taken.
-    pub result: u32,
-}
-
 impl Waiters {
-    /// Returns the loops that widen numbers exactly (`float` of a 16-bit tensor) from memory that only waiting loops hold, so that
-    /// nothing can change it, into a result that is larger, is alive, and is not written otherwise.
-    pub fn widening(&self, alive: &[Option<Arc<Storage>>]) -> Vec<Widening> {
-        let writes = |memory: u32| {
-            let outputs = self.loops.iter().flat_map(|waiting| &waiting.node.outputs);
-            outputs.filter(|output| output.memory == memory).count()
-        };
-        let of = |(node, waiting): (usize, &Waiting)| {
-            let ([input], [output]) = (waiting.node.inputs.as_slice(), waiting.node.outputs.as_slice())
-            else {
-                return None;
-            };
-            let (source, result) = (input.memory, output.memory);
-            let Known::Existing { holder: Some(holder), bytes, .. } = &self.memories[source as usize] else {
-                return None;
-            };
-            let Known::Pending { bytes: wide, .. } = &self.memories[result as usize] else { return None };
-            let is_safe = holder.is_alone() && writes(source) == 0 && writes(result) == 1;
-            let is_kept = alive[result as usize].is_some() && wide > bytes;
-            (is_safe && is_kept && is_widening(&waiting.node.launch)).then_some(Widening {
-                node,
-                source,
-                result,
-            })
-        };
-        self.loops.iter().enumerate().filter_map(of).collect()
-    }
-
-    /// Returns a widening loop for another window, with the storages of its operands.
-    pub fn again(&self, widening: &Widening, alive: &[Option<Arc<Storage>>]) -> Option<Again> {
-        let Waiting { node, numbers, label, .. } = &self.loops[widening.node];
-        let Known::Existing { holder: Some(holder), .. } = &self.memories[widening.source as usize] else {
-            return None;
-        };
-        Some(Again {
-            read: (Arc::clone(holder.storage()), node.inputs[0].offset),
-            written: (alive[widening.result as usize].clone()?, node.outputs[0].offset),
-            node: node.clone(),
-            numbers: numbers.clone(),
-            label: *label,
-            result: widening.result,
-        })
-    }
-
-    /// Returns an operand of the segment.
-    fn operand(&mut self, (storage, offset): Place) -> Operand {
-        let next = self.memories.len() as u32;
-        let memory = *self.places.entry(Arc::as_ptr(&storage).addr()).or_insert(next);
-        if memory == next {
-            self.families.push(next);
-            self.memories.push(match storage.promised_bytes() {
-                Some(bytes) => Known::Pending { storage: Arc::downgrade(&storage), bytes },
-                None => {
-                    let (pointer, bytes) = (storage.pointer(), storage.buffer().size_bytes());
-                    Known::Existing { pointer, bytes, holder: Some(DeferredHolder::new(storage)) }
-                }
-            });
+    /// Returns an operand of a loop.
+    fn operand(&mut self, (storage, offset): Place, is_written: bool) -> Operand {
+        let address = Arc::as_ptr(&storage).addr();
+        if let Some(&memory) = self.places.get(&address) {
+            self.used(memory).is_written |= is_written;
+            return Operand { memory, offset };
         }
-        self.key.extend_from_slice(&[u64::from(memory), offset]);
+        let memory = self.unused.pop().unwrap_or_else(|| {
+            self.memories.push(None);
+            self.memories.len() as u32 - 1
+        });
+        let known = match storage.promised_bytes() {
+            Some(bytes) => Known::Pending { storage: Arc::downgrade(&storage), bytes },
+            None => {
+                let (pointer, bytes) = (storage.pointer(), storage.buffer().size_bytes());
+                Known::Existing { pointer, bytes, holder: Some(DeferredHolder::new(storage)) }
+            }
+        };
+        self.places.insert(address, memory);
+        self.memories[memory as usize] = Some(Used { known, address, family: memory, is_written });
         Operand { memory, offset }
     }
 
-    /// Returns the first loop with the same body and numbers as the next one, and makes it a part of the key.
-    fn numbers_of(&mut self, id: u64, numbers: &[u64]) -> u32 {
-        let next = self.loops.len();
-        if numbers.is_empty() {
-            return next as u32;
-        }
-        let is_alike =
-            |waiting: &Waiting| waiting.node.launch.id == id && waiting.numbers.as_slice() == numbers;
-        let found = self.loops.iter().position(is_alike).unwrap_or(next) as u32;
-        self.key.push(u64::from(found));
-        found
+    fn used(&mut self, memory: u32) -> &mut Used {
+        self.memories[memory as usize].as_mut().expect("a number of a loop's operand is used")
+    }
+
+    /// Returns the memories that are used, with their numbers.
+    fn all(&self) -> impl Iterator<Item = (u32, &Used)> {
+        (0..).zip(&self.memories).filter_map(|(memory, used)| Some((memory, used.as_ref()?)))
     }
 
     /// Returns the memory that represents the family of a memory.
     fn family(&self, mut memory: u32) -> u32 {
-        while self.families[memory as usize] != memory {
-            memory = self.families[memory as usize];
+        while let Some(used) = &self.memories[memory as usize]
+            && used.family != memory
+        {
+            memory = used.family;
         }
         memory
     }
 
     /// Makes the operands of a loop one family.
-    fn unite(&mut self, node: &Node) {
-        let family = self.family(node.outputs[0].memory);
-        for operand in node.inputs.iter().chain(&node.outputs) {
+    fn unite(&mut self, waiting: &Waiting) {
+        let family = self.family(waiting.outputs[0].memory);
+        for operand in waiting.inputs.iter().chain(&waiting.outputs) {
             let other = self.family(operand.memory);
-            self.families[other as usize] = family;
-            self.families[operand.memory as usize] = family;
+            self.used(other).family = family;
+            self.used(operand.memory).family = family;
         }
     }
 
     /// Returns the families of loops that a command could affect or be affected by.
-    fn touched(&self, accesses: &[Access]) -> FxHashSet<u32> {
-        let mut families = FxHashSet::default();
-        for (memory, known) in (0..).zip(&self.memories) {
-            let Known::Existing { pointer, bytes, .. } = known else { continue };
+    fn touched(&self, accesses: &[Access]) -> SmallVec<[u32; 8]> {
+        let mut families = SmallVec::new();
+        for (memory, used) in self.all() {
+            let Known::Existing { pointer, bytes, .. } = used.known else { continue };
             let (start, end) = (pointer.address(), pointer.address() + bytes);
-            let is_written = || {
-                let mut outputs = self.loops.iter().flat_map(|waiting| &waiting.node.outputs);
-                outputs.any(|output| output.memory == memory)
-            };
             let meets = |access: &Access| {
                 access.start < end
                     && start < access.start + access.bytes
-                    && (access.mode.writes() || is_written())
+                    && (access.mode.writes() || used.is_written)
             };
             if accesses.iter().any(meets) {
-                families.insert(self.family(memory));
+                families.push(self.family(memory));
             }
         }
         families
@@ -333,74 +257,47 @@ impl Waiters {
 
     /// Returns the families that hold more bytes that nothing else holds than their results have.
     fn greedy(&self) -> impl Iterator<Item = u32> {
-        let mut needs: FxHashMap<u32, i64> = FxHashMap::default();
-        for (memory, known) in (0..).zip(&self.memories) {
-            let need = match known {
+        let mut needs: SmallVec<[(u32, i64); 16]> = SmallVec::new();
+        for (memory, used) in self.all() {
+            let need = match &used.known {
                 Known::Existing { holder: Some(holder), bytes, .. } if holder.is_alone() => *bytes as i64,
                 Known::Existing { .. } => continue,
                 Known::Pending { storage, bytes } if storage.strong_count() > 0 => -(*bytes as i64),
                 Known::Pending { .. } => continue,
             };
-            *needs.entry(self.family(memory)).or_default() += need;
+            let family = self.family(memory);
+            match needs.iter_mut().find(|(known, _)| *known == family) {
+                Some((_, sum)) => *sum += need,
+                None => needs.push((family, need)),
+            }
         }
         needs.into_iter().filter(|(_, need)| *need > 0).map(|(family, _)| family)
     }
 
-    /// Takes the loops of families, in their order. The others remain, in theirs.
-    fn take_families(&mut self, families: &FxHashSet<u32>) -> Self {
-        if families.is_empty() {
-            return Self::default();
-        }
-        let of: Vec<u32> = (0..self.memories.len() as u32).map(|memory| self.family(memory)).collect();
-        let all = std::mem::take(self);
-        if all.loops.iter().all(|waiting| families.contains(&of[waiting.node.outputs[0].memory as usize])) {
-            return all;
-        }
-        let (mut taken, mut numbers) = (Self::default(), Vec::with_capacity(of.len()));
-        let mut addresses = vec![0; of.len()];
-        all.places.iter().for_each(|(&address, &memory)| addresses[memory as usize] = address);
-        for ((known, family), address) in all.memories.into_iter().zip(&of).zip(addresses) {
-            let side = if families.contains(family) { &mut taken } else { &mut *self };
-            let number = side.memories.len() as u32;
-            side.memories.push(known);
-            side.families.push(number);
-            side.places.insert(address, number);
-            numbers.push(number);
-        }
-        for mut waiting in all.loops {
-            let family = of[waiting.node.outputs[0].memory as usize];
-            let side = if families.contains(&family) { &mut taken } else { &mut *self };
-            side.stream.clone_from(&all.stream);
-            side.key.extend(waiting.node.launch.key(0));
-            for operand in waiting.node.inputs.iter_mut().chain(&mut waiting.node.outputs) {
-                operand.memory = numbers[operand.memory as usize];
-                side.key.extend_from_slice(&[u64::from(operand.memory), operand.offset]);
+    /// Takes the loops of the families that are wanted, in their order. The others remain, in theirs.
+    fn take(&mut self, is_wanted: impl Fn(u32) -> bool) -> Taken {
+        let mut taken = Taken::on(self.stream.clone());
+        let wanted: SmallVec<[bool; 64]> =
+            (self.loops.iter()).map(|waiting| is_wanted(self.family(waiting.outputs[0].memory))).collect();
+        // The number of each memory in what is taken.
+        let mut numbers: SmallVec<[Option<u32>; 64]> = SmallVec::from_elem(None, self.memories.len());
+        let Self { loops, memories, unused, places, .. } = self;
+        let mut wanted = wanted.into_iter();
+        for mut waiting in loops.extract_if(.., |_| wanted.next() == Some(true)) {
+            for operand in waiting.inputs.iter_mut().chain(&mut waiting.outputs) {
+                let former = operand.memory;
+                operand.memory = *numbers[former as usize].get_or_insert_with(|| {
+                    let used = memories[former as usize].take().expect("a memory is in one family");
+                    unused.push(former);
+                    places.remove(&used.address);
+                    taken.memory(used.known)
+                });
             }
-            waiting.node.numbers_of = side.numbers_of(waiting.node.launch.id, &waiting.numbers);
-            side.unite(&waiting.node);
-            side.loops.push(waiting);
+            taken.add(waiting);
+        }
+        if self.loops.is_empty() {
+            self.stream = None;
         }
         taken
-    }
-
-    /// Returns the segment, and completes its key by what the memory is. `alive` has the storages that are alive.
-    pub fn segment(&mut self, alive: &[Option<Arc<Storage>>]) -> Segment {
-        let memories: Vec<Memory> = (self.memories.iter().zip(alive))
-            .map(|(known, alive)| match *known {
-                Known::Existing { pointer, .. } => Memory {
-                    bytes: 0,
-                    alignment_bytes: alignment_of([pointer]),
-                    lifetime: Lifetime::Existing,
-                },
-                Known::Pending { bytes, .. } => {
-                    let lifetime = if alive.is_some() { Lifetime::Kept } else { Lifetime::Temporary };
-                    Memory { bytes, alignment_bytes: 256, lifetime }
-                }
-            })
-            .collect();
-        for memory in &memories {
-            self.key.extend_from_slice(&[memory.bytes, memory.alignment_bytes << 8 | memory.lifetime as u64]);
-        }
-        Segment { memories, nodes: Vec::new() }
     }
 }

@@ -7,50 +7,111 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::decoder_layers::{
-    DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS,
+    DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS, Method,
 };
 use thalweg_kernels::next_token::{NextToken, NextTokenAddresses, NextTokenLaunch};
 use thalweg_runtime::{Device, DevicePointer, OutOfRangeReport, RangeOf, Result};
 
-use super::NormLinear;
 use crate::autocast::is_taken_as_it_is;
 use crate::caller::label_at;
 use crate::tensor::Tensor;
 
-/// The tensors of a layer in GPT-2's form: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`.
+/// A weight with its bias, if it has one.
+#[derive(Clone, Copy, Debug)]
+pub struct Affine<'t> {
+    /// The weight.
+    pub weight: &'t Tensor,
+    /// The bias.
+    pub bias: Option<&'t Tensor>,
+}
+
+impl<'t> Affine<'t> {
+    /// Returns the tensors.
+    fn tensors(self) -> impl Iterator<Item = &'t Tensor> {
+        std::iter::once(self.weight).chain(self.bias)
+    }
+
+    /// Returns whether the weight has the shape, and the bias one element per row.
+    fn has_shape(&self, shape: &[usize]) -> bool {
+        self.weight.shape() == shape && self.bias.is_none_or(|bias| bias.shape() == &shape[..1])
+    }
+
+    fn addresses(self) -> [DevicePointer; 2] {
+        [self.weight.pointer(), self.bias.map_or(DevicePointer::new(0), Tensor::pointer)]
+    }
+}
+
+/// The tensors of a layer: `x += out(attention(qkv(norm(x))))`, `x += contract(act(expand(norm(x))))`. The shapes say the form: see
+/// [`DecoderForm`].
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderLayer<'t> {
-    /// Weight and bias of the layer norms before attention and before the two products after it, (features) each.
-    pub norms: [[&'t Tensor; 2]; 2],
-    /// Weight (out, in) and bias (out) of the products: to queries, keys and values (3 · features); from heads (features); to hidden features; back.
-    pub products: [[&'t Tensor; 2]; 4],
-    /// Keys and values so far, (1, heads, context, features per head). The call writes the new ones at the position.
+    /// Weight and bias of the norms before attention and before the two products after it, (features) each. A layer norm has a
+    /// bias, a root-mean-square norm has none.
+    pub norms: [Affine<'t>; 2],
+    /// Weight (out, in) and bias (out) of the products: to queries, keys and values (all heads' queries, then keys, then values);
+    /// from heads (features); to hidden features; back. Of a gated layer the third has the rows of the gate, then those of what it gates.
+    pub products: [Affine<'t>; 4],
+    /// Keys and values so far, (1, heads of keys, context, features per head). The call writes the new ones at the position.
     pub caches: [&'t Tensor; 2],
+}
+
+/// The sizes and the form of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DecoderForm {
+    /// The number of features of the row.
+    pub features: usize,
+    /// The number of hidden features.
+    pub hidden: usize,
+    /// The number of heads of queries, and of keys and values.
+    pub heads: [usize; 2],
+    /// The number of features of a head.
+    pub width: usize,
+    /// The number of keys that a cache holds.
+    pub context: usize,
+    /// Whether hidden features are `silu(gate) · other`, not GELU by its tanh formula.
+    pub gated: bool,
+    /// Whether norms are layer norms, not root-mean-square norms.
+    pub centred: bool,
 }
 
 impl<'t> DecoderLayer<'t> {
     /// Returns all tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &'t Tensor> {
-        let pairs = self.norms.into_iter().chain(self.products).chain([self.caches]);
-        pairs.flatten()
+        let pairs = self.norms.into_iter().chain(self.products);
+        pairs.flat_map(Affine::tensors).chain(self.caches)
     }
 
-    /// Returns whether the shapes fit those of the first layer: caches of this shape, this number of features per row and of
-    /// hidden features.
-    fn fits(&self, cache: &[usize], features: usize, hidden: usize) -> bool {
-        let rows = [3 * features, features, hidden, features];
-        let terms = [features, features, features, hidden];
-        let has_shapes = (self.products.iter().zip(rows.into_iter().zip(terms)))
-            .all(|([weight, bias], (rows, terms))| weight.shape() == [rows, terms] && bias.shape() == [rows]);
-        has_shapes
-            && self.norms.iter().flatten().all(|part| part.shape() == [features])
-            && self.caches.iter().all(|part| part.shape() == cache)
+    /// Returns the form; `None` if the shapes do not fit each other.
+    #[must_use]
+    pub fn form(&self) -> Option<DecoderForm> {
+        let &[1, key_heads, context, width] = self.caches[0].shape() else { return None };
+        let (&[features, attended], &[_, hidden]) =
+            (self.products[1].weight.shape(), self.products[3].weight.shape())
+        else {
+            return None;
+        };
+        let heads = attended.checked_div(width)?;
+        let gated = self.products[2].weight.shape().first() != Some(&hidden);
+        let expanded = if gated { 2 * hidden } else { hidden };
+        let rows = [attended + 2 * key_heads * width, features, expanded, features];
+        let terms = [features, attended, features, hidden];
+        let centred = self.norms[0].bias.is_some();
+        let fits = heads * width == attended
+            && key_heads > 0
+            && heads.is_multiple_of(key_heads)
+            && self.norms.iter().all(|norm| norm.has_shape(&[features]) && norm.bias.is_some() == centred)
+            && (self.products.iter().zip(rows.into_iter().zip(terms)))
+                .all(|(product, (rows, terms))| product.has_shape(&[rows, terms]))
+            && self.caches[1].shape() == self.caches[0].shape();
+        let form =
+            DecoderForm { features, hidden, heads: [heads, key_heads], width, context, gated, centred };
+        fits.then_some(form)
     }
 
     fn addresses(&self) -> LayerAddresses {
         LayerAddresses {
-            norms: self.norms.map(|pair| pair.map(Tensor::pointer)),
-            products: self.products.map(|pair| pair.map(Tensor::pointer)),
+            norms: self.norms.map(Affine::addresses),
+            products: self.products.map(Affine::addresses),
             caches: self.caches.map(Tensor::pointer),
         }
     }
@@ -61,15 +122,15 @@ impl<'t> DecoderLayer<'t> {
 pub enum DecoderInput<'t> {
     /// The row itself, (1, features).
     Row(&'t Tensor),
-    /// The token's row of a table (tokens, features), plus the position's row of another table (context, features). The token is
-    /// one int64 in device memory. A token or position out of range results in NaN.
+    /// The token's row of a table (tokens, features), plus the position's row of another table (context, features), if there is
+    /// one. The token is one int64 in device memory. A token or position out of range results in NaN.
     Embedded {
         /// The table of tokens.
         tokens: &'t Tensor,
         /// The token.
         token: &'t Tensor,
         /// The table of positions, with as many rows as the caches have positions.
-        positions: &'t Tensor,
+        positions: Option<&'t Tensor>,
     },
 }
 
@@ -86,7 +147,7 @@ impl<'t> DecoderInput<'t> {
     fn tensors(&self) -> impl Iterator<Item = &'t Tensor> {
         let second = match *self {
             Self::Row(_) => None,
-            Self::Embedded { positions, .. } => Some(positions),
+            Self::Embedded { positions, .. } => positions,
         };
         std::iter::once(self.first()).chain(second)
     }
@@ -101,7 +162,8 @@ impl<'t> DecoderInput<'t> {
             },
             Self::Embedded { tokens, token, positions } => match *tokens.shape() {
                 [rows @ 1..=usize::MAX, features]
-                    if positions.shape() == [context, features] && is_number(token) =>
+                    if is_number(token)
+                        && positions.is_none_or(|table| table.shape() == [context, features]) =>
                 {
                     Some((features, rows))
                 }
@@ -119,8 +181,11 @@ fn is_number(tensor: &Tensor) -> bool {
 /// The options of a call of layers.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderOptions<'t> {
-    /// The number that norms add to a variance.
+    /// The number that norms add to a variance or a mean square.
     pub eps: f64,
+    /// Cosines and sines of the angles by which queries and keys are turned, float32 (context, features per head / 2): the first
+    /// half of a head's features together with the second. Without them nothing is turned.
+    pub rotations: Option<[&'t Tensor; 2]>,
     /// Memory through which blocks exchange results, made by [`exchange_for`]. Only calls with these layers may use it. Without
     /// it each call allocates such memory and fills it with zeros first.
     pub exchange: Option<&'t Tensor>,
@@ -131,9 +196,13 @@ pub struct DecoderOptions<'t> {
 ///
 /// # Errors
 /// Those of the allocation.
-pub fn exchange_for(input: DecoderInput<'_>, layers: &[DecoderLayer<'_>]) -> Result<Option<Tensor>> {
+pub fn exchange_for(
+    input: DecoderInput<'_>,
+    layers: &[DecoderLayer<'_>],
+    options: DecoderOptions<'_>,
+) -> Result<Option<Tensor>> {
     let device = input.first().device();
-    let Some(sizes) = sizes(device, input, layers, 0.0) else { return Ok(None) };
+    let Some(sizes) = sizes(device, input, layers, options) else { return Ok(None) };
     let launches = layers.len().div_ceil(MOST_LAYERS);
     Tensor::zeros(&[launches, sizes.exchange_bytes() as usize / 4], DType::I32, device).map(Some)
 }
@@ -143,37 +212,43 @@ fn sizes(
     device: &Device,
     input: DecoderInput<'_>,
     layers: &[DecoderLayer<'_>],
-    eps: f64,
+    options: DecoderOptions<'_>,
 ) -> Option<DecoderLayers> {
     let properties = device.properties();
-    let first = layers.first()?;
-    let &[1, heads, context, width] = first.caches[0].shape() else { return None };
-    let (features, vocabulary) = input.sizes(context)?;
-    let dtype = input.first().dtype();
-    let hidden = first.products[2][1].elements();
+    let form = layers.first()?.form()?;
+    let DecoderForm { features, hidden, heads: [heads, key_heads], width, context, gated, centred } = form;
+    let (of_input, vocabulary) = input.sizes(context)?;
+    let are_tables = |tables: [&Tensor; 2]| {
+        tables.iter().all(|table| table.shape() == [context, width / 2] && width.is_multiple_of(2))
+    };
     let fits = properties.compute_capability.major >= 9
         && context > 0
-        && heads * width == features
-        && layers.iter().all(|layer| layer.fits(first.caches[0].shape(), features, hidden));
+        && of_input == features
+        && options.rotations.is_none_or(are_tables)
+        && layers.iter().all(|layer| layer.form() == Some(form));
     if !fits {
         return None;
     }
-    let [features, hidden, heads, context] = [features, hidden, heads, context].map(|extent| extent as u64);
     // A host function has no blocks: the simulator accepts the sizes that an H200 accepts.
     let processors = if device.is_simulated() { 132 } else { u64::from(properties.multi_processor_count) };
-    let blocks = DecoderLayers::blocks_for(dtype, [features, hidden, heads], processors)?;
-    let eps_bits = (eps as f32).to_bits();
-    Some(DecoderLayers {
+    let sizes = DecoderLayers {
         layers: 0,
-        features,
-        hidden,
-        heads,
-        context,
+        features: features as u64,
+        hidden: hidden as u64,
+        heads: heads as u64,
+        key_heads: key_heads as u64,
+        width: width as u64,
+        context: context as u64,
         vocabulary: vocabulary as u64,
-        eps_bits,
-        dtype,
-        blocks,
-    })
+        eps_bits: (options.eps as f32).to_bits(),
+        dtype: input.first().dtype(),
+        gated,
+        centred,
+        turned: options.rotations.is_some(),
+        method: Method::Streamed(processors),
+    };
+    let has_biases = layers.iter().flat_map(|layer| layer.products).all(|product| product.bias.is_some());
+    Some(DecoderLayers { method: sizes.method_for(has_biases, processors)?, ..sizes })
 }
 
 /// Returns the address range of a tensor's bytes.
@@ -193,9 +268,9 @@ fn are_apart<'t>(caches: &[Range<u64>], others: impl IntoIterator<Item = &'t Ten
 }
 
 /// Computes layers on a row (1, features), and writes the token's keys and values at its position (one int64) into their caches.
-/// Returns `None` if one kernel cannot: if a gradient is required, for dtypes other than float16 and bfloat16, for weights that
-/// do not fit into the shared memory of the blocks, on GPUs before compute capability 9.0, and on GPUs that cannot run all blocks
-/// at once. Asynchronous. A position out of range writes nothing.
+/// Returns `None` if one kernel cannot: if a gradient is required, for dtypes other than float16 and bfloat16, for sizes that no
+/// kernel takes, on GPUs before compute capability 9.0, and on GPUs that cannot run all blocks at once. Asynchronous. A position
+/// out of range writes nothing.
 ///
 /// # Errors
 /// Those of the allocation and the launch.
@@ -207,32 +282,41 @@ pub fn fused_decoder_layers(
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
     let (device, dtype) = (input.first().device(), input.first().dtype());
-    let is_plain = |tensor: &Tensor| {
+    let is_plain = |tensor: &Tensor, dtype| {
         is_taken_as_it_is(tensor, dtype, device)
             && tensor.is_contiguous()
             && tensor.pointer().address().is_multiple_of(16)
     };
     let mut all = layers.iter().flat_map(DecoderLayer::tensors).chain(input.tensors());
-    if !is_number(position) || position.device() != device || !all.all(is_plain) {
+    let mut rotations = options.rotations.into_iter().flatten();
+    let are_plain =
+        all.all(|tensor| is_plain(tensor, dtype)) && rotations.all(|table| is_plain(table, DType::F32));
+    if !is_number(position) || position.device() != device || !are_plain {
         return Ok(None);
     }
-    let Some(sizes) = sizes(device, input, layers, options.eps) else { return Ok(None) };
+    let Some(sizes) = sizes(device, input, layers, options) else { return Ok(None) };
     let caches: Vec<_> = layers.iter().flat_map(|layer| layer.caches.map(range)).collect();
-    let others = layers.iter().flat_map(|layer| layer.norms.into_iter().chain(layer.products).flatten());
-    if !are_apart(&caches, others.chain(input.tensors()).chain([position])) {
+    let others = layers
+        .iter()
+        .flat_map(|layer| layer.norms.into_iter().chain(layer.products))
+        .flat_map(Affine::tensors);
+    let tables = options.rotations.into_iter().flatten();
+    if !are_apart(&caches, others.chain(input.tensors()).chain(tables).chain([position])) {
         return Ok(None);
     }
     let (label, stream) = (label_at("decoder_layers", location), device.current_stream());
     let null = DevicePointer::new(0);
     let embedded = match input {
         DecoderInput::Row(_) => [null; 2],
-        DecoderInput::Embedded { token, positions, .. } => [token.pointer(), positions.pointer()],
+        DecoderInput::Embedded { token, positions, .. } => {
+            [token.pointer(), positions.map_or(null, Tensor::pointer)]
+        }
     };
     let mut row: Option<Tensor> = None;
     for (number, layers) in layers.chunks(MOST_LAYERS).enumerate() {
         let result = Tensor::empty_on(&[1, sizes.features as usize], dtype, &stream, label)?;
         let exchange = match options.exchange {
-            Some(exchange) if DecoderLayers::keeps_exchange(layers.len()) => exchange.select(0, number)?,
+            Some(exchange) if sizes.keeps_exchange(layers.len()) => exchange.select(0, number)?,
             _ => Tensor::zeros(&[sizes.exchange_bytes() as usize / 4], DType::I32, device)?,
         };
         let at = DecoderAddresses {
@@ -241,6 +325,7 @@ pub fn fused_decoder_layers(
             position: position.pointer(),
             exchange: exchange.pointer(),
             embedded: if number == 0 { embedded } else { [null; 2] },
+            rotations: options.rotations.map_or([null; 2], |tables| tables.map(Tensor::pointer)),
         };
         let sizes = DecoderLayers { vocabulary: if number == 0 { sizes.vocabulary } else { 0 }, ..sizes };
         let addresses = layers.iter().map(DecoderLayer::addresses).collect();
@@ -274,31 +359,40 @@ impl<'t> DecoderState<'t> {
     }
 }
 
+/// A norm and a product that scores tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct DecoderHead<'t> {
+    /// Weight and bias of the norm (features): a layer norm, or without a bias a root-mean-square norm.
+    pub norm: Affine<'t>,
+    /// The number that is added to a variance or a mean square.
+    pub eps: f64,
+    /// Weight (tokens, features) and bias of the product.
+    pub product: Affine<'t>,
+}
+
 /// Makes the likeliest token the next one: `token = argmax(norm(input) · weightᵀ)`, `position += 1`, `history[position] = token`,
 /// in one kernel. Returns `false`, with nothing done, if one kernel cannot compute it for these tensors. Input (1, features),
-/// `parts` without bias, GELU and addend, all in float16 or bfloat16 with a multiple of 32 features up to 4,096. A position past
+/// a product without bias, all in float16 or bfloat16 with a multiple of 32 features up to 4,096. A position past
 /// the end of the history is reported at the next synchronization. Asynchronous.
 ///
 /// # Errors
 /// Those of the launch.
 pub fn fused_next_token(
     input: &Tensor,
-    parts: &NormLinear<'_>,
+    head: &DecoderHead<'_>,
     state: DecoderState<'_>,
     location: &'static Location<'static>,
 ) -> Result<bool> {
-    let NormLinear { norm, eps, weight, bias, gelu, addend } = *parts;
+    let DecoderHead { norm, eps, product: Affine { weight, bias } } = *head;
     let (device, dtype) = (input.device(), input.dtype());
     let (&[1, features], &[count, width]) = (input.shape(), weight.shape()) else { return Ok(false) };
-    let is_plain = |tensor: &&Tensor| is_taken_as_it_is(tensor, dtype, device) && tensor.is_contiguous();
+    let is_plain = |tensor: &Tensor| is_taken_as_it_is(tensor, dtype, device) && tensor.is_contiguous();
     let is_state =
         |tensor: &Tensor| tensor.dtype() == DType::I64 && tensor.device() == device && tensor.is_contiguous();
     let fits = bias.is_none()
-        && addend.is_none()
-        && !gelu
         && width == features
-        && norm.iter().all(|part| part.shape() == [features])
-        && [input, weight, norm[0], norm[1]].iter().all(is_plain)
+        && norm.has_shape(&[features])
+        && norm.tensors().chain([input, weight]).all(is_plain)
         && NextToken::takes(dtype, count as u64, features as u64)
         && weight.pointer().address().is_multiple_of(16)
         && device.has_tensor_cores()
@@ -320,7 +414,7 @@ pub fn fused_next_token(
     let at = NextTokenAddresses {
         row: input.pointer(),
         weight: weight.pointer(),
-        norm: norm.map(Tensor::pointer),
+        norm: norm.addresses(),
         token: state.token.pointer(),
         position: state.position.pointer(),
         history: state.history.pointer(),

@@ -10,7 +10,8 @@ use thalweg_ir::{DType, Layout, Scalar, Shape};
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{
     CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FOLD,
-    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_PARTS, CHANNEL_NORM_STATISTICS, CHANNEL_NORM_SUMS,
+    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_PARTS, CHANNEL_NORM_SCALE, CHANNEL_NORM_STATISTICS,
+    CHANNEL_NORM_SUMS,
 };
 use thalweg_runtime::{Error, Label, Result};
 
@@ -320,6 +321,7 @@ fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
         gradient: &call.gradient()?,
         weight: &call.saved(1)?,
         statistics: [&call.result(1)?, &call.result(2)?],
+        are_fixed: false,
         wants: [0, 1, 2].map(|at| call.wants(at)),
         dtypes: [1, 2].map(|at| call.dtype_of(at)),
         label: call.label(),
@@ -339,6 +341,8 @@ pub(crate) struct Asked<'a> {
     pub weight: &'a Tensor,
     /// The mean and the inverse deviation.
     pub statistics: [&'a Tensor; 2],
+    /// Whether the statistics do not depend on the input, as in evaluation.
+    pub are_fixed: bool,
     /// Whether the gradients of input, weight and bias are wanted.
     pub wants: [bool; 3],
     /// The dtypes of weight and bias.
@@ -356,6 +360,16 @@ impl Asked<'_> {
         let [mean, inverse] = self.statistics;
         let compute = x.dtype().compute();
         let kernels = Kernels { sizes: &sizes, compute, label: self.label, like: &x };
+        let mut gradients = Gradients::from_elem(None, 3);
+        if self.wants[0] && self.are_fixed {
+            let view = gradient.with_layout(lies.clone());
+            let (inverse, weight) = (kernels.statistic(inverse)?, kernels.parameter(self.weight)?);
+            let tensors = [&view, &inverse, &weight];
+            gradients[0] = Some(kernels.points(&CHANNEL_NORM_SCALE, &tensors, &[], &layout)?);
+        }
+        if !(self.wants[1] || self.wants[2] || self.wants[0] && !self.are_fixed) {
+            return Ok(gradients);
+        }
         let parts = Parts::of(&sizes, &layout);
         let views = [x.with_layout(parts.layout(&layout)?), gradient.with_layout(parts.layout(&lies)?)];
         let statistics = [parts.spread(mean, &sizes)?, parts.spread(inverse, &sizes)?];
@@ -363,7 +377,6 @@ impl Asked<'_> {
         let tensors = [&views[0], &statistics[0], &statistics[1], &views[1]];
         let [along, sum] =
             kernels.reduce(&CHANNEL_NORM_SUMS, &tensors, (&[], &parts.inner), (&shape, compute))?;
-        let mut gradients = Gradients::from_elem(None, 3);
         if self.wants[1] || self.wants[2] {
             let [of_weight, of_bias] = self.dtypes;
             let dtype = if of_weight == of_bias { of_weight } else { compute };
@@ -372,7 +385,7 @@ impl Asked<'_> {
             gradients[1] = Some(first.to_dtype(of_weight)?);
             gradients[2] = Some(second.to_dtype(of_bias)?);
         }
-        if self.wants[0] {
+        if self.wants[0] && !self.are_fixed {
             let weight = self.weight;
             let spread = weight.reshape(&[1, 1, sizes.groups, sizes.channels])?.expand(&shape)?;
             let inner: &[usize] = if sizes.of_batch { &[0, 1, 3] } else { &[1, 3] };

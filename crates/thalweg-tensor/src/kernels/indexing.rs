@@ -276,6 +276,9 @@ enum Target<'a> {
 /// compared with reading such rows, and sums repeat their bits.
 const FEWEST_COLUMNS: u64 = 16;
 
+/// The number of elements of a result for each element that is added, from which on sums of 16 bits are rounded at each addition.
+const FEW_OF: u64 = 8;
+
 /// Elements that are combined into the positions given by indices. All are (outer, count, inner).
 struct Scatter<'a> {
     index: &'a Tensor,
@@ -320,12 +323,16 @@ impl Scatter<'_> {
             }
             result
         } else if may_be_atomic {
-            let result = self.begun(target, wide.compute())?;
+            // Of many elements few change: a copy in float32 and back would take longer than anything else.
+            let results: u64 = shape.iter().map(|&extent| extent as u64).product();
+            let keeps_dtype = results / FEW_OF >= source.elements() as u64;
+            let result = self.begun(target, if keeps_dtype { wide } else { wide.compute() })?;
             let kernel = ScatterAtomic {
                 sizes,
                 index_strides: strides(self.index),
                 source_strides: strides(&source),
                 dtype: wide,
+                keeps_dtype,
             };
             self.launch(&Placed { kernel, at: [self.index, &source, &result].map(Tensor::pointer) })?;
             result

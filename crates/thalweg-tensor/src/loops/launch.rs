@@ -5,9 +5,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_ops::lower::{LaunchNumbers, LoopLaunch, Operand};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result};
 
-use crate::deferred::{self, Deferral};
+use crate::deferred::{self, Deferral, SharedLaunch};
 use crate::tensor::Tensor;
 
 /// The operands of a call.
@@ -19,9 +19,11 @@ pub(crate) fn operands<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Ope
     tensors.into_iter().map(operand).collect()
 }
 
-/// Defers a launch on the current stream, if the thread defers loops and may defer this one. Returns whether it did.
+/// Defers a launch on the current stream, if the thread defers loops and may defer this one. Returns whether it did. `shared` returns
+/// the launch as loops share it.
 pub(super) fn put_off(
     launch: &LoopLaunch,
+    shared: impl FnOnce(&Device) -> Arc<SharedLaunch>,
     numbers: &[u64],
     inputs: &[&Tensor],
     outputs: &[Tensor],
@@ -37,14 +39,8 @@ pub(super) fn put_off(
     let read = inputs.iter().map(|tensor| operand(tensor)).collect();
     let written = outputs.iter().map(operand).collect();
     let numbers = LaunchNumbers::from_slice(numbers);
-    deferred::put_off(Deferral {
-        launch,
-        numbers,
-        read,
-        written,
-        stream: outputs[0].device().current_stream(),
-        label,
-    })
+    let stream = outputs[0].device().current_stream();
+    deferred::put_off(Deferral { launch: shared(stream.device()), numbers, read, written, stream, label })
 }
 
 /// Launches on the current stream.
@@ -54,7 +50,7 @@ pub(crate) fn launch(
     outputs: &[Tensor],
     label: Label,
 ) -> Result<()> {
-    if put_off(launch, &launch.scalars, inputs, outputs, label)? {
+    if put_off(launch, |device| SharedLaunch::of(launch, device), &launch.scalars, inputs, outputs, label)? {
         return Ok(());
     }
     let stream = outputs[0].device().current_stream();

@@ -44,7 +44,14 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
         return Ok(outputs);
     }
     let numbers = lowered.numbers(&call.arguments);
-    if put_off(lowered.launch(), &numbers, &call.tensors, &outputs, call.label)? {
+    if put_off(
+        lowered.launch(),
+        |device| resolved.shared(device),
+        &numbers,
+        &call.tensors,
+        &outputs,
+        call.label,
+    )? {
         return Ok(outputs);
     }
     let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());

@@ -1,17 +1,18 @@
 //! [`Resolved`]: a call of a loop operator with everything derived from its tensors, cached per thread.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytemuck::cast_slice;
 use rustc_hash::FxHashMap;
 use thalweg_execute::{Kept, alignment_of, to_runtime_error};
 use thalweg_ops::lower::{LoopArguments, LoweredLoop, signature_of};
 use thalweg_ops::{LoopOp, Signature, Space, default_dtype};
-use thalweg_runtime::{Result, Stream};
+use thalweg_runtime::{Device, Result, Stream};
 
 use super::call::LoopCall;
 use super::launch::operands;
+use crate::deferred::SharedLaunch;
 use crate::destination;
 use crate::tensor::{Tensor, Tensors};
 
@@ -21,6 +22,8 @@ pub(crate) struct Resolved {
     pub(crate) lowered: LoweredLoop,
     /// The launch, for addresses aligned as those of the inputs.
     pub(super) kept: Kept,
+    /// The launch as loops that wait share it.
+    shared: OnceLock<Arc<SharedLaunch>>,
 }
 
 /// The number of calls that a thread keeps resolved: a few times the number in the largest models.
@@ -107,7 +110,12 @@ impl Resolved {
         let operands = operands(call.tensors.iter().copied());
         let lowered =
             LoweredLoop::new(call.operator, &operands, &call.arguments).map_err(to_runtime_error)?;
-        Ok(Self { lowered, kept: Kept::new(alignment_bytes) })
+        Ok(Self { lowered, kept: Kept::new(alignment_bytes), shared: OnceLock::new() })
+    }
+
+    /// Returns the launch as loops that wait share it.
+    pub(super) fn shared(&self, device: &Device) -> Arc<SharedLaunch> {
+        Arc::clone(self.shared.get_or_init(|| SharedLaunch::of(self.lowered.launch(), device)))
     }
 
     /// Allocates the results, or takes memory that is offered for them. Returns also whether their layouts and dtypes are as planned.

@@ -177,6 +177,7 @@ fn group_norm_by_kernels(call: &Call<'_>, groups: usize, wants: [bool; 3]) -> Re
         gradient,
         weight: &weight,
         statistics: [&mean?, &inverse?],
+        are_fixed: false,
         wants,
         dtypes: [weight.dtype(); 2],
         label: call.label,
@@ -233,12 +234,22 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
 
 /// Returns the gradients of batch normalization by the kernels that its node uses.
 fn batch_norm_by_kernels(call: &Call<'_>, statistics: [&Tensor; 2], wants: [bool; 3]) -> Result<Tensors> {
+    let are_fixed = !call.bool(7);
     let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     let ones = || Tensor::ones(&[], x.dtype().compute(), x.device())?.expand(&x.shape()[1..2]);
     let weight = weight.map_or_else(ones, |weight| Ok(weight.clone()))?;
     let dtypes = [weight.dtype(); 2];
-    let asked =
-        Asked { groups: 0, x, gradient, weight: &weight, statistics, wants, dtypes, label: call.label };
+    let asked = Asked {
+        groups: 0,
+        x,
+        gradient,
+        weight: &weight,
+        statistics,
+        are_fixed,
+        wants,
+        dtypes,
+        label: call.label,
+    };
     let of = [x.dtype(), dtypes[0], dtypes[1]];
     let gradients = asked.gradients()?.into_iter().zip(wants).zip(of);
     gradients
@@ -266,7 +277,7 @@ fn batch_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     let inverse = if is_training { second } else { second.add_scalar(call.float(8))?.rsqrt()? };
     let [of_input, of_weight, of_bias] = mask(call, 9)?;
     let is_plain = x.elements() > 0 && gradient.dtype() == x.dtype() && !is_recorded(call.tensors);
-    if is_training && is_plain {
+    if is_plain {
         return batch_norm_by_kernels(call, [&mean, &inverse], [of_input, of_weight, of_bias]);
     }
     let per_channel = |values: &Tensor| {

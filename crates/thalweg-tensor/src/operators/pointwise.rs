@@ -120,6 +120,14 @@ operators! {
             check_alpha(call.scalar(2), call.tensors)?;
             Ok(with_numbers(call, &table::rsub_scalar, [call.scalar(1), call.scalar(2)]))
         });
+    /// Returns self / other; integers are divided as float32. Floats of 16 bits are multiplied by the reciprocal in float32.
+    "div.Scalar(Tensor self, Scalar other) -> Tensor"
+        fn div_scalar(other: scalar) = Lowered(|call| {
+            let dtype = call.tensor(0).dtype();
+            let is_narrow = dtype.is_floating_point() && dtype.size_bytes() == 2;
+            let body = if is_narrow { &table::mul_reciprocal } else { &table::div_scalar };
+            Ok(with_numbers(call, body, [call.scalar(1)]))
+        });
     /// Returns self / other, rounded down with `rounding_mode='floor'` and towards 0 with `'trunc'`. The shapes are broadcast.
     "div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"
         fn div_mode(other: tensor, rounding_mode: optional_str) = Lowered(|call| {

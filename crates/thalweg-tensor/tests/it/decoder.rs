@@ -4,17 +4,16 @@ use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{
-    DecoderInput, DecoderLayer, DecoderOptions, decoder_layers, layer_norm, next_token_,
+    Affine, DecoderHead, DecoderInput, DecoderLayer, DecoderOptions, decoder_layers, layer_norm, next_token_,
 };
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
-use thalweg_tensor::fused::NormLinear;
 use thalweg_tensor::fused::decoder::{DecoderState, exchange_for, fused_decoder_layers, fused_next_token};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, own_device, random, values};
 
-const OPTIONS: DecoderOptions<'static> = DecoderOptions { eps: 1e-5, exchange: None };
+const OPTIONS: DecoderOptions<'static> = DecoderOptions { eps: 1e-5, rotations: None, exchange: None };
 
 /// The sizes of layers.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +64,8 @@ impl Layer {
     }
 
     fn parts(&self) -> DecoderLayer<'_> {
-        let pair = |at: usize| [&self.tensors[2 * at], &self.tensors[2 * at + 1]];
+        let pair =
+            |at: usize| Affine { weight: &self.tensors[2 * at], bias: Some(&self.tensors[2 * at + 1]) };
         DecoderLayer {
             norms: [pair(0), pair(1)],
             products: [pair(2), pair(3), pair(4), pair(5)],
@@ -135,6 +135,158 @@ fn layers_in_one_kernel_are_near_those_of_operators_in_f32() {
                 }
             });
         }
+    }
+}
+
+/// A form of layers that only the streamed kernel takes.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    features: usize,
+    hidden: usize,
+    heads: [usize; 2],
+    width: usize,
+    is_gated: bool,
+    is_centred: bool,
+    is_turned: bool,
+    has_biases: bool,
+}
+
+/// The tensors of such a layer: norms and products, each with a bias.
+struct AnyLayer {
+    norms: [[Tensor; 2]; 2],
+    products: [[Tensor; 2]; 4],
+    caches: [Tensor; 2],
+    form: Form,
+}
+
+impl AnyLayer {
+    fn new(form: Form, context: usize, seed: u64, dtype: DType) -> Self {
+        let Form { features, hidden, heads: [heads, key_heads], width, is_gated, .. } = form;
+        let of = |at: u64, shape: &[usize], factor: f64| {
+            random(shape, 100 * seed + at).mul_scalar(factor).unwrap().to_dtype(dtype).unwrap()
+        };
+        let product = |at: u64, rows: usize, terms: usize| {
+            [of(at, &[rows, terms], 2.0 / (terms as f64).sqrt()), of(at + 1, &[rows], 0.3)]
+        };
+        let norm = |at| [of(at, &[features], 1.0), of(at + 1, &[features], 0.3)];
+        let cache = |at| of(at, &[1, key_heads, context, width], 1.0);
+        let products = [
+            product(4, (heads + 2 * key_heads) * width, features),
+            product(6, features, heads * width),
+            product(8, hidden * (1 + usize::from(is_gated)), features),
+            product(10, features, hidden),
+        ];
+        Self { norms: [norm(0), norm(2)], products, caches: [cache(12), cache(13)], form }
+    }
+
+    /// Returns the layer in f32.
+    fn widened(&self) -> Self {
+        let to = |tensor: &Tensor| tensor.to_dtype(DType::F32).unwrap();
+        let all = |pair: &[Tensor; 2]| pair.each_ref().map(to);
+        let (norms, products) = (self.norms.each_ref().map(all), self.products.each_ref().map(all));
+        Self { norms, products, caches: self.caches.each_ref().map(to), form: self.form }
+    }
+
+    fn parts(&self) -> DecoderLayer<'_> {
+        let Form { is_centred, has_biases, .. } = self.form;
+        DecoderLayer {
+            norms: self.norms.each_ref().map(|pair| affine(pair, is_centred)),
+            products: self.products.each_ref().map(|pair| affine(pair, has_biases)),
+            caches: self.caches.each_ref(),
+        }
+    }
+}
+
+fn affine([weight, bias]: &[Tensor; 2], has: bool) -> Affine<'_> {
+    Affine { weight, bias: has.then_some(bias) }
+}
+
+#[test]
+fn layers_of_every_form_in_one_kernel_are_near_those_of_operators_in_f32() {
+    let plain = Form {
+        features: 64,
+        hidden: 96,
+        heads: [4, 2],
+        width: 16,
+        is_gated: true,
+        is_centred: false,
+        is_turned: true,
+        has_biases: false,
+    };
+    let forms = [
+        plain,
+        Form { heads: [4, 1], is_turned: false, has_biases: true, ..plain },
+        // Heads of more or fewer features than the row, and widths that are no power of two.
+        Form { features: 160, heads: [2, 2], width: 48, is_centred: true, is_gated: false, ..plain },
+        Form { features: 32, hidden: 352, heads: [3, 3], width: 128, ..plain },
+        // Layers that are too large to be held, and GPT-2's without a bias.
+        Form {
+            features: 1024,
+            hidden: 4096,
+            heads: [16, 16],
+            width: 64,
+            is_gated: false,
+            is_centred: true,
+            is_turned: false,
+            has_biases: true,
+        },
+        Form {
+            features: 96,
+            hidden: 384,
+            heads: [6, 6],
+            width: 16,
+            is_gated: false,
+            is_centred: true,
+            is_turned: false,
+            has_biases: false,
+        },
+    ];
+    let context = 9;
+    for (form, dtype) in
+        forms.into_iter().flat_map(|form| [DType::F16, DType::Bf16].map(|dtype| (form, dtype)))
+    {
+        let bound = if dtype == DType::F16 { 2e-3 } else { 2e-2 };
+        let count = if form.features > 1000 { 1 } else { 2 };
+        let layers: Vec<_> =
+            (1..).take(count).map(|seed| AnyLayer::new(form, context, seed, dtype)).collect();
+        let wide: Vec<_> = layers.iter().map(AnyLayer::widened).collect();
+        let angles =
+            random(&[context, form.width / 2], 3).mul_scalar(3.0).unwrap().to_dtype(DType::F32).unwrap();
+        let tables = [angles.cos().unwrap(), angles.sin().unwrap()];
+        let options = DecoderOptions { rotations: form.is_turned.then_some(tables.each_ref()), ..OPTIONS };
+        let parts: Vec<_> = layers.iter().map(AnyLayer::parts).collect();
+        let wide_parts: Vec<_> = wide.iter().map(AnyLayer::parts).collect();
+        for position in [0, 4, 8] {
+            let row = random(&[1, form.features], (7 + position) as u64).to_dtype(dtype).unwrap();
+            let at = number(position);
+            no_grad(|| {
+                let input = DecoderInput::Row(&row);
+                let found = fused_decoder_layers(input, &at, &parts, options, Location::caller()).unwrap();
+                let found = found.unwrap_or_else(|| panic!("a kernel takes {form:?} {dtype}"));
+                let row = row.to_dtype(DType::F32).unwrap();
+                let expected = decoder_layers(DecoderInput::Row(&row), &at, &wide_parts, options).unwrap();
+                let apart = distance(&values(&found), &values(&expected));
+                assert!(apart < bound, "{form:?} {dtype} at {position}: {apart}");
+                for (narrow, wide) in
+                    layers.iter().zip(&wide).flat_map(|(a, b)| a.caches.iter().zip(&b.caches))
+                {
+                    let apart = distance(&values(narrow), &values(wide));
+                    assert!(apart < bound, "{form:?} {dtype} at {position}: a cache is {apart} apart");
+                    wide.copy_(&narrow.to_dtype(DType::F32).unwrap()).unwrap();
+                }
+            });
+        }
+        // A position out of range writes nothing.
+        no_grad(|| {
+            let before = values(&layers[0].caches[0]);
+            let row = random(&[1, form.features], 5).to_dtype(dtype).unwrap();
+            for position in [-1, context as i64] {
+                let at = number(position);
+                fused_decoder_layers(DecoderInput::Row(&row), &at, &parts, options, Location::caller())
+                    .unwrap();
+                assert_eq!(values(&layers[0].caches[0]), before, "{form:?} at {position}");
+            }
+        });
     }
 }
 
@@ -213,15 +365,16 @@ fn steps_of_layers_have_no_race_under_any_schedule() {
                 row = decoder_layers(DecoderInput::Row(&row), &position, &parts, OPTIONS)?;
                 position.add_(&one)?;
             }
-            let input = DecoderInput::Embedded { tokens: &tokens, token: &token, positions: &positions };
-            let exchange = exchange_for(input, &parts)?;
+            let input =
+                DecoderInput::Embedded { tokens: &tokens, token: &token, positions: Some(&positions) };
+            let exchange = exchange_for(input, &parts, OPTIONS)?;
             let options = DecoderOptions { exchange: exchange.as_ref(), ..OPTIONS };
             position.zero_()?;
             let barrier = Tensor::zeros(&[2], DType::I64, device)?;
             let state =
                 DecoderState { token: &token, position: &position, history: &history, barrier: &barrier };
             let norm = layers[0].parts().norms[0];
-            let head = NormLinear { norm, eps: 1e-5, weight: &tokens, bias: None, gelu: false, addend: None };
+            let head = DecoderHead { norm, eps: 1e-5, product: Affine { weight: &tokens, bias: None } };
             for _ in 0..3 {
                 row = decoder_layers(input, &position, &parts, options)?;
                 next_token_(&row, &head, state)?;
@@ -245,8 +398,10 @@ fn embedded_rows_and_kept_memory_change_no_result() {
         let parts: Vec<_> = layers.iter().map(Layer::parts).collect();
         no_grad(|| {
             let token = number(0);
-            let input = DecoderInput::Embedded { tokens: &tokens, token: &token, positions: &positions };
-            let exchange = exchange_for(input, &parts).unwrap().expect("the kernel takes these sizes");
+            let input =
+                DecoderInput::Embedded { tokens: &tokens, token: &token, positions: Some(&positions) };
+            let exchange =
+                exchange_for(input, &parts, OPTIONS).unwrap().expect("the kernel takes these sizes");
             let options = DecoderOptions { exchange: Some(&exchange), ..OPTIONS };
             for (place, of_token) in [3, 8, 0, 0, 5].into_iter().enumerate().take(context) {
                 token.copy_(&number(of_token)).unwrap();
@@ -294,13 +449,10 @@ fn the_likeliest_token_becomes_the_next_one() {
         for at in [likeliest, (likeliest + 7).min(count - 1)] {
             near[1].narrow(0, at, 1).unwrap().copy_(&near[0]).unwrap();
         }
-        let head = NormLinear {
-            norm: norm.each_ref(),
+        let head = DecoderHead {
+            norm: Affine { weight: &norm[0], bias: Some(&norm[1]) },
             eps: 1e-5,
-            weight: &weight,
-            bias: None,
-            gelu: false,
-            addend: None,
+            product: Affine { weight: &weight, bias: None },
         };
         let found = no_grad(|| {
             let is_found = fused_next_token(&row, &head, state, Location::caller()).unwrap();
@@ -331,13 +483,10 @@ fn nan_is_the_likeliest_and_a_token_behind_the_history_is_reported() {
     let weight = weight.to_dtype(DType::F16).unwrap();
     let ones = Tensor::ones(&[32], DType::F16, &device).unwrap();
     let row = Tensor::arange(32, 0, 1, DType::F16, &device).unwrap().reshape(&[1, 32]).unwrap();
-    let head = NormLinear {
-        norm: [&ones, &ones],
+    let head = DecoderHead {
+        norm: Affine { weight: &ones, bias: Some(&ones) },
         eps: 1e-5,
-        weight: &weight,
-        bias: None,
-        gelu: false,
-        addend: None,
+        product: Affine { weight: &weight, bias: None },
     };
     assert!(no_grad(|| fused_next_token(&row, &head, state, Location::caller())).unwrap());
     let error = device.synchronize().unwrap_err().to_string();

@@ -294,6 +294,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("integer_power_scalar", "of floats it is `power_scalar`"),
     ("integer_power_of_scalar", "of floats it is `pow_of_scalar`"),
     ("trigamma", "it is the gradient of `digamma`"),
+    ("mul_reciprocal", "it is `div_scalar` of 16 bits, up to the rounding of float32"),
     ("logit_within", "it is `logit_of` of numbers that a bound replaces"),
 ];
 

@@ -20,8 +20,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use options::Options;
-use thalweg::models::PreTrainedModel;
-use thalweg::models::gpt2::{DecodeOptions, GPT2Config, GPT2Decoder, GPT2LMHeadModel};
+use thalweg::models::gpt2::{GPT2Config, GPT2LMHeadModel};
+use thalweg::models::{DecodeOptions, Decoder, PreTrainedModel};
 use thalweg::module::Module;
 use thalweg::random::{Generator, default_generator};
 use thalweg::{CaptureOptions, Device, Error, Graph, Result, no_grad, serialize};
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 /// Decodes a sequence with steps of one kind, and reports them.
 fn decode(
     name: &str,
-    model: &GPT2Decoder,
+    model: &Decoder,
     device: &Device,
     options: &Options,
     mut step: impl FnMut() -> Result<()>,

@@ -45,20 +45,38 @@ extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ ad
     launch_dependents();
     wait_for_previous();
     const u32 count = u32(a.rows * a.points);
-    const u32 threads = u32(gridDim.x) * blockDim.x;
-    const u32 thread = u32(blockIdx.x) * blockDim.x + threadIdx.x;
-    for (u32 i = thread; i < count; i += threads) {
-        const u32 row2 = i % u32(a.row_extent2);
-        const u32 before_row2 = i / u32(a.row_extent2);
-        const u32 row1 = before_row2 % u32(a.row_extent1);
-        const u32 before_row1 = before_row2 / u32(a.row_extent1);
-        const u32 row0 = before_row1;
-        const u32 at_input0 = row0 * u32(a.input0_row_stride0) + row1 * u32(a.input0_row_stride1) + row2 * u32(a.input0_row_stride2);
-        const u32 at_input1 = row0 * u32(a.input1_row_stride0) + row1 * u32(a.input1_row_stride1) + row2 * u32(a.input1_row_stride2);
-        const u32 at_output0 = row0 * u32(a.output0_row_stride0) + row1 * u32(a.output0_row_stride1) + row2 * u32(a.output0_row_stride2);
-        const f32 v0 = a.input0[at_input0];
-        const f32 v1 = a.input1[at_input1];
-        const f32 v2 = v0 + v1;
-        a.output0[at_output0] = v2;
+    const u32 begin = u32(blockIdx.x) * 1024 + threadIdx.x;
+    const u32 step = u32(gridDim.x) * 1024;
+    for (u32 first = begin; first < count; first += step) {
+        f32 input0[4];
+        f32 input1[4];
+        u32 to_output0[4];
+        #pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            const u32 i = first + k * 256;
+            if (i < count) {
+                const u32 row2 = i % u32(a.row_extent2);
+                const u32 before_row2 = i / u32(a.row_extent2);
+                const u32 row1 = before_row2 % u32(a.row_extent1);
+                const u32 before_row1 = before_row2 / u32(a.row_extent1);
+                const u32 row0 = before_row1;
+                const u32 at_input0 = row0 * u32(a.input0_row_stride0) + row1 * u32(a.input0_row_stride1) + row2 * u32(a.input0_row_stride2);
+                const u32 at_input1 = row0 * u32(a.input1_row_stride0) + row1 * u32(a.input1_row_stride1) + row2 * u32(a.input1_row_stride2);
+                const u32 at_output0 = row0 * u32(a.output0_row_stride0) + row1 * u32(a.output0_row_stride1) + row2 * u32(a.output0_row_stride2);
+                input0[k] = a.input0[at_input0];
+                input1[k] = a.input1[at_input1];
+                to_output0[k] = at_output0;
+            }
+        }
+        #pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            const u32 i = first + k * 256;
+            if (i < count) {
+                const f32 v0 = input0[k];
+                const f32 v1 = input1[k];
+                const f32 v2 = v0 + v1;
+                a.output0[to_output0[k]] = v2;
+            }
+        }
     }
 }

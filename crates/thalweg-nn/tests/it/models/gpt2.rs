@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::cross_entropy;
-use thalweg_nn::models::gpt2::{DecodeOptions, GPT2Config, GPT2LMHeadModel};
+use thalweg_nn::models::DecodeOptions;
+use thalweg_nn::models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use thalweg_nn::module::{Forward, IntegerFormat, Linear, Module, StateDict, WeightOnlyLinear};
 use thalweg_nn::optim::AdamWOptions;
 use thalweg_runtime::graph::CaptureOptions;

@@ -27,13 +27,18 @@ def is_left_out(description):
     return CompilerBisector.disable_subsystem("thalweg", "calls", description)
 
 
-def aot(forward, backward, inference, decompositions):
-    """Returns a backend that compiles the graphs of the forward and the backward pass by the given functions."""
+def aot(forward, backward, inference, decompositions, rewrite):
+    """Returns a backend that compiles the graphs of the forward and the backward pass by the given functions. `rewrite` changes the
+    graph of both before it is divided."""
+
+    def partition(joint, inputs, **options):
+        return min_cut_rematerialization_partition(rewrite(joint), inputs, **options)
+
     return aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         decompositions=decompositions,
         keep_inference_input_mutations=True,
     )

@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import _attention
+from . import _attention, _losses
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -93,6 +93,7 @@ REWRITTEN = {
     prims.device_put.default: lambda named: ("clone", {"self": named["a"]}),
     prims.view_of.default: lambda named: ("alias", {"self": named["a"]}),
     **_attention.RULES,
+    **_losses.RULES,
 }
 for _name, _scales in (
     ("linear1d", ["scales"]), ("bilinear2d", ["scales_h", "scales_w"]), ("bicubic2d", ["scales_h", "scales_w"]),

@@ -14,6 +14,8 @@ class Description:
         self.inputs, self.outputs, self.constants = [], [], []
         # The slots whose objects of PyTorch are needed after their first use, and those that live to the end of a call.
         self.kept, self.lasting = [], []
+        # The inputs whose sizes may differ between calls.
+        self.varying = []
 
     def slot(self):
         """Returns a new slot."""

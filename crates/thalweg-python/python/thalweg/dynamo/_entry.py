@@ -11,6 +11,7 @@ from thalweg import _core
 from . import Refused, _report as report
 from ._capture import Captures
 from ._graph import Importer, takes
+from ._losses import rewritten
 from ._streams import external
 
 ADAPTERS = {(2, 11): "_adapter_2_11", (2, 15): "_adapter_2_15"}
@@ -49,11 +50,11 @@ def compile_graph(gm, example_inputs, *, mode=None, options=None):
     captures = Captures(names) if is_captured else None
     compilers = [functools.partial(compile_flat, kind=kind, captures=captures) for kind in ("forward", "backward", "inference")]
     if is_captured:
-        return names.aot(*compilers, decompositions)(gm, example_inputs)
+        return names.aot(*compilers, decompositions, rewritten)(gm, example_inputs)
     from ._code import Code, tag
 
     with names.caching(tag()):
-        return names.aot(*(names.cached(Code, compiler) for compiler in compilers), decompositions)(gm, example_inputs)
+        return names.aot(*(names.cached(Code, compiler) for compiler in compilers), decompositions, rewritten)(gm, example_inputs)
 
 
 @functools.cache
@@ -72,6 +73,7 @@ def compile_flat(gm, example_inputs, *, kind, captures=None):
     """Returns a graph of ATen's operators as a program, which takes a list of inputs and empties it."""
     from ._code import Code
 
+    gm = rewritten(gm) if kind == "inference" else gm
     importer = Importer(gm, adapter().is_left_out)
     description = importer.description()
     streams = importer.streams if importer.uses_streams else None
@@ -100,8 +102,9 @@ def program(description, device, streams=None):
     def alias(base, size, stride, offset):
         return torch.empty(0, dtype=base.dtype, device=where).set_(base.untyped_storage(), offset, size, stride)
 
-    exchange = {"dtypes": dtypes(), "empty_strided": empty_strided, "alias": alias}
-    made = _core.Program(*description.parts(), device=own, constants=description.constants, kept=description.kept, exchange=exchange)
+    exchange = {"dtypes": dtypes(), "empty_strided": empty_strided, "alias": alias, "is_in_place": is_gpu}
+    options = {"constants": description.constants, "kept": description.kept, "varying": description.varying}
+    made = _core.Program(*description.parts(), device=own, exchange=exchange, **options)
 
     def call_on_current_stream(inputs):
         follow_settings()

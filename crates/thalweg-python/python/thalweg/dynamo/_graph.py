@@ -14,6 +14,7 @@ from ._calls import PassedOn, takes
 from ._description import Description, places
 from ._given import origins, results
 from ._integers import Integers, Unknown
+from ._losses import CHECKED_CLASSES
 from ._streams import is_of_streams, number_of, streams_of
 
 __all__ = ["Importer", "takes"]
@@ -66,7 +67,10 @@ class Importer:
         slot = self._made.slot()
         self._made.inputs.append(slot)
         self._values[node], self._bases[node] = Place(slot), slot
-        self._note(node.meta.get("val"), slot)
+        value = node.meta.get("val")
+        self._note(value, slot)
+        if not isinstance(value, torch.Tensor) or not all(isinstance(number, int) for number in [*value.shape, *value.stride()]):
+            self._made.varying.append(slot)
         if any(is_number_beside(node, user, self.device) for user in node.users):
             # Read before the first loop waits, so that nothing is queued early for it.
             self._number(node)
@@ -130,6 +134,9 @@ class Importer:
         if node.target is aten._native_batch_norm_legit_functional.default:
             self._batch_norm(node, value)
             return
+        if node.target is CHECKED_CLASSES:
+            self._check_classes(node)
+            return
         if self.device.type == "cpu" and node.target in calls.OTHER_ON_CPU:
             raise PassedOn("its results on the CPU differ from those on a GPU")
         name, arguments = calls.entry_of(node.target, node.args, node.kwargs, self._is_number)
@@ -160,6 +167,13 @@ class Importer:
         except PassedOn:
             return True
         return False
+
+    def _check_classes(self, node):
+        """Adds the check of classes, which are the node's value."""
+        self._made.call("thalweg::index_check", [self._argument(argument) for argument in node.args], [None], described(node))
+        self._values[node] = self._values[node.args[0]]
+        if node.args[0] in self._bases:
+            self._bases[node] = self._bases[node.args[0]]
 
     def _batch_norm(self, node, value):
         """Adds a batch normalization that returns the new running statistics: one that writes copies of the old ones."""

@@ -55,8 +55,8 @@ def as_json(description):
     }
 
 
-def from_json(stored, device):
-    """Returns a stored program, whose inputs and results are tensors of Thalweg on a device."""
+def from_json(stored, device, exchange=None):
+    """Returns a stored program, whose inputs and results are tensors of Thalweg on a device, or of another front end."""
     made = Description()
     made.slots, made.inputs, made.outputs = stored["slots"], stored["inputs"], decoded(stored["outputs"])
     made.lasting = stored["lasting"]
@@ -66,4 +66,5 @@ def from_json(stored, device):
             made.call(parts[0], parts[1], [result and (*result[:2], None) for result in parts[2]], node, parts[3])
         else:
             made.add_integer(*parts)
-    return _core.Program(*made.parts(), device=device, constants=[], kept=[])
+    kept = [*made.inputs, *made.lasting] if exchange else []
+    return _core.Program(*made.parts(), device=device, constants=[], kept=kept, exchange=exchange)

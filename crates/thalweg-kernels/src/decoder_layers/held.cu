@@ -29,10 +29,12 @@ struct arguments {
     // Where they are given, the row is that of the token in `x`, plus that of the position in `added`.
     const i64* token;
     const Element* added;
+    // Cosines and sines, which these layers do not have.
+    const f32 *cosines, *sines;
     u64 layers, context, scale, eps, vocabulary;
     layer layer_of[LAYERS];
     // The sizes, as the host function gets them.
-    u64 sizes;
+    u64 sizes, more_sizes;
 };
 
 #define WARPS (THREADS / 32)
@@ -363,7 +365,11 @@ static __device__ __forceinline__ float2 given(const arguments& x, const i64 tok
     if (u64(token) >= x.vocabulary || u64(position) >= x.context) {
         return make_float2(__int_as_float(0x7fc00000), __int_as_float(0x7fc00000));
     }
-    const u32 both = ((const u32*)x.x)[token * (FEATURES / 2) + at], plus = ((const u32*)x.added)[position * (FEATURES / 2) + at];
+    const u32 both = ((const u32*)x.x)[token * (FEATURES / 2) + at];
+    if (x.added == nullptr) {
+        return make_float2(low(both), high(both));
+    }
+    const u32 plus = ((const u32*)x.added)[position * (FEATURES / 2) + at];
     // The sum is rounded as a row is.
     const u32 sum = pair_of(low(both) + low(plus), high(both) + high(plus));
     return make_float2(low(sum), high(sum));

@@ -1,4 +1,4 @@
-//! GPT-2 token by token, with a cache of keys and values.
+//! Language models token by token, with a cache of keys and values.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
@@ -6,11 +6,12 @@ use thalweg_tensor::fused::decoder::exchange_for;
 use thalweg_tensor::random::default_generator;
 use thalweg_tensor::{Tensor, no_grad};
 
-use super::{Block, Conv1D, GPT2LMHeadModel};
-use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions, DecoderState, NormLinear};
-use crate::module::{Embedding, Forward, IntegerFormat, LayerNorm, Linear, WeightOnlyLinear};
+use crate::functional::{
+    self, Affine, DecoderHead, DecoderInput, DecoderLayer, DecoderOptions, DecoderState,
+};
+use crate::module::{Forward, IntegerFormat, Linear, WeightOnlyLinear};
 
-/// The options of a [`GPT2Decoder`].
+/// The options of a [`Decoder`].
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeOptions {
     /// The dtype of weights, caches and scores.
@@ -28,49 +29,75 @@ impl Default for DecodeOptions {
     }
 }
 
-/// A layer, with its caches of the keys and values so far: (1, heads, context, features per head).
+/// A weight in a decoder's dtype, with its bias, if it has one.
 #[derive(Debug)]
-struct Layer {
-    norms: [[Tensor; 2]; 2],
+pub(super) struct Part {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Part {
+    /// Copies a weight and a bias.
+    pub(super) fn new(weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Self> {
+        let to = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.contiguous();
+        Ok(Self { weight: to(weight)?, bias: bias.map(to).transpose()? })
+    }
+
+    /// Copies weights (out, in), one after the other.
+    pub(super) fn side_by_side(weights: &[&Linear], dtype: DType) -> Result<Self> {
+        let parts = weights.iter().map(|part| part.weight.detach()).collect::<Vec<_>>();
+        let biases: Option<Vec<_>> = weights.iter().map(|part| Some(part.bias.as_ref()?.detach())).collect();
+        let bias = biases.map(|biases| Tensor::cat(&biases, 0)).transpose()?;
+        Self::new(&Tensor::cat(&parts, 0)?, bias.as_ref(), dtype)
+    }
+
+    fn parts(&self) -> Affine<'_> {
+        Affine { weight: &self.weight, bias: self.bias.as_ref() }
+    }
+}
+
+/// A layer, with its caches of the keys and values so far: (1, heads of keys, context, features per head).
+#[derive(Debug)]
+pub(super) struct Layer {
+    norms: [Part; 2],
     products: Products,
     caches: [Tensor; 2],
 }
 
-/// Weight and bias of a layer's four products.
+/// A layer's four products.
 #[derive(Debug)]
 enum Products {
-    Floats([[Tensor; 2]; 4]),
-    Integers([WeightOnlyLinear; 4]),
+    Floats([Part; 4]),
+    Integers { of: [WeightOnlyLinear; 4], is_gated: bool },
 }
 
 impl Layer {
-    fn new(block: &Block, context: usize, dtype: DType, integers: Option<IntegerFormat>) -> Result<Self> {
-        let to = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.contiguous();
-        let norm = |norm: &LayerNorm| match (&norm.weight, &norm.bias) {
-            (Some(weight), Some(bias)) => Ok([to(weight)?, to(bias)?]),
-            _ => Err(Error::invalid("a decoder of GPT-2 takes norms with weight and bias")),
+    /// Makes a layer with empty caches of a shape.
+    pub(super) fn new(
+        norms: [Part; 2],
+        products: [Part; 4],
+        cache: [usize; 4],
+        integers: Option<IntegerFormat>,
+    ) -> Result<Self> {
+        let like = &products[0].weight;
+        let new = || Tensor::zeros(&cache, like.dtype(), like.device());
+        let caches = [new()?, new()?];
+        let Some(format) = integers else {
+            return Ok(Self { norms, products: Products::Floats(products), caches });
         };
-        let linear = |layer: &Conv1D| Ok::<_, Error>([to(&layer.weight.transpose(0, 1)?)?, to(&layer.bias)?]);
-        let (features, heads) = (block.attn.c_proj.bias.elements(), block.attn.heads);
-        let device = block.attn.c_proj.bias.device();
-        let cache = || Tensor::zeros(&[1, heads, context, features / heads], dtype, device);
-        let layers = [&block.attn.c_attn, &block.attn.c_proj, &block.mlp.c_fc, &block.mlp.c_proj];
-        let products = match integers {
-            None => Products::Floats(each(layers, linear)?),
-            Some(format) => Products::Integers(each(layers, |layer| {
-                let [weight, bias] = linear(layer)?;
-                WeightOnlyLinear::of(&Linear { weight, bias: Some(bias) }, format)
-            })?),
-        };
-        Ok(Self { norms: [norm(&block.ln_1)?, norm(&block.ln_2)?], products, caches: [cache()?, cache()?] })
+        let is_gated = products[2].weight.shape()[0] != products[3].weight.shape()[1];
+        let of = |Part { weight, bias }: Part| WeightOnlyLinear::of(&Linear { weight, bias }, format);
+        let [a, b, c, d] = products;
+        let of = [of(a)?, of(b)?, of(c)?, of(d)?];
+        Ok(Self { norms, products: Products::Integers { of, is_gated }, caches })
     }
 
     /// Returns the tensors of a layer whose weights are floats.
     fn parts(&self) -> Option<DecoderLayer<'_>> {
         let Products::Floats(products) = &self.products else { return None };
         Some(DecoderLayer {
-            norms: self.norms.each_ref().map(|pair| pair.each_ref()),
-            products: products.each_ref().map(|pair| pair.each_ref()),
+            norms: self.norms.each_ref().map(Part::parts),
+            products: products.each_ref().map(Part::parts),
             caches: self.caches.each_ref(),
         })
     }
@@ -81,42 +108,60 @@ impl Layer {
         &self,
         (row, branch): (Tensor, Option<Tensor>),
         position: &Tensor,
-        eps: f64,
+        options: DecoderOptions<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let Products::Integers([attend, project, expand, contract]) = &self.products else {
+        let Products::Integers { of: [attend, project, expand, contract], is_gated } = &self.products else {
             return Err(Error::invalid("a decoder's layers have weights of one kind"));
         };
-        let [[weight, bias], [second_weight, second_bias]] = &self.norms;
-        let [normed, row] = match branch {
-            Some(branch) => functional::add_layer_norm(&row, &branch, weight, bias, eps)?,
-            None => [functional::layer_norm(&row, weight.shape(), Some(weight), Some(bias), eps)?, row],
-        };
-        let mixed = functional::attended(&attend.forward(&normed)?, self.caches.each_ref(), position)?;
-        let [normed, row] =
-            functional::add_layer_norm(&row, &project.forward(&mixed)?, second_weight, second_bias, eps)?;
-        let hidden = expand.forward(&normed)?.gelu_tanh()?;
+        let [first, second] = self.norms.each_ref().map(Part::parts);
+        let [normal, row] = added_and_normed(row, branch, first, options.eps)?;
+        let mixed = functional::attended(
+            &attend.forward(&normal)?,
+            self.caches.each_ref(),
+            position,
+            options.rotations,
+        )?;
+        let [normal, row] = added_and_normed(row, Some(project.forward(&mixed)?), second, options.eps)?;
+        let hidden = expand.forward(&normal)?;
+        let hidden = if *is_gated { functional::gated(&hidden)? } else { hidden.gelu_tanh()? };
         Ok((row, Some(contract.forward(&hidden)?)))
     }
 }
 
-/// Returns the results of a function for each of four values.
-fn each<'t, T, U>(four: [&'t T; 4], of: impl Fn(&'t T) -> Result<U>) -> Result<[U; 4]> {
-    let [a, b, c, d] = four;
-    Ok([of(a)?, of(b)?, of(c)?, of(d)?])
+/// Returns the norm of a row plus a branch, and this sum.
+fn added_and_normed(row: Tensor, branch: Option<Tensor>, norm: Affine<'_>, eps: f64) -> Result<[Tensor; 2]> {
+    match (branch, norm.bias) {
+        (Some(branch), Some(bias)) => functional::add_layer_norm(&row, &branch, norm.weight, bias, eps),
+        (branch, _) => {
+            let row = branch.map_or_else(|| Ok(row.clone()), |branch| row.add(&branch))?;
+            Ok([functional::normed(&row, norm, eps)?, row])
+        }
+    }
 }
 
-/// A GPT-2 that continues one sequence, token by token ([`GPT2LMHeadModel::decoder`]).
+/// What a model's decoder is made of, with the weights in its dtype.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub tokens: Tensor,
+    pub positions: Option<Tensor>,
+    /// Cosines and sines of the angles by which queries and keys are turned.
+    pub rotations: Option<[Tensor; 2]>,
+    pub layers: Vec<Layer>,
+    pub norm: Part,
+    pub eps: f64,
+    pub head: Part,
+    pub context: usize,
+}
+
+/// A language model that continues one sequence, token by token: a [`GPT2LMHeadModel`](super::gpt2::GPT2LMHeadModel) or a
+/// [`LlamaForCausalLM`](super::llama::LlamaForCausalLM).
 ///
 /// Everything that changes from step to step is in device memory: the token, its position, the caches. A step reads the position
 /// there, and writes the next token and the next position. The host decides nothing, so [`step`](Self::step) can be captured and
 /// replayed until the context is full. The layers are one kernel if [`functional::decoder_layers`] supports them.
 #[derive(Debug)]
-pub struct GPT2Decoder {
-    tokens: Embedding,
-    positions: Embedding,
-    layers: Vec<Layer>,
-    norm: LayerNorm,
-    head: Linear,
+pub struct Decoder {
+    parts: Parts,
     temperature: Option<f64>,
     /// The memory through which the blocks of the layers' kernel exchange results, if there is such a kernel.
     exchange: Option<Tensor>,
@@ -129,60 +174,41 @@ pub struct GPT2Decoder {
     barrier: Tensor,
 }
 
-impl GPT2LMHeadModel {
-    /// Makes a decoder with a copy of the weights. Its context has the length of the model's positions.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] for a temperature that is not above 0; those of the allocation.
-    pub fn decoder(&self, options: DecodeOptions) -> Result<GPT2Decoder> {
-        let DecodeOptions { dtype, temperature, integers } = options;
+impl DecodeOptions {
+    /// Checks the temperature.
+    pub(super) fn check(&self) -> Result<()> {
+        let temperature = self.temperature;
         if temperature.is_some_and(|temperature| !temperature.is_finite() || temperature <= 0.0) {
             return Err(Error::invalid(format!(
                 "a decoder's temperature is above 0, or None for the likeliest token, not {temperature:?}"
             )));
         }
-        no_grad(|| {
-            let of = |weight: &Tensor| weight.detach().to_dtype(dtype)?.contiguous();
-            let embedding =
-                |from: &Embedding| Ok::<_, Error>(Embedding { weight: of(&from.weight)?, padding_idx: None });
-            let base = &self.transformer;
-            let (tokens, positions) = (embedding(&base.wte)?, embedding(&base.wpe)?);
-            let context = positions.weight.shape()[0];
-            let is_tied = self.lm_head.weight.shares_storage_with(&base.wte.weight);
-            let head = if is_tied { tokens.weight.clone() } else { of(&self.lm_head.weight)? };
-            let part = |part: &Option<Tensor>| part.as_ref().map(of).transpose();
-            let norm = LayerNorm {
-                weight: part(&base.ln_f.weight)?,
-                bias: part(&base.ln_f.bias)?,
-                ..base.ln_f.clone()
-            };
-            let device = base.wte.weight.device();
-            let numbers = |count| Tensor::zeros(&[count], DType::I64, device);
-            let layers = base.h.iter().map(|block| Layer::new(block, context, dtype, integers));
-            let mut decoder = GPT2Decoder {
-                layers: layers.collect::<Result<_>>()?,
-                tokens,
-                positions,
-                norm,
-                head: Linear { weight: head, bias: None },
-                temperature,
-                exchange: None,
-                token: numbers(1)?,
-                position: numbers(1)?,
-                history: numbers(context)?,
-                barrier: numbers(2)?,
-            };
-            let parts: Option<Vec<_>> = decoder.layers.iter().map(Layer::parts).collect();
-            decoder.exchange = match parts {
-                Some(parts) => exchange_for(decoder.input(), &parts)?,
-                None => None,
-            };
-            Ok(decoder)
-        })
+        Ok(())
     }
 }
 
-impl GPT2Decoder {
+impl Decoder {
+    /// Makes a decoder.
+    pub(super) fn new(parts: Parts, temperature: Option<f64>) -> Result<Self> {
+        let device = parts.tokens.device().clone();
+        let numbers = |count| Tensor::zeros(&[count], DType::I64, &device);
+        let mut decoder = Self {
+            temperature,
+            exchange: None,
+            token: numbers(1)?,
+            position: numbers(1)?,
+            history: numbers(parts.context)?,
+            barrier: numbers(2)?,
+            parts,
+        };
+        let layers: Option<Vec<_>> = decoder.parts.layers.iter().map(Layer::parts).collect();
+        decoder.exchange = match layers {
+            Some(layers) => exchange_for(decoder.input(), &layers, decoder.options())?,
+            None => None,
+        };
+        Ok(decoder)
+    }
+
     /// Returns the maximum number of tokens of the sequence.
     pub fn context(&self) -> usize {
         self.history.elements()
@@ -194,7 +220,7 @@ impl GPT2Decoder {
     /// # Errors
     /// [`Error::is_invalid_argument`] for an empty prompt, one that is longer than the context, or a token that does not exist.
     pub fn restart(&self, prompt: &[i64]) -> Result<()> {
-        let (context, vocabulary) = (self.context(), self.tokens.weight.shape()[0]);
+        let (context, vocabulary) = (self.context(), self.parts.tokens.shape()[0]);
         if prompt.is_empty() || prompt.len() > context {
             return Err(Error::invalid(format!(
                 "a prompt has 1 to {context} tokens, the model's positions, not {}",
@@ -220,14 +246,14 @@ impl GPT2Decoder {
         })
     }
 
-    /// Returns the last layer norm and the head.
-    fn normed_head(&self) -> Result<NormLinear<'_>> {
-        let (Some(scale), Some(shift)) = (&self.norm.weight, &self.norm.bias) else {
-            return Err(Error::invalid("GPT2Decoder: the last layer norm takes a weight and a bias"));
-        };
-        let Linear { weight, bias } = &self.head;
-        let (eps, bias) = (self.norm.eps, bias.as_ref());
-        Ok(NormLinear { norm: [scale, shift], eps, weight, bias, gelu: false, addend: None })
+    /// Returns the last norm and the product that scores tokens.
+    fn head(&self) -> DecoderHead<'_> {
+        DecoderHead { norm: self.parts.norm.parts(), eps: self.parts.eps, product: self.parts.head.parts() }
+    }
+
+    fn options(&self) -> DecoderOptions<'_> {
+        let rotations = self.parts.rotations.as_ref().map(|tables| tables.each_ref());
+        DecoderOptions { eps: self.parts.eps, rotations, exchange: self.exchange.as_ref() }
     }
 
     /// Reads the token at the position, and appends the next one to the sequence, to be read by the next step. Asynchronous. If
@@ -237,7 +263,7 @@ impl GPT2Decoder {
     /// Those of the device.
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
-            let (row, head) = (self.read()?, self.normed_head()?);
+            let (row, head) = (self.read()?, self.head());
             let state = DecoderState {
                 token: &self.token,
                 position: &self.position,
@@ -247,7 +273,7 @@ impl GPT2Decoder {
             match self.temperature {
                 None => functional::next_token_(&row, &head, state),
                 Some(temperature) => {
-                    functional::follow(&drawn(&functional::norm_linear(&row, &head)?, temperature)?, state)
+                    functional::follow(&drawn(&functional::scores(&row, &head)?, temperature)?, state)
                 }
             }
         })
@@ -281,23 +307,22 @@ impl GPT2Decoder {
 
     /// Returns the result of the layers for the token at the position, (1, features).
     fn read(&self) -> Result<Tensor> {
-        let layers: Option<Vec<_>> = self.layers.iter().map(Layer::parts).collect();
-        let (eps, position) = (self.norm.eps, &self.position);
+        let layers: Option<Vec<_>> = self.parts.layers.iter().map(Layer::parts).collect();
+        let (options, position) = (self.options(), &self.position);
         if let Some(layers) = layers {
-            let options = DecoderOptions { eps, exchange: self.exchange.as_ref() };
             return functional::decoder_layers(self.input(), position, &layers, options);
         }
         let row = functional::embedded(self.input(), position)?;
-        let mut layers = self.layers.iter();
-        match layers.try_fold((row, None), |row, layer| layer.by_integers(row, position, eps))? {
+        let mut layers = self.parts.layers.iter();
+        match layers.try_fold((row, None), |row, layer| layer.by_integers(row, position, options))? {
             (row, Some(branch)) => row.add(&branch),
             (row, None) => Ok(row),
         }
     }
 
     fn input(&self) -> DecoderInput<'_> {
-        let (tokens, positions) = (&self.tokens.weight, &self.positions.weight);
-        DecoderInput::Embedded { tokens, token: &self.token, positions }
+        let Parts { tokens, positions, .. } = &self.parts;
+        DecoderInput::Embedded { tokens, token: &self.token, positions: positions.as_ref() }
     }
 }
 

@@ -1,0 +1,180 @@
+"""Calls of programs whose tensors are in memory of another front end, which later calls repeat without their steps.
+
+The front end is a few lines here: its tensors are over memory of the simulated GPU, where PyTorch's are over memory of a GPU.
+"""
+
+import test_dynamo_programs as programs
+import thalweg
+
+from thalweg import _core, testing
+from thalweg.dynamo import _stored
+from thalweg.dynamo._description import Description
+
+Place = _core.Place
+
+
+class Lent:
+    """A tensor of the front end: what a program calls of PyTorch's."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+
+    def is_conj(self):
+        return False
+
+    is_neg = is_conj
+
+    def stride(self):
+        return self.tensor.stride()
+
+    def storage_offset(self):
+        return self.tensor.storage_offset()
+
+    def element_size(self):
+        return self.tensor.element_size()
+
+    def untyped_storage(self):
+        return self.tensor.untyped_storage()
+
+    def data_ptr(self):
+        return self.tensor.data_ptr()
+
+
+def exchange():
+    """Returns the functions of the front end."""
+    dtypes = [(dtype, dtype) for dtype in _core._dtypes()]
+    return {
+        "dtypes": dtypes,
+        "empty_strided": lambda size, stride, dtype: Lent(thalweg.empty_strided(size, stride, dtype=dtype)),
+        "alias": lambda base, size, stride, offset: Lent(base.tensor.as_strided(size, stride, offset)),
+        "is_in_place": True,
+    }
+
+
+def lent(value):
+    return Lent(value) if isinstance(value, thalweg.Tensor) else value
+
+
+def with_offset(tensor, elements):
+    """Returns a copy of a tensor, with its strides, that begins within other memory."""
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
+    whole = thalweg.zeros(span + elements, dtype=tensor.dtype)
+    return whole.as_strided(tuple(tensor.shape), tensor.stride(), elements).copy_(tensor)
+
+
+def test_stored_graphs_compute_the_same_when_their_calls_are_repeated():
+    recorded, refused = 0, []
+    for name, model in programs.models().items():
+        known = {key: programs.of_seed(source) for key, source in model["sources"].items()}
+        for number, graph in enumerate(model["graphs"]):
+            program = _stored.from_json(graph["program"], thalweg.device("sim", 0), exchange())
+            held = []
+            for call in range(4):
+                inputs = [(known[one["as"]] if "as" in one else programs.tensor_of(one)) if isinstance(one, dict) else one for one in graph["inputs"]]
+                # Other addresses in each call, and another alignment in the last one.
+                own = [with_offset(one, 64 if call < 3 else 1) if isinstance(one, thalweg.Tensor) else one for one in inputs]
+                held += own
+                passed = [lent(one) for one in own]
+                results = program(passed)
+                assert passed == [], "the list of inputs is emptied"
+                where = f"call {call} of the {graph['kind']} graph of {name}"
+                for place, (found, text) in enumerate(zip(results, graph["outputs"], strict=True)):
+                    if isinstance(text, dict):
+                        programs.agree(found.tensor, text, f"result {place} of {where}")
+                        known[f"{number} {place}"] = programs.tensor_of(text)
+                    else:
+                        assert found == text, f"result {place} of {where}"
+                for place, text in graph["changed"].items():
+                    programs.agree(own[int(place)], text, f"input {place} of {where}")
+            for commands, reason in program._repeats():
+                recorded += commands > 0
+                refused += [f"{name}: {reason}"] * (commands == 0)
+    assert recorded >= 12 and not refused, (recorded, refused)
+
+
+def described(*, varying=(), is_given=False):
+    """Returns the program of `a * n + b.exp()` and of a view of it, which also adds 1 to `b`. The result may be written where it is read."""
+    made = Description()
+    a, b, n = (made.slot() for _ in range(3))
+    made.inputs = [a, b, n]
+    made.varying = list(varying)
+    e, s, r, w = (made.slot() for _ in range(4))
+    made.call("exp", [Place(b)], [(e, None, None)], "exp")
+    made.call("mul.Scalar", [Place(a), Place(n)], [(s, None, None)], "mul")
+    made.call("add.Tensor", [Place(s), Place(e)], [(r, [5, 1], ([6, 5], thalweg.float32, True) if is_given else None)], "add")
+    made.call("add_.Scalar", [Place(b), 1], [(w, None, None)], "add_", writes=b)
+    v = made.slot()
+    made.call("unsqueeze", [Place(r), 0], [(v, None, None)], "view")
+    made.kept, made.lasting = [a, b], [a, b]
+    made.outputs = [Place(r), Place(v), Place(a), 7]
+    return _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=made.kept, exchange=exchange(), varying=made.varying)
+
+
+def checked(program, a, b, n):
+    expected, written = a * n + b.exp(), b + 1
+    first = lent(a)
+    result, view, same, seven = program([first, lent(b), n])
+    assert thalweg.equal(result.tensor, expected) and thalweg.equal(view.tensor, expected.unsqueeze(0)) and thalweg.equal(b, written)
+    assert view.tensor.data_ptr() == result.tensor.data_ptr(), "the view shares memory"
+    assert same is first and seven == 7
+
+
+def test_results_views_and_written_inputs_are_those_of_each_call():
+    for is_given in (False, True):
+        program = described(is_given=is_given)
+        for call in range(5):
+            checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.5)
+        # One kernel, and another one for a copy of the result if it is not written where it is read.
+        assert [commands for commands, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
+    # Another number is another key, and memory that overlaps otherwise than before is no obstacle.
+    for call in range(3):
+        checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), -1.0)
+    whole = thalweg.randn(12, 5)
+    checked(program, whole[:6], whole[6:], 2.5)
+    assert len(program._repeats()) == 2
+
+
+def test_sizes_that_vary_are_recorded_each():
+    program = described(varying=[0, 1])
+    for call in range(3):
+        for rows in (1, 3, 8, 40):
+            checked(program, thalweg.randn(rows, 5), thalweg.randn(rows, 5), 2.0)
+    assert [commands > 0 for commands, _ in program._repeats()] == [True] * 4
+
+
+def test_overlapping_inputs_that_no_longer_overlap_run_the_steps():
+    program = described()
+    for call in range(3):
+        shared = thalweg.randn(6, 5)
+        expected, written = shared * 2.0 + shared.exp(), shared + 1
+        result = program([Lent(shared), Lent(shared), 2.0])[0]
+        assert thalweg.equal(result.tensor, expected) and thalweg.equal(shared, written)
+    for call in range(2):
+        checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.0)
+
+
+def test_repeated_calls_are_ordered_with_the_work_around_them():
+    def repeated():
+        program = described()
+        b = thalweg.zeros(64)
+        for call in range(5):
+            b.mul_(2)
+            expected = b + 1
+            checked(program, thalweg.full((64,), float(call)), b, 2.0)
+            assert thalweg.equal(b, expected)
+
+    testing.check(repeated, seeds=3)
+
+
+def test_a_failed_call_leaves_the_program_as_it_was():
+    program = described()
+    for call in range(3):
+        checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.0)
+    try:
+        program([lent(thalweg.randn(6, 5)), object(), 2.0])
+    except AttributeError as error:
+        assert "data_ptr" in str(error), error
+    else:
+        raise AssertionError("nothing was raised")
+    checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.0)
