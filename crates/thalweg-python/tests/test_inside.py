@@ -214,7 +214,7 @@ def test_passes_over_loaders_are_replaced_in_part():
     from thalweg.utils.data import dataloader
 
     class Own:
-        """What a library's loader has, for PyTorch's passes over it."""
+        """A loader of a library, with the attributes that passes over it read."""
 
         dataset, collate_fn, drop_last, num_workers, pin_memory = range(5), list, False, 0, False
         _dataset_kind, _auto_collation, _index_sampler = dataloader._DatasetKind.Map, True, [[0, 1], [4]]

@@ -133,7 +133,7 @@ def _kept(function=None, *args, **kwargs):
 # ---- Mixed precision, processes, files -----------------------------------------------------------------------------
 
 class OptState(enum.Enum):
-    """What a scaler of gradients has done for an optimizer since its last update."""
+    """The last work of a scaler of gradients for an optimizer since its last update."""
 
     READY, UNSCALED, STEPPED = 0, 1, 2
 
