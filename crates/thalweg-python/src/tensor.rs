@@ -228,6 +228,8 @@ impl PyTensor {
             )));
         }
         tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))?;
+        // A gradient that fits stays. One of another shape, dtype or device goes.
+        let _ = slf.tensor().grad().map(|gradient| tensor.set_grad(Some(gradient)));
         slf.replace(tensor);
         Ok(())
     }
@@ -270,12 +272,12 @@ impl PyTensor {
 
     #[setter]
     fn set_real(slf: &Bound<'_, Self>, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        Self::real(slf)?.set_item(py_ellipsis(slf), value)
+        Self::real(slf)?.set_item(PyEllipsis::get(slf.py()), value)
     }
 
     #[setter]
     fn set_imag(slf: &Bound<'_, Self>, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        Self::imag(slf)?.set_item(py_ellipsis(slf), value)
+        Self::imag(slf)?.set_item(PyEllipsis::get(slf.py()), value)
     }
 
     /// Returns the shape, or the extent of a dimension.
@@ -592,11 +594,6 @@ impl PyTensor {
     fn _is_same(slf: &Bound<'_, Self>, other: &Bound<'_, Self>) -> bool {
         slf.holds(&other.tensor())
     }
-}
-
-/// Returns the subscript that selects all elements.
-fn py_ellipsis<'py>(tensor: &Bound<'py, PyTensor>) -> Bound<'py, PyEllipsis> {
-    PyEllipsis::get(tensor.py()).to_owned()
 }
 
 /// Returns whether the second of `rank` dimensions is the innermost in memory, without gaps.

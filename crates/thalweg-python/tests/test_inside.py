@@ -27,6 +27,9 @@ def test_modules_have_the_names_of_their_package():
         assert clip_grad_norm_ is torch.nn.utils.clip_grad_norm_ and GradScaler is torch.cuda.amp.GradScaler and load is torch.distributed.checkpoint.load
         assert torch._VF.lstm is torch.lstm and isinstance(torch.__version__, TorchVersion)
         assert importlib.util.find_spec("torch.nn.utils.nosuch") is None
+        # Modules that PyTorch imports itself are attributes.
+        assert torch.cuda.amp.common.amp_definitely_not_available() == (not torch.cuda.is_available())
+        assert torch.nn.utils.convert_parameters.vector_to_parameters is torch.nn.utils.vector_to_parameters and not hasattr(torch.nn, "common")
         try:
             torch.autograd.profiler_util.EventList()
         except NotImplementedError as error:
@@ -211,7 +214,7 @@ def test_passes_over_loaders_are_replaced_in_part():
     from thalweg.utils.data import dataloader
 
     class Own:
-        """What a library's loader has, for PyTorch's passes over it."""
+        """A loader of a library, with the attributes that passes over it read."""
 
         dataset, collate_fn, drop_last, num_workers, pin_memory = range(5), list, False, 0, False
         _dataset_kind, _auto_collation, _index_sampler = dataloader._DatasetKind.Map, True, [[0, 1], [4]]
@@ -318,3 +321,36 @@ def test_functions_receive_themselves():
     for function in (F.conv2d, F.max_pool2d, F.conv_transpose1d, th.block_diag):
         assert function(Own(), Own(), Own()) == "own" and seen.pop()[0] is function
     assert F.conv2d(th.ones(1, 1, 2, 2), th.ones(1, 1, 2, 2)).item() == 4
+
+
+def test_parameters_with_one_memory_are_stepped_one_by_one():
+    whole = th.arange(6.0)
+    first, second = nn.Parameter(whole[:4]), nn.Parameter(whole[2:])
+    optimizer = th.optim.SGD([first, second], lr=1.0)
+    (first.sum() + 2 * second.sum()).backward()
+    optimizer.step()
+    assert whole.tolist() == [-1.0, 0.0, -1.0, 0.0, 2.0, 3.0]
+
+
+def test_optimizers_have_names_of_their_own():
+    kinds, names = [th.optim.Optimizer], []
+    while kinds:
+        below = kinds.pop().__subclasses__()
+        kinds += below
+        names += [kind.__name__ for kind in below if kind.__module__.startswith(("thalweg.optim", "torch.optim"))]
+    assert len(names) == len(set(names)) > 15 and th.optim.RMSprop.__mro__[1].__name__ == "FusedRMSprop"
+
+
+def test_calls_beside_the_program():
+    assert th.jit.wait(th.jit.fork(lambda x, y: x + y, 1, y=2)) == 3
+
+
+def test_data_that_are_assigned_leave_the_gradient():
+    p = nn.Parameter(th.ones(2))
+    (3 * p).sum().backward()
+    p.data = p.data * 0.5
+    assert p.grad.tolist() == [3.0, 3.0] and p.is_leaf
+    th.optim.SGD([p], lr=0.1).step()
+    close(p, [0.2, 0.2], 1e-6)
+    p.data = th.zeros(3)
+    assert p.grad is None and p.shape == (3,)

@@ -5,11 +5,13 @@ Types are derived from a module's source: bool defaults, functions without a ret
 """
 
 import ast
+import builtins
 import importlib
 import inspect
 import keyword
 import sys
 import textwrap
+import types
 
 # mypy's checks of a class against its base compare signatures that differ on purpose, as they do in PyTorch.
 HEADER = ('# mypy: disable-error-code="override,misc,assignment,overload-overlap,explicit-override"\n'
@@ -38,7 +40,7 @@ GIVEN = {
     ("autograd.function", "Function.backward"): "@staticmethod\n    def backward(*args: Any, **kwargs: Any) -> Any: ...",
 }
 # Base classes that need arguments.
-GENERIC = {"tuple": "tuple[Any, ...]", "list": "list[Any]", "dict": "dict[Any, Any]"}
+GENERIC = {"weakref.ref": "weakref.ref[Any]", "tuple": "tuple[Any, ...]", "list": "list[Any]", "dict": "dict[Any, Any]"}
 # Public functions whose names begin with an underscore, as in PyTorch.
 UNDERSCORED = {"_record_memory_history", "_snapshot", "_dump_snapshot", "_set_memory_metadata", "_get_memory_metadata",
                "_memory_metadata_supported", "_annotate_tensor", "_set_allocator_settings"}
@@ -187,7 +189,7 @@ def is_named(name):
 def imported(node, running):
     """Returns the lines of an import from the package, whose names the module re-exports."""
     names = [ast.unparse(alias) if alias.name == "*" else f"{alias.name} as {alias.asname or alias.name}"
-             for alias in node.names if not inspect.isfunction(getattr(running, alias.name, None)) or is_named(alias.name)]
+             for alias in node.names if is_named(alias.name) or isinstance(getattr(running, alias.name, None), (type, types.ModuleType))]
     return [f"from {'.' * node.level}{node.module or ''} import {', '.join(names)}"] if node.level and names else []
 
 
@@ -205,7 +207,9 @@ def module_stub(module, path, functions=()):
     if module == "nn.functional":
         lines.append(f"from {up}_core import Tensor")
         lines += [f"from {up}_core import {name} as {name}" for name in functions if not hasattr_static(tree, name)]
-    for node in tree.body:
+    bodies = [child for node in tree.body for child in ((*node.body, *(one for part in node.handlers for one in part.body))
+                                                        if isinstance(node, ast.Try) else (node,))]
+    for node in bodies:
         if isinstance(node, ast.ImportFrom):
             lines += imported(node, running)
         elif isinstance(node, ast.FunctionDef) and node.name != "__getattr__":
@@ -214,13 +218,64 @@ def module_stub(module, path, functions=()):
         elif isinstance(node, ast.ClassDef):
             bases = [GENERIC.get(ast.unparse(base), ast.unparse(base)) for base in node.bases
                      if ast.unparse(base).partition(".")[0] not in ("collections", "pickle", "types")]
+            if any(isinstance(base, ast.Call) for base in node.bases):
+                bases = [base.__name__ for base in getattr(running, node.name).__mro__[1:2]]
             lines += class_stub(node.name, getattr(running, node.name), bases, module)
         elif isinstance(node, ast.Assign):
             targets = [name for target in node.targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
             for target in targets:
                 if isinstance(target, ast.Name) and hasattr(running, target.id):
                     lines += assigned(target.id, getattr(running, target.id), node, module)
-    return "\n".join(lines) + "\n"
+    return completed(lines + made(lines, tree, running), tree) + "\n"
+
+
+def made(lines, tree, running):
+    """Returns the lines of the public names that a module makes when it is imported (`globals().update`)."""
+    if not any(isinstance(node, ast.Name) and node.id == "globals" for node in ast.walk(tree)):
+        return []
+    stub, known = ast.parse("\n".join(lines)), set()
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            known |= set(vars(importlib.import_module(f"{'.' * node.level}{node.module or ''}", running.__spec__.parent)))
+        elif isinstance(node, ast.ImportFrom):
+            known |= {alias.asname or alias.name for alias in node.names}
+        known |= {node.name} if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else set()
+        known |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+    imported_names = {alias.asname or alias.name for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    return [f"{name}: Any" for name, value in vars(running).items() if not name.startswith("_") and name not in known | imported_names
+            and not isinstance(value, types.ModuleType) and not keyword.iskeyword(name)]
+
+
+def completed(lines, tree):
+    """Returns the text of a stub with the imports that its base classes and annotations need. Base classes that are neither imported nor
+    defined in it are `Any`."""
+    others = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            others |= {(alias.asname or alias.name).partition(".")[0]: f"import {alias.name}" for alias in node.names if alias.asname is None}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            others |= {alias.asname or alias.name: f"from {node.module} import {ast.unparse(alias)}" for alias in node.names}
+    stub = ast.parse("\n".join(lines))
+    known = set(dir(builtins)) | {"Any", "Callable", "Iterator", "TypeVar", "Self", "builtins", "enum"}
+    for node in stub.body:
+        known |= {alias.asname or alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+        known |= {node.name} if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else set()
+        # A name of unknown type cannot be a base class.
+        known |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+                  and not isinstance(node, ast.AnnAssign)}
+    is_open = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in stub.body)
+    needed = []
+    for place, line in enumerate(lines):
+        if line.startswith("class ") and "(" in line:
+            name, _, bases = line.partition("(")
+            kept = []
+            for base in ast.parse(f"f({bases.removesuffix('):')})", mode="eval").body.args:
+                root = ast.unparse(base).partition("[")[0].partition(".")[0]
+                if root not in known and root in others:
+                    needed.append(others[root])
+                kept.append(ast.unparse(base) if root in known | set(others) or is_open else "Any")
+            lines[place] = f"{name}({', '.join(dict.fromkeys(kept))}):"
+    return "\n".join([lines[0], *dict.fromkeys(needed), *lines[1:]])
 
 
 def hasattr_static(tree, name):
@@ -238,17 +293,18 @@ def assigned(name, value, node, module):
     """Returns the lines for a name that is assigned."""
     if name == "__all__":
         return [f"__all__ = {value!r}"]
-    if name.startswith("_") and not name.startswith("__"):
+    if name == "__path__" or (name.startswith("_") and not name.startswith("__") and not isinstance(value, type)):
         return []
     if isinstance(value, type):
         if value.__name__ != name:
-            return [f"{name} = {value.__name__}"] if value.__module__.startswith("thalweg") else [f"{name}: Any"]
+            is_known = vars(sys.modules[f"thalweg.{module}"]).get(value.__name__) is value
+            return [f"{name} = {value.__name__}"] if is_known else [f"{name}: Any"]
         if vars(sys.modules["thalweg._core"]).get(name) is value:
             return [f"from thalweg._core import {name} as {name}"]
         bases = [GENERIC.get(base.__name__, base.__name__) for base in value.__bases__ if base is not object]
         return class_stub(name, value, bases, module)
     if callable(value) and (inspect.isfunction(value) or inspect.isbuiltin(value)):
         return [function(name, value, module)]
-    if isinstance(value, (bool, int, float, str)):
+    if type(value) in (bool, int, float, str):
         return [f"{name}: builtins.{type(value).__name__}"]
     return [f"{name}: Any"]

@@ -3,6 +3,7 @@
     cargo xtask stubs
 """
 
+import ast
 import inspect
 import keyword
 import pathlib
@@ -258,18 +259,19 @@ def package_stub():
     from thalweg import _aliases, _functions, _typed
     own = {*_functions.__all__, "Tensor", "device", "dtype", "OutOfMemoryError"}
     core = [name for name in dir(thalweg._core) if not name.startswith("_") and name not in own and not keyword.iskeyword(name)]
-    return HEADER.format(doc="Thalweg with PyTorch's names.") + "\n".join([
+    text = HEADER.format(doc="Thalweg with PyTorch's names.") + "\n".join([
         "import builtins",
         "from typing import Any",
         "from . import accelerator as accelerator, amp as amp, autograd as autograd, backends as backends, cuda as cuda",
-        "from . import distributed as distributed, nn as nn, onnx as onnx, optim as optim, profiler as profiler, random as random",
+        "from . import distributed as distributed, nn as nn, optim as optim, profiler as profiler, random as random",
         "from . import safetensors as safetensors, serialization as serialization, utils as utils",
         "from ._core import Tensor as Tensor, device as device, dtype as dtype, OutOfMemoryError as OutOfMemoryError",
         *(f"from ._core import {name} as {name}" for name in core),
         *(f"from ._functions import {name} as {name}" for name in _functions.__all__),
         "from ._results import Size as Size",
+        "from ._alias import install_as_torch as install_as_torch",
         "from ._dlpack import from_dlpack as from_dlpack",
-        *(f"from ._core import {name} as {alias}" for alias, name in {**_aliases._ALIASES, **_aliases._FUNCTIONS}.items()),
+        *(f"from ._core import {name} as {alias}" for alias, name in {**_aliases._ALIASES, **_aliases._FUNCTIONS}.items() if alias not in core),
         *(f"{name}: Any" for name in (*_aliases._IN_PLACE, *_typed.NAMES)),
         "from .amp import GradScaler as GradScaler, autocast as autocast",
         "from .cuda import Event as Event, Stream as Stream",
@@ -281,11 +283,15 @@ def package_stub():
         "", "__version__: str", "linalg: Any", "fft: Any", "special: Any", "newaxis: None",
         *(f"{name}: builtins.float" for name in ("pi", "e", "inf", "nan")),
         "def compile(model: Any = ..., **options: Any) -> Any: ...", ""])
+    declared = {alias.asname or alias.name for node in ast.parse(text).body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    declared |= {node.target.id for node in ast.parse(text).body if isinstance(node, ast.AnnAssign)} | {"compile"}
+    others = sorted(name for name in vars(thalweg) if not name.startswith("_") and not keyword.iskeyword(name) and name not in declared)
+    return text + "".join(f"{name}: Any\n" for name in others)
 
 
 def has_stub(path):
     """Returns whether a file of the package has stubs: those of PyTorch's backend import PyTorch, and are not for users."""
-    return path.parent.name != "dynamo" or path.name == "__init__.py"
+    return path.parent.name != "dynamo"
 
 
 def stubs():

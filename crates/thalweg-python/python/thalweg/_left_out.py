@@ -160,6 +160,9 @@ def attributes(module, names=None):
             exists, value = found(own, name)
             if exists:
                 return value
+            from ._mirrors import is_listed
+            if is_listed(full) and f"torch.{own}" in sys.modules:
+                return importlib.import_module(f"torch.{full}")
         if not name.startswith("_"):
             from ._left_out_names import reason_of as reason_of_name
             reason = reason_of_name(own, name)

@@ -1,6 +1,7 @@
 """Modules of PyTorch 2.11 whose names this package has elsewhere, under PyTorch's name (`torch.nn.utils.clip_grad`). They have the names of the
 package that they are in. All other names of theirs have placeholders, which raise when they are used."""
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -109,6 +110,7 @@ _MODULES = """
 """
 
 
+@functools.cache
 def _listed():
     found, package = set(), ""
     for word in _MODULES.split():
@@ -117,6 +119,12 @@ def _listed():
         else:
             found.add(package + word)
     return found
+
+
+def is_listed(name):
+    """Returns whether PyTorch has a module of this name whose contents are elsewhere here."""
+    # The former name of `distributed.tensor` has its modules too.
+    return name.replace("distributed._tensor.", "distributed.tensor.", 1) in _listed()
 
 
 class _Mirror(types.ModuleType):
@@ -150,6 +158,6 @@ class _Loader(importlib.abc.Loader):
 
 def spec_of(fullname):
     """Returns the spec of a module under PyTorch's name, or None if PyTorch has no such module."""
-    if fullname.removeprefix("torch.") not in _listed():
+    if not is_listed(fullname.removeprefix("torch.")):
         return None
     return importlib.machinery.ModuleSpec(fullname, _Loader(), is_package=True)

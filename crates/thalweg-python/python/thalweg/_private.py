@@ -133,7 +133,7 @@ def _kept(function=None, *args, **kwargs):
 # ---- Mixed precision, processes, files -----------------------------------------------------------------------------
 
 class OptState(enum.Enum):
-    """What a scaler of gradients has done for an optimizer since its last update."""
+    """The last work of a scaler of gradients for an optimizer since its last update."""
 
     READY, UNSCALED, STEPPED = 0, 1, 2
 
@@ -169,13 +169,18 @@ def _idle(*args, **kwargs):
     """Does nothing."""
 
 
+def _called(read):
+    """Returns a name whose value a function computes when it is asked for."""
+    read.is_read = True
+    return read
+
+
 def _at(module, name):
     """Returns a name of another module, which is read when it is asked for."""
     def read():
         import importlib
         return getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    read.is_read = True
-    return read
+    return _called(read)
 
 
 _OPTIMIZERS = {
@@ -204,6 +209,7 @@ NAMES = {
     "distributed": {name: _at("distributed", own) for name, own in (
         ("_all_gather_base", "all_gather_into_tensor"), ("_reduce_scatter_base", "reduce_scatter_tensor"))},
     "distributed.distributed_c10d": {"_pg_map": {}, "_resolve_process_group": _resolve_process_group},
+    "cuda": {"_initialized": _called(lambda: _core._cuda._gpu_count() > 0)},
     "distributions.kl": {"_KL_REGISTRY": _at("distributions.kl", "_REGISTRY")},
     "distributions.transforms": {"_clipped_sigmoid": _clipped_sigmoid},
     "fx.graph_module": {"_USER_PRESERVED_ATTRIBUTES_KEY": "_user_preserved_attributes"},

@@ -178,6 +178,19 @@ class strict_fusion(contextlib.ContextDecorator):
 _rest = rest(__name__)
 
 
+def fork(func, *args, **kwargs):
+    """Calls a function at once, and returns its result as a future. In a script, other threads would call it."""
+    from .futures import Future
+    made = Future()
+    made.set_result(func(*args, **kwargs))
+    return made
+
+
+def wait(future):
+    """Returns the result of a future."""
+    return future.wait()
+
+
 def __getattr__(name):
     if name == "TopLevelTracedModule":
         from ._jit_traces import TopLevelTracedModule

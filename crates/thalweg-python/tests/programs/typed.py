@@ -63,7 +63,7 @@ def train() -> list[float]:
 
 
 def refused() -> None:
-    th.jit  # type: ignore[attr-defined]
+    th.nosuch  # type: ignore[attr-defined]
     th.add(th.ones(1), [1])  # type: ignore[call-overload]
     th.optim.AdamW([], leaning_rate=1.0)  # type: ignore[call-arg]
 

@@ -23,8 +23,10 @@ class GradScaler(_GradScaler):
         super().__init__("cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 
 
-_LEFT_OUT = {
-    "amp_definitely_not_available": "say `cuda.is_available`",
-}
+def amp_definitely_not_available():
+    """Returns whether there is no GPU."""
+    from . import is_available
+    return not is_available()
 
-__getattr__ = _attributes(__name__, _LEFT_OUT)
+
+__getattr__ = _attributes(__name__)

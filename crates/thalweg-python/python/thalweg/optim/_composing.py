@@ -25,6 +25,13 @@ def has_gaps(tensor):
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) != tensor.numel() != 0
 
 
+def share_memory(tensors):
+    """Returns whether two tensors have elements in one place. A kernel that steps both at once would write them twice."""
+    unique = {id(tensor): tensor for tensor in tensors if tensor.numel() and not tensor.is_meta}.values()
+    ranges = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()) for tensor in unique)
+    return any(later[0] < former[1] for former, later in zip(ranges, ranges[1:]))
+
+
 def real(tensor):
     """Returns the real and imaginary parts of a complex tensor beside each other, in its memory; another tensor as it is."""
     return _core.view_as_real(tensor) if tensor.is_complex() else tensor

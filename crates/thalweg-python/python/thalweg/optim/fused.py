@@ -204,7 +204,7 @@ class Fused(Optimizer):
         """Returns whether steps are composed of operators. If so, leaves the states in `state`."""
         if self._asks_operators is None:
             self._asks_operators = any(group.get("differentiable") for group in self.param_groups) or any(
-                _composing.has_gaps(parameter) for parameter in self._parameters())
+                _composing.has_gaps(parameter) for parameter in self._parameters()) or _composing.share_memory(self._parameters())
         composes = self._asks_operators or self._has_external_gradients() or any(not self._is_allowed(group) for group in self.param_groups)
         if composes:
             self._give_up()
@@ -302,7 +302,8 @@ _DEFAULTS = {"foreach": None, "fused": None, "capturable": False, "differentiabl
 
 def optimizer(rule, formula, starts, places, names, **attributes):
     """Makes the class of a rule of the table of optimizers, with its formula and the states from which that starts; `places` are the options that
-    may be passed by their places, `names` those that are passed by name."""
+    may be passed by their places, `names` those that are passed by name. A class that others derive from has `Fused` before its name."""
+    name, rule = rule, rule.removeprefix("Fused")
     places, names = ({name: _DEFAULTS.get(name) for name in part.split()} if isinstance(part, str) else part for part in (places, names))
     signature = _signature(places, names)
 
@@ -319,8 +320,8 @@ def optimizer(rule, formula, starts, places, names, **attributes):
             options["betas"] = tuple(options["betas"])
         Fused.__init__(self, params, options)
     __init__.__signature__ = signature
-    return type(rule, (Fused,), {
+    return type(name, (Fused,), {
         "_rule": rule, "_formula": staticmethod(formula), "_starts": starts, **attributes, "__init__": __init__, "__module__": "thalweg.optim",
-        "__qualname__": rule,
+        "__qualname__": name,
         "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in {**places, **names}.items())}.",
     })

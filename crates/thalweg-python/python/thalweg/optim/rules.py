@@ -52,7 +52,7 @@ def _adam(group, parameter, gradient, step, state):
     return parameter - group.lr / (1 - first**step) * (changed["exp_avg"] / size), changed
 
 
-class Adam(optimizer("Adam", _adam, "exp_avg exp_avg_sq max_exp_avg_sq:amsgrad", {**_DECAY, "amsgrad": False}, {
+class Adam(optimizer("FusedAdam", _adam, "exp_avg exp_avg_sq max_exp_avg_sq:amsgrad", {**_DECAY, "amsgrad": False}, {
         **_FOREACH, "maximize": False, "capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": False})):
     """Adam, fused; with `decoupled_weight_decay` it is AdamW."""
 
@@ -152,7 +152,7 @@ def _adagrad(group, parameter, gradient, step, state):
     return parameter - group.lr / (1 + (step - 1) * group.lr_decay) * (gradient / (total.sqrt() + group.eps)), {"sum": total}
 
 
-class Adagrad(optimizer("Adagrad", _adagrad, "sum=initial_accumulator_value", {
+class Adagrad(optimizer("FusedAdagrad", _adagrad, "sum=initial_accumulator_value", {
         "lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10, **_FOREACH}, "maximize differentiable fused",
         _sparse_step=staticmethod(_sparse.adagrad))):
     """Adagrad, fused. Its states are there from the start."""
@@ -197,7 +197,7 @@ def _rmsprop(group, parameter, gradient, step, state):
     return parameter - group.lr * change, changed
 
 
-_RMSprop = optimizer("RMSprop", _rmsprop, "square_avg grad_avg:centered momentum_buffer:momentum", {
+_RMSprop = optimizer("FusedRMSprop", _rmsprop, "square_avg grad_avg:centered momentum_buffer:momentum", {
     "lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False, "capturable": False, **_FOREACH,
     "maximize": False, "differentiable": False}, "")
 
@@ -222,7 +222,7 @@ def _rprop(group, parameter, gradient, step, state):
     return parameter - gradient.sign() * size, {"prev": gradient, "step_size": size}
 
 
-class Rprop(optimizer("Rprop", _rprop, "prev step_size=lr", {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50)},
+class Rprop(optimizer("FusedRprop", _rprop, "prev step_size=lr", {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50)},
                       "capturable foreach maximize differentiable")):
     """Resilient propagation, fused."""
 
@@ -244,7 +244,7 @@ def _asgd(group, parameter, gradient, step, state):
     return parameter, {"ax": mean, "eta": following.detach(), "mu": 1 / (step - group.t0).clamp_min(1.0)}
 
 
-class ASGD(optimizer("ASGD", _asgd, "ax", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0, **_FOREACH, "maximize": False,
+class ASGD(optimizer("FusedASGD", _asgd, "ax", {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0, **_FOREACH, "maximize": False,
                                "differentiable": False, "capturable": False}, "")):
     """Averaged stochastic gradient descent, fused. The step size and the weight of the average follow from the number of the step."""
 
