@@ -122,3 +122,15 @@ def test_initial_values():
     image = th.arange(36).view(1, 4, 3, 3).float()
     close(nn.functional.conv2d(image, nn.init.dirac_(th.empty(4, 2, 3, 3), 2), padding=1, groups=2), image.tolist())
     assert (nn.init.sparse_(th.empty(10, 4), 0.25) == 0).sum(0).tolist() == [3] * 4
+
+
+def test_a_step_leaves_parameters_to_fusion():
+    from thalweg import _core
+    parameter = th.nn.Parameter(th.ones(4))
+    optimizer = th.optim.AdamW([parameter])
+    parameter.grad = th.ones(4)
+    optimizer.step()
+    compiled = th.compile(lambda: (parameter.detach() * 2 + 1).neg())
+    loops = _core._compile_counters()[0]
+    compiled()
+    assert _core._compile_counters()[0] - loops == 3

@@ -3,17 +3,15 @@
 //!
 //! The fast kernels of the vendor's library load tiles with the tensor memory accelerator, for which distances and lengths of rows are
 //! multiples of 16 bytes. For other matrices the library has kernels that take three to six times as long. A large product of such
-//! matrices is computed in slabs of rows: what is not aligned is copied to rows that are, with zeros at their ends, and a result is
-//! computed in such rows and copied from them. A slab is large enough to fill the GPU, and small enough to take little memory.
+//! matrices is computed in strips of rows: what is not aligned is copied to rows that are, with zeros at their ends, and a result is
+//! computed in such rows and copied from them. A strip is large enough to fill the GPU, and small enough to take little memory.
 
-use thalweg_driver::{DevicePointer, Label, MatmulEpilogue};
+use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::matmul::{Matmul, Operand};
 use thalweg_kernels::pad_rows::PadRows;
 
-use crate::library::Precision;
-use crate::tunable::Operands;
 use crate::{Buffer, Result, Stream};
 
 /// The length and the distance of rows that fast kernels take, in bytes.
@@ -26,22 +24,22 @@ const ELEMENT: u64 = 2;
 const TILE_ROWS: u64 = 128;
 const TILE_COLUMNS: u64 = 256;
 
-/// The number of times that a slab fills the multiprocessors.
+/// The number of times that a strip fills the multiprocessors.
 const WAVES: u64 = 4;
 
-/// The most memory of a slab's copies in bytes, as long as it has more than one tile of rows, and of the copy of B.
+/// The most memory of a strip's copies in bytes, as long as it has more than one tile of rows, and of the copy of B.
 const MOST_BYTES: u64 = 256 << 20;
 
 /// The operations of a fast kernel that take as long as the copy of a byte: 6.5 · 10¹⁴ and 1.5 · 10¹² per second on an H200.
 const FLOPS_OF_A_BYTE: u64 = 430;
 
-/// The operations of a fast kernel that take as long as the launches of a slab, 8 µs.
-const FLOPS_OF_A_SLAB: u64 = 5_000_000_000;
+/// The operations of a fast kernel that take as long as the launches of a strip, 8 µs.
+const FLOPS_OF_A_STRIP: u64 = 5_000_000_000;
 
-/// A product in slabs of rows of A and D.
+/// A product in strips of rows of A and D.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Slabs {
-    /// The rows of a slab: a multiple of [`TILE_ROWS`], unless there is one slab.
+pub(crate) struct Strips {
+    /// The rows of a strip: a multiple of [`TILE_ROWS`], unless there is one strip.
     rows: u64,
     /// The columns of B, and the terms, of the products that are computed.
     n: u64,
@@ -66,8 +64,8 @@ fn alignment(extent: u64, distance: u64, bytes: u64) -> u64 {
     all & all.wrapping_neg()
 }
 
-impl Slabs {
-    /// Returns the slabs of a product on a GPU with this many multiprocessors; `None` if it is computed faster at once.
+impl Strips {
+    /// Returns the strips of a product on a GPU with this many multiprocessors; `None` if it is computed faster at once.
     pub(crate) fn of(product: &Matmul, is_wide: bool, processors: u64) -> Option<Self> {
         let is_short = matches!(product.dtype, DType::F16 | DType::Bf16);
         if !is_short || product.batch != 1 || product.accumulates() {
@@ -107,7 +105,7 @@ impl Slabs {
             _ => fills.next_multiple_of(TILE_ROWS).min(fits.max(TILE_ROWS)).min(m),
         };
         let of_b = if copied[1] { ELEMENT * k * n } else { 0 };
-        let spent = (width * m + of_b) * FLOPS_OF_A_BYTE + m.div_ceil(rows.max(1)) * FLOPS_OF_A_SLAB;
+        let spent = (width * m + of_b) * FLOPS_OF_A_BYTE + m.div_ceil(rows.max(1)) * FLOPS_OF_A_STRIP;
         (of_b <= MOST_BYTES && saved_flops > spent).then_some(Self { rows, n, k, copied })
     }
 }
@@ -125,57 +123,58 @@ fn without_gaps(operand: &Operand, extents: Extents) -> Operand {
     Operand { leading_dimension: stored(operand, extents)[1], ..*operand }
 }
 
-/// A call of a product, the memory of its copies, and what they contain.
-struct Call<'a> {
-    stream: &'a Stream,
-    slabs: &'a Slabs,
-    product: &'a Matmul,
-    operands: &'a Operands,
-    precision: Precision,
-    label: Label,
+/// The addresses of a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operands {
+    /// Those of A, B and D.
+    pub at: [DevicePointer; 3],
+    /// That of a row of n elements that is added to each row of D.
+    pub bias: Option<DevicePointer>,
+    /// Whether D is f32.
+    pub is_wide: bool,
 }
 
-impl Stream {
-    /// Queues a product in slabs.
-    pub(crate) fn matmul_in_slabs(
-        &self,
-        slabs: &Slabs,
-        product: &Matmul,
-        operands: &Operands,
-        precision: Precision,
-        label: Label,
-    ) -> Result<()> {
-        Call { stream: self, slabs, product, operands, precision, label }.queue()
-    }
+/// A call of a product in strips. `multiply` queues the product of aligned matrices.
+pub(crate) struct Call<'a, F> {
+    pub stream: &'a Stream,
+    pub strips: &'a Strips,
+    pub product: &'a Matmul,
+    pub operands: Operands,
+    pub label: Label,
+    pub multiply: F,
 }
 
-impl Call<'_> {
-    fn queue(&self) -> Result<()> {
-        let Self { slabs, product, operands, .. } = self;
+impl<F: Fn(&Matmul, Operands) -> Result<()>> Call<'_, F> {
+    /// Queues the copies and the products of all strips.
+    ///
+    /// # Errors
+    /// Those of the allocation, of the copies and of the products.
+    pub(crate) fn queue(&self) -> Result<()> {
+        let Self { strips, product, operands, .. } = self;
         let [mut left, right, mut target] = operands.at;
-        let of_b = self.whole_copy(right, &product.b, [product.k, product.n], [slabs.k, slabs.n])?;
+        let of_b = self.whole_copy(right, &product.b, [product.k, product.n], [strips.k, strips.n])?;
         let b = of_b.as_ref().map_or((right, product.b), |(buffer, operand)| (buffer.pointer(), *operand));
         let bias = operands.bias.map(|bias| self.bias(bias)).transpose()?;
-        // The copies of a slab take the memory of those of the slab before: the stream runs them in order.
-        let height = self.height(slabs.rows);
-        let of_a = slabs.copied[0].then(|| self.room(height * slabs.k * ELEMENT)).transpose()?;
-        let is_last_longer = self.height(product.m % slabs.rows) != product.m % slabs.rows;
+        // The copies of a strip take the memory of those of the strip before: the stream runs them in order.
+        let height = self.height(strips.rows);
+        let of_a = strips.copied[0].then(|| self.room(height * strips.k * ELEMENT)).transpose()?;
+        let is_last_longer = self.height(product.m % strips.rows) != product.m % strips.rows;
         let bytes = result_bytes(operands.is_wide);
-        let of_d = slabs.copied[2] || is_last_longer;
-        let of_d = of_d.then(|| self.room(height * slabs.n * bytes)).transpose()?;
-        for start in (0..product.m).step_by(slabs.rows as usize) {
-            let rows = slabs.rows.min(product.m - start);
+        let of_d = strips.copied[2] || is_last_longer;
+        let of_d = of_d.then(|| self.room(height * strips.n * bytes)).transpose()?;
+        for start in (0..product.m).step_by(strips.rows as usize) {
+            let rows = strips.rows.min(product.m - start);
             let height = self.height(rows);
             let a = match &of_a {
                 Some(room) => {
-                    let (from, to) = ([rows, product.k], [height, slabs.k]);
+                    let (from, to) = ([rows, product.k], [height, strips.k]);
                     (room.pointer(), self.copy((left, &product.a), from, room.pointer(), to)?)
                 }
                 None => (left, product.a),
             };
-            let room = of_d.as_ref().filter(|_| slabs.copied[2] || height != rows);
+            let room = of_d.as_ref().filter(|_| strips.copied[2] || height != rows);
             let d = match room {
-                Some(room) => (room.pointer(), without_gaps(&product.d, [height, slabs.n])),
+                Some(room) => (room.pointer(), without_gaps(&product.d, [height, strips.n])),
                 None => (target, product.d),
             };
             let bias = bias.as_ref().map(|(_, pointer)| *pointer);
@@ -190,9 +189,9 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Returns the rows of a slab that are computed: more than wanted if they are the length of rows that are copied.
+    /// Returns the rows of a strip that are computed: more than wanted if they are the length of rows that are copied.
     fn height(&self, rows: u64) -> u64 {
-        let are_lengths = self.slabs.copied[0] && self.product.a.transposed;
+        let are_lengths = self.strips.copied[0] && self.product.a.transposed;
         if are_lengths { aligned(rows) } else { rows }
     }
 
@@ -229,7 +228,7 @@ impl Call<'_> {
         extents: Extents,
         larger: Extents,
     ) -> Result<Option<(Buffer, Operand)>> {
-        if !self.slabs.copied[1] {
+        if !self.strips.copied[1] {
             return Ok(None);
         }
         let room = self.room(larger[0] * larger[1] * ELEMENT)?;
@@ -239,7 +238,7 @@ impl Call<'_> {
 
     /// Returns the bias of all columns that are computed.
     fn bias(&self, bias: DevicePointer) -> Result<(Option<Buffer>, DevicePointer)> {
-        let (own, all) = (self.product.n, self.slabs.n);
+        let (own, all) = (self.product.n, self.strips.n);
         if own == all {
             return Ok((None, bias));
         }
@@ -250,26 +249,19 @@ impl Call<'_> {
         Ok((Some(room), pointer))
     }
 
-    /// Queues the product of a slab.
+    /// Queues the product of a strip.
     fn multiply(
         &self,
         [a, b, d]: [(DevicePointer, Operand); 3],
         m: u64,
         bias: Option<DevicePointer>,
     ) -> Result<()> {
-        let Self { stream, slabs, precision, label, .. } = *self;
-        let (at, method) = ([a.0, b.0, d.0], (precision, None));
-        let slab = Matmul { m, n: slabs.n, k: slabs.k, a: a.1, b: b.1, d: d.1, ..*self.product };
-        match self.operands.is_wide {
-            true => stream.library_matmul_into_wide(&slab, at, method, label),
-            false => {
-                let epilogue = MatmulEpilogue { bias, activation: None };
-                stream.library_matmul(&slab, at, &epilogue, method, label)
-            }
-        }
+        let Strips { n, k, .. } = *self.strips;
+        let strip = Matmul { m, n, k, a: a.1, b: b.1, d: d.1, ..*self.product };
+        (self.multiply)(&strip, Operands { at: [a.0, b.0, d.0], bias, is_wide: self.operands.is_wide })
     }
 
-    /// Queues the copy of a slab's rows to the result.
+    /// Queues the copy of a strip's rows to the result.
     fn copy_back(
         &self,
         (from, operand): (DevicePointer, Operand),
@@ -301,16 +293,16 @@ mod tests {
     #[test]
     fn large_products_with_odd_rows_are_divided_and_others_are_not() {
         let product = |m, n, k| Matmul::contiguous(m, n, k, 1, DType::Bf16);
-        let of = |product: &Matmul| Slabs::of(product, false, 132);
+        let of = |product: &Matmul| Strips::of(product, false, 132);
         // The scores of a vocabulary, from weights that are stored by words.
         let mut scores = product(16384, 30522, 768);
         scores.b = turned(scores.b, 768);
-        let slabs = of(&scores).unwrap();
-        assert_eq!((slabs.copied, slabs.n, slabs.k), ([false, true, true], 30528, 768));
-        assert!(slabs.rows.is_multiple_of(TILE_ROWS) && slabs.rows * 30528 * 2 <= MOST_BYTES);
+        let strips = of(&scores).unwrap();
+        assert_eq!((strips.copied, strips.n, strips.k), ([false, true, true], 30528, 768));
+        assert!(strips.rows.is_multiple_of(TILE_ROWS) && strips.rows * 30528 * 2 <= MOST_BYTES);
         // Their gradients by the hidden states and by the weights.
-        let slabs = of(&product(16384, 768, 30522)).unwrap();
-        assert_eq!((slabs.copied, slabs.n, slabs.k), ([true, true, false], 768, 30528));
+        let strips = of(&product(16384, 768, 30522)).unwrap();
+        assert_eq!((strips.copied, strips.n, strips.k), ([true, true, false], 768, 30528));
         let mut by_weights = product(30522, 768, 16384);
         by_weights.a = turned(by_weights.a, 30522);
         assert_eq!(of(&by_weights).unwrap().copied, [true, false, false]);
@@ -336,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn slabs_compute_the_product() {
+    fn strips_compute_the_product() {
         let device = Device::from_name("sim").unwrap();
         let (stream, label) = (device.current_stream(), Label::here("test"));
         let place = |elements: &[u16]| {
@@ -358,8 +350,8 @@ mod tests {
             let product = Matmul { a, b, ..Matmul::contiguous(m, n, k, 1, DType::Bf16) };
             let (is_wide, biased) = (bit(7), bit(8) && !bit(7));
             let pads_k = k != aligned(k);
-            let (copied, n_of_slab) = ([true, true, n != aligned(n)], aligned(n));
-            let slabs = Slabs { rows: 16, n: n_of_slab, k: if pads_k { aligned(k) } else { k }, copied };
+            let (copied, n_of_strip) = ([true, true, n != aligned(n)], aligned(n));
+            let strips = Strips { rows: 16, n: n_of_strip, k: if pads_k { aligned(k) } else { k }, copied };
             let ((left, of_left), (right, of_right)) = (integers(1, [m, k], &a), integers(2, [k, n], &b));
             let row = operand(1, n, false, 0);
             let (bias, of_bias) = integers(3, [1, n], &row);
@@ -368,7 +360,9 @@ mod tests {
             let result = Buffer::labelled(&stream, bytes, label).unwrap();
             let at = [left.pointer(), right.pointer(), result.pointer()];
             let operands = Operands { at, bias: biased.then_some(bias.pointer()), is_wide };
-            stream.matmul_in_slabs(&slabs, &product, &operands, precision_of(&product), label).unwrap();
+            stream
+                .matmul_in_strips(&strips, &product, operands, (precision_of(&product), None), label)
+                .unwrap();
             let mut found = vec![0; bytes as usize];
             stream.copy_to_host(&mut found, result.pointer(), label).unwrap();
             let number = |at: usize| match is_wide {
@@ -382,7 +376,7 @@ mod tests {
                     let terms: i64 = (0..k).map(|term| of_left(row, term) * of_right(term, column)).sum();
                     let wanted = terms + if biased { of_bias(0, column) } else { 0 };
                     let found = number((row * n + column) as usize);
-                    assert_eq!(found, wanted as f32, "{slabs:?} of {product}, row {row}, column {column}");
+                    assert_eq!(found, wanted as f32, "{strips:?} of {product}, row {row}, column {column}");
                 }
             }
         }

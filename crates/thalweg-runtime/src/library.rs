@@ -28,10 +28,10 @@ use thalweg_kernels::matmul::{
 };
 use thalweg_kernels::{NativeKernel, Placed, fourier, recurrent};
 
-use crate::aligned::Slabs;
+use crate::aligned::{Call, Operands, Strips};
 use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_for, preferred_blas_library};
 use crate::recorder;
-use crate::tunable::{Operands, Solution};
+use crate::tunable::Solution;
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
 /// The size below which no algorithm that needs scratch memory is worthwhile, unless it divides the terms.
@@ -209,9 +209,9 @@ impl Stream {
         let processors = u64::from(self.device().properties().multi_processor_count);
         if is_default
             && self.has_library_for(product)
-            && let Some(slabs) = Slabs::of(product, is_wide, processors)
+            && let Some(strips) = Strips::of(product, is_wide, processors)
         {
-            return self.matmul_in_slabs(&slabs, product, operands, precision, label);
+            return self.matmul_in_strips(&strips, product, *operands, (precision, None), label);
         }
         if is_wide {
             return self.library_matmul_into_wide(product, at, (precision, algorithm), label);
@@ -242,6 +242,25 @@ impl Stream {
             return self.library_matmul(product, at, &epilogue, (precision, algorithm), label);
         }
         self.launch_native(&Placed { kernel: *product, at }, label)
+    }
+
+    /// Queues a product of the library in strips of aligned rows.
+    pub(crate) fn matmul_in_strips(
+        &self,
+        strips: &Strips,
+        product: &Matmul,
+        operands: Operands,
+        method: (Precision, Option<MatmulAlgorithm>),
+        label: Label,
+    ) -> Result<()> {
+        let multiply = |product: &Matmul, Operands { at, bias, is_wide }: Operands| {
+            if is_wide {
+                return self.library_matmul_into_wide(product, at, method, label);
+            }
+            let epilogue = MatmulEpilogue { bias, activation: None };
+            self.library_matmul(product, at, &epilogue, method, label)
+        };
+        Call { stream: self, strips, product, operands, label, multiply }.queue()
     }
 
     /// Returns the algorithms that the library has for a product; empty if the product is not computed by the library.
@@ -437,7 +456,7 @@ impl Stream {
         has_library && element_format(product.dtype).is_some()
     }
 
-    pub(crate) fn library_matmul(
+    fn library_matmul(
         &self,
         product: &Matmul,
         at: [DevicePointer; 3],
@@ -452,7 +471,7 @@ impl Stream {
         self.submit_with_workspace(bytes, gpu, (host_function(), &words), accesses, label)
     }
 
-    pub(crate) fn library_matmul_into_wide(
+    fn library_matmul_into_wide(
         &self,
         product: &Matmul,
         at: [DevicePointer; 3],

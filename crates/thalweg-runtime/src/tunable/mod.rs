@@ -49,7 +49,6 @@ use state::state;
 
 pub(crate) use signature::Solution;
 pub(crate) use state::{forget_refused, solution_of};
-pub(crate) use trial::Operands;
 
 use crate::{Device, Result};
 

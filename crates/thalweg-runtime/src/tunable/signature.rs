@@ -7,7 +7,7 @@ use thalweg_ir::DType;
 use thalweg_kernels::matmul::warp_groups::Tiles as GroupTiles;
 use thalweg_kernels::matmul::{Matmul, Operand};
 
-use super::trial::Operands;
+use crate::aligned::Operands;
 use crate::library::Precision;
 use crate::{Error, Result};
 

@@ -15,8 +15,9 @@ use thalweg_lock::{Mutex, MutexGuard, RwLock};
 use super::results::{Entry, PYTORCH_VERSION, Results, Validators};
 use super::settings::{Effective, Settings, Variables, results_file, untuned_file};
 use super::signature::{Shape, Signature, Solution};
-use super::trial::{Operands, Timed, Trial, all_close, file_error};
+use super::trial::{Timed, Trial, all_close, file_error};
 use super::{OfflineOutcome, TuningResult};
+use crate::aligned::Operands;
 use crate::library::Precision;
 use crate::{Device, Error, Result, Stream};
 

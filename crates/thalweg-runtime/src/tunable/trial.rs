@@ -2,25 +2,17 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{DevicePointer, Label};
+use thalweg_driver::Label;
 use thalweg_ir::{DType, Element, bf16, f16, with_dtype};
 use thalweg_kernels::matmul::fused;
 use thalweg_kernels::matmul::warp_groups::Tiles;
 
 use super::settings::{Effective, Tolerances};
 use super::signature::{Shape, Solution};
+use crate::aligned::Operands;
 use crate::library::Precision;
 use crate::memory::outside_capture;
 use crate::{Buffer, Error, Event, Result, Stream};
-
-/// The operands of a call that is tuned: A, B and D, and the bias.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operands {
-    pub(crate) at: [DevicePointer; 3],
-    pub(crate) bias: Option<DevicePointer>,
-    /// Whether D is f32 while A and B have 16 bits.
-    pub(crate) is_wide: bool,
-}
 
 /// One copy of the operands.
 struct Set {

@@ -207,7 +207,7 @@ pub fn running_node() -> Option<Arc<Node>> {
 /// Runs a function as a part of a node.
 pub(crate) fn running<T>(node: &Arc<Node>, function: impl FnOnce() -> T) -> T {
     let former = put(&RUNNING, Some(Arc::clone(node)));
-    let result = function();
+    let result = deferred::in_backward(function);
     let _ended = put(&RUNNING, former);
     result
 }

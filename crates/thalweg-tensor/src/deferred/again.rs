@@ -1,4 +1,4 @@
-//! What is computed again: results that only saved tensors hold do not keep memory, if loops compute them from what is kept anyway.
+//! Recomputation: results that only saved tensors hold do not keep memory, if loops compute them from what is kept anyway.
 //!
 //! A saved result that only loops read is not stored at all: the loops of its backward pass compute it. One that another kernel read in
 //! the forward pass (the activation before a product) is stored for that kernel, and [forgotten](Window::forget) as soon as the program
@@ -16,8 +16,7 @@ use thalweg_runtime::{Buffer, Environment, Label, Stream};
 use super::launches::SharedLaunch;
 use super::taken::Taken;
 use super::window::{Deferral, Known, Window};
-use super::{count, is_on, promised};
-use crate::autograd::running_node;
+use super::{count, is_backward, is_on, promised};
 use crate::storage::Storage;
 
 /// The least bytes of a result for which recomputing is worthwhile, by default.
@@ -272,7 +271,7 @@ fn least_bytes() -> u64 {
 
 /// Returns whether a forward pass is recorded in a compiled region of this thread.
 fn is_recorded() -> bool {
-    is_on() && running_node().is_none()
+    is_on() && !is_backward()
 }
 
 /// Notes the results of loops that are stored and could be computed again.

@@ -6,14 +6,16 @@
 //! until then are a [`Segment`](thalweg_graph::Segment), and which of its results are read afterwards is known exactly: those whose
 //! storage is still alive. Its program is planned once, and kept.
 //!
-//! At the end of a region a loop may wait on that only widens numbers, if nothing else of the region needs its result in memory: see
-//! [`Window::queue`]. A backward pass then reads the narrow numbers, and the wide ones are never stored.
+//! Some loops wait on beyond that, and beyond the region: those that only widen numbers, if nothing else of the region needs the result in
+//! memory ([`Window::queue`]), and those that compute again what only saved tensors hold ([`again`]). A backward pass then reads what
+//! they read, or they run before their results are read.
 //!
 //! # Invariants
 //! - Nothing notices the deferral: before every call that could, the runtime [queues what was deferred](thalweg_runtime::queue_deferred),
 //!   and so does a storage without memory before it returns an address ([`Promise`]).
 //! - Deferred loops of a thread belong to one stream: that on which they would have been queued. A loop that waits writes what only
 //!   loops of its own thread read without an address; other threads' loops make it run first.
+//! - Memory is given back to the allocator only if no waiting loop has its address ([`Window::forget`]).
 //! - A program that failed leaves its results without memory: every later use of them reports the failure.
 
 mod again;
@@ -41,6 +43,8 @@ use self::window::Window;
 thread_local! {
     /// The number of regions that the thread is in; 0 in a part that is excluded.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Whether the thread runs a node of a backward pass.
+    static BACKWARD: Cell<bool> = const { Cell::new(false) };
     /// The window of this thread.
     static WINDOW: RefCell<Option<Arc<Window>>> = const { RefCell::new(None) };
     /// The failure of deferred work that a caller could not be told: the next command reports it.
@@ -160,6 +164,23 @@ impl Drop for Region {
             let _ = queue_at_end();
         }
     }
+}
+
+/// Runs a function as a part of a backward pass, whose results are not computed again.
+pub(crate) fn in_backward<T>(function: impl FnOnce() -> T) -> T {
+    struct Former(bool);
+    impl Drop for Former {
+        fn drop(&mut self) {
+            BACKWARD.set(self.0);
+        }
+    }
+    let _former = Former(BACKWARD.replace(true));
+    function()
+}
+
+/// Returns whether this thread runs a part of a backward pass.
+fn is_backward() -> bool {
+    BACKWARD.get()
 }
 
 /// Returns the window of this thread.
