@@ -123,9 +123,8 @@ impl Environment {
         // The driver refuses a number that is out of its range, so a number that is too large may be clamped.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let compile_threads = number("THALWEG_COMPILE_THREADS").map(|count| count.min(256) as usize);
-        let recompute_bytes = number("THALWEG_RECOMPUTE_BYTES");
-        let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
-        let meta_memory_bytes = number("THALWEG_META_MEMORY_BYTES");
+        let [recompute_bytes, sim_memory_bytes, meta_memory_bytes] =
+            ["RECOMPUTE", "SIM_MEMORY", "META_MEMORY"].map(|name| number(&format!("THALWEG_{name}_BYTES")));
         let time_limit = number("THALWEG_SIM_TIMEOUT").map(Duration::from_secs);
         let sim_check = number("THALWEG_SIM_SEED").map(|seed| CheckedProgram {
             seed,

@@ -27,8 +27,8 @@ pub(crate) struct Storage {
     deferred_holders: AtomicU32,
     /// The number of holders that are saved for backward.
     saved_holders: AtomicU32,
-    /// Whether a tensor that was saved has been read: its address may be in use.
-    was_unpacked: AtomicBool,
+    /// Whether the memory must stay: a tensor that was saved has been read, so the address may be in use, or the memory was replaced.
+    must_stay: AtomicBool,
     /// The number of writes in place by tensors without a version of their own. Backward checks it, since the tensors that it saved must
     /// not have changed.
     version: AtomicU32,
@@ -81,7 +81,7 @@ impl Storage {
             promise: OnceLock::new(),
             deferred_holders: AtomicU32::new(0),
             saved_holders: AtomicU32::new(0),
-            was_unpacked: AtomicBool::new(false),
+            must_stay: AtomicBool::new(false),
             is_resizable: true,
             version: AtomicU32::new(0),
             writes: AtomicU32::new(0),
@@ -185,7 +185,7 @@ impl Storage {
         let saved = this.saved_holders.load(Ordering::Acquire) as usize;
         saved > 0
             && Self::holders(this) == saved + own
-            && !this.was_unpacked.load(Ordering::Acquire)
+            && !this.must_stay.load(Ordering::Acquire)
             && !this.is_exported()
     }
 
@@ -194,10 +194,10 @@ impl Storage {
         self.saved_holders.load(Ordering::Acquire) > 0
     }
 
-    /// Notes that a tensor that was saved is read.
-    pub(crate) fn note_unpacked(&self) {
+    /// Makes the memory stay where it is: [`forget`](Self::forget) takes it no more.
+    pub(crate) fn keep_memory(&self) {
         // Ordered before the reader's load of the address: see [`Storage::forget`].
-        self.was_unpacked.store(true, Ordering::SeqCst);
+        self.must_stay.store(true, Ordering::SeqCst);
     }
 
     /// Takes memory whose content deferred work computes again when the address is read; the caller adds that work before another
@@ -211,7 +211,7 @@ impl Storage {
         let mut own = self.buffer.lock();
         // A node notes that it reads before it loads the address. It finds that the memory is to be awaited, or this finds the note.
         self.address.store(PENDING, Ordering::SeqCst);
-        if self.was_unpacked.load(Ordering::SeqCst) {
+        if self.must_stay.load(Ordering::SeqCst) {
             self.address.store(address, Ordering::SeqCst);
             return None;
         }
@@ -276,6 +276,8 @@ impl Storage {
         if !can_move(self) || !can_move(other) || queue_deferred(Label::here("set_")).is_err() {
             return false;
         }
+        self.keep_memory();
+        other.keep_memory();
         let (mut own, mut given) = (self.buffer(), other.buffer());
         if own.size_bytes() >= given.size_bytes() {
             return false;
@@ -303,6 +305,7 @@ impl Storage {
     /// Frees the memory (0 bytes), or changes its size to this many bytes, of which the first keep their values.
     pub(crate) fn resize(&self, bytes: u64, label: Label) -> Result<()> {
         queue_deferred(label)?;
+        self.keep_memory();
         if !self.is_given_back() && bytes != 0 {
             let former = self.grow(bytes, label)?;
             return if bytes >= former { Ok(()) } else { Err(shrunk(former, bytes)) };
@@ -338,6 +341,7 @@ impl Storage {
     /// memory. Returns the previous number of bytes.
     pub(crate) fn grow(&self, bytes: u64, label: Label) -> Result<u64> {
         queue_deferred(label)?;
+        self.keep_memory();
         let mut buffer = self.buffer();
         let former = buffer.size_bytes();
         if bytes <= former {

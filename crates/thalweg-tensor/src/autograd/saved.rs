@@ -131,7 +131,7 @@ impl Saved {
         let Some(state) = state else { return Err(freed()) };
         let tensor = match state {
             State::Tensor { tensor, version, .. } => {
-                tensor.storage().note_unpacked();
+                tensor.storage().keep_memory();
                 check_version(&tensor, version)?;
                 tensor
             }

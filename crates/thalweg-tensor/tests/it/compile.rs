@@ -4,7 +4,9 @@ use thalweg_ir::DType;
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{CaptureOptions, Device, Environment, Event, Graph, Result, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
-use thalweg_tensor::compile::{Counters, compile, compiled, counters, excluded, is_compiling};
+use thalweg_tensor::compile::{
+    Counters, compile, compiled, counters, excluded, is_compiling, set_recomputed_bytes,
+};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{self, device, on_own_device, values};
@@ -495,4 +497,52 @@ fn a_call_that_fails_leaves_a_state_that_works() {
     failed.call(&[x.clone(), y]).unwrap_err();
     assert_eq!(values(&x), before.iter().map(|x| f64::from(*x as f32 + 1.0)).collect::<Vec<_>>());
     assert!(!is_compiling());
+}
+
+/// A layer with a norm, two products and an activation between them, twice.
+fn layers(x: &Tensor, weights: &[Tensor; 4]) -> Result<Tensor> {
+    let [scale, shift, up, down] = weights;
+    let mut x = x.add(x)?;
+    for _ in 0..2 {
+        let inner = x.layer_norm(&[32], Some(scale), Some(shift), 1e-5)?.matmul(up)?;
+        x = x.add(&inner.gelu()?.matmul(down)?)?;
+    }
+    Ok(x)
+}
+
+#[test]
+fn saved_results_that_loops_compute_again_are_not_kept() {
+    on_own_device(|| {
+        let device = device();
+        let x = random(&[96, 32], 41).requires_grad_().unwrap();
+        let weights = [([32].as_slice(), 42), (&[32], 43), (&[32, 128], 44), (&[128, 32], 45)]
+            .map(|(shape, seed)| random(shape, seed).requires_grad_().unwrap());
+        let step = |recomputed: Option<u64>, writes: bool| {
+            set_recomputed_bytes(recomputed);
+            let before = counters().recomputed;
+            let y = compiled(|| layers(&x, &weights)).unwrap();
+            device.synchronize().unwrap();
+            let kept = device.memory_allocated();
+            if writes {
+                // A parameter that is not saved is read by what is computed again: that comes before.
+                no_grad(|| weights[1].add_scalar_(1.0)).unwrap();
+            }
+            let outcome = y.sum(&[], false).and_then(|loss| loss.backward());
+            let leaves = weights.iter().chain([&x]);
+            let gradients: Vec<_> = leaves.filter_map(|leaf| leaf.grad().map(|grad| bits(&grad))).collect();
+            if writes {
+                no_grad(|| weights[1].sub_scalar_(1.0)).unwrap();
+            }
+            weights.iter().chain([&x]).for_each(|leaf| leaf.set_grad(None).unwrap());
+            set_recomputed_bytes(None);
+            (outcome.is_ok(), gradients, kept, counters().recomputed - before)
+        };
+        for writes in [false, true] {
+            let (kept_all, kept_few) = (step(Some(u64::MAX), writes), step(Some(1024), writes));
+            assert_eq!((kept_all.0, &kept_all.1), (kept_few.0, &kept_few.1), "writes: {writes}");
+            assert_eq!(kept_all.3, 0);
+            // The outputs of two norms and two activations.
+            assert!(kept_few.3 >= 4, "{} results are computed again", kept_few.3);
+        }
+    });
 }

@@ -28,7 +28,7 @@ def has_gaps(tensor):
 def share_memory(tensors):
     """Returns whether two tensors have elements in one place. A kernel that steps both at once would write them twice."""
     unique = {id(tensor): tensor for tensor in tensors if tensor.numel()}.values()
-    # Not by address: whoever has that may write the memory unnoticed, which ends fusion and kept casts.
+    # Not by address: a tensor whose address was read may be written unnoticed, so it is not fused and has no kept cast.
     ranges = sorted((tensor._storage_identity(), tensor.storage_offset() * tensor.element_size(), tensor.numel() * tensor.element_size())
                     for tensor in unique)
     return any(later[0] == former[0] and later[1] < former[1] + former[2] for former, later in zip(ranges, ranges[1:]))
