@@ -220,9 +220,8 @@ fn sources(inputs: &Bound<'_, PyList>, parts: Parts<'_>) -> (FxHashMap<usize, So
     let mut same = Vec::new();
     let is_number = |one: &Bound<'_, PyAny>| one.is_instance_of::<PyInt>() || one.is_instance_of::<PyFloat>();
     for (place, one) in inputs.iter().enumerate().filter(|(_, one)| !is_number(one)) {
-        match sources.insert(one.as_ptr().addr(), Source::Input(place)) {
-            Some(Source::Input(former)) => same.push((former, place)),
-            _ => {}
+        if let Some(Source::Input(former)) = sources.insert(one.as_ptr().addr(), Source::Input(place)) {
+            same.push((former, place));
         }
     }
     (sources, same)
