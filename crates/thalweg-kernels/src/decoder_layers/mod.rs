@@ -26,7 +26,7 @@
 //! Other results go to all blocks. Each 32 bits are stored together with a tag in one store of 8 bytes, so that a thread that
 //! finds the tag has the value, and no fence is needed. A slot is reused one layer later. By then every block that reads it has
 //! read it: each has since contributed to a row that the writer waited for. In the held kernel the tag is the number of the
-//! layer, and every block has a row of every matrix except the first ([`DecoderLayers::held_by`]). In the streamed one it is
+//! layer, and every block has a row of every matrix except the first (`DecoderLayers::held_by`). In the streamed one it is
 //! the number of the layer since the memory was filled with zeros, which the launch itself counts there.
 //!
 //! The launch is cooperative: blocks that wait for each other must all run. The source is printed for the sizes of a model.
