@@ -107,6 +107,9 @@ impl Window {
         // At the end of a region, a widening loop that only this region's loops need waits on, too.
         let widening = if may_wait { taken.widening(&alive) } else { Vec::new() };
         again.extend(widening.iter().filter_map(|of| taken.again(of, &stream, &alive)));
+        if !self.has_room_for_again(again.iter().map(|(_, deferrals)| deferrals.len()).sum()) {
+            again.clear();
+        }
         let again = not_stored(again, &mut taken, &alive, stream.device(), before);
         again.iter().for_each(|(result, _)| alive[*result as usize] = None);
         count(|counters| counters.recomputed += again.len() as u64);

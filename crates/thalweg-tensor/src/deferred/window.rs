@@ -139,7 +139,12 @@ impl Window {
         self.waiters().add(deferral, false);
     }
 
-    /// Adds loops that compute results again when they are read, if more of them may wait.
+    /// Returns whether this many more loops may wait to compute something again.
+    pub(super) fn has_room_for_again(&self, loops: usize) -> bool {
+        self.waiters().has_room_for_again(loops)
+    }
+
+    /// Adds loops that compute results again when they are read.
     pub(super) fn add_again(&self, deferrals: impl IntoIterator<Item = Deferral>) {
         let mut waiters = self.waiters();
         deferrals.into_iter().for_each(|deferral| waiters.add(deferral, true));
@@ -153,7 +158,7 @@ impl Window {
         // Loops that wait to read the memory have its address.
         let is_read = waiters.places.contains_key(&std::ptr::from_ref(storage).addr());
         if is_read
-            || waiters.again + recipe.len() > MOST_AGAIN
+            || !waiters.has_room_for_again(recipe.len())
             || !waiters.stream.as_ref().is_none_or(is_of_stream)
         {
             return false;
@@ -246,6 +251,10 @@ impl Window {
 }
 
 impl Waiters {
+    fn has_room_for_again(&self, loops: usize) -> bool {
+        self.again + loops <= MOST_AGAIN
+    }
+
     /// Adds a loop.
     fn add(&mut self, deferral: Deferral, is_again: bool) {
         let Deferral { launch, numbers, read, written, stream, label } = deferral;
