@@ -37,6 +37,7 @@ const INCLUDED: &[(&str, &str)] = files! {
     "shared/over_threads.cuh"
     "shared/pieces.cuh"
     "shared/ranked.cuh"
+    "shared/tagged.cuh"
     "shared/warp_groups.cuh"
     "sort/keys.cuh"
 };

@@ -18,6 +18,7 @@
 #define SHARED_BYTES 200000
 #endif
 #include "../shared/multiply_eight.cuh"
+#include "../shared/tagged.cuh"
 
 // A matrix (rows, terms) or a norm's scale, with its bias, if it has one.
 struct affine { const Element *weight, *bias; };
@@ -48,46 +49,7 @@ struct arguments {
 // The keys for which another block shares a head.
 #define PART_KEYS 128
 
-static __device__ __forceinline__ f32 low(const u32 x) {
-    return LOAD(Element{u16(x)});
-}
-
-static __device__ __forceinline__ f32 high(const u32 x) {
-    return LOAD(Element{u16(x >> 16)});
-}
-
-static __device__ __forceinline__ u32 pair_of(const f32 a, const f32 b) {
-    u32 y;
-    asm("cvt.rn." ELEMENT_NAME "x2.f32 %0, %2, %1;" : "=r"(y) : "f"(a), "f"(b));
-    return y;
-}
-
 #if __CUDA_ARCH__ >= 800
-// Two values of 32 bits, each with the tag of the layer that wrote it: a reader that finds the tag has the value.
-struct tagged { u32 a, a_tag, b, b_tag; };
-
-static __device__ __forceinline__ tagged peek(const u32* at) {
-    tagged x;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.a), "=r"(x.a_tag), "=r"(x.b), "=r"(x.b_tag) : "l"(at) : "memory");
-    return x;
-}
-
-static __device__ __forceinline__ void put(u32* at, const u32 value, const u32 tag) {
-    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" :: "l"(at), "r"(value), "r"(tag) : "memory");
-}
-
-static __device__ __forceinline__ void put(u32* at, const u32 a, const u32 b, const u32 tag) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %3, %2, %3};" :: "l"(at), "r"(a), "r"(b), "r"(tag) : "memory");
-}
-
-// Two to a power.
-static __device__ __forceinline__ f32 power(const f32 x) {
-    f32 y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Begins to copy a piece of weights, which this thread alone reads.
 static __device__ __forceinline__ void copy_piece(uint4* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
@@ -101,22 +63,6 @@ static __device__ __forceinline__ void end_batch() {
 // Waits for the oldest batch.
 static __device__ __forceinline__ void await_batch() {
     asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH / BATCH - 1) : "memory");
-}
-
-// Waits until values have the tag.
-template <u32 N> static __device__ __forceinline__ void await(tagged (&values)[N], const u32* (&at)[N], const u32 tag) {
-    bool is_there;
-    do {
-        is_there = true;
-        #pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            values[i] = peek(at[i]);
-        }
-        #pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            is_there = is_there && values[i].a_tag == tag && values[i].b_tag == tag;
-        }
-    } while (!is_there);
 }
 
 // The products of a layer: to queries, keys and values; from heads; to hidden features; back.
