@@ -145,6 +145,69 @@ def test_sizes_that_vary_are_recorded_each():
     assert [commands > 0 for commands, _ in program._repeats()] == [True] * 4
 
 
+def program_with_functions(functions):
+    """Returns a program with functions of the front end between its calls: the first makes a tensor or a number, the second reads a result,
+    a view of an input and an input."""
+    made = Description()
+    a, b = (made.slot() for _ in range(2))
+    made.inputs, made.kept, made.lasting = [a, b], [a], [a]
+    first, e, r, view = (made.slot() for _ in range(4))
+    made.external(functions[0], [], [first], True, [], "first")
+    made.call("exp", [Place(a)], [(e, [5, 1], ([6, 5], thalweg.float32, True))], "exp")
+    made.call("mul.Tensor", [Place(e), Place(first)], [(r, [5, 1], ([6, 5], thalweg.float32, True))], "mul")
+    made.call("t", [Place(a)], [(view, None, None)], "t")
+    one, other, s = (made.slot() for _ in range(3))
+    made.external(functions[1], [r, view, b], [one, other], False, [], "second", bases=[r])
+    made.call("add.Tensor", [Place(one), Place(other)], [(s, [5, 1], ([6, 5], thalweg.float32, True))], "add")
+    made.outputs = [Place(s), Place(other), Place(r)]
+    return _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=made.kept, exchange=exchange())
+
+
+def test_functions_of_the_front_end_are_called_between_repeated_commands():
+    factors, seen = iter(range(1, 100)), []
+
+    def first():
+        return Borrowed(thalweg.full((), float(next(factors))))
+
+    def second(result, view, b):
+        seen.append((result.shape, view.shape))
+        # A new tensor, and an argument that is written.
+        return [Borrowed(result.tensor + view.tensor.t()), Borrowed(b.tensor.add_(1))]
+
+    def called():
+        program = program_with_functions([first, second])
+        for call in range(5):
+            a, b = thalweg.randn(6, 5), thalweg.randn(6, 5)
+            before, passed = b.clone(), [Borrowed(a), Borrowed(b)]
+            results = program(passed)
+            result = a.exp() * float(len(seen) or 1)
+            total = result + a + before + 1
+            assert passed == [] and thalweg.equal(results[2].tensor, result) and thalweg.equal(b, before + 1)
+            assert thalweg.allclose(results[0].tensor, total) and thalweg.equal(results[1].tensor, b)
+            yield program
+
+    for program in called():
+        pass
+    assert program._repeats()[0][0] >= 2 and seen == [((6, 5), (5, 6))] * 5, (program._repeats(), seen)
+
+
+def test_a_function_that_returns_a_number_or_another_shape_is_not_repeated():
+    program = program_with_functions([lambda: 2.0, lambda result, view, b: [result, b]])
+    for call in range(4):
+        a, b = thalweg.randn(6, 5), thalweg.randn(6, 5)
+        assert thalweg.equal(program([Borrowed(a), Borrowed(b)])[0].tensor, a.exp() * 2.0 + b)
+    assert "number" in program._repeats()[0][1], program._repeats()
+    sizes = iter([(1, 5), (1, 5), (6, 5)])
+    program = program_with_functions([lambda: Borrowed(thalweg.ones(next(sizes))), lambda result, view, b: [result, b]])
+    for call in range(3):
+        try:
+            program([Borrowed(thalweg.randn(6, 5)), Borrowed(thalweg.randn(6, 5))])
+        except RuntimeError as error:
+            assert call == 2 and "(1, 5)" in str(error), error
+        else:
+            assert call < 2, "another shape was not seen"
+
+
 def overlapping(is_one):
     program = described()
     for call in range(3):

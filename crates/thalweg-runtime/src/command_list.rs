@@ -20,7 +20,7 @@ use thalweg_kernels::convolution;
 use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
 use crate::{Buffer, Error, Result, Stream, queue_deferred};
 
-pub use crate::recorder::{note_given, note_made, refuse};
+pub use crate::recorder::{excluded, note_given, note_made, recorded, refuse};
 
 /// The greatest alignment in bytes that kernels use, as a power of two.
 const MOST_ALIGNED: u32 = 8;

@@ -10,10 +10,21 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from thalweg.dynamo import _attention, _entry
+from thalweg.dynamo import _attention, _entry, _graph
 from thalweg.dynamo._decompositions import attention_on_cpu, attention_on_cpu_backward
 
 aten = torch.ops.aten
+
+
+class OnCpu(_graph.Function):
+    """A function of PyTorch that makes its tensors on the CPU."""
+
+    def __call__(self, *values):
+        self._args, self._kwargs = torch.utils._pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (self._args, self._kwargs))
+        return super().__call__(*values)
+
+
+_graph.Function = OnCpu
 
 
 def _attention_of_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
@@ -60,7 +71,8 @@ def backend(gm, inputs):
         return _entry.compile_flat(moved(graph), examples, kind=kind)
 
     compilers = [functools.partial(compiler, kind=kind) for kind in ("forward", "backward", "inference")]
-    return _entry.adapter().aot(*compilers, decompositions, _entry.rewritten)(gm, inputs)
+    rewrite = functools.partial(_entry.rewritten, are_ours=lambda device: not _entry.adapter().keeps_draws())
+    return _entry.adapter().aot(*compilers, decompositions, rewrite)(gm, inputs)
 
 
 def traced(function, inputs):
