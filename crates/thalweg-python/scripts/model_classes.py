@@ -18,13 +18,14 @@ class Size:
     words: int
     tokens: int
     batch: int
+    images: int
     image: int
     patch: int
     samples: int
 
 
-TINY = Size(hidden=32, layers=2, heads=4, words=96, tokens=16, batch=2, image=32, patch=8, samples=1600)
-CARD = Size(hidden=768, layers=6, heads=12, words=32000, tokens=512, batch=8, image=224, patch=16, samples=32000)
+TINY = Size(hidden=32, layers=2, heads=4, words=96, tokens=16, batch=2, images=2, image=32, patch=8, samples=1600)
+CARD = Size(hidden=768, layers=6, heads=12, words=32000, tokens=512, batch=8, images=32, image=224, patch=16, samples=32000)
 
 
 # ---- transformers -------------------------------------------------------------------------------------------------------------------
@@ -116,8 +117,8 @@ TRANSFORMERS = {
     "AlbertForMaskedLM": ("masked", _embedding), "ElectraForMaskedLM": ("masked", _embedding), "DebertaForMaskedLM": ("masked", lambda s: {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "pooler_hidden_size": s.hidden}),
     "DebertaV2ForMaskedLM": ("masked", lambda s: {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "pooler_hidden_size": s.hidden}), "MPNetForMaskedLM": ("masked",), "LayoutLMForMaskedLM": ("masked",), "BigBirdForMaskedLM": ("masked", lambda s: {"attention_type": "original_full"}),
     "XLMRobertaForMaskedLM": ("masked",), "MobileBertForMaskedLM": ("masked", lambda s: {"embedding_size": s.hidden, "true_hidden_size": s.hidden, "intra_bottleneck_size": s.hidden}), "SqueezeBertForMaskedLM": ("masked", _embedding),
-    "FunnelForMaskedLM": ("masked", lambda s: {"d_model": s.hidden, "n_head": s.heads, "d_head": s.hidden // s.heads, "d_inner": 4 * s.hidden, "block_sizes": [1, 1], "num_decoder_layers": 1}), "ConvBertForMaskedLM": ("masked", _embedding), "RoFormerForMaskedLM": ("masked", _embedding),
-    "NystromformerForMaskedLM": ("masked", lambda s: {"segment_means_seq_len": s.tokens, "num_landmarks": s.tokens}), "FNetForMaskedLM": ("masked",), "MegatronBertForMaskedLM": ("masked",), "ModernBertForMaskedLM": ("masked", lambda s: {"reference_compile": False, "local_attention": 8}),
+    "FunnelForMaskedLM": ("masked", lambda s: {"d_model": s.hidden, "n_head": s.heads, "d_head": s.hidden // s.heads, "d_inner": 4 * s.hidden, "block_sizes": [1, 1], "num_decoder_layers": 1, "num_hidden_layers": None}), "ConvBertForMaskedLM": ("masked", _embedding), "RoFormerForMaskedLM": ("masked", _embedding),
+    "NystromformerForMaskedLM": ("masked", lambda s: {"segment_means_seq_len": s.tokens, "num_landmarks": s.tokens}), "FNetForMaskedLM": ("causal",), "MegatronBertForMaskedLM": ("masked",), "ModernBertForMaskedLM": ("masked", lambda s: {"reference_compile": False, "local_attention": 8}),
     "XLNetLMHeadModel": ("masked", lambda s: {"d_model": s.hidden, "n_layer": s.layers, "n_head": s.heads, "d_inner": 4 * s.hidden}), "LongformerForMaskedLM": ("masked", lambda s: {"attention_window": [8] * s.layers}), "ErnieForMaskedLM": ("masked",), "XLMWithLMHeadModel": ("masked", lambda s: {"emb_dim": s.hidden, "n_layers": s.layers, "n_heads": s.heads}),
     "BertForQuestionAnswering": ("answers",), "BertForSequenceClassification": ("classes",),
     # Encoders with decoders.
@@ -144,19 +145,19 @@ def _inputs(kind, s, config):
     """Returns the inputs of a model by name, on the CPU."""
     words = getattr(config, "vocab_size", None) or s.words
     tokens = torch.randint(3, min(words, s.words), (s.batch, s.tokens))
-    pixels = torch.randn(s.batch, 3, *[config.image_size if isinstance(getattr(config, "image_size", None), int) else s.image] * 2)
+    pixels = torch.randn(s.images, 3, *[config.image_size if isinstance(getattr(config, "image_size", None), int) else s.image] * 2)
     mask = torch.ones_like(tokens)
     mask[-1, s.tokens - s.tokens // 4 :] = 0
-    classes = torch.arange(s.batch) % 2
+    classes, of_images = torch.arange(s.batch) % 2, torch.arange(s.images) % 2
     return {
         "causal": lambda: {"input_ids": tokens, "labels": tokens},
         "masked": lambda: {"input_ids": tokens, "attention_mask": mask, "labels": tokens},
         "answers": lambda: {"input_ids": tokens, "start_positions": classes, "end_positions": classes + 1},
         "classes": lambda: {"input_ids": tokens, "labels": classes},
         "both": lambda: {"input_ids": tokens, "decoder_input_ids": tokens, "labels": tokens},
-        "image": lambda: {"pixel_values": pixels, "labels": classes},
+        "image": lambda: {"pixel_values": pixels, "labels": of_images},
         "detect": lambda: {"pixel_values": pixels},
-        "pixels": lambda: {"pixel_values": pixels, "noise": torch.rand(s.batch, (config.image_size // config.patch_size) ** 2)},
+        "pixels": lambda: {"pixel_values": pixels, "noise": torch.rand(s.images, (config.image_size // config.patch_size) ** 2)},
         "pair": lambda: {"input_ids": tokens, "pixel_values": torch.randn(s.batch, 3, s.image, s.image), "return_loss": True},
         "sound": lambda: {"input_values": torch.randn(s.batch, s.samples), "labels": torch.randint(1, 30, (s.batch, 4))},
         "spectrum": lambda: {"input_features": torch.randn(s.batch, 16, 2 * s.tokens) if "Whisper" in type(config).__name__ else torch.randn(s.batch, 2 * s.tokens, 16), "decoder_input_ids": tokens, "labels": tokens},
@@ -179,6 +180,7 @@ def _transformers(name, size):
     kind, *more = TRANSFORMERS[name]
     kind_of_model = getattr(transformers, name)
     given = {**_usual(size), **(more[0](size) if more else {})}
+    given = {key: value for key, value in given.items() if value is not None}
     config = kind_of_model.config_class(**given)
     config.use_cache = False
     _without_drops(config)
@@ -206,7 +208,7 @@ TORCHVISION = "alexnet squeezenet1_1 shufflenet_v2_x0_5 mnasnet0_5 googlenet mob
 
 
 def _images_of(size, side):
-    return {"x": torch.randn(size.batch, 3, side, side)}
+    return {"x": torch.randn(size.images, 3, side, side)}
 
 
 def _timm(name, size):
