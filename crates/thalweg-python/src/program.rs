@@ -79,7 +79,7 @@ impl Program {
     ///
     /// A step is a tuple of its kind, its parts, the slots that no later step reads, and its node. `outputs` has references to
     /// slots and other objects. `kept` has the slots whose objects of the front end are needed after their first use, and `varying` the
-    /// inputs whose sizes may differ between calls. `may_repeat` is whether what a call does depends on numbers, sizes and settings alone.
+    /// inputs that are numbers, or whose sizes may differ between calls. `may_repeat` is whether what a call does depends on numbers, sizes and settings alone.
     /// `exchange` converts tensors of the front end; without it, inputs and outputs are tensors of this package.
     #[new]
     #[pyo3(signature = (steps, slots, inputs, outputs, device, constants, kept, exchange=None, varying=Vec::new(), may_repeat=true))]
@@ -112,9 +112,9 @@ impl Program {
         }
         let exchange = exchange.map(Exchange::read).transpose()?;
         let can_repeat = may_repeat && exchange.as_ref().is_some_and(|exchange| exchange.is_in_place);
-        let varies = || inputs.iter().map(|slot| varying.contains(slot)).collect();
+        let varying = || (0..inputs.len()).filter(|&place| varying.contains(&inputs[place])).collect();
         let program = Self {
-            repeats: can_repeat.then(|| Repeats::new(varies())),
+            repeats: can_repeat.then(|| Repeats::new(varying())),
             parts: parts_of(&steps),
             slots,
             inputs,

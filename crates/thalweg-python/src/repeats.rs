@@ -73,8 +73,8 @@ enum State {
 /// The recorded calls of a program.
 pub struct Repeats {
     known: Mutex<Vec<(Key, State)>>,
-    /// Whether the sizes of an input may vary, by the place of the input.
-    varies: Vec<bool>,
+    /// The places of the inputs that are numbers, and of tensors whose sizes may vary.
+    varying: Vec<usize>,
 }
 
 /// The parts of a program that a call reads.
@@ -87,8 +87,8 @@ pub struct Parts<'a> {
 
 impl Repeats {
     /// Makes the state of a program, of which no call was recorded.
-    pub fn new(varies: Vec<bool>) -> Self {
-        Self { known: Mutex::new(Vec::new()), varies }
+    pub fn new(varying: Vec<usize>) -> Self {
+        Self { known: Mutex::new(Vec::new()), varying }
     }
 
     /// Returns the number of commands of each recorded call, or the reason why there are none.
@@ -163,7 +163,8 @@ impl Repeats {
     /// Returns everything but addresses that the commands of a call depend on; `None` for inputs that are not compared.
     fn key(&self, inputs: &Bound<'_, PyList>) -> PyResult<Option<Key>> {
         let mut key = settings();
-        for (object, &varies) in inputs.iter().zip(&self.varies) {
+        for &place in &self.varying {
+            let object = inputs.get_item(place)?;
             if let Ok(truth) = object.cast::<PyBool>() {
                 key.extend([1, u64::from(truth.is_true())]);
             } else if object.is_instance_of::<PyInt>() {
@@ -172,7 +173,7 @@ impl Repeats {
                 key.extend([3, number.value().to_bits()]);
             } else if object.is_none() {
                 return Ok(None);
-            } else if varies {
+            } else {
                 let shape: Vec<u64> = object.getattr("shape")?.extract()?;
                 let strides: Vec<u64> = object.call_method0("stride")?.extract()?;
                 key.extend([4, shape.len() as u64]);
@@ -250,19 +251,13 @@ impl Repeat {
                 return Ok(None);
             }
         }
-        let given = (self.given.iter())
-            .map(|&source| match source {
-                Source::Input(place) => address(&inputs.get_item(place)?),
-                Source::Constant(place) => address(parts.constants[place].1.bind(py)),
-                Source::Made(_) => Ok(DevicePointer::new(0)),
-            })
-            .collect::<PyResult<Vec<_>>>()?;
+        let mut objects = Objects { inputs, parts, made: vec![None; self.made.len()] };
+        let given = self.addresses(py, &objects)?;
         if !self.commands.fits(&given) {
             return Ok(None);
         }
         let stream = parts.device.current_stream();
         let mut queueing = run(py, || self.commands.begin(&stream, &given, Label::here("program")))?;
-        let mut objects = Objects { inputs, parts, made: vec![None; self.made.len()] };
         for event in &self.events {
             match event {
                 Event::Queue(commands) => run(py, || queueing.queue(commands.clone()))?,
@@ -281,6 +276,22 @@ impl Repeat {
         let results = self.outputs.iter().map(|known| objects.of(known)).collect::<PyResult<_>>()?;
         inputs.del_slice(0, inputs.len())?;
         Ok(Some(results))
+    }
+
+    /// Returns the addresses of the tensors whose memory the commands use; those of tensors that are made are 0.
+    fn addresses(&self, py: Python<'_>, objects: &Objects<'_, '_>) -> PyResult<Vec<DevicePointer>> {
+        let tensors = PyList::empty(py);
+        for &source in self.given.iter().filter(|source| !matches!(source, Source::Made(_))) {
+            tensors.append(objects.tensor(source)?)?;
+        }
+        let mut known = objects.parts.exchange.addresses(&tensors)?.into_iter();
+        (self.given.iter())
+            .map(|source| match source {
+                Source::Made(_) => Ok(DevicePointer::new(0)),
+                _ => (known.next().map(DevicePointer::new))
+                    .ok_or_else(|| runtime("the front end returned too few addresses")),
+            })
+            .collect()
     }
 
     /// Calls a function of the front end.
@@ -443,8 +454,11 @@ fn events(
     placed.sort_by_key(|&(at, kind, _)| (at, kind));
     let mut events: Vec<Event> = Vec::new();
     for (_, _, event) in placed {
+        let is_made = matches!(event, Event::Make(..));
         match (events.last_mut(), event) {
             (Some(Event::Queue(former)), Event::Queue(next)) => former.end = next.end,
+            // Nothing was let go since then, so the most memory at a time stays the same, and commands are queued together.
+            (Some(Event::Queue(_)), event) if is_made => events.insert(events.len() - 1, event),
             (_, event) => events.push(event),
         }
     }

@@ -50,6 +50,7 @@ def exchange():
         "dtypes": dtypes,
         "empty_strided": lambda size, stride, dtype: Borrowed(thalweg.empty_strided(size, stride, dtype=dtype)),
         "alias": lambda base, size, stride, offset: Borrowed(base.tensor.as_strided(size, stride, offset)),
+        "addresses": lambda tensors: [tensor.data_ptr() for tensor in tensors],
         "is_in_place": True,
     }
 
@@ -100,7 +101,7 @@ def described(*, varying=(), is_given=False):
     made = Description()
     a, b, n = (made.slot() for _ in range(3))
     made.inputs = [a, b, n]
-    made.varying = list(varying)
+    made.varying = [*varying, n]
     e, s, r, w = (made.slot() for _ in range(4))
     made.call("exp", [Place(b)], [(e, None, None)], "exp")
     made.call("mul.Scalar", [Place(a), Place(n)], [(s, None, None)], "mul")

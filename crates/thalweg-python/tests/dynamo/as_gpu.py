@@ -15,12 +15,15 @@ from thalweg.dynamo._decompositions import attention_on_cpu, attention_on_cpu_ba
 aten = torch.ops.aten
 
 
-class OnCpu(_graph.Function):
+Function = _graph.Function
+
+
+class OnCpu(Function):
     """A function of PyTorch that makes its tensors on the CPU."""
 
     def __call__(self, *values):
-        self._args, self._kwargs = torch.utils._pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (self._args, self._kwargs))
-        return super().__call__(*values)
+        here = torch.utils._pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (self._args, self._kwargs))
+        return Function(self._target, *here)(*values)
 
 
 _graph.Function = OnCpu

@@ -74,7 +74,9 @@ class Importer:
         value = node.meta.get("val")
         self._note(value, slot)
         is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-        if is_strided and not all(isinstance(number, int) for number in [*value.shape, *value.stride()]):
+        is_fixed = is_strided and all(isinstance(number, int) for number in [*value.shape, *value.stride()])
+        is_number = value is None or isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+        if is_number or is_strided and not is_fixed:
             self._made.varying.append(slot)
         if any(is_number_beside(node, user, self.device) for user in node.users):
             # Read before the first loop waits, so that nothing is queued early for it.
@@ -400,6 +402,13 @@ def _replaced(held, slots, places):
     return _Hole(places[held.number])
 
 
+def _has_holes(value):
+    if isinstance(value, slice):
+        return _has_holes([value.start, value.stop, value.step])
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, _Hole) or any(map(_has_holes, parts))
+
+
 def _filled(value, values):
     if isinstance(value, _Hole):
         return values[value.place]
@@ -415,9 +424,17 @@ class Function:
 
     def __init__(self, target, args, kwargs):
         self._target, self._args, self._kwargs = target, args, kwargs
+        # The places of the holes, if only arguments by position are or have holes, and no list has any.
+        rest = [one for one in args if not isinstance(one, _Hole)]
+        self._holes = [place for place, one in enumerate(args) if isinstance(one, _Hole)] if not _has_holes([rest, kwargs]) else None
 
     def __call__(self, *values):
-        return self._target(*_filled(self._args, values), **_filled(self._kwargs, values))
+        if self._holes is None:
+            return self._target(*_filled(self._args, values), **_filled(self._kwargs, values))
+        args = list(self._args)
+        for place in self._holes:
+            args[place] = values[args[place].place]
+        return self._target(*args, **self._kwargs)
 
     def __repr__(self):
         return f"PyTorch's {self._target}"
