@@ -125,7 +125,8 @@ TRANSFORMERS = {
     "T5ForConditionalGeneration": ("both", _of_t5), "MT5ForConditionalGeneration": ("both", _of_t5), "UMT5ForConditionalGeneration": ("both", _of_t5), "LongT5ForConditionalGeneration": ("both", lambda s: {**_of_t5(s), "local_radius": 7}), "SwitchTransformersForConditionalGeneration": ("both", lambda s: {**_of_t5(s), "num_experts": 4, "expert_capacity": 8, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}),
     "BartForConditionalGeneration": ("both", _of_bart), "MBartForConditionalGeneration": ("both", _of_bart), "PegasusForConditionalGeneration": ("both", _of_bart), "PLBartForConditionalGeneration": ("both", _of_bart), "BlenderbotForConditionalGeneration": ("both", _of_bart),
     "M2M100ForConditionalGeneration": ("both", _of_bart), "MarianMTModel": ("both", _of_bart), "LEDForConditionalGeneration": ("both", lambda s: {**_of_bart(s), "attention_window": 8, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}),
-    "ProphetNetForConditionalGeneration": ("both", lambda s: {**_of_bart(s), "num_encoder_layers": s.layers, "num_decoder_layers": s.layers, "num_encoder_attention_heads": s.heads, "num_decoder_attention_heads": s.heads}),
+    "ProphetNetForConditionalGeneration": ("both", lambda s: {**_of_bart(s), "num_hidden_layers": None, "num_layers": None, "num_encoder_layers": s.layers, "num_decoder_layers": s.layers, "num_encoder_attention_heads": s.heads, "num_decoder_attention_heads": s.heads}),
+    "BartForCausalLM": ("causal", _of_bart), "BlenderbotSmallForConditionalGeneration": ("both", _of_bart), "TrOCRForCausalLM": ("causal", _of_bart),
     # Images.
     "ViTForImageClassification": ("image", _images), "DeiTForImageClassification": ("image", _images), "BeitForImageClassification": ("image", _images), "Dinov2ForImageClassification": ("image", _images), "ViTMSNForImageClassification": ("image", _images), "YolosForObjectDetection": ("detect", lambda s: {**_images(s), "image_size": [s.image, s.image], "num_detection_tokens": 4}),
     "SwinForImageClassification": ("image", lambda s: {**_stages(s), "patch_size": 4, "window_size": 2}), "Swinv2ForImageClassification": ("image", lambda s: {**_stages(s), "patch_size": 4, "window_size": 2}), "ConvNextForImageClassification": ("image", _stages), "ConvNextV2ForImageClassification": ("image", _stages),
@@ -166,12 +167,12 @@ def _inputs(kind, s, config):
 
 
 def _without_drops(config):
-    """Sets probabilities to drop values to almost 0, as PyTorch's benchmarks do: results are the same each time."""
+    """Sets probabilities to drop values to almost 0, as PyTorch's benchmarks do, and other noise to 0: results are the same each time."""
     parts = [config, *(part for part in vars(config).values() if hasattr(part, "to_dict"))]
     for part in parts:
         for name, value in list(vars(part).items()):
-            if isinstance(value, float) and ("drop" in name or "pdrop" in name):
-                setattr(part, name, 0.0 if "layerdrop" in name or "drop_path" in name else 1e-30)
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(part, name, 1e-30 if "drop" in name and "layerdrop" not in name and "drop_path" not in name else 0.0)
 
 
 def _transformers(name, size):
@@ -194,7 +195,8 @@ mobilenetv2_035 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 tf_
 inception_v3 inception_next_tiny nfnet_l0 convnext_atto convnextv2_atto convmixer_768_32 mixer_s32_224 resmlp_12_224 gmlp_ti16_224 vit_tiny_patch16_224 deit_tiny_patch16_224
 beit_base_patch16_224 swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 xcit_nano_12_p16_224 cait_xxs24_224 coat_tiny crossvit_tiny_240 pit_ti_224 levit_128s twins_svt_small visformer_tiny
 poolformer_s12 mobilevit_xxs mobilevitv2_050 edgenext_xx_small efficientformer_l1 fastvit_t8 maxvit_rmlp_pico_rw_256 coatnet_pico_rw_224 volo_d1_224 mobileone_s0 pvt_v2_b0
-rexnet_100 selecsls42b skresnet18 res2net50_14w_8s cspdarknet53 lcnet_035 tinynet_e eva02_tiny_patch14_224 davit_tiny focalnet_tiny_srf nextvit_small repghostnet_050 hardcorenas_a""".split()
+rexnet_100 selecsls42b skresnet18 res2net50_14w_8s cspdarknet53 lcnet_035 tinynet_e eva02_tiny_patch14_224 davit_tiny focalnet_tiny_srf nextvit_small repghostnet_050 hardcorenas_a
+botnet26t_256 convit_tiny dpn48b eca_halonext26ts ese_vovnet19b_dw fbnetc_100 gernet_s mixnet_s resnest14d nest_tiny tnt_s_legacy_patch16_224""".split()
 
 # Arguments of those that are large, or whose images have one size; for the simulated GPU.
 TIMM_TINY = {

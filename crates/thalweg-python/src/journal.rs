@@ -140,29 +140,31 @@ pub fn outside(
     arguments: &Bound<'_, PyTuple>,
     results: &[Bound<'_, PyAny>],
     is_one: bool,
-) -> PyResult<()> {
+) {
     let py = arguments.py();
     JOURNAL.with_borrow_mut(|journal| {
-        let Some(journal) = journal.as_mut() else { return Ok(()) };
+        let Some(journal) = journal.as_mut() else { return };
         let known: Result<Vec<_>, _> = arguments.iter().map(|object| journal.known(&object)).collect();
         let Ok(arguments) = known else {
             refuse(|| "a function of the front end is given an object that is not known".to_owned());
-            return Ok(());
+            return;
         };
         let mut made = Vec::new();
         for (place, object) in results.iter().enumerate() {
             if is_number(object) {
                 refuse(|| "a function of the front end returns a number".to_owned());
             } else if !object.is_none() && journal.known(object).is_err() {
-                let (shape, strides) = form_of(object)?;
+                let Ok((shape, strides)) = form_of(object) else {
+                    refuse(|| "a function of the front end returns something other than tensors".to_owned());
+                    continue;
+                };
                 made.push((place, journal.made.len()));
                 journal.make(object, Maker::Function { shape: shape.unbind(), strides: strides.unbind() });
             }
         }
         let function = function.clone_ref(py);
         journal.calls.push(Outside { function, arguments, results: made, is_one, before: recorded() });
-        Ok(())
-    })
+    });
 }
 
 /// Returns the shape and the strides of a tensor of the front end.

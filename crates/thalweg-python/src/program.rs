@@ -147,8 +147,8 @@ impl Program {
         }
     }
 
-    /// Returns the number of commands of each recorded call, or the reason why there are none.
-    fn _repeats(&self) -> Vec<(usize, String)> {
+    /// Returns the operators of the commands of each recorded call, or the reason why there are none.
+    fn _repeats(&self) -> Vec<(Vec<&'static str>, String)> {
         self.repeats.as_ref().map(Repeats::describe).unwrap_or_default()
     }
 }
@@ -334,7 +334,7 @@ impl Program {
             true => vec![answer],
             false => answer.try_iter()?.collect::<PyResult<_>>()?,
         };
-        journal::outside(function, &objects, &answers, *is_one)?;
+        journal::outside(function, &objects, &answers, *is_one);
         if self.exchange.as_ref().is_some_and(|exchange| !exchange.is_in_place) {
             // Ours are copies of what the function has written.
             changes

@@ -91,12 +91,14 @@ impl Repeats {
         Self { known: Mutex::new(Vec::new()), varying }
     }
 
-    /// Returns the number of commands of each recorded call, or the reason why there are none.
-    pub fn describe(&self) -> Vec<(usize, String)> {
+    /// Returns the operators of the commands of each recorded call, or the reason why there are none.
+    pub fn describe(&self) -> Vec<(Vec<&'static str>, String)> {
         let describe = |(_, state): &(Key, State)| match state {
             State::Seen => None,
-            State::Recorded(repeat) => Some((repeat.commands.len(), String::new())),
-            State::Refused(reason) => Some((0, reason.to_string())),
+            State::Recorded(repeat) => {
+                Some((repeat.commands.labels().map(|label| label.operator).collect(), String::new()))
+            }
+            State::Refused(reason) => Some((Vec::new(), reason.to_string())),
         };
         self.known.lock().iter().filter_map(describe).collect()
     }

@@ -91,8 +91,8 @@ def test_stored_graphs_compute_the_same_when_their_calls_are_repeated():
                 for place, text in graph["changed"].items():
                     programs.agree(own[int(place)], text, f"input {place} of {where}")
             for commands, reason in program._repeats():
-                recorded += commands > 0
-                refused += [f"{name}: {reason}"] * (commands == 0)
+                recorded += len(commands) > 0
+                refused += [f"{name}: {reason}"] * (not commands)
     assert recorded >= 12 and not refused, (recorded, refused)
 
 
@@ -129,7 +129,7 @@ def test_results_views_and_written_inputs_are_those_of_each_call():
         for call in range(5):
             checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.5)
         # One kernel, and another one for a copy of the result if it is not written where it is read.
-        assert [commands for commands, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
+        assert [len(commands) for commands, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
     # Another number is another key, and memory that overlaps otherwise than before does not matter.
     for call in range(3):
         checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), -1.0)
@@ -143,7 +143,7 @@ def test_sizes_that_vary_are_recorded_each():
     for call in range(3):
         for rows in (1, 3, 8, 40):
             checked(program, thalweg.randn(rows, 5), thalweg.randn(rows, 5), 2.0)
-    assert [commands > 0 for commands, _ in program._repeats()] == [True] * 4
+    assert [bool(commands) for commands, _ in program._repeats()] == [True] * 4
 
 
 def program_with_functions(functions):
@@ -189,7 +189,7 @@ def test_functions_of_the_front_end_are_called_between_repeated_commands():
 
     for program in called():
         pass
-    assert program._repeats()[0][0] >= 2 and seen == [((6, 5), (5, 6))] * 5, (program._repeats(), seen)
+    assert len(program._repeats()[0][0]) >= 2 and seen == [((6, 5), (5, 6))] * 5, (program._repeats(), seen)
 
 
 def test_a_function_that_returns_a_number_or_another_shape_is_not_repeated():
@@ -276,4 +276,21 @@ def test_an_input_is_let_go_before_a_result_is_made_that_needs_it_no_more():
         held = weakref.ref(passed[0])
         results = program(passed)
         assert thalweg.equal(results[0].tensor, one @ one) and thalweg.equal(results[1].tensor, other @ other)
-    assert alive == [True, False] * 4 and program._repeats()[0][0] == 2, (alive, program._repeats())
+    assert alive == [True, False] * 4 and len(program._repeats()[0][0]) == 2, (alive, program._repeats())
+
+
+def test_attention_is_written_where_the_front_end_reads_it():
+    made = Description()
+    slots = [made.slot() for _ in range(5)]
+    made.inputs = slots[:3]
+    tokens = ([1, 2, 8, 16], thalweg.bfloat16, True)
+    results = [(slots[3], [256, 16, 32, 1], tokens), (slots[4], [16, 8, 1], ([1, 2, 8], thalweg.float32, True))]
+    made.call("thalweg::fused_attention", [*map(Place, slots[:3]), None, None, True, 0.25, 3, 0.0], results, "attention")
+    made.outputs = [Place(slots[3]), Place(slots[4])]
+    program = _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[], exchange=exchange())
+    for call in range(4):
+        inputs = [thalweg.randn(1, 2, 8, 16).bfloat16() for _ in range(3)]
+        found = program([Borrowed(one) for one in inputs])[0].tensor
+        expected = thalweg.nn.functional.scaled_dot_product_attention(*(one.float() for one in inputs), is_causal=True, scale=0.25)
+        assert found.stride() == (256, 16, 32, 1) and thalweg.allclose(found.float(), expected, rtol=2e-2, atol=2e-2)
+    assert len(program._repeats()[0][0]) == 1, program._repeats()

@@ -149,6 +149,11 @@ impl CommandList {
         self.commands.len()
     }
 
+    /// Returns the label of each command.
+    pub fn labels(&self) -> impl Iterator<Item = Label> {
+        self.commands.iter().map(|command| command.label)
+    }
+
     /// Returns whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
