@@ -21,7 +21,7 @@ use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
 use crate::deferred::{Before, queue_deferred_before};
 use crate::{Buffer, Error, Result, Stream};
 
-pub use crate::recorder::{note_given, note_made, refuse};
+pub use crate::recorder::{excluded, note_given, note_made, recorded, refuse};
 
 /// The greatest alignment in bytes that kernels use, as a power of two.
 const MOST_ALIGNED: u32 = 8;
@@ -148,6 +148,11 @@ impl CommandList {
     /// Returns the number of commands.
     pub fn len(&self) -> usize {
         self.commands.len()
+    }
+
+    /// Returns the label of each command.
+    pub fn labels(&self) -> impl Iterator<Item = Label> {
+        self.commands.iter().map(|command| command.label)
     }
 
     /// Returns whether there are no commands.

@@ -262,6 +262,11 @@ impl Tensor {
         }
     }
 
+    /// Returns offered memory for the result of a kernel that is laid out like this, if there is any.
+    pub(crate) fn offered(layout: &Layout, dtype: DType, stream: &Stream) -> Option<Self> {
+        for_kernel(layout, stream.device(), dtype)
+    }
+
     /// Returns the elements in writable memory: the tensor's own if its operator may overwrite it, else a copy.
     pub(crate) fn owned(&self, location: CallLocation) -> Result<Self> {
         consumed(self).map_or_else(|| self.copied(location), Ok)
