@@ -17,8 +17,8 @@ use std::ops::Range;
 use thalweg_driver::{Access, DevicePointer, GpuCall, Label, Launch, LibraryLaunch};
 use thalweg_kernels::convolution;
 
-use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
 use crate::deferred::{Before, queue_deferred_before};
+use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
 use crate::{Buffer, Error, Result, Stream};
 
 pub use crate::recorder::{excluded, note_given, note_made, recorded, refuse};

@@ -349,10 +349,11 @@ pub(super) fn forget_saved(window: &Window, is_end: bool) {
 impl Candidate {
     /// Returns the result with the addresses of its memory and of what its loops read; `None` if one of them is gone.
     fn placed(mut self) -> Option<Self> {
-        let kept = (self.recipe.steps.iter().flat_map(|step| &step.inputs)).filter_map(|source| match source {
-            Source::Kept(storage, ..) => Some(storage),
-            Source::Made(..) => None,
-        });
+        let kept =
+            (self.recipe.steps.iter().flat_map(|step| &step.inputs)).filter_map(|source| match source {
+                Source::Kept(storage, ..) => Some(storage),
+                Source::Made(..) => None,
+            });
         let mut memory = SmallVec::new();
         for storage in kept.chain([&self.storage]) {
             let storage = storage.upgrade()?;

@@ -123,7 +123,8 @@ impl Program<'_> {
         let length = index.shape()[0];
         let part = x.narrow(dim, 0, length).ok()?;
         let places = Tensor::arange(length, 0, 1, DType::I64, self.device).ok()?;
-        let shape: Vec<usize> = (0..x.rank()).map(|axis| if axis == dim as usize { length } else { 1 }).collect();
+        let shape: Vec<usize> =
+            (0..x.rank()).map(|axis| if axis == dim as usize { length } else { 1 }).collect();
         let along = places.reshape(&shape).ok()?.expand(part.shape()).ok()?;
         let (first, part, dim) = (Value::Tensor(first), Value::Tensor(part), Value::Int(dim));
         let [places, along, index] = [places, along, index.clone()].map(Value::Tensor);
