@@ -217,6 +217,7 @@ NAMES = {
         ("dict", "_dict"), ("list", "_sequence"), ("tuple", "_sequence"), ("namedtuple", "_sequence"))},
     "fx.graph": {"Argument": _at("fx.node", "Argument")},
     "serialization": {"_is_zipfile": _is_zipfile},
+    "random": {"default_generator": _called(lambda: _core._default_generator())},
 }
 
 
