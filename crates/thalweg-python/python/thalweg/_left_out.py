@@ -188,7 +188,7 @@ def below(module, name):
     probes = _probed(module.partition(".")[2])
     if name in probes:
         return probes[name]
-    if own in MODULES:
+    if own in MODULES or own in _GIVEN or _probed(own):
         return importlib.import_module(f"{module}.{name}")
     # The missing names of a module that exists in part are PyTorch internals.
     return placeholder(f"{module}.{name}", reason_of(own) or _INSIDE)

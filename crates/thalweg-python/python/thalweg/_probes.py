@@ -122,7 +122,8 @@ NAMES = {
             "disable_autocast_cache"), contextlib.nullcontext)},
     "_guards": {"detect_fake_mode": _none, "active_fake_mode": _none, "TracingContext": _NoContext, "CompileContext": _NoContext},
     "_subclasses.fake_tensor": {"is_fake": _false, "unset_fake_temporarily": contextlib.nullcontext},
-    "_dynamo.external_utils": {"is_compiling": _false}, "_dynamo": {"is_dynamo_supported": _true}, "onnx.utils": {"is_in_onnx_export": _false},
+    "_dynamo.external_utils": {"is_compiling": _false}, "_dynamo": {"is_dynamo_supported": _true},
+    "_dynamo.utils": {"disable_cache_limit": contextlib.nullcontext, "is_compile_supported": _true}, "onnx.utils": {"is_in_onnx_export": _false},
     "_utils": {"is_compiling": _false},
     "_C._functorch": {
         "peek_interpreter_stack": _none, "is_functorch_wrapped_tensor": _is_mapped, "is_gradtrackingtensor": _false, "is_functionaltensor": _false,
