@@ -11,11 +11,11 @@ use smallvec::SmallVec;
 use thalweg_graph::Operand;
 use thalweg_ir::Node as Expression;
 use thalweg_ops::lower::LaunchNumbers;
-use thalweg_runtime::{Buffer, Environment, Label, Stream};
+use thalweg_runtime::{Access, Before, Buffer, Environment, Label, Stream};
 
 use super::launches::SharedLaunch;
 use super::taken::Taken;
-use super::window::{Deferral, Known, Window};
+use super::window::{Deferral, Known, Place, Window};
 use super::{count, is_backward, is_on, promised};
 use crate::storage::Storage;
 
@@ -314,7 +314,41 @@ pub(super) fn forget_saved(window: &Window, is_end: bool) {
     }
 }
 
+/// Returns whether results of this thread may be forgotten.
+pub(super) fn has_candidates() -> bool {
+    CANDIDATES.with_borrow(|candidates| !candidates.is_empty())
+}
+
+/// Keeps the results for good whose memory loops are about to write, or from whose memory others are computed: operators write a result
+/// in several steps, which are not counted as writes in place.
+pub(super) fn note_loop(written: &[Place]) {
+    let meets =
+        |storage: &Weak<Storage>| written.iter().any(|(one, _)| Weak::as_ptr(storage) == Arc::as_ptr(one));
+    CANDIDATES.with_borrow_mut(|candidates| candidates.retain(|candidate| !candidate.uses(meets)));
+}
+
+/// Keeps the results for good that a command is about to write, or what they are computed from. Without a list of what the command
+/// touches, these are all.
+pub(super) fn note_command(before: Before<'_>) {
+    let Before::Command { accesses, .. } = before else {
+        return CANDIDATES.with_borrow_mut(Vec::clear);
+    };
+    let writes: SmallVec<[&Access; 4]> = accesses.iter().filter(|access| access.mode.writes()).collect();
+    let meets = |storage: &Weak<Storage>| {
+        let range = storage.upgrade().map_or(0..0, |storage| storage.range());
+        writes.iter().any(|access| access.start < range.end && range.start < access.start + access.bytes)
+    };
+    CANDIDATES.with_borrow_mut(|candidates| candidates.retain(|candidate| !candidate.uses(meets)));
+}
+
 impl Candidate {
+    /// Returns whether a condition holds for the result's memory, or for memory from which it is computed.
+    fn uses(&self, meets: impl Fn(&Weak<Storage>) -> bool) -> bool {
+        let mut sources = self.recipe.steps.iter().flat_map(|step| &step.inputs);
+        meets(&self.storage)
+            || sources.any(|source| matches!(source, Source::Kept(storage, ..) if meets(storage)))
+    }
+
     /// Forgets the result, unless its stream is captured.
     fn forget(&self, storage: &Arc<Storage>, window: &Window) -> Option<()> {
         let stream = &self.stream;
