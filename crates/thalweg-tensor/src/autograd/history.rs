@@ -9,6 +9,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::apart::edge_apart;
 use super::leaf::Accumulate;
+use super::meta::AutogradMeta;
 use super::region::region_edge;
 use super::{Edge, Node, is_inference_mode_enabled};
 use crate::caller::in_call;
@@ -27,7 +28,7 @@ impl Tensor {
     /// Returns a view as an independent tensor, with its history.
     pub(crate) fn without_base(&self) -> Self {
         match self.edge() {
-            Some(edge) => self.with_autograd(super::meta::AutogradMeta::leaf(false).with_edge(edge)),
+            Some(edge) => self.with_autograd(AutogradMeta::leaf(false).with_edge(edge)),
             None => self.clone(),
         }
     }

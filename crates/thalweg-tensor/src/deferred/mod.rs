@@ -212,7 +212,6 @@ pub(crate) fn put_off(deferral: Deferral) -> Result<bool> {
         storage.check_promise()?;
     }
     let window = window();
-    again::note_loop(&deferral.written);
     again::forget_saved(&window, false);
     if window.is_of_another_stream(&deferral.stream) {
         queue_deferred(deferral.label)?;
@@ -220,6 +219,7 @@ pub(crate) fn put_off(deferral: Deferral) -> Result<bool> {
         queue_taken(&window, window.take_but_again(), End::Call(deferral.label))?;
     }
     count(|counters| counters.loops += 1);
+    deferral.written.iter().for_each(|(storage, _)| storage.count_write());
     window.add(deferral);
     set_deferred(Some(queue));
     Ok(true)
@@ -230,7 +230,7 @@ fn queue(label: Label, before: Before<'_>) -> Result<()> {
     let (window, ends) = (window(), ENDS.take());
     let taken = match before {
         Before::Anything if ends => window.take_but_again(),
-        Before::Anything => window.take(),
+        Before::Anything | Before::Unlisted => window.take(),
         Before::Command { stream, accesses } => {
             let (taken, passed) = window.take_before_command(|own| own.key() == stream, accesses);
             count(|counters| counters.passed += passed);
@@ -239,7 +239,11 @@ fn queue(label: Label, before: Before<'_>) -> Result<()> {
     };
     let end = if ends { End::Region(label) } else { End::Call(label) };
     let queued = queue_taken(&window, taken, end);
-    again::note_command(before);
+    match before {
+        Before::Anything => {}
+        Before::Unlisted => again::keep_all(),
+        Before::Command { accesses, .. } => again::keep_written(accesses),
+    }
     await_commands(&window);
     queued
 }
