@@ -293,10 +293,11 @@ def test_memory_that_is_assigned_keeps_the_tensors_place_in_the_graph():
     x, w = th.tensor([1.0, 2.0]), th.tensor([3.0, 4.0])
     x.requires_grad_(), w.requires_grad_()
     w.register_hook(lambda gradient: seen.append(gradient.tolist()))
+    w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf is w))
     y = x * w
     w.data = th.tensor([5.0, 6.0])
     y.sum().backward()
-    assert w.grad.tolist() == [1.0, 2.0] and seen == [[1.0, 2.0]]
+    assert w.grad.tolist() == [1.0, 2.0] and seen == [[1.0, 2.0], True]
     (w * w).sum().backward()
     assert w.grad.tolist() == [11.0, 14.0]
 
@@ -317,6 +318,21 @@ def test_memory_that_is_assigned_keeps_the_tensors_place_in_the_graph():
     assert w.grad.tolist() == [2.0, 2.0] and w.tolist() == [0.0] * 3
     x.detach_()
     assert x.grad is not None and not x.requires_grad
+
+
+def test_a_view_made_without_gradients_is_written_without_them():
+    x = th.ones(4, requires_grad=True)
+    with th.no_grad():
+        view = x[:2]
+        view.mul_(3)
+    with raises(RuntimeError, "A view was created in no_grad mode and is being modified inplace with grad mode enabled"):
+        view.mul_(2)
+    with raises(RuntimeError, "A view was created in no_grad mode"):
+        view[0] = 1
+    assert x.tolist() == [3, 3, 1, 1]
+    with th.no_grad():
+        plain = th.ones(4)[:2]
+    assert plain.mul_(2).tolist() == [2, 2]
 
 
 def test_a_product_keeps_a_factor_only_for_the_gradient_of_the_other():

@@ -82,6 +82,16 @@ def test_pools_of_random_windows_say_what_does_not_fit():
     assert F.fractional_max_pool2d(x.requires_grad_(), 2, (0, 1)).shape == (1, 2, 0, 1)
 
 
+def test_a_window_may_exceed_the_image_if_sizes_are_rounded_up():
+    x = th.arange(6.0).reshape(1, 1, 6)
+    assert F.max_pool1d(x, 8, 8, ceil_mode=True).tolist() == [[[5.0]]]
+    assert F.avg_pool2d(x[None], (1, 8), (1, 8), ceil_mode=True).tolist() == [[[[2.5]]]]
+    with raises(RuntimeError):
+        F.max_pool1d(x, 8, 8)
+    with raises(RuntimeError):
+        F.max_pool1d(x, 8, 2, ceil_mode=True)
+
+
 def test_a_point_that_is_no_number_is_at_the_border():
     x, nan, inf = th.arange(4.0).reshape(1, 1, 1, 4), float("nan"), float("inf")
     grid = th.tensor([[[nan, 0.0], [inf, 0.0], [-inf, 0.0]]])[None].reshape(1, 1, 3, 2)
