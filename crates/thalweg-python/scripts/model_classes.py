@@ -1,6 +1,6 @@
 """Model classes of transformers, timm and torchvision with random weights, for `inside_pytorch.py`.
 
-Each entry makes a model of a size and its inputs. `TINY` is for the simulated GPU, `CARD` for a GPU.
+Each entry makes a model of a size and its inputs. `TINY` is for the simulated GPU, `GPU` for a GPU.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Size:
 
 
 TINY = Size(hidden=32, layers=2, heads=4, words=96, tokens=16, batch=2, images=2, image=32, patch=8, samples=1600)
-CARD = Size(hidden=768, layers=6, heads=12, words=32000, tokens=512, batch=8, images=32, image=224, patch=16, samples=32000)
+GPU = Size(hidden=768, layers=6, heads=12, words=32000, tokens=512, batch=8, images=32, image=224, patch=16, samples=32000)
 
 
 # ---- transformers -------------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,9 @@ def _without_drops(config):
     parts = [config, *(part for part in vars(config).values() if hasattr(part, "to_dict"))]
     for part in parts:
         for name, value in list(vars(part).items()):
-            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+            if isinstance(value, list) and "drop" in name:
+                setattr(part, name, [0.0] * len(value))
+            elif isinstance(value, float) and ("drop" in name or "jitter" in name):
                 setattr(part, name, 1e-30 if "drop" in name and "layerdrop" not in name and "drop_path" not in name else 0.0)
 
 
