@@ -219,17 +219,7 @@ impl PyTensor {
 
     #[setter]
     fn set_data(slf: &Bound<'_, Self>, data: &Bound<'_, Self>) -> PyResult<()> {
-        let tensor = data.tensor().detach();
-        let requires_grad = slf.tensor().requires_grad();
-        if requires_grad && !tensor.dtype().is_differentiable() {
-            return Err(runtime(format!(
-                "data set to a tensor that requires gradients must be floating point or complex dtype, not {}",
-                tensor.dtype()
-            )));
-        }
-        tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))?;
-        // A gradient that fits stays. One of another shape, dtype or device goes.
-        let _ = slf.tensor().grad().map(|gradient| tensor.set_grad(Some(gradient)));
+        let tensor = slf.tensor().with_data(&data.tensor()).map_err(|error| exception(&error))?;
         slf.replace(tensor);
         Ok(())
     }
@@ -463,7 +453,7 @@ impl PyTensor {
                 "Can't detach views in-place. Use detach() instead. The base of a view has the history of both.",
             ));
         }
-        slf.replace(tensor.detach());
+        slf.replace(tensor.taken_out());
         Ok(slf.clone())
     }
 

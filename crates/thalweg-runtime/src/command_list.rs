@@ -17,8 +17,9 @@ use std::ops::Range;
 use thalweg_driver::{Access, DevicePointer, GpuCall, Label, Launch, LibraryLaunch};
 use thalweg_kernels::convolution;
 
+use crate::deferred::{Before, queue_deferred_before};
 use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
-use crate::{Buffer, Error, Result, Stream, queue_deferred};
+use crate::{Buffer, Error, Result, Stream};
 
 pub use crate::recorder::{excluded, note_given, note_made, recorded, refuse};
 
@@ -192,7 +193,7 @@ impl CommandList {
     /// # Errors
     /// Those of deferred work and of an allocation.
     pub fn begin(&self, stream: &Stream, given: &[DevicePointer], label: Label) -> Result<Queueing<'_>> {
-        queue_deferred(label)?;
+        queue_deferred_before(label, Before::Unlisted)?;
         let block = Buffer::labelled(stream, self.block_bytes, label)?;
         let base = |&(number, offset): &(Option<u32>, u64)| match number {
             Some(number) => given[number as usize].address(),

@@ -9,8 +9,10 @@
 //! equal bits, except for the payload of a NaN.
 //!
 //! Exponentials of rows whose elements and results are all floats of 16 bits are CUDA's `__expf`
-//! ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)). Their error is 2 + |1.173 x| units of f32: 105 at the
-//! least x whose exponential is a normal number, where a result of 16 bits is rounded at 2¹² units or more.
+//! ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)), and so are those of which only results of 16 bits follow
+//! ([`Body::rounded_coarsely`](crate::Body::rounded_coarsely)). Their error is 2 + |1.173 x| units of f32: 105 at the least x whose
+//! exponential is a normal number, where a result of 16 bits is rounded at 2¹² units or more. Likewise, quotients by one plus an
+//! exponential, from which only results of 16 bits follow, are products by an approximate reciprocal, two units off at most.
 
 use crate::{Binary, DType};
 

@@ -9,6 +9,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::apart::edge_apart;
 use super::leaf::Accumulate;
+use super::meta::AutogradMeta;
 use super::region::region_edge;
 use super::{Edge, Node, is_inference_mode_enabled};
 use crate::caller::in_call;
@@ -27,7 +28,7 @@ impl Tensor {
     /// Returns a view as an independent tensor, with its history.
     pub(crate) fn without_base(&self) -> Self {
         match self.edge() {
-            Some(edge) => self.with_autograd(super::meta::AutogradMeta::leaf(false).with_edge(edge)),
+            Some(edge) => self.with_autograd(AutogradMeta::leaf(false).with_edge(edge)),
             None => self.clone(),
         }
     }
@@ -82,6 +83,32 @@ impl Tensor {
             }
             Ok(())
         })
+    }
+
+    /// Returns this tensor over the memory of another one, with the dtype and layout of that (`x.data = y` of PyTorch). It has this
+    /// tensor's place in the graph: history, gradient and hooks. The gradient remains even if it does not fit the new memory.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if this tensor requires a gradient, and tensors of the new dtype have none.
+    pub fn with_data(&self, data: &Self) -> Result<Self> {
+        let edge = self.edge();
+        if self.requires_grad() && !data.dtype().is_differentiable() {
+            return Err(Error::invalid(format!(
+                "data set to a tensor that requires gradients must be floating point or complex dtype, not {}",
+                data.dtype()
+            )));
+        }
+        let fits =
+            self.shape() == data.shape() && self.dtype() == data.dtype() && self.device() == data.device();
+        Ok(data.detach().with_autograd(self.0.autograd.moved(edge, fits)))
+    }
+
+    /// Returns this tensor outside the graph, with its gradient and hooks (`torch.Tensor.detach_`).
+    #[must_use]
+    pub fn taken_out(&self) -> Self {
+        let autograd = self.0.autograd.moved(None, false);
+        autograd.requires_grad.store(false, Ordering::Release);
+        self.with_autograd(autograd)
     }
 
     /// Returns the edge that this tensor's gradient flows to: its node, or the accumulator of a leaf. `None` if it requires none.

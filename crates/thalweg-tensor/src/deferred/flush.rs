@@ -113,11 +113,14 @@ impl Window {
         let again = not_stored(again, &mut taken, &alive, stream.device(), before);
         again.iter().for_each(|(result, _)| alive[*result as usize] = None);
         count(|counters| counters.recomputed += again.len() as u64);
-        again::note_stored(&taken, &alive, &stream);
+        let stored = again::stored(&taken, &alive, &stream);
         let queued = queue(&mut taken, &alive, &stream, before);
+        again::note_stored(stored);
         if let Err(error) = &queued {
-            let addresses = alive.iter().flatten().map(|storage| Arc::as_ptr(storage).addr());
-            self.failed(error, addresses);
+            let written = again.iter().flat_map(|(_, deferrals)| deferrals).flat_map(|loops| &loops.written);
+            let lost = alive.iter().flatten().chain(written.map(|(storage, _)| storage));
+            lost.for_each(|storage| storage.fail(error));
+            return queued;
         }
         self.add_again(again.into_iter().flat_map(|(_, deferrals)| deferrals));
         queued
