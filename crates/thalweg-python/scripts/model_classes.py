@@ -192,7 +192,7 @@ def _transformers(name, size):
 # ---- timm and torchvision -----------------------------------------------------------------------------------------------------------
 
 TIMM = """test_resnet test_vit test_efficientnet test_byobnet test_convnext test_mambaout test_nfnet test_vit2 resnet18 resnet26d resnext26ts seresnet18 regnetx_002 regnety_002
-mobilenetv2_035 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 tf_efficientnet_b0 ghostnet_050 mnasnet_small repvgg_a0 vgg11_bn densenet121 dla34 hrnet_w18_small
+mobilenetv2_035 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 tf_efficientnet_b0 ghostnet_050 mnasnet_small repvgg_a0 densenet121 dla34 hrnet_w18_small
 inception_v3 inception_next_tiny nfnet_l0 convnext_atto convnextv2_atto convmixer_768_32 mixer_s32_224 resmlp_12_224 gmlp_ti16_224 vit_tiny_patch16_224 deit_tiny_patch16_224
 beit_base_patch16_224 swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 xcit_nano_12_p16_224 cait_xxs24_224 coat_tiny crossvit_tiny_240 pit_ti_224 levit_128s twins_svt_small visformer_tiny
 poolformer_s12 mobilevit_xxs mobilevitv2_050 edgenext_xx_small efficientformer_l1 fastvit_t8 maxvit_rmlp_pico_rw_256 coatnet_pico_rw_224 volo_d1_224 mobileone_s0 pvt_v2_b0
@@ -201,10 +201,10 @@ botnet26t_256 convit_tiny dpn48b eca_halonext26ts ese_vovnet19b_dw fbnetc_100 ge
 
 # Arguments of those that are large, or whose images have one size; for the simulated GPU.
 TIMM_TINY = {
-    "densenet121": {"block_config": (2, 2, 2, 2)}, "convmixer_768_32": {"dim": 32, "depth": 2}, "beit_base_patch16_224": {"embed_dim": 48, "depth": 2, "num_heads": 4},
-    "vit_tiny_patch16_224": {"depth": 2}, "deit_tiny_patch16_224": {"depth": 2}, "mixer_s32_224": {"num_blocks": 2, "embed_dim": 64}, "resmlp_12_224": {"num_blocks": 2, "embed_dim": 64}, "gmlp_ti16_224": {"num_blocks": 2},
-    "swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "window_size": 2, "num_heads": (1, 2, 2, 4)}, "swinv2_cr_tiny_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 2, 4)}, "xcit_nano_12_p16_224": {"depth": 2}, "cait_xxs24_224": {"depth": 2, "embed_dim": 48}, "vgg11_bn": {"feature_window_size": 2},
-    "inception_v3": {"aux_logits": False}, "eva02_tiny_patch14_224": {"depth": 2}, "volo_d1_224": {"layers": (1, 1, 1, 1)}, "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 2, 4, 4)},
+    "densenet121": {"block_config": (2, 2, 2, 2)}, "beit_base_patch16_224": {"embed_dim": 48, "depth": 2, "num_heads": 4},
+    "vit_tiny_patch16_224": {"depth": 2}, "deit_tiny_patch16_224": {"depth": 2}, 
+    "swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "window_size": 2, "num_heads": (1, 2, 2, 4)}, "swinv2_cr_tiny_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 2, 4)}, "xcit_nano_12_p16_224": {"depth": 2}, "cait_xxs24_224": {"depth": 2, "embed_dim": 48}, 
+    "inception_v3": {"aux_logits": False}, "eva02_tiny_patch14_224": {"depth": 2}, "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 2, 4, 4)},
 }  # fmt: skip
 
 TORCHVISION = "alexnet squeezenet1_1 shufflenet_v2_x0_5 mnasnet0_5 googlenet mobilenet_v3_small resnet18 wide_resnet50_2 vgg11 densenet121".split()
