@@ -202,8 +202,8 @@ botnet26t_256 convit_tiny dpn48b eca_halonext26ts ese_vovnet19b_dw fbnetc_100 ge
 # Arguments of those that are large, or whose images have one size; for the simulated GPU.
 TIMM_TINY = {
     "densenet121": {"block_config": (2, 2, 2, 2)}, "beit_base_patch16_224": {"embed_dim": 48, "depth": 2, "num_heads": 4},
-    "vit_tiny_patch16_224": {"depth": 2}, "deit_tiny_patch16_224": {"depth": 2}, 
-    "swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "window_size": 2, "num_heads": (1, 2, 2, 4)}, "swinv2_cr_tiny_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 2, 4)}, "xcit_nano_12_p16_224": {"depth": 2}, "cait_xxs24_224": {"depth": 2, "embed_dim": 48}, 
+    "vit_tiny_patch16_224": {"depth": 2}, "deit_tiny_patch16_224": {"depth": 2},
+    "swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "window_size": 2, "num_heads": (1, 2, 2, 4)}, "swinv2_cr_tiny_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 2, 4)}, "xcit_nano_12_p16_224": {"depth": 2}, "cait_xxs24_224": {"depth": 2, "embed_dim": 48},
     "inception_v3": {"aux_logits": False}, "eva02_tiny_patch14_224": {"depth": 2}, "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 2, 4, 4)},
 }  # fmt: skip
 
