@@ -122,10 +122,9 @@ impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
 
     fn check(&self) -> Result<(), Fault> {
         let dtype = self.kernel.dtype;
-        match dtype.is_floating_point() && !dtype.is_float8() {
-            true => Ok(()),
-            false => Err(Fault::new(format!("embedding_backward: gradients are floats, not {dtype}"))),
-        }
+        Fault::unless(dtype.is_floating_point() && !dtype.is_float8(), || {
+            format!("embedding_backward: gradients are floats, not {dtype}")
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -158,12 +158,11 @@ impl NativeKernel for Placed<GridSample, [DevicePointer; 5]> {
     fn check(&self) -> Result<(), Fault> {
         let GridSample { extents, points, dtype, .. } = self.kernel;
         let is_small = |numbers: [u64; 2]| numbers[0].saturating_mul(numbers[1]) < 1 << 31;
-        match FLOATS.contains(&dtype) && is_small(extents) && is_small(points) {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+        Fault::unless(FLOATS.contains(&dtype) && is_small(extents) && is_small(points), || {
+            format!(
                 "grid_sample: {dtype} images {extents:?} at {points:?} points are not supported: convert to a float, or divide the grid"
-            ))),
-        }
+            )
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
