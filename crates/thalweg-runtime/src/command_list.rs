@@ -18,6 +18,7 @@ use thalweg_driver::{Access, DevicePointer, GpuCall, Label, Launch, LibraryLaunc
 use thalweg_kernels::convolution;
 
 use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
+use crate::refuse;
 use crate::{Buffer, Error, Result, Stream, queue_deferred};
 
 pub use crate::recorder::{note_given, note_made, refuse};
@@ -215,10 +216,7 @@ impl Queueing<'_> {
     pub fn make(&mut self, number: usize, pointer: DevicePointer) -> Result<()> {
         let numbered = self.list.given[number];
         if alignment_of(pointer.address()) < numbered.zeros {
-            return Err(Error::invalid(format!(
-                "the address {:#x} is aligned too little",
-                pointer.address()
-            )));
+            refuse!("the address {:#x} is aligned too little", pointer.address());
         }
         self.bases[numbered.memory as usize] = pointer.address();
         Ok(())
