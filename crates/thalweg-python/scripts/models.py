@@ -28,10 +28,12 @@ def load(library):
     torch = importlib.import_module(library)
     nn = importlib.import_module(library + ".nn")
     F = importlib.import_module(library + ".nn.functional")
-    define()
+    for definition in DEFINITIONS:
+        definition()
 
 
 MODELS = {}
+DEFINITIONS = []
 
 
 def model(**options):
@@ -42,8 +44,15 @@ def model(**options):
     return register
 
 
+def definition(function):
+    """Registers a function that defines classes, which is called once the library is known."""
+    DEFINITIONS.append(function)
+    return function
+
+
+@definition
 def define():
-    """Defines the classes, once the library is known."""
+    """Defines the classes of the models below."""
 
     class Norm(nn.Module):
         def __init__(self, features):

@@ -4,7 +4,7 @@
 //! copied to it, with their strides, and back; tensors over its own memory are used in place, too.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use thalweg::dispatch::{Argument, as_ints, find_operator};
 use thalweg::driver::ExternalMemory;
 use thalweg::ir::Layout;
@@ -24,6 +24,8 @@ pub struct Exchange {
     empty_strided: Py<PyAny>,
     /// Makes a tensor over the memory of another one: of a shape, strides and an offset.
     alias: Py<PyAny>,
+    /// Returns the addresses of a list of tensors.
+    addresses: Py<PyAny>,
     /// Whether tensors of the front end are in the memory of the program's device, and are not copied.
     pub is_in_place: bool,
 }
@@ -59,7 +61,15 @@ impl Exchange {
             .collect::<PyResult<_>>()?;
         let function = |name| Ok::<_, PyErr>(functions.as_any().get_item(name)?.unbind());
         let is_in_place = functions.as_any().get_item("is_in_place")?.extract()?;
-        Ok(Self { dtypes, empty_strided: function("empty_strided")?, alias: function("alias")?, is_in_place })
+        let [empty_strided, alias, addresses] =
+            [function("empty_strided")?, function("alias")?, function("addresses")?];
+        Ok(Self { dtypes, empty_strided, alias, addresses, is_in_place })
+    }
+
+    /// Returns the addresses of tensors of the front end.
+    pub fn addresses(&self, tensors: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
+        let made = self.addresses.bind(tensors.py()).call1((tensors,))?;
+        made.cast::<PyList>()?.iter().map(|address| address.extract()).collect()
     }
 
     /// Returns a tensor of the front end as ours.

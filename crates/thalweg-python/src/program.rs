@@ -12,13 +12,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyComplex, PyDict, PyFloat, PyInt, PyList, PyTuple};
 use rustc_hash::FxHashMap;
 use thalweg::dispatch::Value;
+use thalweg::runtime::command_list;
 use thalweg::{DType, Device, Tensor, c128};
 
 use crate::compiling;
 use crate::convert::number_object;
+use crate::cuda::PyStream;
 use crate::exchange::Exchange;
 use crate::failure::{attempt, exception, runtime, type_error, value_error};
 use crate::handle::{Held, PyTensor};
+use crate::journal;
 use crate::repeats::{Parts, Repeats};
 use crate::steps::{Action, OurValues, Part, Place, Step, parts_of, place_of};
 
@@ -76,10 +79,10 @@ impl Program {
     ///
     /// A step is a tuple of its kind, its parts, the slots that no later step reads, and its node. `outputs` has references to
     /// slots and other objects. `kept` has the slots whose objects of the front end are needed after their first use, and `varying` the
-    /// inputs whose sizes may differ between calls.
+    /// inputs that are numbers, or whose sizes may differ between calls. `may_repeat` is whether what a call does depends on numbers, sizes and settings alone.
     /// `exchange` converts tensors of the front end; without it, inputs and outputs are tensors of this package.
     #[new]
-    #[pyo3(signature = (steps, slots, inputs, outputs, device, constants, kept, exchange=None, varying=Vec::new()))]
+    #[pyo3(signature = (steps, slots, inputs, outputs, device, constants, kept, exchange=None, varying=Vec::new(), may_repeat=true))]
     #[expect(
         clippy::too_many_arguments,
         reason = "a description has these parts, which are read here and only here"
@@ -95,6 +98,7 @@ impl Program {
         kept: Vec<usize>,
         exchange: Option<&Bound<'_, PyDict>>,
         varying: Vec<usize>,
+        may_repeat: bool,
     ) -> PyResult<Self> {
         let steps = steps.iter().map(Step::read).collect::<PyResult<Vec<_>>>()?;
         let device = crate::device::or_current(py, Some(device))?;
@@ -107,12 +111,10 @@ impl Program {
             *is_kept.get_mut(slot).ok_or_else(|| value_error("there is no such slot"))? = true;
         }
         let exchange = exchange.map(Exchange::read).transpose()?;
-        let is_ours = |step: &Step| matches!(step.action, Action::Call(_) | Action::Integer(..));
-        let can_repeat =
-            exchange.as_ref().is_some_and(|exchange| exchange.is_in_place) && steps.iter().all(is_ours);
-        let varies = || inputs.iter().map(|slot| varying.contains(slot)).collect();
+        let can_repeat = may_repeat && exchange.as_ref().is_some_and(|exchange| exchange.is_in_place);
+        let varying = || (0..inputs.len()).filter(|&place| varying.contains(&inputs[place])).collect();
         let program = Self {
-            repeats: can_repeat.then(|| Repeats::new(varies())),
+            repeats: can_repeat.then(|| Repeats::new(varying())),
             parts: parts_of(&steps),
             slots,
             inputs,
@@ -127,12 +129,15 @@ impl Program {
         Ok(program)
     }
 
-    /// Runs the program. The list of inputs is emptied, so that each dies after its last use.
+    /// Runs the program, on a stream or on the current one. The list of inputs is emptied, so that each dies after its last use.
+    #[pyo3(signature = (inputs, stream=None))]
     fn __call__<'py>(
         &self,
         py: Python<'py>,
         inputs: &Bound<'py, PyList>,
+        stream: Option<&Bound<'py, PyStream>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let _current = stream.map(|stream| stream.get().0.make_current());
         match (&self.repeats, &self.exchange) {
             (Some(repeats), Some(exchange)) if inputs.len() == self.inputs.len() => {
                 let parts = Parts { exchange, constants: &self.constants, device: &self.device };
@@ -142,8 +147,8 @@ impl Program {
         }
     }
 
-    /// Returns the number of commands of each recorded call, or the reason why there are none.
-    fn _repeats(&self) -> Vec<(usize, String)> {
+    /// Returns the operators of the commands of each recorded call, or the reason why there are none.
+    fn _repeats(&self) -> Vec<(Vec<&'static str>, String)> {
         self.repeats.as_ref().map(Repeats::describe).unwrap_or_default()
     }
 }
@@ -321,9 +326,15 @@ impl Program {
             .map(|&slot| self.make_theirs(py, slot, values, self.exchange.as_ref()))
             .collect::<PyResult<Vec<_>>>()?;
         compiling::begin_excluded(py)?;
-        let answer = function.bind(py).call1(PyTuple::new(py, objects)?);
+        let objects = PyTuple::new(py, objects)?;
+        let answer = command_list::excluded(|| function.bind(py).call1(&objects));
         compiling::end(py)?;
         let answer = answer?;
+        let answers = match is_one {
+            true => vec![answer],
+            false => answer.try_iter()?.collect::<PyResult<_>>()?,
+        };
+        journal::outside(function, &objects, &answers, *is_one);
         if self.exchange.as_ref().is_some_and(|exchange| !exchange.is_in_place) {
             // Ours are copies of what the function has written.
             changes
@@ -331,16 +342,9 @@ impl Program {
                 .filter(|&&slot| values.theirs[slot].is_some())
                 .for_each(|&slot| values.ours[slot] = None);
         }
-        let mut put = |slot: Option<usize>, object: &Bound<'_, PyAny>| match slot {
-            Some(slot) => self.place(object, slot, values),
-            None => Ok(()),
-        };
-        match is_one {
-            true => put(results.first().copied().flatten(), &answer)?,
-            false => {
-                for (object, &slot) in answer.try_iter()?.zip(results) {
-                    put(slot, &object?)?;
-                }
+        for (object, slot) in answers.iter().zip(results) {
+            if let Some(slot) = *slot {
+                self.place(object, slot, values)?;
             }
         }
         for &slot in &step.last {

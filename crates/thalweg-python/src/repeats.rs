@@ -1,25 +1,28 @@
 //! Repeated calls of a program.
 //!
 //! The first call of a program with some sizes runs its steps; the second one [records](thalweg::runtime::command_list) the commands
-//! that they queue; each later call makes the results and queues the commands, without a step. A program repeats its calls if its
-//! tensors are in memory of the front end, and no step calls a function of the front end or uses another stream. What else a call
-//! depends on is the key of its commands: numbers among the inputs, sizes that vary, and settings.
+//! that they queue; each later call makes the results, queues the commands and calls the functions of the front end between them, without
+//! a step. A program repeats its calls if its tensors are in memory of the front end, no step uses another stream, and no function of the
+//! front end returns a number or sizes that depend on elements. What else a call depends on is the key of its commands: numbers among
+//! the inputs, sizes that vary, and settings.
 
 use std::hash::BuildHasher;
+use std::ops::Range;
 use std::sync::Arc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use thalweg::Device;
+use thalweg::runtime::command_list::Queueing;
 use thalweg::runtime::{CommandList, DevicePointer, Label, backends, command_list};
 use thalweg::tensor::compile;
 use thalweg_lock::Mutex;
 
 use crate::exchange::Exchange;
 use crate::failure::{exception, run, runtime};
-use crate::journal::{self, Journal, Source};
+use crate::journal::{self, Journal, Known, Maker, Outside, Source, form_of};
 
 /// The most keys that a program keeps the commands of.
 const MOST_KEPT: usize = 128;
@@ -30,26 +33,16 @@ type Key = Box<[u64]>;
 /// The objects that are results of a call.
 type Results<'py> = Vec<Bound<'py, PyAny>>;
 
-/// A result of a call.
-enum Output {
-    Tensor(Source),
-    View {
-        base: Source,
-        shape: Py<PyTuple>,
-        strides: Py<PyTuple>,
-        offset: usize,
-    },
-    /// An object that does not depend on the inputs, for calls with the same key.
-    Object(Py<PyAny>),
-}
-
-/// Work between commands.
-#[derive(Clone, Copy)]
+/// A part of a repeated call.
 enum Event {
-    /// An input is let go: no later command uses it.
-    Drop(usize),
-    /// A tensor is made: the next command is the first that uses it, by this number of its memory.
+    /// Commands are queued.
+    Queue(Range<usize>),
+    /// A tensor is made; the commands have this number for its memory.
     Make(usize, Option<usize>),
+    /// A function of the front end is called.
+    Call(usize),
+    /// A tensor is let go: nothing later uses it.
+    Drop(Source),
 }
 
 /// A recorded call.
@@ -57,11 +50,12 @@ struct Repeat {
     commands: CommandList,
     /// The tensors whose memory the commands use.
     given: Vec<Source>,
-    /// The work between commands, in their order: each before the command with this number.
-    events: Vec<(usize, Event)>,
-    /// The arguments by which each new tensor is made.
-    made: Vec<Py<PyTuple>>,
-    outputs: Vec<Output>,
+    /// The work of a call, in its order.
+    events: Vec<Event>,
+    /// The way in which each new tensor is made, and the number of its memory.
+    made: Vec<(Maker, Option<usize>)>,
+    calls: Vec<Outside>,
+    outputs: Vec<Known>,
     /// The pairs of inputs that are one tensor.
     same: Vec<(usize, usize)>,
 }
@@ -79,8 +73,8 @@ enum State {
 /// The recorded calls of a program.
 pub struct Repeats {
     known: Mutex<Vec<(Key, State)>>,
-    /// Whether the sizes of an input may vary, by the place of the input.
-    varies: Vec<bool>,
+    /// The places of the inputs that are numbers, and of tensors whose sizes may vary.
+    varying: Vec<usize>,
 }
 
 /// The parts of a program that a call reads.
@@ -93,16 +87,18 @@ pub struct Parts<'a> {
 
 impl Repeats {
     /// Makes the state of a program, of which no call was recorded.
-    pub fn new(varies: Vec<bool>) -> Self {
-        Self { known: Mutex::new(Vec::new()), varies }
+    pub fn new(varying: Vec<usize>) -> Self {
+        Self { known: Mutex::new(Vec::new()), varying }
     }
 
-    /// Returns the number of commands of each recorded call, or the reason why there are none.
-    pub fn describe(&self) -> Vec<(usize, String)> {
+    /// Returns the operators of the commands of each recorded call, or the reason why there are none.
+    pub fn describe(&self) -> Vec<(Vec<&'static str>, String)> {
         let describe = |(_, state): &(Key, State)| match state {
             State::Seen => None,
-            State::Recorded(repeat) => Some((repeat.commands.len(), String::new())),
-            State::Refused(reason) => Some((0, reason.to_string())),
+            State::Recorded(repeat) => {
+                Some((repeat.commands.labels().map(|label| label.operator).collect(), String::new()))
+            }
+            State::Refused(reason) => Some((Vec::new(), reason.to_string())),
         };
         self.known.lock().iter().filter_map(describe).collect()
     }
@@ -132,7 +128,7 @@ impl Repeats {
                 let (results, commands) = command_list::record(&stream, call);
                 let journal = journal::end();
                 let results = results?;
-                let made = commands.and_then(|commands| Repeat::new(commands, &journal, same, &results));
+                let made = commands.and_then(|commands| Repeat::new(commands, journal, same, &results));
                 let state = match made {
                     Ok(repeat) => State::Recorded(Arc::new(repeat)),
                     Err(reason) => State::Refused(reason.into()),
@@ -169,7 +165,8 @@ impl Repeats {
     /// Returns everything but addresses that the commands of a call depend on; `None` for inputs that are not compared.
     fn key(&self, inputs: &Bound<'_, PyList>) -> PyResult<Option<Key>> {
         let mut key = settings();
-        for (object, &varies) in inputs.iter().zip(&self.varies) {
+        for &place in &self.varying {
+            let object = inputs.get_item(place)?;
             if let Ok(truth) = object.cast::<PyBool>() {
                 key.extend([1, u64::from(truth.is_true())]);
             } else if object.is_instance_of::<PyInt>() {
@@ -178,7 +175,7 @@ impl Repeats {
                 key.extend([3, number.value().to_bits()]);
             } else if object.is_none() {
                 return Ok(None);
-            } else if varies {
+            } else {
                 let shape: Vec<u64> = object.getattr("shape")?.extract()?;
                 let strides: Vec<u64> = object.call_method0("stride")?.extract()?;
                 key.extend([4, shape.len() as u64]);
@@ -231,32 +228,17 @@ impl Repeat {
     /// Makes a repeated call of a recorded one.
     fn new(
         commands: CommandList,
-        journal: &Journal,
+        journal: Journal,
         same: Vec<(usize, usize)>,
         results: &[Bound<'_, PyAny>],
     ) -> Result<Self, String> {
-        let output = |object: &Bound<'_, PyAny>| {
-            let py = object.py();
-            if let Some(source) = journal.source(object) {
-                return Ok(Output::Tensor(source));
-            }
-            if let Some(view) = journal.views.get(&object.as_ptr().addr()) {
-                let (shape, strides) = (view.shape.clone_ref(py), view.strides.clone_ref(py));
-                return Ok(Output::View { base: view.base, shape, strides, offset: view.offset });
-            }
-            let is_number = object.is_instance_of::<PyInt>() || object.is_instance_of::<PyFloat>();
-            match object.is_none() || is_number {
-                true => Ok(Output::Object(object.clone().unbind())),
-                false => Err("a result is neither a tensor that is known nor a number".to_owned()),
-            }
-        };
-        let outputs = results.iter().map(output).collect::<Result<Vec<_>, _>>()?;
-        let given = journal.given.clone();
-        let events = events(&commands, &given, &outputs);
-        let made = results.first().map_or_else(Vec::new, |first| {
-            journal.made.iter().map(|made| made.arguments.clone_ref(first.py())).collect()
-        });
-        Ok(Self { commands, given, events, made, outputs, same })
+        let outputs = results.iter().map(|object| journal.known(object)).collect::<Result<Vec<_>, _>>()?;
+        let Journal { given, made, calls, .. } = journal;
+        let number = |place| given.iter().position(|source| *source == Source::Made(place));
+        let made: Vec<_> =
+            made.into_iter().enumerate().map(|(place, made)| (made.maker, number(place))).collect();
+        let events = events(&commands, &given, &made, &calls, &outputs);
+        Ok(Self { commands, given, events, made, calls, outputs, same })
     }
 
     /// Queues the commands for these inputs, and returns the results; `None` if their memory does not fit the commands.
@@ -271,104 +253,216 @@ impl Repeat {
                 return Ok(None);
             }
         }
-        let address = |object: &Bound<'py, PyAny>| {
-            object.call_method0(intern!(py, "data_ptr"))?.extract().map(DevicePointer::new)
-        };
-        let given = (self.given.iter())
-            .map(|&source| match source {
-                Source::Input(place) => address(&inputs.get_item(place)?),
-                Source::Constant(place) => address(parts.constants[place].1.bind(py)),
-                Source::Made(_) => Ok(DevicePointer::new(0)),
-            })
-            .collect::<PyResult<Vec<_>>>()?;
+        let mut objects = Objects { inputs, parts, made: vec![None; self.made.len()] };
+        let given = self.addresses(py, &objects)?;
         if !self.commands.fits(&given) {
             return Ok(None);
         }
         let stream = parts.device.current_stream();
         let mut queueing = run(py, || self.commands.begin(&stream, &given, Label::here("program")))?;
-        let mut made: Vec<Option<Bound<'py, PyAny>>> = vec![None; self.made.len()];
-        let mut next = 0;
-        for &(command, event) in &self.events {
-            if next < command {
-                run(py, || queueing.queue(next..command))?;
-                next = command;
-            }
+        for event in &self.events {
             match event {
-                Event::Drop(place) => inputs.set_item(place, py.None())?,
+                Event::Queue(commands) => run(py, || queueing.queue(commands.clone()))?,
+                Event::Drop(Source::Made(place)) => objects.made[*place] = None,
+                Event::Drop(Source::Input(place)) => inputs.set_item(*place, py.None())?,
+                Event::Drop(Source::Constant(_)) => {}
                 Event::Make(place, number) => {
-                    let object = parts.exchange.make(self.made[place].bind(py))?;
-                    if let Some(number) = number {
-                        let made = queueing.make(number, address(&object)?);
-                        made.map_err(|error| exception(&error))?;
-                    }
-                    made[place] = Some(object);
+                    let (Maker::New(arguments), _) = &self.made[*place] else { continue };
+                    let object = parts.exchange.make(arguments.bind(py))?;
+                    place_memory(&mut queueing, *number, &object)?;
+                    objects.made[*place] = Some(object);
                 }
+                Event::Call(call) => self.call_outside(&self.calls[*call], &mut objects, &mut queueing)?,
             }
         }
-        run(py, || queueing.queue(next..self.commands.len()))?;
-        let results = self.results(py, inputs, parts, &made)?;
+        let results = self.outputs.iter().map(|known| objects.of(known)).collect::<PyResult<_>>()?;
         inputs.del_slice(0, inputs.len())?;
         Ok(Some(results))
     }
 
-    /// Returns the results of a call that has made these tensors.
-    fn results<'py>(
-        &self,
-        py: Python<'py>,
-        inputs: &Bound<'py, PyList>,
-        parts: Parts<'_>,
-        made: &[Option<Bound<'py, PyAny>>],
-    ) -> PyResult<Results<'py>> {
-        let object = |source: Source| match source {
-            Source::Input(place) => inputs.get_item(place),
-            Source::Constant(place) => Ok(parts.constants[place].1.bind(py).clone()),
-            Source::Made(place) => {
-                made[place].clone().ok_or_else(|| runtime(format!("result {place} was not made")))
-            }
-        };
-        (self.outputs.iter())
-            .map(|output| match output {
-                Output::Tensor(source) => object(*source),
-                Output::Object(object) => Ok(object.bind(py).clone()),
-                Output::View { base, shape, strides, offset } => {
-                    let base = object(*base)?;
-                    let first: usize = base.call_method0(intern!(py, "storage_offset"))?.extract()?;
-                    parts.exchange.alias_of(&base, shape.bind(py), strides.bind(py), first + offset)
-                }
+    /// Returns the addresses of the tensors whose memory the commands use; those of tensors that are made are 0.
+    fn addresses(&self, py: Python<'_>, objects: &Objects<'_, '_>) -> PyResult<Vec<DevicePointer>> {
+        let tensors = PyList::empty(py);
+        for &source in self.given.iter().filter(|source| !matches!(source, Source::Made(_))) {
+            tensors.append(objects.tensor(source)?)?;
+        }
+        let mut known = objects.parts.exchange.addresses(&tensors)?.into_iter();
+        (self.given.iter())
+            .map(|source| match source {
+                Source::Made(_) => Ok(DevicePointer::new(0)),
+                _ => (known.next().map(DevicePointer::new))
+                    .ok_or_else(|| runtime("the front end returned too few addresses")),
             })
             .collect()
     }
+
+    /// Calls a function of the front end.
+    fn call_outside(
+        &self,
+        call: &Outside,
+        objects: &mut Objects<'_, '_>,
+        queueing: &mut Queueing<'_>,
+    ) -> PyResult<()> {
+        let py = objects.inputs.py();
+        let arguments = call.arguments.iter().map(|known| objects.of(known)).collect::<PyResult<Vec<_>>>()?;
+        let answer = call.function.bind(py).call1(PyTuple::new(py, arguments)?)?;
+        for &(place, number) in &call.results {
+            let object = if call.is_one { answer.clone() } else { answer.get_item(place)? };
+            let (maker, memory) = &self.made[number];
+            let form = form_of(&object)?;
+            if let Maker::Function { shape, strides } = maker
+                && !(form.0.eq(shape)? && form.1.eq(strides)?)
+            {
+                return Err(runtime(format!(
+                    "{} returned a tensor of the shape {} and the strides {}, and before {shape} and {strides}",
+                    call.function, form.0, form.1
+                )));
+            }
+            place_memory(queueing, *memory, &object)?;
+            objects.made[number] = Some(object);
+        }
+        Ok(())
+    }
 }
 
-/// Returns what is done between commands: an input is let go after its last use, unless it is a result or a part of one is a view of it,
-/// and a tensor is made before its first use.
-fn events(commands: &CommandList, given: &[Source], outputs: &[Output]) -> Vec<(usize, Event)> {
-    let is_result = |source: Source| {
-        outputs.iter().any(|output| match output {
-            Output::Tensor(own) | Output::View { base: own, .. } => *own == source,
-            Output::Object(_) => false,
-        })
+/// Returns the address of a tensor of the front end.
+fn address(object: &Bound<'_, PyAny>) -> PyResult<DevicePointer> {
+    object.call_method0(intern!(object.py(), "data_ptr"))?.extract().map(DevicePointer::new)
+}
+
+/// Sets the address of a tensor that was made, if commands use it.
+fn place_memory(
+    queueing: &mut Queueing<'_>,
+    number: Option<usize>,
+    object: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let Some(number) = number else { return Ok(()) };
+    queueing.make(number, address(object)?).map_err(|error| exception(&error))
+}
+
+/// The tensors of a repeated call.
+struct Objects<'a, 'py> {
+    inputs: &'a Bound<'py, PyList>,
+    parts: Parts<'a>,
+    /// Those that were made so far.
+    made: Vec<Option<Bound<'py, PyAny>>>,
+}
+
+impl<'py> Objects<'_, 'py> {
+    fn tensor(&self, source: Source) -> PyResult<Bound<'py, PyAny>> {
+        match source {
+            Source::Input(place) => self.inputs.get_item(place),
+            Source::Constant(place) => Ok(self.parts.constants[place].1.bind(self.inputs.py()).clone()),
+            Source::Made(place) => {
+                self.made[place].clone().ok_or_else(|| runtime(format!("tensor {place} was not made")))
+            }
+        }
+    }
+
+    fn of(&self, known: &Known) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.inputs.py();
+        match known {
+            Known::Tensor(source) => self.tensor(*source),
+            Known::Object(object) => Ok(object.bind(py).clone()),
+            Known::View { base, shape, strides, offset } => {
+                let base = self.tensor(*base)?;
+                let first: usize = base.call_method0(intern!(py, "storage_offset"))?.extract()?;
+                self.parts.exchange.alias_of(&base, shape.bind(py), strides.bind(py), first + offset)
+            }
+        }
+    }
+}
+
+/// The commands and the calls of a recorded call, numbered in their common order.
+struct Order {
+    commands: Vec<usize>,
+    calls: Vec<usize>,
+}
+
+impl Order {
+    fn new(commands: usize, calls: &[Outside]) -> Self {
+        let (mut order, mut call) = (Self { commands: Vec::new(), calls: Vec::new() }, 0);
+        for command in 0..=commands {
+            while calls.get(call).is_some_and(|call| call.before <= command) {
+                order.calls.push(command + call);
+                call += 1;
+            }
+            if command < commands {
+                order.commands.push(command + call);
+            }
+        }
+        order
+    }
+
+    fn end(&self) -> usize {
+        self.commands.len() + self.calls.len()
+    }
+}
+
+/// Returns the first and the last use of each tensor, in an order.
+fn uses(
+    commands: &CommandList,
+    given: &[Source],
+    calls: &[Outside],
+    order: &Order,
+) -> FxHashMap<Source, (usize, usize)> {
+    let mut uses: FxHashMap<Source, (usize, usize)> = FxHashMap::default();
+    let mut note = |source: Source, at: usize| {
+        let (first, last) = uses.entry(source).or_insert((at, at));
+        (*first, *last) = ((*first).min(at), (*last).max(at));
     };
-    let uses = commands.uses();
-    let mut events: Vec<(usize, Event)> = (given.iter().enumerate().zip(&uses))
-        .filter_map(|((number, &source), used)| match (source, used) {
-            (Source::Made(place), used) => {
-                let first = used.map_or(commands.len(), |(first, _)| first);
-                Some((first, Event::Make(place, Some(number))))
-            }
-            (Source::Input(place), Some((_, last))) if !is_result(source) => {
-                Some((last + 1, Event::Drop(place)))
-            }
-            _ => None,
-        })
-        .collect();
-    let results = outputs.iter().filter_map(|output| match output {
-        Output::Tensor(Source::Made(place)) | Output::View { base: Source::Made(place), .. } => Some(*place),
-        _ => None,
-    });
-    let unused: FxHashSet<usize> = results.filter(|&place| !given.contains(&Source::Made(place))).collect();
-    events.extend(unused.into_iter().map(|place| (commands.len(), Event::Make(place, None))));
-    // What is let go may be the memory of what is made.
-    events.sort_by_key(|&(command, event)| (command, matches!(event, Event::Make(..))));
+    for (&source, used) in given.iter().zip(commands.uses()) {
+        if let Some((first, last)) = used {
+            note(source, order.commands[first]);
+            note(source, order.commands[last]);
+        }
+    }
+    for (call, &at) in calls.iter().zip(&order.calls) {
+        call.arguments.iter().filter_map(Known::source).for_each(|source| note(source, at));
+        call.results.iter().for_each(|&(_, made)| note(Source::Made(made), at));
+    }
+    uses
+}
+
+/// Returns the work of a call in its order. A tensor is let go after its last use, unless it is a result or a part of one is a view of
+/// it, and is made before its first use.
+fn events(
+    commands: &CommandList,
+    given: &[Source],
+    made: &[(Maker, Option<usize>)],
+    calls: &[Outside],
+    outputs: &[Known],
+) -> Vec<Event> {
+    let order = Order::new(commands.len(), calls);
+    let uses = uses(commands, given, calls, &order);
+    let is_result = |source| outputs.iter().any(|output| output.source() == Some(source));
+    // What is let go may be the memory of what is made: it comes first.
+    let mut placed: Vec<(usize, u8, Event)> = Vec::new();
+    for (place, (maker, number)) in made.iter().enumerate() {
+        let used = uses.get(&Source::Made(place)).map(|&(first, _)| first);
+        let first = used.or_else(|| is_result(Source::Made(place)).then(|| order.end()));
+        if let (Maker::New(_), Some(first)) = (maker, first) {
+            placed.push((first, 1, Event::Make(place, *number)));
+        }
+    }
+    for (&source, &(_, last)) in uses.iter().filter(|(source, _)| !is_result(**source)) {
+        placed.push((last + 1, 0, Event::Drop(source)));
+    }
+    placed.extend(order.calls.iter().enumerate().map(|(call, &at)| (at, 2, Event::Call(call))));
+    placed.extend(order.commands.iter().enumerate().map(|(command, &at)| {
+        let range = command..command + 1;
+        (at, 2, Event::Queue(range))
+    }));
+    placed.sort_by_key(|&(at, kind, _)| (at, kind));
+    let mut events: Vec<Event> = Vec::new();
+    for (_, _, event) in placed {
+        let is_made = matches!(event, Event::Make(..));
+        match (events.last_mut(), event) {
+            (Some(Event::Queue(former)), Event::Queue(next)) => former.end = next.end,
+            // Nothing was let go since then, so the most memory at a time stays the same, and commands are queued together.
+            (Some(Event::Queue(_)), event) if is_made => events.insert(events.len() - 1, event),
+            (_, event) => events.push(event),
+        }
+    }
     events
 }

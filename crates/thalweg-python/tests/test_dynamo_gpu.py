@@ -122,6 +122,94 @@ def test_scalars_of_the_cpu_are_numbers(torch, dynamo):
     assert not dynamo.compiled()[-1].passed_on, dynamo.compiled()
 
 
+@with_pytorch
+def test_draws_are_calls_of_the_table(torch, dynamo):
+    import as_gpu
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten, x = torch.ops.aten, torch.rand(64, 96, requires_grad=True)
+    turned = x.detach().t().requires_grad_()
+
+    def function(x):
+        y, kept = torch.native_dropout(x, 0.25, True)
+        drawn = [torch.rand_like(x), torch.randn(4000, device=x.device), aten.bernoulli.p(x.detach(), 0.75), aten.bernoulli.default(kept.to(x.dtype))]
+        return y, kept, *drawn, torch.native_dropout(x, 0.0, True)[0]
+
+    for one in (x, turned):
+        torch.manual_seed(3)
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=as_gpu.backend)
+        y, kept, uniform, normal, trials, same, all_kept = compiled(one)
+        assert not dynamo.compiled()[-1].passed_on, dynamo.compiled()[-1]
+        # What was dropped in the forward pass has no gradient.
+        (gradient,) = torch.autograd.grad(y.sum(), one)
+        torch.testing.assert_close(gradient, kept / 0.75)
+        torch.testing.assert_close(y, one * kept / 0.75)
+        torch.testing.assert_close(all_kept, one)
+        assert y.stride() == one.stride() and torch.equal(same, kept.to(same.dtype))
+        shares = [(kept.float().mean(), 0.75), (trials.mean(), 0.75), (uniform.mean(), 0.5), (normal.mean(), 0.0), (normal.std(), 1.0)]
+        assert all(abs(float(found) - share) < 0.06 for found, share in shares), shares
+        assert 0 <= float(uniform.min()) < 0.01 and 0.99 < float(uniform.max()) < 1
+        # The same seed has the same numbers, and each call others.
+        torch.manual_seed(3)
+        assert torch.equal(compiled(one)[1], kept) and not torch.equal(compiled(one)[1], kept)
+    with torch._inductor.config.patch(fallback_random=True):
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        found = torch.compile(function, backend=as_gpu.backend)(x)
+        torch.manual_seed(3)
+        torch.testing.assert_close(found, function(x))
+
+
+@with_pytorch
+def test_attention_drops_the_same_in_both_passes(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    aten = torch.ops.aten
+
+    def function(q, k, v, g):
+        o = aten._scaled_dot_product_flash_attention(q, k, v, 0.5, False, scale=0.5)
+        return o[0], *aten._scaled_dot_product_flash_attention_backward(g, q, k, v, *o[:6], 0.5, False, o[6], o[7], scale=0.5)
+
+    # With values of one token each and gradients of one, results are the kept weights, and so are the gradients of the values.
+    q, k = (torch.zeros(1, 2, 8, 8).bfloat16() for _ in range(2))
+    v, g = (torch.eye(8).expand(1, 2, 8, 8).contiguous().bfloat16() for _ in range(2))
+    graph, fakes = as_gpu.traced(function, [q, k, v, g])
+    found = _entry.compile_flat(graph, fakes, kind="inference")([q, k, v, g])
+    assert not dynamo.compiled()[-1].passed_on, dynamo.compiled()[-1]
+    weights, values = found[0].float(), found[3].float()
+    assert torch.equal(weights, values.transpose(2, 3)) and sorted(set(weights.flatten().tolist())) == [0.0, 0.25], weights
+    assert 0.3 < float((weights > 0).float().mean()) < 0.7
+
+
+@with_pytorch
+def test_values_on_the_cpu_that_depend_on_no_input_are_constants(torch, dynamo):
+    import as_gpu
+
+    from thalweg.dynamo import _entry
+
+    if (reason := without_gpu(torch)) is not None:
+        return reason
+    table, scalar = torch.tensor([1, 0, 2]), torch.tensor(2.5)
+
+    def function(x):
+        slopes = torch.pow(torch.tensor(0.5), torch.arange(4.0)).to(x.device)
+        return x[table] * scalar + slopes, torch.where(x > 0, scalar, x)
+
+    with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = [torch.empty(3, 4, device="cuda")]
+        graph = as_gpu.make_fx(function, decomposition_table=_entry.decompositions())(*fakes)
+    x = torch.randn(3, 4)
+    call = _entry.compile_flat(graph, fakes, kind="inference")
+    assert not dynamo.compiled()[-1].passed_on, dynamo.compiled()[-1]
+    torch.testing.assert_close(tuple(call([x])), function(x))
+
+
 def with_streams(torch, gm, streams, orders):
     """Puts nodes of a graph on streams, and operators that order streams before nodes."""
     for node in list(gm.graph.nodes):

@@ -50,6 +50,7 @@ def exchange():
         "dtypes": dtypes,
         "empty_strided": lambda size, stride, dtype: Borrowed(thalweg.empty_strided(size, stride, dtype=dtype)),
         "alias": lambda base, size, stride, offset: Borrowed(base.tensor.as_strided(size, stride, offset)),
+        "addresses": lambda tensors: [tensor.data_ptr() for tensor in tensors],
         "is_in_place": True,
     }
 
@@ -90,8 +91,8 @@ def test_stored_graphs_compute_the_same_when_their_calls_are_repeated():
                 for place, text in graph["changed"].items():
                     programs.agree(own[int(place)], text, f"input {place} of {where}")
             for commands, reason in program._repeats():
-                recorded += commands > 0
-                refused += [f"{name}: {reason}"] * (commands == 0)
+                recorded += len(commands) > 0
+                refused += [f"{name}: {reason}"] * (not commands)
     assert recorded >= 12 and not refused, (recorded, refused)
 
 
@@ -100,7 +101,7 @@ def described(*, varying=(), is_given=False):
     made = Description()
     a, b, n = (made.slot() for _ in range(3))
     made.inputs = [a, b, n]
-    made.varying = list(varying)
+    made.varying = [*varying, n]
     e, s, r, w = (made.slot() for _ in range(4))
     made.call("exp", [Place(b)], [(e, None, None)], "exp")
     made.call("mul.Scalar", [Place(a), Place(n)], [(s, None, None)], "mul")
@@ -128,7 +129,7 @@ def test_results_views_and_written_inputs_are_those_of_each_call():
         for call in range(5):
             checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), 2.5)
         # One kernel, and another one for a copy of the result if it is not written where it is read.
-        assert [commands for commands, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
+        assert [len(commands) for commands, _ in program._repeats()] == [1 if is_given else 2], program._repeats()
     # Another number is another key, and memory that overlaps otherwise than before does not matter.
     for call in range(3):
         checked(program, thalweg.randn(6, 5), thalweg.randn(6, 5), -1.0)
@@ -142,7 +143,70 @@ def test_sizes_that_vary_are_recorded_each():
     for call in range(3):
         for rows in (1, 3, 8, 40):
             checked(program, thalweg.randn(rows, 5), thalweg.randn(rows, 5), 2.0)
-    assert [commands > 0 for commands, _ in program._repeats()] == [True] * 4
+    assert [bool(commands) for commands, _ in program._repeats()] == [True] * 4
+
+
+def program_with_functions(functions):
+    """Returns a program with functions of the front end between its calls: the first makes a tensor or a number, the second reads a result,
+    a view of an input and an input."""
+    made = Description()
+    a, b = (made.slot() for _ in range(2))
+    made.inputs, made.kept, made.lasting = [a, b], [a], [a]
+    first, e, r, view = (made.slot() for _ in range(4))
+    made.external(functions[0], [], [first], True, [], "first")
+    made.call("exp", [Place(a)], [(e, [5, 1], ([6, 5], thalweg.float32, True))], "exp")
+    made.call("mul.Tensor", [Place(e), Place(first)], [(r, [5, 1], ([6, 5], thalweg.float32, True))], "mul")
+    made.call("t", [Place(a)], [(view, None, None)], "t")
+    one, other, s = (made.slot() for _ in range(3))
+    made.external(functions[1], [r, view, b], [one, other], False, [], "second", bases=[r])
+    made.call("add.Tensor", [Place(one), Place(other)], [(s, [5, 1], ([6, 5], thalweg.float32, True))], "add")
+    made.outputs = [Place(s), Place(other), Place(r)]
+    return _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=made.kept, exchange=exchange())
+
+
+def test_functions_of_the_front_end_are_called_between_repeated_commands():
+    factors, seen = iter(range(1, 100)), []
+
+    def first():
+        return Borrowed(thalweg.full((), float(next(factors))))
+
+    def second(result, view, b):
+        seen.append((result.shape, view.shape))
+        # A new tensor, and an argument that is written.
+        return [Borrowed(result.tensor + view.tensor.t()), Borrowed(b.tensor.add_(1))]
+
+    def called():
+        program = program_with_functions([first, second])
+        for call in range(5):
+            a, b = thalweg.randn(6, 5), thalweg.randn(6, 5)
+            before, passed = b.clone(), [Borrowed(a), Borrowed(b)]
+            results = program(passed)
+            result = a.exp() * float(len(seen) or 1)
+            total = result + a + before + 1
+            assert passed == [] and thalweg.equal(results[2].tensor, result) and thalweg.equal(b, before + 1)
+            assert thalweg.allclose(results[0].tensor, total) and thalweg.equal(results[1].tensor, b)
+            yield program
+
+    for program in called():
+        pass
+    assert len(program._repeats()[0][0]) >= 2 and seen == [((6, 5), (5, 6))] * 5, (program._repeats(), seen)
+
+
+def test_a_function_that_returns_a_number_or_another_shape_is_not_repeated():
+    program = program_with_functions([lambda: 2.0, lambda result, view, b: [result, b]])
+    for call in range(4):
+        a, b = thalweg.randn(6, 5), thalweg.randn(6, 5)
+        assert thalweg.equal(program([Borrowed(a), Borrowed(b)])[0].tensor, a.exp() * 2.0 + b)
+    assert "number" in program._repeats()[0][1], program._repeats()
+    sizes = iter([(1, 5), (1, 5), (6, 5)])
+    program = program_with_functions([lambda: Borrowed(thalweg.ones(next(sizes))), lambda result, view, b: [result, b]])
+    for call in range(3):
+        try:
+            program([Borrowed(thalweg.randn(6, 5)), Borrowed(thalweg.randn(6, 5))])
+        except RuntimeError as error:
+            assert call == 2 and "(1, 5)" in str(error), error
+        else:
+            assert call < 2, "another shape was not seen"
 
 
 def overlapping(is_one):
@@ -212,4 +276,21 @@ def test_an_input_is_let_go_before_a_result_is_made_that_needs_it_no_more():
         held = weakref.ref(passed[0])
         results = program(passed)
         assert thalweg.equal(results[0].tensor, one @ one) and thalweg.equal(results[1].tensor, other @ other)
-    assert alive == [True, False] * 4 and program._repeats()[0][0] == 2, (alive, program._repeats())
+    assert alive == [True, False] * 4 and len(program._repeats()[0][0]) == 2, (alive, program._repeats())
+
+
+def test_attention_is_written_where_the_front_end_reads_it():
+    made = Description()
+    slots = [made.slot() for _ in range(5)]
+    made.inputs = slots[:3]
+    tokens = ([1, 2, 8, 16], thalweg.bfloat16, True)
+    results = [(slots[3], [256, 16, 32, 1], tokens), (slots[4], [16, 8, 1], ([1, 2, 8], thalweg.float32, True))]
+    made.call("thalweg::fused_attention", [*map(Place, slots[:3]), None, None, True, 0.25, 3, 0.0], results, "attention")
+    made.outputs = [Place(slots[3]), Place(slots[4])]
+    program = _core.Program(*made.parts(), device=thalweg.device("sim", 0), constants=[], kept=[], exchange=exchange())
+    for call in range(4):
+        inputs = [thalweg.randn(1, 2, 8, 16).bfloat16() for _ in range(3)]
+        found = program([Borrowed(one) for one in inputs])[0].tensor
+        expected = thalweg.nn.functional.scaled_dot_product_attention(*(one.float() for one in inputs), is_causal=True, scale=0.25)
+        assert found.stride() == (256, 16, 32, 1) and thalweg.allclose(found.float(), expected, rtol=2e-2, atol=2e-2)
+    assert len(program._repeats()[0][0]) == 1, program._repeats()

@@ -17,11 +17,12 @@ use std::ops::Range;
 use thalweg_driver::{Access, DevicePointer, GpuCall, Label, Launch, LibraryLaunch};
 use thalweg_kernels::convolution;
 
+use crate::deferred::{Before, queue_deferred_before};
 use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
 use crate::refuse;
-use crate::{Buffer, Error, Result, Stream, queue_deferred};
+use crate::{Buffer, Error, Result, Stream};
 
-pub use crate::recorder::{note_given, note_made, refuse};
+pub use crate::recorder::{excluded, note_given, note_made, recorded, refuse};
 
 /// The greatest alignment in bytes that kernels use, as a power of two.
 const MOST_ALIGNED: u32 = 8;
@@ -150,6 +151,11 @@ impl CommandList {
         self.commands.len()
     }
 
+    /// Returns the label of each command.
+    pub fn labels(&self) -> impl Iterator<Item = Label> {
+        self.commands.iter().map(|command| command.label)
+    }
+
     /// Returns whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
@@ -188,7 +194,7 @@ impl CommandList {
     /// # Errors
     /// Those of deferred work and of an allocation.
     pub fn begin(&self, stream: &Stream, given: &[DevicePointer], label: Label) -> Result<Queueing<'_>> {
-        queue_deferred(label)?;
+        queue_deferred_before(label, Before::Unlisted)?;
         let block = Buffer::labelled(stream, self.block_bytes, label)?;
         let base = |&(number, offset): &(Option<u32>, u64)| match number {
             Some(number) => given[number as usize].address(),

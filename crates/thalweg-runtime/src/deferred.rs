@@ -13,8 +13,10 @@ use crate::{Label, Result};
 /// The event that deferred work must precede.
 #[derive(Clone, Copy, Debug)]
 pub enum Before<'a> {
-    /// Anything: all of it is queued.
+    /// Anything that writes no device memory: all of it is queued.
     Anything,
+    /// Commands that may write any device memory: all of it is queued.
+    Unlisted,
     /// A command on a stream, and all device memory that it may touch. Work of that stream that does not touch this memory, or only
     /// reads what the command only reads, may wait on.
     Command {

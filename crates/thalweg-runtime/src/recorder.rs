@@ -119,6 +119,23 @@ pub fn refuse(reason: impl FnOnce() -> String) {
     });
 }
 
+/// Runs a function whose commands are no part of the recording.
+pub fn excluded<T>(function: impl FnOnce() -> T) -> T {
+    struct Paused(bool);
+    impl Drop for Paused {
+        fn drop(&mut self) {
+            IS_RECORDING.set(self.0);
+        }
+    }
+    let _paused = Paused(IS_RECORDING.replace(false));
+    function()
+}
+
+/// Returns the number of commands that this thread has recorded.
+pub fn recorded() -> usize {
+    RECORDER.with_borrow(|recorder| recorder.as_ref().map_or(0, |recorder| recorder.commands.len()))
+}
+
 /// Notes memory whose address is given before each repeated call. Given and made memory is numbered together, from 0 on.
 pub fn note_given(pointer: DevicePointer, bytes: u64) {
     note_numbered(pointer, bytes, false);

@@ -180,7 +180,7 @@ impl Stream {
 
     /// Returns the `CUstream` as a number, for other libraries (PyTorch's `stream.cuda_stream`).
     pub fn cuda_stream(&self) -> Result<u64> {
-        queue_deferred(Label::here("cuda_stream"))?;
+        queue_deferred_before(Label::here("cuda_stream"), Before::Unlisted)?;
         self.check(self.device.driver().cuda_stream(self.handle()))
     }
 
@@ -254,7 +254,7 @@ impl Stream {
         command: Command<'_>,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
-        queue_deferred(command.label())?;
+        queue_deferred_before(command.label(), Before::Unlisted)?;
         recorder::refuse(|| format!("{} is not repeated", command.label()));
         self.submit_in(self.device.captures().info(self), command, call)
     }

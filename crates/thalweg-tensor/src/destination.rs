@@ -172,8 +172,10 @@ fn take(device: &Device, dtype: DType, fits: impl Fn(&Offer) -> Option<Tensor>) 
         let (offer, target) =
             open.map(|offer| (fits(offer), offer)).find_map(|(fit, offer)| Some((offer, fit?)))?;
         offer.is_taken = true;
-        if offer.is_recorded {
-            target.bump_version();
+        match offer.is_recorded {
+            true => target.bump_version(),
+            // The in-place form counts the version after the call; loops that wait meanwhile must know.
+            false => target.storage().count_write(),
         }
         Some(target)
     })
@@ -241,6 +243,7 @@ fn consumed(x: &Tensor) -> Option<Tensor> {
         };
         let offer = offers.iter_mut().find(is_x)?;
         offer.is_taken = true;
+        x.storage().count_write();
         Some(x.detach())
     })
 }
@@ -257,6 +260,11 @@ impl Tensor {
             Some(target) => Ok(target),
             None => Self::empty_on(shape, dtype, stream, label),
         }
+    }
+
+    /// Returns offered memory for the result of a kernel that is laid out like this, if there is any.
+    pub(crate) fn offered(layout: &Layout, dtype: DType, stream: &Stream) -> Option<Self> {
+        for_kernel(layout, stream.device(), dtype)
     }
 
     /// Returns the elements in writable memory: the tensor's own if its operator may overwrite it, else a copy.

@@ -247,15 +247,20 @@ impl Storage {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns the number of writes in place.
+    /// Returns the number of writes that were counted: those in place, and those of loops that waited.
     pub(crate) fn writes(&self) -> u32 {
         self.writes.load(Ordering::Acquire)
+    }
+
+    /// Counts a write that no version counts.
+    pub(crate) fn count_write(&self) {
+        self.writes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Records a write in place, by a tensor that may have a version of its own.
     pub(crate) fn note_write(&self, own: Option<&AtomicU32>) {
         own.unwrap_or(&self.version).fetch_add(1, Ordering::AcqRel);
-        self.writes.fetch_add(1, Ordering::AcqRel);
+        self.count_write();
     }
 
     /// Sets the number of writes in place that are counted for backward.

@@ -1,6 +1,7 @@
 """`python -m thalweg script.py …`: runs a program in which `import torch` imports this package."""
 
 import importlib.machinery
+import importlib.util
 import os
 import runpy
 import sys
@@ -30,7 +31,7 @@ def main(arguments):
         exec(compile(rest[0], "<string>", "exec"), namespace)
     elif first == "-m" and rest:
         sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(_own_name(rest[0]), run_name="__main__", alter_sys=True)
     elif first.startswith("-"):
         print(_USAGE, file=sys.stderr)
         return 2
@@ -39,6 +40,13 @@ def main(arguments):
         sys.path[0] = os.path.dirname(os.path.abspath(first))
         _run_file(first)
     return 0
+
+
+def _own_name(module):
+    """Returns the name under which a module is run: modules of PyTorch's (`torch.distributed.run`) are those of this package."""
+    own = __package__ + module.removeprefix("torch")
+    is_own = module == "torch" or (module.startswith("torch.") and importlib.util.find_spec(own) is not None)
+    return own if is_own else module
 
 
 def _run_file(path):

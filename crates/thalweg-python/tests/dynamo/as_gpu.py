@@ -8,12 +8,25 @@ import functools
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from thalweg.dynamo import _attention, _entry
+from thalweg.dynamo import _attention, _entry, _graph
 from thalweg.dynamo._decompositions import attention_on_cpu, attention_on_cpu_backward
 
 aten = torch.ops.aten
+
+
+Function = _graph.Function
+
+
+class OnCpu(Function):
+    """A function of PyTorch that makes its tensors on the CPU."""
+
+    def __call__(self, *values):
+        here = torch.utils._pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (self._args, self._kwargs))
+        return Function(self._target, *here)(*values)
+
+
+_graph.Function = OnCpu
 
 
 def _attention_of_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
@@ -39,17 +52,29 @@ def decompositions():
 
 
 def moved(gm):
-    """Moves the values of a graph to a GPU."""
-    values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
-    mode = detect_fake_mode(values)
+    """Moves the values of a graph to a GPU, with their strides. Numbers in the model stay on the CPU, and what is computed of them alone."""
+    for node in list(gm.graph.nodes):
+        # Lists of numbers are on the device that the model is on.
+        if node.target is aten.lift_fresh_copy.default and node.meta["val"].dim() > 0:
+            with gm.graph.inserting_after(node):
+                there = gm.graph.call_function(aten._to_copy.default, (node,), {"device": torch.device("cpu")})
+            node.replace_all_uses_with(there, delete_user_cb=lambda user, own=there: user is not own)
+            there.meta = dict(node.meta)
+    mode = detect_fake_mode([node.meta.get("val") for node in gm.graph.nodes])
+    is_there = {}
+
+    def there(value):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+
     for node in gm.graph.nodes:
+        names_device = any(isinstance(one, torch.device) for one in (*node.args, *node.kwargs.values()))
+        read = node.all_input_nodes
+        is_there[node] = node.op != "get_attr" and (names_device or not read or any(is_there[one] for one in read))
         node.args = tuple(torch.device("cuda", 0) if isinstance(one, torch.device) else one for one in node.args)
         node.kwargs = {name: torch.device("cuda", 0) if isinstance(one, torch.device) else one for name, one in node.kwargs.items()}
-    with mode:
-        fakes = [
-            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cuda") if isinstance(one, torch.Tensor) else one for one in values
-        ]
-    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*fakes)
+        if is_there[node] and "val" in node.meta:
+            with mode:
+                node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, there, node.meta["val"])
     return gm
 
 
@@ -60,7 +85,8 @@ def backend(gm, inputs):
         return _entry.compile_flat(moved(graph), examples, kind=kind)
 
     compilers = [functools.partial(compiler, kind=kind) for kind in ("forward", "backward", "inference")]
-    return _entry.adapter().aot(*compilers, decompositions, _entry.rewritten)(gm, inputs)
+    rewrite = functools.partial(_entry.rewritten, are_ours=lambda device: not _entry.adapter().keeps_draws())
+    return _entry.adapter().aot(*compilers, decompositions, rewrite)(gm, inputs)
 
 
 def traced(function, inputs):

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use thalweg_graph::Operand;
 use thalweg_ir::Node as Expression;
 use thalweg_ops::lower::LaunchNumbers;
-use thalweg_runtime::{Buffer, Environment, Label, Stream};
+use thalweg_runtime::{Access, Buffer, Environment, Label, Stream};
 
 use super::launches::SharedLaunch;
 use super::taken::Taken;
@@ -60,12 +60,14 @@ pub(super) struct Recipe {
 }
 
 /// A stored result with its recipe.
-struct Candidate {
+pub(super) struct Candidate {
     storage: Weak<Storage>,
     /// The number of writes when it was stored: what was written since is not in the recipe.
     writes: u32,
     stream: Stream,
     recipe: Recipe,
+    /// The addresses of the result and of what its loops read, each from the first byte to the one after the last.
+    memory: SmallVec<[(u64, u64); 4]>,
 }
 
 thread_local! {
@@ -206,14 +208,18 @@ impl Recipe {
                     Some((Arc::clone(storage), *offset))
                 }
             };
-            deferrals.push(Deferral {
+            let deferral = Deferral {
                 launch: Arc::clone(&step.launch),
                 numbers: step.numbers.clone(),
                 read: step.inputs.iter().map(read).collect::<Option<_>>()?,
                 written,
                 stream: stream.clone(),
                 label: step.label,
-            });
+            };
+            if deferral.is_refused() {
+                return None;
+            }
+            deferrals.push(deferral);
         }
         Some(deferrals)
     }
@@ -274,24 +280,50 @@ fn is_recorded() -> bool {
     is_on() && !is_backward()
 }
 
-/// Notes the results of loops that are stored and could be computed again.
-pub(super) fn note_stored(taken: &Taken, alive: &[Option<Arc<Storage>>], stream: &Stream) {
+/// Returns the results of loops that are to be stored, and could be computed again.
+pub(super) fn stored(taken: &Taken, alive: &[Option<Arc<Storage>>], stream: &Stream) -> Vec<Candidate> {
     if !is_recorded() {
-        return;
+        return Vec::new();
     }
     let recipes = Recipes { taken, alive, again: Vec::new() };
-    for (memory, storage) in (0..).zip(alive) {
-        let Some(storage) = storage else { continue };
-        let is_large = storage.promised_bytes().is_some_and(|bytes| bytes >= least_bytes());
-        if !is_large {
-            continue;
-        }
-        if let Some(recipe) = recipes.of(memory) {
-            let (writes, stream) = (storage.writes(), stream.clone());
-            let candidate = Candidate { storage: Arc::downgrade(storage), writes, stream, recipe };
-            CANDIDATES.with_borrow_mut(|candidates| candidates.push(candidate));
-        }
-    }
+    let candidate = |(memory, storage): (u32, &Option<Arc<Storage>>)| {
+        let storage = storage.as_ref()?;
+        storage.promised_bytes().filter(|bytes| *bytes >= least_bytes())?;
+        Some(Candidate {
+            storage: Arc::downgrade(storage),
+            writes: storage.writes(),
+            stream: stream.clone(),
+            recipe: recipes.of(memory)?,
+            memory: SmallVec::new(),
+        })
+    };
+    (0..).zip(alive).filter_map(candidate).collect()
+}
+
+/// Notes results that were stored, and could be computed again.
+pub(super) fn note_stored(candidates: Vec<Candidate>) {
+    let placed = candidates.into_iter().filter_map(Candidate::placed);
+    CANDIDATES.with_borrow_mut(|list| list.extend(placed));
+}
+
+/// Returns whether there are results that may be forgotten.
+pub(super) fn has_candidates() -> bool {
+    CANDIDATES.with_borrow(|candidates| !candidates.is_empty())
+}
+
+/// Keeps all results that are stored, since memory is written unnoticed.
+pub(super) fn keep_all() {
+    CANDIDATES.with_borrow_mut(Vec::clear);
+}
+
+/// Keeps the results that a command writes over, or whose loops read what it writes. An operator may write memory that no tensor of
+/// the program is yet: its kernels complete a result which a loop began.
+pub(super) fn keep_written(accesses: &[Access]) {
+    let is_written = |&(start, end): &(u64, u64)| {
+        let meets = |access: &Access| access.start < end && start < access.start + access.bytes;
+        accesses.iter().any(|access| access.mode.writes() && meets(access))
+    };
+    CANDIDATES.with_borrow_mut(|list| list.retain(|candidate| !candidate.memory.iter().any(is_written)));
 }
 
 /// Forgets the stored results that only saved tensors hold now. At the end of a region the others are kept for good.
@@ -315,6 +347,26 @@ pub(super) fn forget_saved(window: &Window, is_end: bool) {
 }
 
 impl Candidate {
+    /// Returns the result with the addresses of its memory and of what its loops read; `None` if one of them is gone.
+    fn placed(mut self) -> Option<Self> {
+        let kept =
+            (self.recipe.steps.iter().flat_map(|step| &step.inputs)).filter_map(|source| match source {
+                Source::Kept(storage, ..) => Some(storage),
+                Source::Made(..) => None,
+            });
+        let mut memory = SmallVec::new();
+        for storage in kept.chain([&self.storage]) {
+            let storage = storage.upgrade()?;
+            // What was forgotten is complete, and is written by nothing but its loops.
+            if !storage.is_pending() {
+                let start = storage.pointer().address();
+                memory.push((start, start + storage.buffer().size_bytes()));
+            }
+        }
+        self.memory = memory;
+        Some(self)
+    }
+
     /// Forgets the result, unless its stream is captured.
     fn forget(&self, storage: &Arc<Storage>, window: &Window) -> Option<()> {
         let stream = &self.stream;

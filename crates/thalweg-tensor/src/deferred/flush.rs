@@ -113,8 +113,9 @@ impl Window {
         let again = not_stored(again, &mut taken, &alive, stream.device(), before);
         again.iter().for_each(|(result, _)| alive[*result as usize] = None);
         count(|counters| counters.recomputed += again.len() as u64);
-        again::note_stored(&taken, &alive, &stream);
+        let stored = again::stored(&taken, &alive, &stream);
         let queued = queue(&mut taken, &alive, &stream, before);
+        again::note_stored(stored);
         if let Err(error) = &queued {
             let addresses = alive.iter().flatten().map(|storage| Arc::as_ptr(storage).addr());
             self.failed(error, addresses);

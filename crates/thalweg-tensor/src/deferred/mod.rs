@@ -213,6 +213,7 @@ pub(crate) fn put_off(deferral: Deferral) -> Result<bool> {
         queue_taken(&window, window.take_but_again(), End::Call(deferral.label))?;
     }
     count(|counters| counters.loops += 1);
+    deferral.written.iter().for_each(|(storage, _)| storage.count_write());
     window.add(deferral);
     set_deferred(Some(queue));
     Ok(true)
@@ -224,7 +225,12 @@ fn queue(label: Label, before: Before<'_>) -> Result<()> {
     let taken = match before {
         Before::Anything if ends => window.take_but_again(),
         Before::Anything => window.take(),
+        Before::Unlisted => {
+            again::keep_all();
+            window.take()
+        }
         Before::Command { stream, accesses } => {
+            again::keep_written(accesses);
             let (taken, passed) = window.take_before_command(|own| own.key() == stream, accesses);
             count(|counters| counters.passed += passed);
             taken
@@ -238,7 +244,7 @@ fn queue(label: Label, before: Before<'_>) -> Result<()> {
 fn queue_taken(window: &Window, taken: Taken, end: End<'_>) -> Result<()> {
     set_deferred(None);
     let queued = window.queue(taken, end);
-    if window.is_waiting() {
+    if window.is_waiting() || again::has_candidates() {
         set_deferred(Some(queue));
     }
     FAILED.take().map_or(queued, Err)
@@ -274,7 +280,7 @@ impl Promise for Memory {
             let taken = self.window.take_before_reading(storage);
             let former = set_deferred(None);
             let queued = self.window.queue(taken, End::Read(storage));
-            set_deferred(former);
+            set_deferred(former.or(again::has_candidates().then_some(queue)));
             queued?;
             if storage.is_pending() {
                 self.window.check(storage)?;

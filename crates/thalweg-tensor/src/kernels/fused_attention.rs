@@ -100,9 +100,13 @@ fn numbers(mask: &Tensor, dtype: DType) -> Result<Tensor> {
     numbers.expand(mask.shape())
 }
 
-/// Allocates a tensor (batch, heads, tokens, features) with the memory order (batch, tokens, heads, features).
+/// Allocates a result (batch, heads, tokens, features) with the memory order (batch, tokens, heads, features), or takes offered memory.
 fn empty_rows(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Tensor> {
     let [batch, heads, tokens, features] = [0, 1, 2, 3].map(|at| shape[at]);
+    let strides = [tokens * heads * features, features, heads * features, 1];
+    if let Some(offered) = Tensor::offered(&Layout::new(shape, &strides, 0)?, dtype, stream) {
+        return Ok(offered);
+    }
     Tensor::empty_on(&[batch, tokens, heads, features], dtype, stream, label)?.transpose(1, 2)
 }
 
@@ -319,7 +323,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     check(query, key, value, &[])?;
     let (q, k, v) = (readable(query)?, readable(key)?, readable(value)?);
     let stream = call.device.current_stream();
-    let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
+    let lse = Tensor::result_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
     let mask = call.optional_tensor(3).map(|mask| whole_mask(mask, &q, &k)).transpose()?;
@@ -588,7 +592,7 @@ pub(crate) fn packed(call: &Call<'_>) -> Result<Tensors> {
     let [query, key, value] = parts(&packed)?;
     let (q, k, v) = (readable(&query)?, readable(&key)?, readable(&value)?);
     let stream = call.device.current_stream();
-    let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
+    let lse = Tensor::result_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
     let operands = Operands { tensors, lse: &lse, mask: None, state: None, options: Options::of(call, 1) };

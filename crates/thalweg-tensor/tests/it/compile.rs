@@ -546,3 +546,28 @@ fn saved_results_that_loops_compute_again_are_not_kept() {
         }
     });
 }
+
+#[test]
+fn results_that_a_kernel_completes_are_not_computed_again_from_their_start() {
+    on_own_device(|| {
+        let device = device();
+        let x = random(&[64, 32], 51).requires_grad_().unwrap();
+        let targets: Vec<i64> = (0..64).map(|row| row * 7 % 16).collect();
+        let targets = Tensor::from_slice(&targets, &[64], &device).unwrap();
+        // A loop fills the sums with zeros, and a kernel adds to them. What is saved is a function of the sums.
+        let sums = || {
+            let zeros = Tensor::zeros(&[16, 32], DType::F32, &device)?;
+            zeros.index_add(0, &targets, &x)?.silu()?.matmul(&x.detach().t()?)
+        };
+        let step = |recomputed: u64| {
+            set_recomputed_bytes(Some(recomputed));
+            let loss = compiled(sums).unwrap();
+            compiled(|| loss.sum(&[], false)).unwrap().backward().unwrap();
+            set_recomputed_bytes(None);
+            let gradient = bits(&x.grad().unwrap());
+            x.set_grad(None).unwrap();
+            gradient
+        };
+        assert_eq!(step(u64::MAX), step(0));
+    });
+}

@@ -92,7 +92,8 @@ impl Program<'_> {
         let length = 1 + self.choices.below(extent);
         let list: Vec<i64> = (0..length).map(|_| self.choices.below(extent) as i64).collect();
         let index = Tensor::from_slice(&list, &[length], self.device).ok()?;
-        match self.choices.below(9) {
+        match self.choices.below(12) {
+            9.. => self.completed(x, &index, dim),
             0..3 => self.call("matmul", &[this, other]),
             3 => self.call("cumsum", &[this, Value::Int(dim)]),
             4 => self.call("sort", &[this, Value::Int(dim)]),
@@ -109,6 +110,34 @@ impl Program<'_> {
                 let index = Tensor::arange(length, 0, 1, DType::I64, self.device).ok()?;
                 self.call("index_copy_", &[this, Value::Int(dim), Value::Tensor(index), Value::Tensor(part)]);
                 None
+            }
+        }
+    }
+
+    /// Calls an operator that copies its first tensor by a loop, and completes the copy by a kernel that is none.
+    fn completed(&mut self, x: &Tensor, index: &Tensor, dim: i64) -> Option<Tensor> {
+        let first = match self.choices.below(2) {
+            0 => x.mul_scalar(3.0).ok()?,
+            _ => Tensor::zeros(x.shape(), x.dtype(), self.device).ok()?,
+        };
+        let length = index.shape()[0];
+        let part = x.narrow(dim, 0, length).ok()?;
+        let places = Tensor::arange(length, 0, 1, DType::I64, self.device).ok()?;
+        let shape: Vec<usize> =
+            (0..x.rank()).map(|axis| if axis == dim as usize { length } else { 1 }).collect();
+        let along = places.reshape(&shape).ok()?.expand(part.shape()).ok()?;
+        let (first, part, dim) = (Value::Tensor(first), Value::Tensor(part), Value::Int(dim));
+        let [places, along, index] = [places, along, index.clone()].map(Value::Tensor);
+        match self.choices.below(6) {
+            // Indices that differ: the order of sums does not matter.
+            0 => self.call("index_add", &[first, dim, places, part]),
+            1 => self.call("index_copy", &[first, dim, places, part]),
+            2 => self.call("scatter_add", &[first, dim, along, part]),
+            3 => self.call("scatter.src", &[first, dim, along, part]),
+            4 => self.call("index_fill.int_Scalar", &[first, dim, index, Value::Scalar(Scalar::F64(0.5))]),
+            _ => {
+                let mask = Value::Tensor(x.gt_scalar(0.25).ok()?);
+                self.call("masked_scatter", &[first, mask, Value::Tensor(x.clone())])
             }
         }
     }

@@ -5,6 +5,7 @@ there is a GPU. The default device is the current one.
 """
 
 import functools
+import os
 import types
 
 from .. import _core, _typed, _typed_storage
@@ -70,10 +71,16 @@ def is_tf32_supported():
 _gpu_count = functools.cache(_inner._gpu_count)
 
 
+def _simulated_count():
+    """Returns the number of simulated GPUs, and opens none."""
+    number = os.environ.get("THALWEG_SIM_DEVICES", "")
+    return max(int(number), 1) if number.isdecimal() else 1
+
+
 def device_count():
-    """Returns the number of GPUs. Without a GPU, it is 0, or 1 if the simulated GPU is shown as one. NVML is queried and CUDA is
-    not initialised, so that the process may still fork."""
-    return _gpu_count() or int(_core._simulated_is_shown_as() == "cuda")
+    """Returns the number of GPUs. Without a GPU, it is 0, or the number of simulated GPUs if they are shown as GPUs. NVML is
+    queried and CUDA is not initialised, so that the process may still fork."""
+    return _gpu_count() or (_simulated_count() if _core._simulated_is_shown_as() == "cuda" else 0)
 
 
 def current_device():

@@ -1,11 +1,21 @@
 """Ranks in rows and columns (`torch.distributed.device_mesh`)."""
 
 import math
+import os
 
 from .. import _core
 from . import ProcessGroup, _check, get_rank, get_world_size, is_initialized, new_group
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
+
+
+def _use_own_device(device_type):
+    """Makes the GPU with a process's number among those of its machine the current one, if a launcher has given it a number and no other GPU has
+    been chosen."""
+    from .. import cuda
+    own = os.environ.get("LOCAL_RANK", "")
+    if device_type == "cuda" and own.isdecimal() and int(own) < cuda.device_count() and cuda.current_device() == 0:
+        cuda.set_device(int(own))
 
 
 class DeviceMesh:
@@ -18,6 +28,7 @@ class DeviceMesh:
         if not is_initialized():
             from . import init_process_group
             init_process_group()
+        _use_own_device(device_type)
         self._rank = get_rank() if _rank is None else _rank
         self._ranks = self.mesh.tolist()
         self._groups = _groups if _groups is not None else [self._made(dim) for dim in range(self.mesh.dim())]

@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+import torch._inductor.config
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
@@ -14,8 +15,8 @@ from torch._inductor.compiler_bisector import BACKENDS, BisectSubsystem, Compile
 from torch._inductor.output_code import OutputCode
 
 __all__ = [
-    "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "is_left_out",
-    "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
+    "NotStored", "OutputCode", "aot", "cached", "caching", "captured", "core_aten_decompositions", "decomposition_table", "empty_strided", "is_left_out",
+    "keeps_draws", "on_device", "raw_stream", "reason_against_capture", "record", "register_backend", "running_backward", "settings",
 ]  # fmt: skip
 
 # What the bisector of compilers leaves out, one after the other: calls of the table.
@@ -67,14 +68,39 @@ def caching(tag):
         yield
 
 
+def keeps_draws():
+    """Returns whether compiled functions draw the numbers that they draw without compilation."""
+    return torch._inductor.config.fallback_random
+
+
 def settings():
     """Returns whether products and convolutions of float32 may be computed in TF32, and whether algorithms must be deterministic."""
     try:
-        reduced = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        reduced = torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
     except RuntimeError:
         # The program uses the newer settings beside these.
         reduced = torch.backends.cuda.matmul.fp32_precision == "tf32", torch.backends.cudnn.conv.fp32_precision == "tf32"
-    return *reduced, torch.are_deterministic_algorithms_enabled()
+    return *reduced, torch._C._get_deterministic_algorithms()
+
+
+def empty_strided(device):
+    """Returns the function that makes a tensor of a shape, strides and a dtype on a device, which is the current one if it is a GPU."""
+    if device.type == "cuda":
+        return torch._C._dynamo.guards._empty_strided_cuda
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def on_device(call, device):
+    """Returns a function whose current device is this GPU."""
+    index, current = device.index or 0, torch._C._cuda_getDevice
+
+    def run(inputs):
+        if current() == index:
+            return call(inputs)
+        with torch.cuda.device(index):
+            return call(inputs)
+
+    return run
 
 
 def record(name, payload):

@@ -1,17 +1,20 @@
 """PyTorch's attention on a GPU as ours.
 
 PyTorch has three kernels, each an operator with a gradient of its own. All become one operator with one gradient, which save the
-same: the result and a logarithm for each query. What that operator does not take stays PyTorch's: dropout, float32, and features that
-are not a multiple of 8.
+same: the result and a logarithm for each query, and with dropout the state that it was drawn from. What that operator does not take
+stays PyTorch's: float32, and features that are not a multiple of 8.
 """
 
 import torch
 
+from . import _draws
+
 aten = torch.ops.aten
 
 _LIBRARY = torch.library.Library("thalweg_graph", "DEF")
-_LIBRARY.define("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale) -> (Tensor, Tensor)")
-_OF_GRADIENT = "Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, bool is_causal, float scale"
+_LIBRARY.define("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, bool is_causal, float scale, float dropout) -> (Tensor, Tensor)")
+_OF_GRADIENT = "Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? state, Tensor out, Tensor logsumexp, "
+_OF_GRADIENT += "bool is_causal, float scale, float dropout"
 _LIBRARY.define(f"attention_backward({_OF_GRADIENT}) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define(f"attention_backward_mask({_OF_GRADIENT}) -> Tensor")
 ours = torch.ops.thalweg_graph
@@ -27,23 +30,23 @@ def _rows(tensor):
 
 
 @torch.library.register_fake("thalweg_graph::attention", lib=_LIBRARY)
-def _(query, key, value, mask, is_causal, scale):
+def _(query, key, value, mask, state, is_causal, scale, dropout):
     return _rows(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("thalweg_graph::attention_backward", lib=_LIBRARY)
-def _(grad_out, query, key, value, mask, out, logsumexp, is_causal, scale):
+def _(grad_out, query, key, value, mask, state, out, logsumexp, is_causal, scale, dropout):
     return _rows(query), _rows(key), _rows(value)
 
 
 @torch.library.register_fake("thalweg_graph::attention_backward_mask", lib=_LIBRARY)
-def _(grad_out, query, key, value, mask, out, logsumexp, is_causal, scale):
+def _(grad_out, query, key, value, mask, state, out, logsumexp, is_causal, scale, dropout):
     return mask.new_empty(mask.shape)
 
 
 def _rule(name):
     """Returns the rule of a call of the table."""
-    return lambda named: (f"thalweg::{name}", {"mask": None, **named, "state": None, "backends": _BACKENDS, "dropout": 0.0})
+    return lambda named: (f"thalweg::{name}", {"mask": None, "state": None, **named, "backends": _BACKENDS})
 
 
 RULES = {
@@ -58,7 +61,7 @@ def _takes(query, key, value, mask, dropout):
     is_alike = query.dtype == key.dtype == value.dtype and query.dtype in (torch.float16, torch.bfloat16)
     is_known = all(isinstance(size, int) for size in (features, value.shape[-1], query.shape[1], key.shape[1]))
     return (
-        not dropout
+        (not dropout or dropout < 1.0 and _draws.are_ours(query.device))
         and is_alike
         and is_known
         and features == value.shape[-1]
@@ -73,32 +76,41 @@ def _scale(query, scale):
     return query.shape[-1] ** -0.5 if scale is None else scale
 
 
-def _seed(query):
+def _of_none(query):
+    """Returns what is in the place of a random state where nothing was drawn."""
     return query.new_empty((), dtype=torch.int64)
+
+
+def _computed(query, key, value, mask, dropout, is_causal, scale):
+    """Returns attention, its logarithms, and the state that its dropout was drawn from."""
+    state = _draws.state(query) if dropout else None
+    out, logarithm = ours.attention(query, key, value, mask, state, is_causal, _scale(query, scale), dropout)
+    return out, logarithm, _of_none(query) if state is None else state
 
 
 def _flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     if return_debug_mask or not _takes(query, key, value, None, dropout_p):
         return NotImplemented
-    out, logarithm = ours.attention(query, key, value, None, is_causal, _scale(query, scale))
-    return out, logarithm, None, None, query.shape[2], key.shape[2], _seed(query), _seed(query), query.new_empty((0,))
+    out, logarithm, state = _computed(query, key, value, None, dropout_p, is_causal, scale)
+    return out, logarithm, None, None, query.shape[2], key.shape[2], state, _of_none(query), query.new_empty((0,))
 
 
 def _efficient(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, *, scale=None):
     if not _takes(query, key, value, attn_bias, dropout_p):
         return NotImplemented
-    return *ours.attention(query, key, value, attn_bias, is_causal, _scale(query, scale)), _seed(query), _seed(query)
+    return *_computed(query, key, value, attn_bias, dropout_p, is_causal, scale), _of_none(query)
 
 
 def _cudnn(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     if return_debug_mask or not _takes(query, key, value, attn_bias, dropout_p):
         return NotImplemented
-    out, logarithm = ours.attention(query, key, value, attn_bias, is_causal, _scale(query, scale))
-    return out, logarithm, None, None, query.shape[2], key.shape[2], _seed(query), _seed(query), None
+    out, logarithm, state = _computed(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return out, logarithm, None, None, query.shape[2], key.shape[2], state, _of_none(query), None
 
 
-def _gradients(grad_out, query, key, value, mask, out, logarithm, is_causal, scale):
-    return ours.attention_backward(grad_out, query, key, value, mask, out, logarithm, is_causal, _scale(query, scale))
+def _gradients(grad_out, query, key, value, mask, state, out, logarithm, dropout, is_causal, scale):
+    state = state if dropout else None
+    return ours.attention_backward(grad_out, query, key, value, mask, state, out, logarithm, is_causal, _scale(query, scale), dropout)
 
 
 def _flash_backward(
@@ -106,7 +118,7 @@ def _flash_backward(
 ):
     if not _takes(query, key, value, None, dropout_p):
         return NotImplemented
-    return _gradients(grad_out, query, key, value, None, out, logsumexp, is_causal, scale)
+    return _gradients(grad_out, query, key, value, None, philox_seed, out, logsumexp, dropout_p, is_causal, scale)
 
 
 def _efficient_backward(
@@ -114,10 +126,12 @@ def _efficient_backward(
 ):
     if not _takes(query, key, value, attn_bias, dropout_p):
         return NotImplemented
-    gradients = _gradients(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
+    gradients = _gradients(grad_out, query, key, value, attn_bias, philox_seed, out, logsumexp, dropout_p, is_causal, scale)
     of_mask = None
     if attn_bias is not None and grad_input_mask[3]:
-        of_mask = ours.attention_backward_mask(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, _scale(query, scale))
+        numbers = is_causal, _scale(query, scale), dropout_p
+        state = philox_seed if dropout_p else None
+        of_mask = ours.attention_backward_mask(grad_out, query, key, value, attn_bias, state, out, logsumexp, *numbers)
     return *gradients, of_mask
 
 
@@ -127,7 +141,7 @@ def _cudnn_backward(
 ):  # fmt: skip
     if not _takes(query, key, value, attn_bias, dropout_p):
         return NotImplemented
-    return _gradients(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
+    return _gradients(grad_out, query, key, value, attn_bias, philox_seed, out, logsumexp, dropout_p, is_causal, scale)
 
 
 OWN = {

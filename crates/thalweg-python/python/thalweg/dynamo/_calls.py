@@ -7,7 +7,7 @@ import torch
 import thalweg
 from thalweg import _core
 
-from . import _attention, _losses
+from . import _attention, _draws, _losses
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -94,6 +94,7 @@ REWRITTEN = {
     prims.view_of.default: lambda named: ("alias", {"self": named["a"]}),
     **_attention.RULES,
     **_losses.RULES,
+    **_draws.RULES,
 }
 for _name, _scales in (
     ("linear1d", ["scales"]), ("bilinear2d", ["scales_h", "scales_w"]), ("bicubic2d", ["scales_h", "scales_w"]),

@@ -16,6 +16,8 @@ class Description:
         self.kept, self.lasting = [], []
         # The inputs whose sizes may differ between calls.
         self.varying = []
+        # Whether what a call does depends on numbers, sizes and settings alone, and happens on one stream.
+        self.may_repeat = True
 
     def slot(self):
         """Returns a new slot."""

@@ -1,35 +1,20 @@
 """The function that PyTorch's compiler calls, and what it makes of a graph."""
 
 import functools
-import importlib
 
 import torch
 
 import thalweg
 from thalweg import _core
 
-from . import Refused, _report as report
+from . import Refused, _draws as draws, _losses as losses, _report as report
 from ._capture import Captures
 from ._graph import Importer, takes
-from ._losses import rewritten
 from ._streams import external
-
-ADAPTERS = {(2, 11): "_adapter_2_11", (2, 15): "_adapter_2_15"}
+from ._versions import adapter
 
 # What `torch.compile(mode=...)` may say, and whether graphs are captured. No mode chooses other algorithms.
 MODES = {None: False, "default": False, "max-autotune-no-cudagraphs": False, "reduce-overhead": True, "max-autotune": True}
-
-
-@functools.cache
-def adapter():
-    """Returns the module with the names of the running PyTorch that are not public."""
-    if getattr(torch, "__file__", None) == getattr(thalweg, "__file__", ""):
-        raise Refused("`torch` is Thalweg in this process; use `torch.compile` without a backend")
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version not in ADAPTERS:
-        supported = ", ".join(f"{major}.{minor}" for major, minor in ADAPTERS)
-        raise Refused(f'the backend "thalweg" supports PyTorch {supported}, and this is {torch.__version__}')
-    return importlib.import_module(f".{ADAPTERS[version]}", __package__)
 
 
 def register_by_name(function):
@@ -69,6 +54,11 @@ def decompositions():
     return {**made, **OWN}
 
 
+def rewritten(gm, **options):
+    """Changes the graph of a forward and a backward pass, or of inference, before it is divided: draws and losses."""
+    return losses.rewritten(draws.rewritten(gm, **options))
+
+
 def compile_flat(gm, example_inputs, *, kind, captures=None):
     """Returns a graph of ATen's operators as a program, which takes a list of inputs and empties it."""
     from ._code import Code
@@ -96,22 +86,22 @@ def program(description, device, streams=None):
     own = thalweg.device("cuda", index) if is_gpu else thalweg.device("sim", 0)
     where = device if is_gpu else torch.device("cpu")
 
-    def empty_strided(size, stride, dtype):
-        return torch.empty_strided(size, stride, dtype=dtype, device=where)
-
     def alias(base, size, stride, offset):
         return torch.empty(0, dtype=base.dtype, device=where).set_(base.untyped_storage(), offset, size, stride)
 
-    exchange = {"dtypes": dtypes(), "empty_strided": empty_strided, "alias": alias, "is_in_place": is_gpu}
-    options = {"constants": description.constants, "kept": description.kept, "varying": description.varying}
+    def addresses(tensors):
+        return list(map(data_ptr, tensors))
+
+    data_ptr = torch.Tensor.data_ptr
+    exchange = {"dtypes": dtypes(), "empty_strided": adapter().empty_strided(where), "alias": alias, "addresses": addresses, "is_in_place": is_gpu}
+    options = {name: getattr(description, name) for name in ("constants", "kept", "varying", "may_repeat")}
     made = _core.Program(*description.parts(), device=own, exchange=exchange, **options)
 
     raw_stream = adapter().raw_stream
 
     def call_on_current_stream(inputs):
         follow_settings()
-        with thalweg.cuda.stream(external(index, raw_stream(index))):
-            return made(inputs)
+        return made(inputs, external(index, raw_stream(index)))
 
     def call_on_streams(inputs):
         former, stream = streams.begin()
@@ -121,7 +111,9 @@ def program(description, device, streams=None):
         finally:
             streams.end(former)
 
-    return call_on_streams if streams else call_on_current_stream if is_gpu else made
+    if not is_gpu:
+        return call_on_streams if streams else made
+    return adapter().on_device(call_on_streams if streams else call_on_current_stream, device)
 
 
 def follow_settings():

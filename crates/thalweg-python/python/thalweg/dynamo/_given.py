@@ -40,3 +40,18 @@ def origins(nodes):
 def results(graph):
     """Returns the nodes that are results of a graph."""
     return [one for one in graph.output_node().args[0] if isinstance(one, torch.fx.Node)]
+
+
+def is_dense(value):
+    """Returns whether a result's elements have memory of their own each, as far as its sizes are known."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    steps = [(stride, size) for size, stride in zip(value.shape, value.stride()) if not (isinstance(size, int) and size == 1)]
+    if not all(isinstance(number, int) for step in steps for number in step):
+        return all(not isinstance(stride, int) or stride > 0 for stride, _ in steps)
+    span = 1
+    for stride, size in sorted(steps):
+        if stride < span:
+            return False
+        span += (size - 1) * stride
+    return True

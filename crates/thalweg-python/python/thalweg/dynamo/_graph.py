@@ -5,14 +5,17 @@ import functools
 import operator
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 
 from thalweg._core import Place
 
 from . import _calls as calls
 from ._calls import PassedOn, takes
+from ._constants import Constants
 from ._description import Description, places
-from ._given import origins, results
+from ._draws import SEEDS
+from ._given import is_dense, origins, results
 from ._integers import Integers, Unknown
 from ._losses import CHECKED_CLASSES
 from ._streams import is_of_streams, number_of, streams_of
@@ -42,6 +45,7 @@ class Importer:
         self._bases = {}
         self.taken, self.passed_on = 0, collections.Counter()
         self.device = device_of(gm.graph)
+        self._constants, self._on_device = Constants(self.device), {}
         # Scalars of the CPU beside tensors of a GPU: those of the node at hand, and the numbers that were read from them.
         self._as_numbers, self._numbers = set(), {}
         # What PyTorch reads: results of the graph, whose memory lives on, and arguments of its calls.
@@ -70,7 +74,9 @@ class Importer:
         value = node.meta.get("val")
         self._note(value, slot)
         is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-        if is_strided and not all(isinstance(number, int) for number in [*value.shape, *value.stride()]):
+        is_fixed = is_strided and all(isinstance(number, int) for number in [*value.shape, *value.stride()])
+        is_number = value is None or isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+        if is_number or is_strided and not is_fixed:
             self._made.varying.append(slot)
         if any(is_number_beside(node, user, self.device) for user in node.users):
             # Read before the first loop waits, so that nothing is queued early for it.
@@ -81,11 +87,15 @@ class Importer:
         for part in node.target.split("."):
             value = getattr(value, part)
         if isinstance(value, torch.Tensor):
-            slot = self._made.slot()
-            self._made.constants.append((slot, value))
-            self._values[node], self._bases[node] = Place(slot), slot
+            self._constants.add(node, value)
+            self._constant(node, value)
         else:
             self._values[node] = _Object(value)
+
+    def _constant(self, node, tensor):
+        slot = self._made.slot()
+        self._made.constants.append((slot, tensor))
+        self._values[node], self._bases[node] = Place(slot), slot
 
     def _output(self, node):
         for number in sorted(self._unjoined):
@@ -110,6 +120,9 @@ class Importer:
         if isinstance(value, int) and not isinstance(value, bool):
             self._values[node] = value
             return
+        if (computed := self._constants.computed(node)) is not None:
+            self._constant(node, computed)
+            return
         if isinstance(value, torch.SymInt):
             try:
                 self._values[node] = self._integers.of(value)
@@ -122,7 +135,7 @@ class Importer:
         except PassedOn as reason:
             self._pass_on(node, value)
             has_tensors = any(isinstance(one, torch.Tensor) for one in [*tensors_of(value), *_tensors_read(node)])
-            if has_tensors and node.target is not operator.getitem:
+            if has_tensors and node.target is not operator.getitem and SEEDS not in node.meta:
                 self.passed_on[str(node.target), str(reason)] += 1
 
     # ---- Calls of the table -----------------------------------------------------------------------------------------------
@@ -192,7 +205,8 @@ class Importer:
 
     def _check_tensors(self, node, value):
         self._as_numbers = {argument for argument in node.all_input_nodes if is_number_beside(argument, node, self.device)}
-        read = [one for argument in node.all_input_nodes if argument not in self._as_numbers for one in tensors_of(argument.meta.get("val"))]
+        read_nodes = [one for one in node.all_input_nodes if one not in self._as_numbers and self._constants.of(one) is None]
+        read = [one for argument in read_nodes for one in tensors_of(argument.meta.get("val"))]
         for one in [*read, *tensors_of(value)]:
             if one.layout is not torch.strided:
                 raise PassedOn(f"a tensor has the layout {one.layout}")
@@ -221,7 +235,11 @@ class Importer:
 
     def _argument(self, argument):
         if isinstance(argument, torch.fx.Node):
-            value = self._number(argument) if argument in self._as_numbers else self._values[argument]
+            if argument in self._as_numbers:
+                return self._number(argument)
+            if self._constants.of(argument) is not None:
+                return self._moved(argument)
+            value = self._values[argument]
             if isinstance(value, _Object):
                 raise PassedOn("an argument is a part of the graph")
             return value
@@ -231,6 +249,8 @@ class Importer:
 
     def _number(self, node):
         """Returns the number in a scalar of the CPU."""
+        if self._constants.of(node) is not None:
+            return self._constants.number(node)
         if node not in self._numbers:
             slots = []
             _replaced(self._values[node], slots, {})
@@ -239,6 +259,14 @@ class Importer:
             self._made.external(number_in, slots, [result], True, [], described(node))
             self._numbers[node] = Place(result)
         return self._numbers[node]
+
+    def _moved(self, node):
+        """Returns a constant on the CPU, such as a list of indices, on the graph's device."""
+        if node not in self._on_device:
+            slot = self._made.slot()
+            self._made.constants.append((slot, self._constants.moved(node)))
+            self._on_device[node] = Place(slot)
+        return self._on_device[node]
 
     def _is_number(self, argument):
         if isinstance(argument, torch.fx.Node):
@@ -281,7 +309,7 @@ class Importer:
     # ---- Streams --------------------------------------------------------------------------------------------------------
 
     def _effect(self, function, node):
-        self.uses_streams = True
+        self.uses_streams, self._made.may_repeat = True, False
         self._made.external(function, [], [], True, [], described(node))
 
     def _record(self, node, results):
@@ -289,6 +317,7 @@ class Importer:
         used = [slot for argument in node.all_input_nodes for slot in places(self._values.get(argument))]
         away = [slot for slot in used if self._homes.get(slot) != self._stream]
         if away:
+            self._made.may_repeat = False
             self._made.record(away, described(node))
         self._homes |= dict.fromkeys(results, self._stream)
 
@@ -333,6 +362,7 @@ class Importer:
         results = [self._made.slot() for _ in ([value] if is_one else value)]
         changes = self._changes(node)
         self._made.kept += slots
+        self._made.may_repeat &= not free_unbacked_symbols(tensors_of(value))
         self._record(node, results)
         bases = [slot for base, place in origins(node.all_input_nodes) & self._given for slot in places(self._values.get(base))[place : place + 1]]
         self._made.external(Function(node.target, args, kwargs), slots, results, is_one, changes, described(node), bases)
@@ -372,6 +402,13 @@ def _replaced(held, slots, places):
     return _Hole(places[held.number])
 
 
+def _has_holes(value):
+    if isinstance(value, slice):
+        return _has_holes([value.start, value.stop, value.step])
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, _Hole) or any(map(_has_holes, parts))
+
+
 def _filled(value, values):
     if isinstance(value, _Hole):
         return values[value.place]
@@ -387,9 +424,17 @@ class Function:
 
     def __init__(self, target, args, kwargs):
         self._target, self._args, self._kwargs = target, args, kwargs
+        # The places of the holes, if only arguments by position are or have holes, and no list has any.
+        rest = [one for one in args if not isinstance(one, _Hole)]
+        self._holes = [place for place, one in enumerate(args) if isinstance(one, _Hole)] if not _has_holes([rest, kwargs]) else None
 
     def __call__(self, *values):
-        return self._target(*_filled(self._args, values), **_filled(self._kwargs, values))
+        if self._holes is None:
+            return self._target(*_filled(self._args, values), **_filled(self._kwargs, values))
+        args = list(self._args)
+        for place in self._holes:
+            args[place] = values[args[place].place]
+        return self._target(*args, **self._kwargs)
 
     def __repr__(self):
         return f"PyTorch's {self._target}"
@@ -452,21 +497,6 @@ def is_number_beside(argument, node, device):
         return False
     others = [one for other in node.all_input_nodes for one in tensors_of(other.meta.get("val")) if one.device == device]
     return any(_category(one.dtype) >= _category(scalar.dtype) for one in others if one.dim() > 0 or one.dtype == scalar.dtype)
-
-
-def is_dense(value):
-    """Returns whether a result's elements have memory of their own each, as far as its sizes are known."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return False
-    steps = [(stride, size) for size, stride in zip(value.shape, value.stride()) if not (isinstance(size, int) and size == 1)]
-    if not all(isinstance(number, int) for step in steps for number in step):
-        return all(not isinstance(stride, int) or stride > 0 for stride, _ in steps)
-    span = 1
-    for stride, size in sorted(steps):
-        if stride < span:
-            return False
-        span += (size - 1) * stride
-    return True
 
 
 def _tensors_read(node):

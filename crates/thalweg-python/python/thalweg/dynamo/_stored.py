@@ -67,4 +67,4 @@ def from_json(stored, device, exchange=None):
         else:
             made.add_integer(*parts)
     kept = [*made.inputs, *made.lasting] if exchange else []
-    return _core.Program(*made.parts(), device=device, constants=[], kept=kept, exchange=exchange)
+    return _core.Program(*made.parts(), device=device, constants=[], kept=kept, exchange=exchange, varying=made.inputs)

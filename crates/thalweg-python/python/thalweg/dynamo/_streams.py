@@ -31,9 +31,10 @@ def follow(index):
 def external(index, number):
     """Returns one of PyTorch's streams, always the same object for one stream."""
     key = (index, number)
-    if key not in _EXTERNAL:
-        _EXTERNAL[key] = thalweg.cuda.ExternalStream(number, thalweg.device("cuda", index))
-    return _EXTERNAL[key]
+    stream = _EXTERNAL.get(key)
+    if stream is None:
+        stream = _EXTERNAL[key] = thalweg.cuda.ExternalStream(number, thalweg.device("cuda", index))
+    return stream
 
 
 _EXTERNAL = {}

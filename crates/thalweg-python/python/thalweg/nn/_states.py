@@ -102,6 +102,7 @@ class States:
         if is_lazy(saved) or is_lazy(tensor):
             self._load_without_shape(key, tensor, saved, error_msgs)
             return
+        saved = tensor._loaded(saved) if hasattr(tensor, "_loaded") else saved
         if tensor.dim() == 0 and tuple(saved.shape) == (1,):
             saved = saved[0]
         if tuple(saved.shape) != tuple(tensor.shape):

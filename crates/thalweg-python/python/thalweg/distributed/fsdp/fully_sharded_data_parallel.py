@@ -7,7 +7,6 @@ from ...autograd import no_grad
 from ...nn.module import Module
 from .. import _check, all_reduce
 from .._group import ReduceOp
-from ..tensor import part_of
 from . import FSDPModule, MixedPrecisionPolicy, ShardedParameter, fully_shard
 from .api import (  # noqa: F401
     BackwardPrefetch, CPUOffload, FullOptimStateDictConfig, FullStateDictConfig, LocalOptimStateDictConfig, LocalStateDictConfig, MixedPrecision,
@@ -25,7 +24,7 @@ def _whole(value, parameter):
     """Returns an entire tensor from this rank's rows, as the parameter is divided."""
     if not isinstance(value, _core.Tensor) or tuple(value.shape) != tuple(parameter.shape) or not value.dim():
         return value
-    rows = ShardedParameter(value.detach(), parameter._group, parameter._full_shape, parameter.device_mesh, False)
+    rows = parameter._like(value.detach())
     return rows.full_tensor().detach()
 
 
@@ -149,7 +148,7 @@ class FullyShardedDataParallel(Module):
         for name, value in state_dict.items():
             target = own.get(name)
             if isinstance(target, ShardedParameter) and tuple(value.shape) == target._full_shape and not isinstance(value, ShardedParameter):
-                value = part_of(value.reshape(1) if value.dim() == 0 else value, 0, target._group.rank(), target._group.size())
+                value = target._own_part(value)
             if target is not None:
                 target.data.copy_(value.data if isinstance(value, ShardedParameter) else value)
         from ...nn._states import _IncompatibleKeys
@@ -211,7 +210,7 @@ class FullyShardedDataParallel(Module):
         for name, values in optim_state_dict["state"].items():
             parameter = parameters[name]
             state[numbers[id(parameter)]] = {
-                key: part_of(value, 0, parameter._group.rank(), parameter._group.size()).clone()
+                key: parameter._own_part(value).clone()
                 if isinstance(parameter, ShardedParameter) and isinstance(value, _core.Tensor) and value.dim() and tuple(value.shape) == parameter._full_shape
                 else value for key, value in values.items()}
         groups = [{**entry, "params": [numbers[id(parameters[name])] for name in entry["params"]]} for entry in optim_state_dict["param_groups"]]
@@ -241,7 +240,7 @@ class FullyShardedDataParallel(Module):
                 whole = part._parameters[name].detach()
                 part._parameters[name] = parameter
                 if writeback:
-                    parameter.data.copy_(part_of(whole.reshape(1) if whole.dim() == 0 else whole, 0, parameter._group.rank(), parameter._group.size()))
+                    parameter.data.copy_(parameter._own_part(whole))
 
     @staticmethod
     def fsdp_modules(module, root_only=False):

@@ -123,6 +123,8 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
         raise RuntimeError("`distribute_tensor` should be used to distribute leaf tensors! but found non-leaf tensor!")
     placements = _normal(placements, mesh, tensor.dim())
     local, shape = tensor.detach(), tensor.shape
+    if mesh.device_type == "cuda" and not local.is_meta:
+        local = local.to(_core.get_default_device())
     if src_data_rank is not None:
         from .. import broadcast
         local = local.clone()

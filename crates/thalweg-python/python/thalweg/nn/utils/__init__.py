@@ -1,6 +1,7 @@
 """Helpers for training (`torch.nn.utils`)."""
 
 import inspect
+import math
 
 from ... import _core, _external
 from ..module import Module
@@ -29,14 +30,18 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
 
 
 def _clip_sharded(parameters, max_norm, norm_type):
-    """Scales gradients of which each rank has rows so that the norm of all is at most a given number, and returns their norm before."""
+    """Scales gradients of which each rank has parts so that the norm of all is at most a given number, and returns their norm before."""
     from ... import distributed
-    own = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
-    norm = get_total_norm(own, norm_type)
-    is_largest = norm_type == float("inf")
-    total = norm.clone() if is_largest else norm ** norm_type
-    distributed.all_reduce(total, distributed.ReduceOp.MAX if is_largest else distributed.ReduceOp.SUM)
-    total = total if is_largest else total ** (1.0 / norm_type)
+    norms = _core.stack([get_total_norm(parameter.grad.detach(), norm_type).float() for parameter in parameters])
+    if norm_type == float("inf"):
+        total = norms.max()
+        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+    else:
+        # A part that several ranks have counts once.
+        shares = [math.prod(group.size() for placement, group in getattr(parameter, "_parts", ()) if placement.is_shard()) for parameter in parameters]
+        total = (norms ** norm_type * _core.tensor(shares, device=norms.device) / distributed.get_world_size()).sum()
+        distributed.all_reduce(total)
+        total = total ** (1.0 / norm_type)
     clip_grads_with_norm_(parameters, max_norm, total)
     return total
 

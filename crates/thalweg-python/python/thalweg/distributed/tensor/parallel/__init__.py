@@ -11,8 +11,8 @@ from ...._left_out import attributes
 from ....nn.layers import Embedding, Linear
 from ..._functional_collectives import Change, gathered, reduced, scattered
 from ..._placements import Replicate, Shard
-from ...fsdp import ShardedParameter
-from .. import part_of
+from ...fsdp import ShardedParameter, sum_over
+from .. import DTensor, part_of
 
 __all__ = ["ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel",
            "parallelize_module"]
@@ -45,6 +45,8 @@ def _summed(tensor, placement, group):
 
 def _placed(tensor, source, target, group):
     """Returns a rank's part of a tensor that all ranks compute alike, in another placement."""
+    if isinstance(tensor, DTensor):
+        return tensor.redistribute(placements=[target]).to_local()
     source, target = (Shard(one.dim % tensor.dim()) if isinstance(one, Shard) else one for one in (source, target))
     if source == target or not isinstance(tensor, Tensor):
         return tensor
@@ -53,6 +55,16 @@ def _placed(tensor, source, target, group):
     if isinstance(target, Shard):
         tensor = Change.apply(tensor, lambda value: _part(value, target.dim, group), lambda gradient: gathered(gradient, target.dim, group))
     return tensor
+
+
+def _local(value, layout):
+    """Returns this rank's part of an input: a divided tensor is placed as the layer's inputs are, and a plain tensor is placed so already."""
+    return value.redistribute(placements=[layout]).to_local() if isinstance(value, DTensor) else value
+
+
+def _shown(output, layout, mesh, is_local):
+    """Returns the output of a layer: this rank's part, or the divided tensor."""
+    return output if is_local else DTensor.from_local(output, mesh, [layout])
 
 
 def _divide(module, name, dim, mesh):
@@ -81,19 +93,20 @@ class ColwiseParallel(ParallelStyle):
     """Divides the outputs of `Linear`, or the features of `Embedding`."""
 
     def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True):
-        self.input_layout, self.output_layout = input_layouts or Replicate(), output_layouts or Shard(-1)
+        self.input_layout, self.output_layout, self.is_local = input_layouts or Replicate(), output_layouts or Shard(-1), use_local_output
 
     def _apply(self, module, device_mesh):
         group = device_mesh.get_group()
         if isinstance(module, Linear):
             _divide(module, "weight", 0, device_mesh)
             _divide(module, "bias", 0, device_mesh)
-            module.register_forward_pre_hook(lambda part, inputs: (_entire(inputs[0], self.input_layout, group), *inputs[1:]))
+            module.register_forward_pre_hook(lambda part, inputs: (_entire(_local(inputs[0], self.input_layout), self.input_layout, group), *inputs[1:]))
         elif isinstance(module, Embedding):
             _divide(module, "weight", 1, device_mesh)
         else:
             raise NotImplementedError("ColwiseParallel currently only support nn.Linear and nn.Embedding!")
-        module.register_forward_hook(lambda part, inputs, output: _placed(output, Shard(-1), self.output_layout, group))
+        module.register_forward_hook(lambda part, inputs, output: _shown(
+            _placed(output, Shard(-1), self.output_layout, group), self.output_layout, device_mesh, self.is_local))
         return module
 
 
@@ -101,7 +114,7 @@ class RowwiseParallel(ParallelStyle):
     """Divides the inputs of `Linear`, or the rows of `Embedding`."""
 
     def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True):
-        self.input_layout, self.output_layout = input_layouts or Shard(-1), output_layouts or Replicate()
+        self.input_layout, self.output_layout, self.is_local = input_layouts or Shard(-1), output_layouts or Replicate(), use_local_output
 
     def _apply(self, module, device_mesh):
         group = device_mesh.get_group()
@@ -110,7 +123,7 @@ class RowwiseParallel(ParallelStyle):
             _divide(module, "bias", None, device_mesh)
 
             def forward(input):
-                input = _placed(input, self.input_layout, Shard(-1), group)
+                input = _placed(_local(input, self.input_layout), self.input_layout, Shard(-1), group)
                 output = _summed(_core.linear(input, module.weight.as_subclass(Tensor)), self.output_layout, group)
                 if module.bias is None:
                     return output
@@ -122,13 +135,13 @@ class RowwiseParallel(ParallelStyle):
             first = -(-rows // group.size()) * group.rank()
 
             def forward(input):
-                own = input - first
+                own = _local(input, Replicate()) - first
                 is_here = (own >= 0) & (own < module.weight.shape[0])
                 output = _core.embedding(module.weight.as_subclass(Tensor), own.clamp(0, max(module.weight.shape[0] - 1, 0)))
                 return _summed(output * is_here.unsqueeze(-1).to(output.dtype), self.output_layout, group)
         else:
             raise NotImplementedError("RowwiseParallel currently only support nn.Linear and nn.Embedding!")
-        module.forward = forward
+        module.forward = forward if self.is_local else lambda input: _shown(forward(input), self.output_layout, device_mesh, False)
         return module
 
 
@@ -145,27 +158,33 @@ class SequenceParallel(ParallelStyle):
             parameter = module._parameters[name]
             if parameter is not None and parameter.requires_grad:
                 # Each rank has seen its part of the sequence alone.
-                parameter.register_hook(lambda gradient: reduced(gradient, "sum", group))
+                sum_over(parameter, group)
+        module.register_forward_pre_hook(lambda part, inputs: (_local(inputs[0], Shard(self.dim)), *inputs[1:]))
         return module
 
 
 class PrepareModuleInput(ParallelStyle):
     """Places the inputs of a module."""
 
-    def __init__(self, *, input_layouts=None, desired_input_layouts=None, input_kwarg_layouts=None, desired_input_kwarg_layouts=None, use_local_output=True):
+    def __init__(self, *, input_layouts=None, desired_input_layouts=None, input_kwarg_layouts=None, desired_input_kwarg_layouts=None, use_local_output=False):
         def listed(value):
             return [value] if value is None or not isinstance(value, (tuple, list)) else list(value)
         self.layouts, self.wanted = listed(input_layouts), listed(desired_input_layouts)
         self.named, self.named_wanted = input_kwarg_layouts or {}, desired_input_kwarg_layouts or {}
+        self.is_local = use_local_output
 
     def _apply(self, module, device_mesh):
         group = device_mesh.get_group()
 
+        def placed(value, source, target):
+            if source is None or not isinstance(value, Tensor):
+                return value
+            return _shown(_placed(value, source, target, group), target, device_mesh, self.is_local)
+
         def place(part, args, kwargs):
             pairs = [*zip(self.layouts, self.wanted), *[(None, None)] * len(args)]
-            args = tuple(value if source is None else _placed(value, source, target, group) for value, (source, target) in zip(args, pairs))
-            return args, {name: _placed(value, self.named[name], self.named_wanted[name], group) if self.named.get(name) is not None else value
-                          for name, value in kwargs.items()}
+            args = tuple(placed(value, source, target) for value, (source, target) in zip(args, pairs))
+            return args, {name: placed(value, self.named.get(name), self.named_wanted.get(name)) for name, value in kwargs.items()}
         module.register_forward_pre_hook(place, with_kwargs=True)
         return module
 
@@ -192,7 +211,7 @@ class PrepareModuleInputOutput(ParallelStyle):
     """Places the inputs and the outputs of a module."""
 
     def __init__(self, *, output_layouts, desired_output_layouts, use_local_output=True, **inputs):
-        inputs = {name.replace("use_local_input", "use_local_output"): value for name, value in inputs.items()}
+        inputs = {"use_local_output" if name == "use_local_input" else name: value for name, value in inputs.items()}
         self.input, self.output = PrepareModuleInput(**inputs), PrepareModuleOutput(
             output_layouts=output_layouts, desired_output_layouts=desired_output_layouts)
 
