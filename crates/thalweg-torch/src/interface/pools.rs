@@ -86,9 +86,6 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
 ) -> Status {
     // Dropped in all cases, as the header specifies.
     let user = User::new(user, drop_user);
-}
-
-exports! {
     on("thalweg_begin_allocate_to_pool", allocator, |allocator| {
         allocator.with_device(device, |device| {
             let streams = Arc::downgrade(device);
@@ -120,9 +117,6 @@ fn with_device(
     body: impl FnOnce(&Allocator, &OpenDevice) -> Result<()>,
 ) -> Status {
     let body = |allocator: &Allocator| allocator.with_device(device, |device| body(allocator, device));
-}
-
-exports! {
     on(call, allocator, body)
 }
 

@@ -198,9 +198,6 @@ pub unsafe extern "C" fn thalweg_observe_events(
     user: *mut c_void,
 ) -> Status {
     let user = User::new(user, None);
-}
-
-exports! {
     on("thalweg_observe_events", allocator, |allocator| {
         allocator.observe(Observer::Event(Arc::new(move |device, event| {
             let event = event_of(device, event);
@@ -251,9 +248,6 @@ pub unsafe extern "C" fn thalweg_add_free_memory_callback(
     user: *mut c_void,
 ) -> Status {
     let user = User::new(user, None);
-}
-
-exports! {
     on("thalweg_add_free_memory_callback", allocator, |allocator| {
         let stacks = Arc::clone(&allocator.stacks);
         allocator.observe(Observer::FreeMemory(Arc::new(move || {
