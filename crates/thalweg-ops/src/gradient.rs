@@ -36,11 +36,19 @@ pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(
     made
 }
 
+/// Returns a number that identifies the body of an operator for a signature. The dtypes of a body's operands do not: a comparison of
+/// float32 with bfloat16 numbers rounds the former if they have no dimensions.
+fn identity(operator: &LoopOp, signature: &Signature) -> u64 {
+    let dtypes =
+        signature.inputs.iter().chain(&signature.outputs).chain([&signature.common, &signature.compute]);
+    dtypes.fold(operator.id(), |id, &dtype| (id ^ dtype as u64).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
 /// Returns the body of an operator.
 pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
     static BODIES: Cache<(u64, Signature), Arc<ForwardBody>> = OnceLock::new();
     keep(&BODIES, (operator.id(), signature.clone()), || {
-        Arc::new(ForwardBody { id: operator.id(), body: Arc::new(operator.body(signature)) })
+        Arc::new(ForwardBody { id: identity(operator, signature), body: Arc::new(operator.body(signature)) })
     })
 }
 
@@ -52,10 +60,7 @@ pub fn forward_into(operator: &LoopOp, signature: &Signature, outputs: &DTypes) 
     }
     keep(&BODIES, (operator.id(), signature.clone(), outputs.clone()), || {
         let body = forward(operator, signature).body.with_outputs_in(outputs.iter().copied());
-        // The dtypes that the values are rounded to first, which the body does not show.
-        let former = signature.outputs.iter().fold(1, |word, &dtype| word << 8 | (dtype as u64 + 1));
-        let id = (operator.id() ^ former).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Arc::new(ForwardBody { id, body: Arc::new(body) })
+        Arc::new(ForwardBody { id: identity(operator, signature), body: Arc::new(body) })
     })
 }
 
@@ -88,7 +93,7 @@ fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     let wrt: SmallVec<[usize; 4]> =
         (0..signature.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
     // The number of a derived body: the operator's, mixed with the set of requested inputs.
-    let id = (operator.id() ^ u64::from(wanted)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let id = (identity(operator, signature) ^ u64::from(wanted)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     if let Some(from_inputs) = operator.from_inputs {
         let body = by_inputs(operator, signature, &wrt, from_inputs);
         return Ok(Arc::new(packed(id, &body, signature.inputs.len())));
@@ -226,3 +231,7 @@ pub(crate) fn without_unused_inputs(body: &Body) -> (Body, SmallVec<[usize; 4]>)
     }
     (result, kept)
 }
+
+#[cfg(test)]
+#[path = "gradient_tests.rs"]
+mod tests;

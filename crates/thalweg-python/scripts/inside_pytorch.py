@@ -21,6 +21,7 @@ import os
 import pathlib
 import signal
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -214,44 +215,16 @@ def run_row(row, options, gate):
 
 
 class Child:
-    """A process of its own that runs a row."""
+    """A process of its own that runs a row: this program, started with the row and two pipes."""
 
     def __init__(self, row, options):
         self._row = row
         (self._reader, writer), (reader, self._go) = os.pipe(), os.pipe()
-        sys.stdout.flush()
-        self._process = os.fork()
-        if self._process == 0:
-            self._run(writer, reader, options)
+        given = json.dumps([row, vars(options), writer, reader])
+        self._process = subprocess.Popen([sys.executable, __file__, "--child", given], pass_fds=(writer, reader))
         os.close(writer)
         os.close(reader)
         self._begun = b""
-
-    def _run(self, writer, reader, options):
-        row = self._row
-
-        def gate():
-            """Waits until all models that are compiled at the same time are ready, and those before this one are measured."""
-            signal.alarm(0)
-            os.write(writer, b"\n")
-            os.read(reader, 1)
-            signal.alarm(60)
-
-        def stop(*_):
-            raise TimeoutError(f"more than {options.limit} s")
-
-        signal.signal(signal.SIGALRM, stop)
-        signal.alarm(options.limit)
-        try:
-            run_row(row, options, gate)
-        except BaseException as problem:
-            row["problem"] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:600]}"
-            row["trace"] = traceback.format_exc()[-3000:]
-        signal.alarm(0)
-        text = json.dumps(row).encode()
-        while text:
-            text = text[os.write(writer, text) :]
-        os._exit(0)
 
     def wait(self):
         """Waits until the process is at its gate, or has ended."""
@@ -266,13 +239,41 @@ class Child:
             text += part
         os.close(self._reader)
         os.close(self._go)
-        _, status = os.waitpid(self._process, 0)
+        status = self._process.wait()
         return json.loads(text) if text else self._row | {"problem": f"the process ended with status {status}"}
 
 
+def child(row, options, writer, reader):
+    """Runs a row in this process, and writes what was found to a pipe."""
+
+    def gate():
+        """Waits until all models that are compiled at the same time are ready, and those before this one are measured."""
+        signal.alarm(0)
+        os.write(writer, b"\n")
+        os.read(reader, 1)
+        signal.alarm(60)
+
+    def stop(*_):
+        raise TimeoutError(f"more than {options.limit} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(options.limit)
+    try:
+        run_row(row, options, gate)
+    except BaseException as problem:
+        row["problem"] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:600]}"
+        row["trace"] = traceback.format_exc()[-3000:]
+    signal.alarm(0)
+    text = json.dumps(row).encode()
+    while text:
+        text = text[os.write(writer, text) :]
+    os._exit(0)
+
+
 def results(rows, options):
-    """Runs rows, some of them at the same time, but measures them one after the other. Yields what was found."""
-    end = time.time() + options.total
+    """Runs rows, some of them at the same time, but measures them one after the other. Yields what was found. If the first two rows fail for
+    one reason, nothing more is run."""
+    end, problems = time.time() + options.total, []
     for first in range(0, len(rows), options.jobs):
         if time.time() > end:
             return
@@ -280,7 +281,11 @@ def results(rows, options):
         for child in children:
             child.wait()
         for child in children:
-            yield child.result()
+            row = child.result()
+            problems.append(row.get("problem"))
+            yield row
+        if len(problems) > 1 and problems[0] is not None and problems[0] == problems[1]:
+            return
 
 
 def line_of(row):
@@ -360,4 +365,7 @@ def main():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        row, options, writer, reader = json.loads(sys.argv[2])
+        child(row, argparse.Namespace(**options), writer, reader)
     main()

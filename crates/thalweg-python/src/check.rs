@@ -77,8 +77,8 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
 #[pyfunction]
 fn _start_in_child(py: Python<'_>) -> PyResult<()> {
     let devices = run(py, || simulated_devices(1))?;
-    // They last as long as the process.
-    devices.into_iter().for_each(|device| std::mem::forget(device.make_default()));
+    // They last as long as the process, in place of the device that this thread had made current.
+    devices.into_iter().for_each(|device| std::mem::forget((device.make_default(), device.make_current())));
     std::mem::forget((Running::begin(), set_aside()));
     Ok(())
 }

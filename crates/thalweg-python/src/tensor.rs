@@ -219,18 +219,14 @@ impl PyTensor {
 
     #[setter]
     fn set_data(slf: &Bound<'_, Self>, data: &Bound<'_, Self>) -> PyResult<()> {
-        let tensor = data.tensor().detach();
-        let requires_grad = slf.tensor().requires_grad();
-        if requires_grad && !tensor.dtype().is_differentiable() {
+        let (former, given) = (slf.tensor().clone(), data.tensor().clone());
+        if former.requires_grad() && !given.dtype().is_differentiable() {
             return Err(runtime(format!(
                 "data set to a tensor that requires gradients must be floating point or complex dtype, not {}",
-                tensor.dtype()
+                given.dtype()
             )));
         }
-        tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))?;
-        // A gradient that fits stays. One of another shape, dtype or device goes.
-        let _ = slf.tensor().grad().map(|gradient| tensor.set_grad(Some(gradient)));
-        slf.replace(tensor);
+        slf.replace(former.with_data(&given).map_err(|error| exception(&error))?);
         Ok(())
     }
 

@@ -138,6 +138,14 @@ def rename(module):
             continue  # Functions of the extension module keep their `__module__`.
 
 
+def _hide_own(package):
+    """Removes names that PyTorch does not have and whose existence programs check, or that they would define."""
+    vars(package).pop("copy", None)
+    vars(package.optim).pop("Lion", None)
+    if "copy" in vars(_core.Tensor):
+        del _core.Tensor.copy
+
+
 def install_as_torch(*, simulated_as=None, testing=None):
     """Makes `import torch` import this package with all its submodules, and makes `importlib.metadata` find a distribution
     `torch`.
@@ -170,5 +178,4 @@ def install_as_torch(*, simulated_as=None, testing=None):
             sys.modules["torch" + name.removeprefix(PACKAGE)] = module
     _shims.change_loaded(sys.modules)
     own.__version__, own.torch = TorchVersion(VERSION), own
-    # PyTorch has no function of this name, and programs check whether it exists.
-    vars(own).pop("copy", None)
+    _hide_own(own)

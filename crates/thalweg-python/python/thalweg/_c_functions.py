@@ -112,19 +112,13 @@ def is_batchedtensor(tensor):
     return isinstance(tensor, Batched)
 
 
-def get_unwrapped(tensor):
-    """Returns the tensor of all slices of the innermost map."""
-    return tensor._value
-
-
 def install(package):
     """Creates the modules below a package."""
     for name, given in (("_functions", {
             "AccumulateGrad": AccumulateGrad, "UndefinedGrad": UndefinedGrad, "DelayedError": DelayedError}), ("_autograd", {
             "SavedTensor": _core._SavedTensor, "_saved_tensors_hooks_is_enabled": _saved_tensors_hooks_is_enabled,
             "_unsafe_set_version_counter": _unsafe_set_version_counter, "Node": _core._Node}), ("_functorch", {
-            "_add_batch_dim": _add_batch_dim, "_remove_batch_dim": _remove_batch_dim, "is_batchedtensor": is_batchedtensor,
-            "get_unwrapped": get_unwrapped})):
+            "_add_batch_dim": _add_batch_dim, "_remove_batch_dim": _remove_batch_dim, "is_batchedtensor": is_batchedtensor})):
         module = types.ModuleType(f"{package}.{name}", f"What programs ask of `torch._C.{name}`.")
         module.__dict__.update(given)
         module.__getattr__ = rest(module.__name__)

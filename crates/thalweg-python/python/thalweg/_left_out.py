@@ -183,9 +183,12 @@ def rest(module):
 
 
 def below(module, name):
-    """Returns a submodule of a module that is left out, or the placeholder of a name."""
+    """Returns a submodule of a module that is left out, a name that is answered without it, or the placeholder of a name."""
     own = f"{module}.{name}".partition(".")[2]
-    if own in MODULES:
+    probes = _probed(module.partition(".")[2])
+    if name in probes:
+        return probes[name]
+    if own in MODULES or own in _GIVEN or _probed(own):
         return importlib.import_module(f"{module}.{name}")
     # The missing names of a module that exists in part are PyTorch internals.
     return placeholder(f"{module}.{name}", reason_of(own) or _INSIDE)
@@ -278,6 +281,12 @@ _GIVEN = {
 }
 
 
+def _probed(own):
+    """Returns the names by which libraries ask a module of PyTorch's inside what runs around a call."""
+    from ._probes import NAMES
+    return NAMES.get(own, {})
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules that are left out."""
 
@@ -291,7 +300,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         made = _Module(spec.name)
         made._reason = reason_of(spec.name.partition(".")[2])
         made.__doc__ = f"Left out: {made._reason}."
-        made.__dict__.update(_GIVEN.get(spec.name.partition(".")[2], {}))
+        made.__dict__.update(_GIVEN.get(spec.name.partition(".")[2], {}) | _probed(spec.name.partition(".")[2]))
         made.__all__ = []
         return made
 

@@ -136,7 +136,10 @@ class _Mirror(types.ModuleType):
         package = self.__name__.rpartition(".")[0]
         while isinstance(sys.modules[package], _Mirror):
             package = package.rpartition(".")[0]
-        from ._left_out import _INSIDE, _LeftOut, placeholder
+        from ._left_out import _INSIDE, _LeftOut, _probed, placeholder
+        probes = _probed(self.__name__.partition(".")[2])
+        if name in probes:
+            return probes[name]
         found = getattr(sys.modules[package], name, None)
         # A submodule of the package is not a name in it, and what the package leaves out, a module of its own may have.
         if found is None or isinstance(found, types.ModuleType) or type(found) is _LeftOut:

@@ -1,8 +1,10 @@
 """Names of PyTorch's inside that libraries import. A module looks here for a name that it does not have."""
 
+import collections
 import copy
 import enum
 import functools
+import math
 
 from . import _core
 from .nn import functional as F
@@ -85,6 +87,11 @@ def _get_seq_len(src, batch_first):
 def _generate_square_subsequent_mask(sz, device=None, dtype=None):
     from .nn.transformer import Transformer
     return Transformer.generate_square_subsequent_mask(sz, device=device, dtype=dtype)
+
+
+def _permuted(tensor, permutation, dim=1):
+    """Returns a tensor with the parts of a dimension in another order."""
+    return tensor.index_select(dim, permutation)
 
 
 def _addindent(s_, numSpaces):
@@ -186,6 +193,7 @@ def _at(module, name):
 _OPTIMIZERS = {
     "_use_grad_for_differentiable": _use_grad_for_differentiable, "_get_value": _get_value, "_stack_if_compiling": _core.stack,
     "_default_to_fused_or_foreach": _default_to_fused_or_foreach, "_view_as_real": _view_as_real, "_get_scalar_dtype": _get_scalar_dtype,
+    "_dispatch_sqrt": lambda x: x.sqrt() if isinstance(x, Tensor) else math.sqrt(x),
     "_disable_dynamo_if_unsupported": _kept, "_to_scalar": _get_value, "StateDict": dict, "_device_dtype_check_for_fused": _idle,
     "_get_capturable_supported_devices": lambda supports_xla=True: ["cuda", "xpu", "hpu"]}
 NAMES = {
@@ -201,7 +209,13 @@ NAMES = {
     "nn.modules.transformer": {
         "_get_clones": _get_clones, "_get_activation_fn": _get_activation_fn, "_get_seq_len": _get_seq_len,
         "_generate_square_subsequent_mask": _generate_square_subsequent_mask},
-    "nn.modules.module": {"_addindent": _addindent}, "nn.modules.container": {"_addindent": _addindent},
+    "nn.modules.conv": {"_ConvTransposeMixin": _at("nn.layers", "_ConvTranspose")},
+    "nn.modules.pooling": {f"_{name}Nd": _at("nn.pooling", f"_{name.removesuffix('Pool') if 'Adaptive' in name else name}") for name in (
+        "MaxPool", "AvgPool", "MaxUnpool", "LPPool", "AdaptiveAvgPool", "AdaptiveMaxPool")},
+    "nn.modules.padding": {"_ConstantPadNd": _at("nn.padding", "_ConstantPad")},
+    "nn.modules.rnn": {"apply_permutation": _permuted},
+    "nn.modules.normalization": {"_shape_t": int | list | tuple},
+    "nn.modules.module": {"_addindent": _addindent}, "nn.modules.container": {"_addindent": _addindent, "OrderedDict": collections.OrderedDict},
     "optim.optimizer": _OPTIMIZERS,
     **{f"optim.{name}": _OPTIMIZERS for name in ("adam", "adamw", "sgd", "adamax", "adadelta", "adagrad", "nadam", "radam", "rmsprop", "rprop", "asgd")},
     "amp.grad_scaler": {"OptState": OptState}, "amp.autocast_mode": {"_cast": _amp_cast},
@@ -217,6 +231,7 @@ NAMES = {
         ("dict", "_dict"), ("list", "_sequence"), ("tuple", "_sequence"), ("namedtuple", "_sequence"))},
     "fx.graph": {"Argument": _at("fx.node", "Argument")},
     "serialization": {"_is_zipfile": _is_zipfile},
+    "random": {"default_generator": _called(lambda: _core._default_generator())},
 }
 
 

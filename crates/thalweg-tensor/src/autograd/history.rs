@@ -9,6 +9,7 @@ use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::apart::edge_apart;
 use super::leaf::Accumulate;
+use super::meta::AutogradMeta;
 use super::region::region_edge;
 use super::{Edge, Node, is_inference_mode_enabled};
 use crate::caller::in_call;
@@ -27,9 +28,31 @@ impl Tensor {
     /// Returns a view as an independent tensor, with its history.
     pub(crate) fn without_base(&self) -> Self {
         match self.edge() {
-            Some(edge) => self.with_autograd(super::meta::AutogradMeta::leaf(false).with_edge(edge)),
+            Some(edge) => self.with_autograd(AutogradMeta::leaf(false).with_edge(edge)),
             None => self.clone(),
         }
+    }
+
+    /// Returns the elements of `data` in this tensor's place in the graph, with its gradient and its hooks (an assignment to
+    /// `torch.Tensor.data`). A gradient of another shape, dtype or device goes.
+    ///
+    /// # Errors
+    /// Those of [`set_requires_grad`](Self::set_requires_grad).
+    pub fn with_data(&self, data: &Self) -> Result<Self> {
+        let place = match self.edge() {
+            Some(edge) => AutogradMeta::leaf(false).with_edge(edge),
+            None => AutogradMeta::leaf(false),
+        };
+        let made = data.detach().with_autograd(place.keeping_as(&self.0.autograd));
+        if self.requires_grad() {
+            made.set_requires_grad(true)?;
+        }
+        if let Some(gradient) = self.grad()
+            && made.set_grad(Some(gradient)).is_err()
+        {
+            made.set_grad(None)?;
+        }
+        Ok(made)
     }
 
     /// Returns whether the tensor is a leaf: not the result of an operator that recorded itself.

@@ -72,6 +72,14 @@ impl AutogradMeta {
         }
     }
 
+    /// Returns the part with the gradient and the hooks of another one.
+    pub(super) fn keeping_as(self, other: &Self) -> Self {
+        match other.kept.get() {
+            Some(kept) => Self { kept: OnceLock::from(Arc::clone(kept)), ..self },
+            None => self,
+        }
+    }
+
     /// Makes the tensor the result of a node. Nothing else holds the tensor yet.
     pub(crate) fn join(&mut self, edge: Edge) {
         self.history.get_mut().edge = Some(edge);

@@ -23,6 +23,7 @@ class Transform:
         self._cache_size, self._inv = cache_size, None
         if cache_size == 1:
             self._cached_x_y = None, None
+        super().__init__()
 
     def __getstate__(self):
         return {**self.__dict__, "_inv": None}

@@ -77,7 +77,11 @@ class MaxUnpool3d(_MaxUnpool):
     _dims = 3
 
 
-class AvgPool1d(Module):
+class _AvgPool(Module):
+    """The base class of pools of means."""
+
+
+class AvgPool1d(_AvgPool):
     """The mean of each window of 1 dimension."""
 
     def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
@@ -92,7 +96,7 @@ class AvgPool1d(Module):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class AvgPool2d(Module):
+class AvgPool2d(_AvgPool):
     """The mean of each window of 2 dimensions."""
 
     _dims = 2
@@ -163,19 +167,23 @@ class _Adaptive(Module):
         return f"output_size={self.output_size}"
 
 
-class AdaptiveAvgPool1d(_Adaptive):
+class _AdaptiveAvg(_Adaptive):
+    """The base class of pools of means with an output of a given size."""
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvg):
     """The means of windows of 1 dimension, one for each position of an output of the given size."""
 
     _function = "adaptive_avg_pool1d"
 
 
-class AdaptiveAvgPool2d(_Adaptive):
+class AdaptiveAvgPool2d(_AdaptiveAvg):
     """The means of windows of 2 dimensions, one for each position of an output of the given size."""
 
     _function = "adaptive_avg_pool2d"
 
 
-class AdaptiveAvgPool3d(_Adaptive):
+class AdaptiveAvgPool3d(_AdaptiveAvg):
     """The means of windows of 3 dimensions, one for each position of an output of the given size."""
 
     _function = "adaptive_avg_pool3d"

@@ -84,6 +84,10 @@ class _Lines:
                 "Lines of the first run:\n  " + "\n  ".join(self.first) + "\nLines of the second run:\n  " + "\n  ".join(self.second))
 
 
+# Functions that return what makes a region like the one that a call is in, for the second run, or None.
+surroundings = []
+
+
 def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, determinism_check="default", debug=False,
                context_fn=noop_context_fn, early_stop=True, **kwargs):
     """Calls a function without saving tensors for the backward pass, which runs the function again.
@@ -98,6 +102,7 @@ def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, det
         warnings.warn("checkpoint: the use_reentrant parameter should be passed explicitly; here it is as use_reentrant=False",
                       stacklevel=2)
     context = None if context_fn is noop_context_fn else context_fn()
+    around = [again for surrounding in surroundings if (again := surrounding()) is not None]
     lines = _Lines() if (debug if _defaults["debug"] is None else _defaults["debug"]) else None
     values = [*args, *kwargs.values()]
     names = list(kwargs)
@@ -117,6 +122,8 @@ def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, det
         first.clear()
         count = len(given) - len(names)
         with contextlib.ExitStack() as regions:
+            for again in () if is_first else around:
+                regions.enter_context(again())
             if context is not None:
                 regions.enter_context(context[0 if is_first else 1])
             if lines is not None:

@@ -6,12 +6,15 @@ mean gradient. In the Rust crate (`thalweg::distributed::fully_shard`) they are 
 
 import contextlib
 import dataclasses
+import functools
+import threading
 import types
 
 from ... import _core
 from ..._left_out import attributes as _attributes
 from ...autograd.function import Function
 from ...nn.parameter import Parameter
+from ...utils import checkpoint
 from .. import _check, get_process_group_ranks
 from .._group import ReduceOp
 from .._placements import Shard
@@ -219,6 +222,10 @@ class FSDPModule:
             waiting += [child for child in module._modules.values() if child is not None and not isinstance(child, FSDPModule)]
 
 
+# The places of entire parameters in the regions that this thread is in.
+_regions = threading.local()
+
+
 @contextlib.contextmanager
 def _gathered(unit):
     """A region in which the unit's modules have entire parameters."""
@@ -226,13 +233,34 @@ def _gathered(unit):
     for module, name, parameter in unit._own_places():
         if id(parameter) not in known:
             known[id(parameter)] = _Gather.apply(parameter, unit)
-        places.append((module, name, parameter))
-        module._parameters[name] = known[id(parameter)]
+        places.append((module, name, known[id(parameter)]))
+    with _placed(places):
+        yield
+
+
+@contextlib.contextmanager
+def _placed(places):
+    """A region in which modules have other parameters."""
+    former = [(module, name, module._parameters[name]) for module, name, _ in places]
+    entered = _regions.__dict__.setdefault("entered", [])
+    entered.append(places)
+    for module, name, parameter in places:
+        module._parameters[name] = parameter
     try:
         yield
     finally:
-        for module, name, parameter in places:
+        entered[:] = [one for one in entered if one is not places]
+        for module, name, parameter in former:
             module._parameters[name] = parameter
+
+
+def _again():
+    """Returns what makes a region with the entire parameters that this thread's modules have now; None if there are none."""
+    places = [place for entered in getattr(_regions, "entered", ()) for place in entered]
+    return functools.partial(_placed, places) if places else None
+
+
+checkpoint.surroundings.append(_again)
 
 
 def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None,

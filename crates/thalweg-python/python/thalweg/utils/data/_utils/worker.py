@@ -105,8 +105,7 @@ def _seed(base_seed, worker_id, is_forked):
     seed = base_seed + worker_id
     random.seed(seed)
     if is_forked:
-        # The current device and generators from before the fork belong to devices that are not there.
-        _core._set_current_device("sim")
+        # Generators from before the fork belong to devices that are not there.
         vars(sys.modules[__name__.partition(".")[0]]).pop("default_generator", None)
         generators._is_forked = True
     generators.manual_seed(seed)

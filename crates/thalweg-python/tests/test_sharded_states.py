@@ -1,0 +1,194 @@
+"""States of modules whose parameters are divided among ranks, and the helpers of PyTorch's around them, against one rank that has everything."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import pathlib
+
+import thalweg as th
+import thalweg.distributed as dist
+from support import close
+from thalweg import nn
+from thalweg.distributed import checkpoint as dcp
+from thalweg.distributed.fsdp import fully_shard
+from thalweg.distributed.tensor import DTensor
+
+X = th.arange(32.0).view(8, 4).sin()
+
+
+def net():
+    """Returns a network with the same numbers at each call."""
+    made = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    for place, parameter in enumerate(made.parameters()):
+        parameter.data.copy_((th.arange(float(parameter.numel())) * 0.7 + place).sin().view(parameter.shape))
+    return made
+
+
+def steps(module, optimizer, count, rank=None, norm=None):
+    """Trains on all rows, or on a rank's half of them, whose means are those of all."""
+    for _ in range(count):
+        optimizer.zero_grad()
+        parts = [X[0::2], X[1::2]] if rank is None else [X[rank::2]]
+        (sum(module(part).square().mean() for part in parts) / len(parts)).backward()
+        if norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), norm)
+        optimizer.step()
+
+
+def sharded():
+    made = net()
+    fully_shard(made[0])
+    return fully_shard(made)
+
+
+def saved_and_loaded(rank, folder):
+    from thalweg.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, get_state_dict, set_state_dict
+
+    class Program(dcp.Stateful):
+        def __init__(self, module, optimizer):
+            self.own = module, optimizer
+
+        def state_dict(self):
+            return dict(zip(("model", "optim"), get_state_dict(*self.own)))
+
+        def load_state_dict(self, state):
+            set_state_dict(*self.own, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    module = sharded()
+    optimizer = th.optim.Adam(module.parameters(), lr=0.1)
+    steps(module, optimizer, 2, rank, 0.3)
+    dcp.save({"program": Program(module, optimizer)}, checkpoint_id=folder)
+    other = sharded()
+    fresh = th.optim.Adam(other.parameters(), lr=0.7)
+    dcp.load({"program": Program(other, fresh)}, checkpoint_id=folder)
+    assert fresh.param_groups[0]["lr"] == 0.1
+    steps(module, optimizer, 1, rank, 0.3)
+    steps(other, fresh, 1, rank, 0.3)
+    for mine, loaded in zip(module.parameters(), other.parameters()):
+        assert th.equal(mine.full_tensor(), loaded.full_tensor())
+    shown = optimizer.state_dict()["state"][0]["exp_avg"]
+    assert isinstance(shown, DTensor) and shown.full_tensor().shape == (5, 4)
+    whole = get_optimizer_state_dict(module, optimizer, options=StateDictOptions(full_state_dict=True))
+    return [parameter.full_tensor().tolist() for parameter in module.parameters()], whole["state"]["2.weight"]["exp_avg"].tolist()
+
+
+def test_states_are_those_of_one_rank():
+    module = net()
+    optimizer = th.optim.Adam(module.parameters(), lr=0.1)
+    steps(module, optimizer, 3, norm=0.3)
+    with tempfile.TemporaryDirectory() as folder:
+        for found, average in dist.run_ranks(saved_and_loaded, 2, (folder,)):
+            for value, parameter in zip(found, module.parameters()):
+                close(value, parameter.tolist(), 1e-4)
+            close(average, optimizer.state[module[2].weight]["exp_avg"].tolist(), 1e-4)
+        path = os.path.join(folder, "whole.pt")
+        dcp.dcp_to_torch_save(folder, path)
+        assert th.load(path)["program"]["optim"]["state"]["0.weight"]["exp_avg"].shape == (5, 4)
+
+
+def from_meta(rank):
+    with th.device("meta"):
+        module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    fully_shard(module)
+    assert all(parameter.is_meta and parameter.placements[0].is_shard(0) for parameter in module.parameters())
+    parts = {name: dist.tensor.distribute_tensor(value, module[0].weight.device_mesh, module[0].weight.placements)
+             for name, value in net().state_dict().items()}
+    module.load_state_dict(parts, assign=True)
+    module.unshard()
+    assert module[0].weight.shape == (5, 4) and not isinstance(module[0].weight, DTensor)
+    module.reshard()
+    return module(X).tolist()
+
+
+def computed_again(rank):
+    from thalweg.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+    module = net()
+    apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, nn.Linear))
+    fully_shard(module)
+    module(X).sum().backward()
+    assert sorted(module.state_dict()) == sorted(net().state_dict())
+    return [th.cat(dist.group.WORLD.tensors(parameter.grad, "gradient")).tolist() for parameter in module.parameters()]
+
+
+def test_modules_without_memory_and_computed_again():
+    for found in dist.run_ranks(from_meta, 2):
+        close(found, net()(X).tolist(), 1e-6)
+    module = net()
+    module(X).sum().backward()
+    for found in dist.run_ranks(computed_again, 2):
+        for gradient, parameter in zip(found, module.parameters()):
+            close(gradient, parameter.grad.tolist(), 1e-5)
+
+
+def divided_twice(rank):
+    from thalweg.distributed.tensor import Replicate, Shard
+    from thalweg.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    module = net()
+    parallelize_module(module, mesh["model"], {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()})
+    parallelize_module(module, mesh["model"], PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate()))
+    fully_shard(module, mesh=mesh["data"])
+    assert module[0].weight.full_tensor().tolist() == net()[0].weight.tolist() and module[2].weight.placements == (Shard(0), Shard(1))
+    optimizer = th.optim.SGD(module.parameters(), lr=0.1)
+    steps(module, optimizer, 2, mesh.get_local_rank("data"), 0.3)
+    return [parameter.full_tensor().tolist() for parameter in module.parameters()]
+
+
+def test_parameters_that_two_groups_divide():
+    module = net()
+    steps(module, th.optim.SGD(module.parameters(), lr=0.1), 2, norm=0.3)
+    for found in dist.run_ranks(divided_twice, 4):
+        for value, parameter in zip(found, module.parameters()):
+            close(value, parameter.tolist(), 1e-4)
+
+
+def helpers(rank):
+    from thalweg.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from thalweg.distributed.nn.functional import all_gather, all_reduce
+    from thalweg.distributed.optim import ZeroRedundancyOptimizer
+    from thalweg.nn.parallel import DistributedDataParallel
+    x = th.full((2,), rank + 1.0, requires_grad=True)
+    (th.stack(all_gather(x)) * th.tensor([[1.0], [3.0]]) * (rank + 1)).sum().backward()
+    assert x.grad.tolist() == [3.0, 3.0] if rank == 0 else [9.0, 9.0]
+    y = th.ones(2, requires_grad=True)
+    (all_reduce(y * 2) * (rank + 1)).sum().backward()
+    assert y.grad.tolist() == [6.0, 6.0]
+    module = DistributedDataParallel(net())
+    module.register_comm_hook(None, fp16_compress_hook)
+    optimizer = ZeroRedundancyOptimizer(module.parameters(), th.optim.Adam, lr=0.1)
+    steps(module, optimizer, 2, rank)
+    optimizer.consolidate_state_dict(0)
+    with contextlib.nullcontext() if rank == 0 else raises(RuntimeError, "consolidate"):
+        assert sorted(optimizer.state_dict()["state"]) == [0, 1, 2, 3]
+    return [parameter.tolist() for parameter in module.parameters()]
+
+
+@contextlib.contextmanager
+def raises(kind, text):
+    try:
+        yield
+    except kind as error:
+        assert text in str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def test_helpers_of_several_ranks():
+    module = net()
+    steps(module, th.optim.Adam(module.parameters(), lr=0.1), 2)
+    for found in dist.run_ranks(helpers, 2):
+        for value, parameter in zip(found, module.parameters()):
+            close(value, parameter.tolist(), 2e-2)
+
+
+def test_modules_of_torch_are_run_by_name():
+    package = str(pathlib.Path(th.__file__).parent.parent)
+    program = "import os, torch; torch.distributed.init_process_group('gloo'); print(torch.distributed.get_world_size(), torch.cuda.device_count())"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "program.py"
+        path.write_text(program)
+        run = subprocess.run([sys.executable, "-m", "thalweg", "-m", "torch.distributed.run", "--nproc-per-node", "1", str(path)], text=True, timeout=60,
+                             capture_output=True, env={**os.environ, "PYTHONPATH": package, "THALWEG_SIMULATED_AS": "cuda", "THALWEG_SIM_DEVICES": "3"})
+        count = th.cuda.device_count() or 3
+        assert run.returncode == 0 and run.stdout.split() == ["1", str(count)], run.stdout + run.stderr
