@@ -169,7 +169,7 @@ macro_rules! entry_points {
     (@entry $bindings:ident [] [$symbol:ident] [$($argument:ident)*] [$($type:ty),*]) => {
         let theirs = $bindings::$symbol as unsafe fn($($crate::cuda::table::entry_points!(@any $argument)),*) -> _;
         let sizes: Vec<usize> = vec![$(size_of::<$type>()),*];
-        assert_eq!(sizes, $crate::cuda::oracle::ArgumentSizes::sizes(theirs), "arguments of {}", stringify!($symbol));
+        assert_eq!(sizes, $crate::cuda::argument_sizes::ArgumentSizes::sizes(theirs), "arguments of {}", stringify!($symbol));
     };
     (@any $argument:ident) => { _ };
 }
