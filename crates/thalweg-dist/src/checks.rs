@@ -2,7 +2,7 @@
 
 use thalweg_driver::{ElementFormat, Reduction};
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result, element_format};
+use thalweg_runtime::{Error, Result, element_format, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 
 use crate::{ProcessGroup, ReduceOp};
@@ -15,22 +15,20 @@ pub(crate) fn moved(dtype: DType) -> Result<ElementFormat> {
         DType::I32 => ElementFormat::R_32I,
         DType::I64 => ElementFormat::R_64I,
         other => element_format(other).ok_or_else(|| {
-            Error::invalid(format!("Input tensor data type is not supported for NCCL process group: {other}"))
+            invalid!("Input tensor data type is not supported for NCCL process group: {other}")
         })?,
     })
 }
 
 /// Returns the element format and the reduction for a dtype.
 pub(crate) fn reduced(dtype: DType, operation: ReduceOp) -> Result<(ElementFormat, Reduction)> {
-    if matches!(dtype, DType::F8E4m3 | DType::F8E5m2) {
-        return Err(Error::invalid("Unsupported Float8 type for NCCL reduction"));
-    }
+    refuse_if!(matches!(dtype, DType::F8E4m3 | DType::F8E5m2), "Unsupported Float8 type for NCCL reduction");
     let format = moved(dtype)?;
     let reduction = match operation {
         // Boolean bytes are 0 or 1, so OR is the maximum.
         ReduceOp::Sum if dtype == DType::Bool => Reduction::Maximum,
         ReduceOp::Avg if dtype == DType::Bool => {
-            return Err(Error::invalid("Cannot use ReduceOp.AVG with boolean inputs"));
+            refuse!("Cannot use ReduceOp.AVG with boolean inputs");
         }
         ReduceOp::Sum => Reduction::Sum,
         ReduceOp::Product => Reduction::Product,
@@ -38,9 +36,7 @@ pub(crate) fn reduced(dtype: DType, operation: ReduceOp) -> Result<(ElementForma
         ReduceOp::Max => Reduction::Maximum,
         ReduceOp::Avg => Reduction::Average,
         ReduceOp::PreMulSum(_) if !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64) => {
-            return Err(Error::invalid(format!(
-                "PreMulSum Data type must be half, float, bfloat16 or double, and not {dtype}"
-            )));
+            refuse!("PreMulSum Data type must be half, float, bfloat16 or double, and not {dtype}");
         }
         ReduceOp::PreMulSum(_) => Reduction::Sum,
     };
@@ -50,21 +46,19 @@ pub(crate) fn reduced(dtype: DType, operation: ReduceOp) -> Result<(ElementForma
 /// Checks that tensors are on the group's device and contiguous.
 pub(crate) fn fit(group: &ProcessGroup, tensors: &[&Tensor]) -> Result<()> {
     for tensor in tensors {
-        if tensor.device() != group.device() {
-            return Err(Error::invalid(format!(
-                "Tensor found on device {} but rank {} of the process group is {}",
-                tensor.device(),
-                group.rank(),
-                group.device()
-            )));
-        }
-        if !tensor.is_contiguous() {
-            return Err(Error::invalid(format!(
-                "Tensors must be contiguous; one of shape {:?} has strides {:?}",
-                tensor.shape(),
-                tensor.layout().strides()
-            )));
-        }
+        refuse_if!(
+            tensor.device() != group.device(),
+            "Tensor found on device {} but rank {} of the process group is {}",
+            tensor.device(),
+            group.rank(),
+            group.device()
+        );
+        refuse_if!(
+            !tensor.is_contiguous(),
+            "Tensors must be contiguous; one of shape {:?} has strides {:?}",
+            tensor.shape(),
+            tensor.layout().strides()
+        );
     }
     Ok(())
 }
@@ -74,17 +68,16 @@ pub(crate) fn is_member(group: &ProcessGroup, what: &str, rank: u32) -> Result<(
     if rank < group.size() {
         return Ok(());
     }
-    Err(Error::invalid(format!("{what}: rank {rank} is not part of a group of {} ranks", group.size())))
+    Err(invalid!("{what}: rank {rank} is not part of a group of {} ranks", group.size()))
 }
 
 /// Checks that a rank is in the group and is not this rank.
 pub(crate) fn is_other(group: &ProcessGroup, what: &str, rank: u32) -> Result<()> {
     is_member(group, what, rank)?;
-    if rank == group.rank() {
-        return Err(Error::invalid(format!(
-            "Invalid {what} rank: {what} rank should not be the same as the rank of the current process."
-        )));
-    }
+    refuse_if!(
+        rank == group.rank(),
+        "Invalid {what} rank: {what} rank should not be the same as the rank of the current process."
+    );
     Ok(())
 }
 
@@ -93,11 +86,11 @@ pub(crate) fn same_dtype(output: &Tensor, input: &Tensor) -> Result<()> {
     if output.dtype() == input.dtype() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "output tensor must have the same type as input tensor: {} and {}",
         output.dtype(),
         input.dtype()
-    )))
+    ))
 }
 
 /// Checks that there is a tensor for each rank.
@@ -105,11 +98,11 @@ pub(crate) fn one_per_rank(group: &ProcessGroup, what: &str, tensors: &[Tensor])
     if tensors.len() == group.size() as usize {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "Tensor list {what} must match number of collective participants: {} tensors, {} ranks",
         tensors.len(),
         group.size()
-    )))
+    ))
 }
 
 /// Returns the number of rows of dimension 0 that are sent to or received from each rank.
@@ -118,23 +111,16 @@ pub(crate) fn splits(group: &ProcessGroup, tensor: &Tensor, sizes: Option<&[usiz
     let rows = tensor.shape().first().copied().unwrap_or(1);
     let Some(sizes) = sizes.filter(|sizes| !sizes.is_empty()) else {
         if !rows.is_multiple_of(ranks) {
-            return Err(Error::invalid(format!(
-                "Tensor's dim 0 does not divide equally across group size: {rows} rows, {ranks} ranks"
-            )));
+            refuse!("Tensor's dim 0 does not divide equally across group size: {rows} rows, {ranks} ranks");
         }
         return Ok(vec![rows / ranks; ranks]);
     };
     if sizes.len() != ranks {
-        return Err(Error::invalid(format!(
-            "Number of tensor splits not equal to group size: {} splits, {ranks} ranks",
-            sizes.len()
-        )));
+        refuse!("Number of tensor splits not equal to group size: {} splits, {ranks} ranks", sizes.len());
     }
     let sum = sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
     if sum != Some(rows) {
-        return Err(Error::invalid(format!(
-            "Split sizes doesn't match total dim 0 size: splits {sizes:?}, {rows} rows"
-        )));
+        refuse!("Split sizes doesn't match total dim 0 size: splits {sizes:?}, {rows} rows");
     }
     Ok(sizes.to_vec())
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{CollectiveOperation, DevicePointer, ElementFormat};
-use thalweg_runtime::{CollectivePart, Error, Event, Label, Result};
+use thalweg_runtime::{CollectivePart, Error, Event, Label, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::caller::{at_line, in_call, in_function, label_at};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -150,14 +150,13 @@ impl Coalescing<'_> {
         in_call(label.operator, &[output, input], label.location, || {
             fit(self.group, &[output, input])?;
             same_dtype(output, input)?;
-            if Some(output.elements()) != input.elements().checked_mul(self.group.size() as usize) {
-                return Err(Error::invalid(format!(
-                    "output tensor size must be equal to world_size times input tensor size: {} and {} times {}",
-                    output.elements(),
-                    self.group.size(),
-                    input.elements()
-                )));
-            }
+            refuse_if!(
+                Some(output.elements()) != input.elements().checked_mul(self.group.size() as usize),
+                "output tensor size must be equal to world_size times input tensor size: {} and {} times {}",
+                output.elements(),
+                self.group.size(),
+                input.elements()
+            );
             self.add_from(
                 input,
                 output,
@@ -180,13 +179,12 @@ impl Coalescing<'_> {
                 same_dtype(output, input)?;
             }
             let own = &outputs[self.group.rank() as usize];
-            if own.elements() != input.elements() {
-                return Err(Error::invalid(format!(
-                    "all_gather: the output of this rank has {} elements, its input {}",
-                    own.elements(),
-                    input.elements()
-                )));
-            }
+            refuse_if!(
+                own.elements() != input.elements(),
+                "all_gather: the output of this rank has {} elements, its input {}",
+                own.elements(),
+                input.elements()
+            );
             moved(input.dtype())?;
             for (rank, output) in (0..).zip(outputs) {
                 self.broadcast_from(rank, input.pointer(), output, label)?;
@@ -210,14 +208,13 @@ impl Coalescing<'_> {
         in_call(label.operator, &[output, input], label.location, || {
             fit(self.group, &[output, input])?;
             same_dtype(output, input)?;
-            if Some(input.elements()) != output.elements().checked_mul(self.group.size() as usize) {
-                return Err(Error::invalid(format!(
-                    "input tensor must be the same size as output size times world size: {} and {} times {}",
-                    input.elements(),
-                    output.elements(),
-                    self.group.size()
-                )));
-            }
+            refuse_if!(
+                Some(input.elements()) != output.elements().checked_mul(self.group.size() as usize),
+                "input tensor must be the same size as output size times world size: {} and {} times {}",
+                input.elements(),
+                output.elements(),
+                self.group.size()
+            );
             let (format, reduction) = reduced(input.dtype(), operation)?;
             let send = self.multiplied(input, operation)?;
             let operation = CollectiveOperation::ReduceScatter(reduction);
@@ -242,13 +239,12 @@ impl Coalescing<'_> {
                 same_dtype(output, input)?;
             }
             let own = &inputs[self.group.rank() as usize];
-            if own.elements() != output.elements() {
-                return Err(Error::invalid(format!(
-                    "reduce_scatter: the input of this rank's place has {} elements, its output {}",
-                    own.elements(),
-                    output.elements()
-                )));
-            }
+            refuse_if!(
+                own.elements() != output.elements(),
+                "reduce_scatter: the input of this rank's place has {} elements, its output {}",
+                own.elements(),
+                output.elements()
+            );
             let (format, reduction) = reduced(output.dtype(), operation)?;
             for (root, input) in (0..).zip(inputs) {
                 let send = self.multiplied(input, operation)?;
@@ -283,7 +279,7 @@ impl Coalescing<'_> {
             same_dtype(output, input)?;
             let row = |tensor: &Tensor| tensor.shape().iter().skip(1).product::<usize>();
             if row(output) != row(input) {
-                return Err(Error::invalid("all_to_all_single: rows of input and output differ in size"));
+                refuse!("all_to_all_single: rows of input and output differ in size");
             }
             let pieces = |tensor: &Tensor, sizes: Option<&[usize]>| -> Result<Vec<(DevicePointer, usize)>> {
                 let (row, bytes) = (row(tensor), tensor.dtype().size_bytes());
@@ -333,12 +329,13 @@ impl Coalescing<'_> {
         label: Label,
     ) -> Result<()> {
         let (own, format) = (self.group.rank() as usize, moved(like.dtype())?);
-        if from[own].1 != to[own].1 {
-            return Err(Error::invalid(format!(
-                "{}: rank {own} sends {} elements to itself and gets {}",
-                label.operator, from[own].1, to[own].1
-            )));
-        }
+        refuse_if!(
+            from[own].1 != to[own].1,
+            "{}: rank {own} sends {} elements to itself and gets {}",
+            label.operator,
+            from[own].1,
+            to[own].1
+        );
         let bytes = (from[own].1 * like.dtype().size_bytes()) as u64;
         self.copy(from[own].0, to[own].0, bytes, label);
         for peer in (0..from.len()).filter(|&peer| peer != own) {
@@ -388,11 +385,9 @@ impl Coalescing<'_> {
     ) -> Result<&'t [Tensor]> {
         let is_root = root == self.group.rank();
         match list {
-            None if is_root => {
-                Err(Error::invalid(format!("Argument `{name}` must be specified on {role} rank.")))
-            }
+            None if is_root => Err(invalid!("Argument `{name}` must be specified on {role} rank.")),
             Some(_) if !is_root => {
-                Err(Error::invalid(format!("Argument `{name}` must NOT be specified on non-{role} ranks.")))
+                Err(invalid!("Argument `{name}` must NOT be specified on non-{role} ranks."))
             }
             None => Ok(&[]),
             Some(list) => {
@@ -400,13 +395,12 @@ impl Coalescing<'_> {
                 for other in list {
                     fit(self.group, &[other])?;
                     same_dtype(other, tensor)?;
-                    if other.elements() != tensor.elements() {
-                        return Err(Error::invalid(format!(
-                            "All tensor operands to scatter/gather must have the same number of elements: {} and {}",
-                            other.elements(),
-                            tensor.elements()
-                        )));
-                    }
+                    refuse_if!(
+                        other.elements() != tensor.elements(),
+                        "All tensor operands to scatter/gather must have the same number of elements: {} and {}",
+                        other.elements(),
+                        tensor.elements()
+                    );
                 }
                 Ok(list)
             }
@@ -538,7 +532,7 @@ impl Coalescing<'_> {
         let location = Location::caller();
         at_line(location, || {
             let Some(label) = self.label else {
-                return Err(Error::invalid("coalescing: nothing was collected"));
+                refuse!("coalescing: nothing was collected");
             };
             self.group.check()?;
             self.submit_as(label).map_err(|error| self.group.explain(error))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse_if};
 
 use crate::store::{DEFAULT_STORE_TIMEOUT, PrefixStore, Store, TcpStore, TorchStore};
 use crate::{GroupOptions, ProcessGroup};
@@ -53,26 +53,24 @@ impl LaunchEnvironment {
             return Ok(None);
         };
         let missing = |name: &str| {
-            Error::invalid(format!(
+            invalid!(
                 "environment variable {name} expected, but not set: start the program with torchrun, or set RANK, WORLD_SIZE, \
                  LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
-            ))
+            )
         };
         let number = |name: &str| -> Result<u32> {
             let value = variable(name).ok_or_else(|| missing(name))?;
-            value.parse().map_err(|_| Error::invalid(format!("{name}={value} is not a number")))
+            value.parse().map_err(|_| invalid!("{name}={value} is not a number"))
         };
         let [rank, world_size, local_rank] = *launcher;
         let (rank, world_size) = (number(rank)?, number(world_size)?);
         // With one process per machine no local rank is needed.
         let local_rank = if variable(local_rank).is_some() { number(local_rank)? } else { 0 };
-        if rank >= world_size {
-            return Err(Error::invalid(format!("rank {rank} is not in a world of {world_size} ranks")));
-        }
+        refuse_if!(rank >= world_size, "rank {rank} is not in a world of {world_size} ranks");
         let master_address = variable("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?;
         let port = |name: &str| -> Result<Option<u16>> {
             let Some(value) = variable(name) else { return Ok(None) };
-            value.parse().map(Some).map_err(|_| Error::invalid(format!("{name}={value} is not a port")))
+            value.parse().map(Some).map_err(|_| invalid!("{name}={value} is not a port"))
         };
         let own_port = port("THALWEG_STORE_PORT")?;
         let store_port = match own_port {

@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use thalweg_driver::Code;
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, MemPool, Result, Stream};
+use thalweg_runtime::{
+    Communicator, CommunicatorId, Device, Error, Label, MemPool, Result, Stream, refuse, refuse_if,
+};
 use thalweg_tensor::caller::{at_line, label_at};
 
 use crate::flight::{Entry, FlightRecorder, Tensors};
@@ -133,11 +135,10 @@ impl ProcessGroup {
         options: GroupOptions,
     ) -> Result<Self> {
         at_line(Location::caller(), || {
-            if rank >= world_size {
-                return Err(Error::invalid(format!(
-                    "init_process_group: rank {rank} is not in a world of {world_size} ranks, which are 0 to world_size - 1"
-                )));
-            }
+            refuse_if!(
+                rank >= world_size,
+                "init_process_group: rank {rank} is not in a world of {world_size} ranks, which are 0 to world_size - 1"
+            );
             let plan = Plan {
                 name: FIRST.to_owned(),
                 rank,
@@ -250,21 +251,16 @@ impl ProcessGroup {
         at_line(Location::caller(), || {
             self.check()?;
             for (place, &rank) in ranks.iter().enumerate() {
-                if rank >= self.size() {
-                    return Err(Error::invalid(format!(
-                        "new_group: the new group's rank should be within the world_size set by init_process_group: {rank} of {}",
-                        self.size()
-                    )));
-                }
+                refuse_if!(
+                    rank >= self.size(),
+                    "new_group: the new group's rank should be within the world_size set by init_process_group: {rank} of {}",
+                    self.size()
+                );
                 if ranks[..place].contains(&rank) {
-                    return Err(Error::invalid(format!(
-                        "new_group: group ranks should be unique, and {rank} is named twice"
-                    )));
+                    refuse!("new_group: group ranks should be unique, and {rank} is named twice");
                 }
             }
-            if ranks.is_empty() {
-                return Err(Error::invalid("new_group: a group of no ranks"));
-            }
+            refuse_if!(ranks.is_empty(), "new_group: a group of no ranks");
             let number = self.0.children.fetch_add(1, Ordering::Relaxed);
             self.agree(
                 "new_group",
@@ -667,12 +663,11 @@ fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> R
     }
     let nonsense = || Error::distributed("the store's entry `id` is none: do others use the same store?");
     let (id, maker) = found.split_first_chunk::<{ CommunicatorId::BYTES }>().ok_or_else(nonsense)?;
-    if device.is_simulated() && maker != process {
-        return Err(Error::invalid(
-            "simulated devices of several processes do not reach each other: run the ranks as threads of one process \
-             (`run_ranks`), or on GPUs",
-        ));
-    }
+    refuse_if!(
+        device.is_simulated() && maker != process,
+        "simulated devices of several processes do not reach each other: run the ranks as threads of one process \
+         (`run_ranks`), or on GPUs"
+    );
     Ok(CommunicatorId(*id))
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::caller::at_line;
 
 use crate::ProcessGroup;
@@ -105,10 +105,10 @@ impl DeviceMesh {
     pub fn submesh(&self, names: &[&str]) -> Result<Self> {
         let places: Vec<usize> = names.iter().map(|name| self.place(name)).collect::<Result<_>>()?;
         if places.is_empty() || places.windows(2).any(|pair| pair[0] >= pair[1]) {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "submesh: dimensions are named in the order of the mesh, each once: {names:?} of {:?}",
                 self.names()
-            ))
+            )
             .at(Location::caller()));
         }
         let dimensions = places.into_iter().map(|place| self.dimensions[place].clone()).collect();
@@ -121,8 +121,7 @@ impl DeviceMesh {
         let found = self.dimensions.iter().position(|dimension| dimension.name == name);
         found.ok_or_else(|| {
             let names = self.names();
-            Error::invalid(format!("the mesh has no dimension \"{name}\": they are {names:?}"))
-                .at(Location::caller())
+            invalid!("the mesh has no dimension \"{name}\": they are {names:?}").at(Location::caller())
         })
     }
 }
@@ -137,23 +136,19 @@ impl fmt::Debug for DeviceMesh {
 fn check(ranks: usize, shape: &[usize], names: &[&str]) -> Result<()> {
     let product = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
     if shape.is_empty() || product != Some(ranks) {
-        return Err(Error::invalid(format!(
-            "init_device_mesh: a mesh of shape {shape:?} does not have the group's {ranks} ranks"
-        )));
+        refuse!("init_device_mesh: a mesh of shape {shape:?} does not have the group's {ranks} ranks");
     }
-    if names.len() != shape.len() {
-        return Err(Error::invalid(format!(
-            "init_device_mesh: mesh_shape and mesh_dim_names should have the same length, got {} and {}",
-            shape.len(),
-            names.len()
-        )));
-    }
+    refuse_if!(
+        names.len() != shape.len(),
+        "init_device_mesh: mesh_shape and mesh_dim_names should have the same length, got {} and {}",
+        shape.len(),
+        names.len()
+    );
     for (place, name) in names.iter().enumerate() {
-        if name.is_empty() || names[..place].contains(name) {
-            return Err(Error::invalid(format!(
-                "init_device_mesh: each dimension has a name of its own, and \"{name}\" is empty or there twice"
-            )));
-        }
+        refuse_if!(
+            name.is_empty() || names[..place].contains(name),
+            "init_device_mesh: each dimension has a name of its own, and \"{name}\" is empty or there twice"
+        );
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid};
 
 use crate::ProcessGroup;
 use crate::group::GroupState;
@@ -47,8 +47,8 @@ pub(crate) fn resolve(name: &str, device: &Device) -> Result<ProcessGroup> {
         .filter_map(Weak::upgrade)
         .find(|group| group.registered_name == name && group.device == *device);
     found.map(ProcessGroup).ok_or_else(|| {
-        Error::invalid(format!(
+        invalid!(
             "Could not resolve the process group registered under the name {name}: {device} is not a rank of such a group"
-        ))
+        )
     })
 }

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
@@ -44,9 +44,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn broadcast_object(&self, object: &[u8], src: u32) -> Result<Vec<u8>> {
         at_line(Location::caller(), || {
-            if src >= self.size() {
-                return Err(Error::invalid(format!("broadcast_object: rank {src} of {} ranks", self.size())));
-            }
+            refuse_if!(src >= self.size(), "broadcast_object: rank {src} of {} ranks", self.size());
             let length = Tensor::from_slice(&[object.len() as i64], &[1], self.device())?;
             self.broadcast(&length, src)?.wait()?;
             let length = length.item::<i64>()? as usize;
@@ -112,17 +110,14 @@ impl ProcessGroup {
                 return self.receive_parts(&[own.item::<i64>()?], src).map(|mut objects| objects.remove(0));
             }
             let Some(objects) = objects else {
-                return Err(Error::invalid(
-                    "Argument `scatter_object_input_list` must be specified on src rank.",
-                ));
+                refuse!("Argument `scatter_object_input_list` must be specified on src rank.");
             };
-            if objects.len() != self.size() as usize {
-                return Err(Error::invalid(format!(
-                    "scatter_object_list: rank {src} gives {} objects to {} ranks: give one per rank",
-                    objects.len(),
-                    self.size()
-                )));
-            }
+            refuse_if!(
+                objects.len() != self.size() as usize,
+                "scatter_object_list: rank {src} gives {} objects to {} ranks: give one per rank",
+                objects.len(),
+                self.size()
+            );
             let lengths = objects.iter().map(|object| lengths_of(self, &[object]));
             self.scatter(&own, Some(&lengths.collect::<Result<Vec<_>>>()?), src)?.wait()?;
             let others: Vec<(u32, &[u8])> = (0..)
@@ -215,5 +210,5 @@ fn some(what: &str, count: usize) -> Result<()> {
     if count > 0 {
         return Ok(());
     }
-    Err(Error::invalid(format!("{what}: expected argument `object_list` to be a list of size at least 1")))
+    Err(invalid!("{what}: expected argument `object_list` to be a list of size at least 1"))
 }

@@ -34,7 +34,7 @@ impl ExprId {
 }
 
 macro_rules! define_unary {
-    ($($(#[doc = $doc:literal])+ $function:ident $method:ident $cuda:literal [$narrow:path, $wide:path] [$ulp:literal, $double_ulp:literal];)*) => {
+    ($($(#[doc = $doc:literal])+ $function:ident $method:ident $cuda:literal [$narrow:path, $wide:path];)*) => {
         /// A primitive of one operand. The result has the operand's dtype.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Unary {
@@ -95,16 +95,6 @@ macro_rules! define_unary {
                 match self {
                     $(Self::$function => Some($wide),)*
                     _ => None,
-                }
-            }
-
-            /// Returns the largest error of the GPU's result, in units in the last place. `dtype` is the operand's; operands
-            /// other than 64-bit floats are computed in f32 or exactly.
-            pub const fn ulp_budget(self, dtype: DType) -> u32 {
-                let is_double = matches!(dtype, DType::F64);
-                match self {
-                    $(Self::$function => if is_double { $double_ulp } else { $ulp },)*
-                    _ => 0,
                 }
             }
         }

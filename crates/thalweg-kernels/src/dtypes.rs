@@ -11,10 +11,7 @@ pub(crate) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType
 
 /// Checks that a dtype is one of [`DTYPES`].
 pub(crate) fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
-    match DTYPES.contains(&dtype) {
-        true => Ok(()),
-        false => Err(Fault::new(format!("{kernel} does not take {dtype}"))),
-    }
+    Fault::unless(DTYPES.contains(&dtype), || format!("{kernel} does not take {dtype}"))
 }
 
 /// Rounds a number to the type in which sums of elements are kept: f32, or f64 for elements of f64.

@@ -76,14 +76,16 @@ impl ExtremumColumns {
             )));
         }
         let is_whole = inner.is_multiple_of(self.width());
-        match is_whole && inner < 1 << 31 && (1..1 << 32).contains(&length) && outer < 1 << 16 {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
-                "places of extrema in columns: it takes fewer than 2¹⁶ matrices of columns of 1 to 2³² - 1 elements, which lie side by side \
+        Fault::unless(
+            is_whole && inner < 1 << 31 && (1..1 << 32).contains(&length) && outer < 1 << 16,
+            || {
+                format!(
+                    "places of extrema in columns: it takes fewer than 2¹⁶ matrices of columns of 1 to 2³² - 1 elements, which lie side by side \
                  in multiples of {}, not {outer} × {length} × {inner}",
-                self.width()
-            ))),
-        }
+                    self.width()
+                )
+            },
+        )
     }
 
     /// Returns the number of columns of a thread.

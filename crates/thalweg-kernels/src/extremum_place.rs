@@ -90,13 +90,12 @@ impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
 
     fn check(&self) -> Result<(), Fault> {
         let ExtremumPlace { rows, length, dtype, .. } = self.kernel;
-        match DTYPES.contains(&dtype) && (1..1 << 32).contains(&length) && rows < 1 << 16 {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+        Fault::unless(DTYPES.contains(&dtype) && (1..1 << 32).contains(&length) && rows < 1 << 16, || {
+            format!(
                 "places of extrema: it takes fewer than 2¹⁶ rows of 1 to 2³² - 1 elements of float32, float16 or bfloat16, not {rows} of \
                  {length} of {dtype}"
-            ))),
-        }
+            )
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

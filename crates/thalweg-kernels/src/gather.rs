@@ -94,12 +94,9 @@ impl NativeKernel for Placed<GatherRows, Operands> {
 
     fn check(&self) -> Result<(), Fault> {
         let [source, _, result] = self.at;
-        match GatherRows::takes(self.kernel.sizes[3], [source, result]) {
-            true => Ok(()),
-            false => {
-                Err(Fault::new(format!("gather_rows: rows of {} bytes are not whole", self.kernel.sizes[3])))
-            }
-        }
+        Fault::unless(GatherRows::takes(self.kernel.sizes[3], [source, result]), || {
+            format!("gather_rows: rows of {} bytes are not whole", self.kernel.sizes[3])
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -174,10 +174,9 @@ impl NativeKernel for Placed<Magnitudes, Operands> {
         if !FLOATS.contains(&dtype) {
             return Err(Fault::new(format!("magnitudes: it takes floating-point numbers, not {dtype}")));
         }
-        match count <= CAPACITY {
-            true => Ok(()),
-            false => Err(Fault::new(format!("magnitudes: it takes up to {CAPACITY} tensors, not {count}"))),
-        }
+        Fault::unless(count <= CAPACITY, || {
+            format!("magnitudes: it takes up to {CAPACITY} tensors, not {count}")
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -124,10 +124,9 @@ impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
             );
             return Err(Fault::new(why));
         }
-        match self.at.weight.address().is_multiple_of(16) {
-            true => Ok(()),
-            false => Err(Fault::new("next_token: weights begin at a multiple of 16 bytes".to_owned())),
-        }
+        Fault::unless(self.at.weight.address().is_multiple_of(16), || {
+            "next_token: weights begin at a multiple of 16 bytes".to_owned().to_owned()
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -61,10 +61,9 @@ impl NativeKernel for Placed<PadRows, Operands> {
         let PadRows { row_bytes, source_distance, target_row_bytes, .. } = self.kernel;
         let [source, target] = self.at.map(DevicePointer::address);
         let all = row_bytes | source_distance | target_row_bytes | source | target;
-        match all.is_multiple_of(2) {
-            true => Ok(()),
-            false => Err(Fault::new("pad_rows: an element has a multiple of 2 bytes".to_owned())),
-        }
+        Fault::unless(all.is_multiple_of(2), || {
+            "pad_rows: an element has a multiple of 2 bytes".to_owned().to_owned()
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

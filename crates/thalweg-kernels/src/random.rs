@@ -194,12 +194,9 @@ impl NativeKernel for Placed<Draw, Operands> {
         if !FLOATS.contains(&dtype) {
             return Err(Fault::new(format!("{} does not take {dtype}", distribution.name())));
         }
-        match (1..=MOST_THREADS).contains(&threads) {
-            true => Ok(()),
-            false => {
-                Err(Fault::new(format!("random numbers of {threads} threads, not of 1 to {MOST_THREADS}")))
-            }
-        }
+        Fault::unless((1..=MOST_THREADS).contains(&threads), || {
+            format!("random numbers of {threads} threads, not of 1 to {MOST_THREADS}")
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

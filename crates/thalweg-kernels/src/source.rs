@@ -21,6 +21,7 @@ const INCLUDED: &[(&str, &str)] = files! {
     "attention/draws.cuh"
     "attention/forward.cuh"
     "attention/tiles.cuh"
+    "decoder_layers/layers.cuh"
     "decompose/jacobi.cuh"
     "decompose/matrices.cuh"
     "matmul/few_rows/arguments.cuh"

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::history::{Enabled, HistorySettings};
-use thalweg_memory::{Block, DeviceAllocator, HostAllocator, HostSettings, Settings, StreamId};
+use thalweg_memory::{Block, DeviceAllocator, HostAllocator, Settings, StreamId};
 
 const SAMPLES: usize = 101;
 
@@ -133,7 +133,7 @@ fn pairs_with_a_use(steps: u64) -> Measured {
 }
 
 fn host_pairs(bytes: u64, steps: u64) -> Measured {
-    let allocator = HostAllocator::new(Arc::new(FakeUpstream::new(1 << 40)), HostSettings::default());
+    let allocator = HostAllocator::new(Arc::new(FakeUpstream::new(1 << 40)), Settings::default());
     measure(steps, |steps| {
         for _ in 0..steps {
             black_box(allocator.allocate(black_box(bytes)).expect("the fake host is large"));

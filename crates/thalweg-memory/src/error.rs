@@ -45,8 +45,6 @@ pub(crate) enum Kind {
     Fixed { what: &'static str },
     #[error("{0}")]
     Settings(SettingsError),
-    #[error("{what} is {value}, but must be {allowed}")]
-    OutOfRange { what: &'static str, value: String, allowed: &'static str },
     #[error(
         "{pool:?} cannot be checkpointed, or put back to this checkpoint: {problem}; nothing was changed"
     )]
@@ -160,7 +158,6 @@ impl AllocationError {
                 | Kind::Reentered
                 | Kind::Fixed { .. }
                 | Kind::Settings(_)
-                | Kind::OutOfRange { .. }
                 | Kind::Checkpoint { .. }
                 | Kind::Sharing(_)
                 | Kind::Address { .. }

@@ -131,9 +131,7 @@ pub use graph_pools::liveness::{LiveBlock, LivenessWatch};
 pub use ids::{PoolId, SizeClass, StreamFilter, StreamId};
 pub use ipc::imports::SharedMemory;
 pub use ipc::sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
-pub use pinned::{
-    HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
-};
+pub use pinned::{HostAllocator, HostBlock, HostStatistics, StatisticEntry, Tally, TimeStatistic};
 pub use policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES};
 pub use settings::{
     Backend, Concerns, CrossStreamReuse, KeyDescription, Policy, PowerTwoDivisions, Reserve, Settings,

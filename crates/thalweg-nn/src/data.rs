@@ -42,7 +42,7 @@ use std::thread::JoinHandle;
 
 use thalweg_ir::{DType, Element, byte_count};
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, Stream};
+use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, Stream, invalid, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{at_line, label_at};
 use thalweg_tensor::random::Generator;
@@ -180,9 +180,7 @@ impl<D: Dataset> DataLoader<D> {
     #[track_caller]
     pub fn new(dataset: Arc<D>, options: DataLoaderOptions, device: &Device) -> Result<Self> {
         at_line(Location::caller(), || {
-            if options.batch_size == 0 {
-                return Err(Error::invalid("DataLoader: batch_size must be at least 1"));
-            }
+            refuse_if!(options.batch_size == 0, "DataLoader: batch_size must be at least 1");
             let fields = dataset.fields();
             let ahead = (options.num_workers * options.prefetch_factor.max(1)).max(1) + 1;
             let batch = || {
@@ -190,7 +188,7 @@ impl<D: Dataset> DataLoader<D> {
                 let sizes = sizes.collect::<Result<Vec<usize>>>()?;
                 let buffer = |&bytes: &usize| {
                     let bytes = bytes.checked_mul(options.batch_size);
-                    let bytes = bytes.ok_or_else(|| Error::invalid("DataLoader: a batch is too large"))?;
+                    let bytes = bytes.ok_or_else(|| invalid!("DataLoader: a batch is too large"))?;
                     PinnedBuffer::new(device, bytes.max(1) as u64)
                 };
                 let buffers = sizes.iter().map(buffer).collect::<Result<_>>()?;
@@ -331,7 +329,7 @@ fn read_sample<D: Dataset>(dataset: &D, sample: usize, fields: &mut [SampleField
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
             let text = text.map_or_else(String::new, |text| format!(": {text}"));
-            Err(Error::invalid(format!("DataLoader: the data set panicked as it read sample {sample}{text}")))
+            Err(invalid!("DataLoader: the data set panicked as it read sample {sample}{text}"))
         }
     }
 }
@@ -421,7 +419,7 @@ impl<D: Dataset> Epoch<'_, D> {
     fn advance(&mut self) -> Result<Vec<Tensor>> {
         self.queue_tasks();
         if self.ahead.is_empty() {
-            let stopped = || Error::invalid("DataLoader: a worker stopped without a batch: did it panic?");
+            let stopped = || invalid!("DataLoader: a worker stopped without a batch: did it panic?");
             let filled = self.take(true).ok_or_else(stopped)?;
             self.copy(filled)?;
         }

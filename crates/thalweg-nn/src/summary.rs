@@ -25,7 +25,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crc::{CRC_32_ISCSI, Crc};
 use serde_json::{Value, json};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 
 /// The checksum of TensorFlow's record files (CRC-32C).
 static CHECKSUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
@@ -100,7 +100,7 @@ impl SummaryWriter {
 }
 
 fn failed(folder: &Path, error: &std::io::Error) -> Error {
-    Error::invalid(format!("the summary in {} cannot be written: {error}", folder.display()))
+    invalid!("the summary in {} cannot be written: {error}", folder.display())
 }
 
 fn wall_time() -> f64 {

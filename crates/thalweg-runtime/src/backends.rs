@@ -11,6 +11,7 @@ use thalweg_ir::DType;
 use thalweg_kernels::matmul::{Factor, Matmul};
 
 use crate::{Error, Result};
+use crate::{invalid, refuse};
 
 /// The precision in which a product of 32-bit floats is computed (`fp32_precision`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -56,9 +57,10 @@ impl FromStr for Fp32Precision {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|precision| precision.name() == name).ok_or_else(|| {
-            Error::invalid(format!("fp32_precision '{name}': write `none`, `ieee`, `tf32` or `bfx9`"))
-        })
+        Self::ALL
+            .into_iter()
+            .find(|precision| precision.name() == name)
+            .ok_or_else(|| invalid!("fp32_precision '{name}': write `none`, `ieee`, `tf32` or `bfx9`"))
     }
 }
 
@@ -75,9 +77,7 @@ pub fn fp32_precision() -> Fp32Precision {
 /// [`Error::is_invalid_argument`] for [`Fp32Precision::Bfx9`], which is only for products.
 pub fn set_fp32_precision(precision: Fp32Precision) -> Result<()> {
     if precision == Fp32Precision::Bfx9 {
-        return Err(Error::invalid(
-            "`bfx9` is a precision of products: set it by `backends::cuda::matmul::set_fp32_precision`",
-        ));
+        refuse!("`bfx9` is a precision of products: set it by `backends::cuda::matmul::set_fp32_precision`");
     }
     FP32_PRECISION.store(precision as u8, Ordering::Relaxed);
     Ok(())
@@ -94,9 +94,7 @@ pub fn set_float32_matmul_precision(precision: &str) -> Result<()> {
         "highest" => Fp32Precision::Ieee,
         "high" | "medium" => Fp32Precision::Tf32,
         _ => {
-            return Err(Error::invalid(format!(
-                "float32_matmul_precision '{precision}': write `highest`, `high` or `medium`"
-            )));
+            refuse!("float32_matmul_precision '{precision}': write `highest`, `high` or `medium`");
         }
     };
     cuda::matmul::set_fp32_precision(precision);
@@ -121,7 +119,7 @@ pub mod cuda {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    use crate::{Error, Result};
+    use crate::{Error, Result, refuse_if};
 
     /// The implementation that computes products (`preferred_blas_library`).
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -184,11 +182,7 @@ pub mod cuda {
     /// # Errors
     /// [`Error::is_invalid_argument`] for more than 1 GiB.
     pub fn set_cublaslt_workspace_size(bytes: u64) -> Result<()> {
-        if bytes > 1 << 30 {
-            return Err(Error::invalid(format!(
-                "a workspace of {bytes} bytes: give 1 GiB (1073741824) at most"
-            )));
-        }
+        refuse_if!(bytes > 1 << 30, "a workspace of {bytes} bytes: give 1 GiB (1073741824) at most");
         WORKSPACE.store(bytes + 1, Ordering::Relaxed);
         Ok(())
     }
@@ -199,7 +193,7 @@ pub mod cuda {
         use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
         use super::super::Fp32Precision;
-        use crate::{Error, Result};
+        use crate::{Error, Result, refuse};
 
         static PRECISION: AtomicU8 = AtomicU8::new(Fp32Precision::None as u8);
         static FP16_REDUCTION: AtomicU8 = AtomicU8::new(REDUCED);
@@ -271,9 +265,9 @@ pub mod cuda {
                 (false, true) => FULL,
                 (false, false) => FULL_WITHOUT_SPLIT_K,
                 (true, false) => {
-                    return Err(Error::invalid(
-                        "reduced precision is of products that are split along k: allow the split, or neither",
-                    ));
+                    refuse!(
+                        "reduced precision is of products that are split along k: allow the split, or neither"
+                    );
                 }
             };
             cell.store(state, Ordering::Relaxed);

@@ -19,6 +19,7 @@ use thalweg_kernels::convolution;
 
 use crate::deferred::{Before, queue_deferred_before};
 use crate::recorder::{self, Memory, Place, Recorded, Recorder, Touched, Work};
+use crate::refuse;
 use crate::{Buffer, Error, Result, Stream};
 
 pub use crate::recorder::{excluded, note_given, note_made, recorded, refuse};
@@ -221,10 +222,7 @@ impl Queueing<'_> {
     pub fn make(&mut self, number: usize, pointer: DevicePointer) -> Result<()> {
         let numbered = self.list.given[number];
         if alignment_of(pointer.address()) < numbered.zeros {
-            return Err(Error::invalid(format!(
-                "the address {:#x} is aligned too little",
-                pointer.address()
-            )));
+            refuse!("the address {:#x} is aligned too little", pointer.address());
         }
         self.bases[numbered.memory as usize] = pointer.address();
         Ok(())

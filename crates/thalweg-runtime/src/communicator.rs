@@ -7,6 +7,7 @@ use thalweg_driver::{
 };
 
 use crate::graph::Command;
+use crate::refuse;
 use crate::{Device, Error, Result, Stream};
 
 /// A device's rank in a communicator. Dropping it leaves the communicator, which *blocks* until its collectives are done;
@@ -118,10 +119,7 @@ impl Communicator {
         let mut accesses: SmallVec<[Access; 8]> = SmallVec::new();
         for call in &group {
             let Some(own) = call.accesses(self.info.rank, self.info.ranks) else {
-                return Err(Error::invalid(format!(
-                    "{}: {} elements are more than there are addresses",
-                    call.operation, call.count
-                )));
+                refuse!("{}: {} elements are more than there are addresses", call.operation, call.count);
             };
             accesses.extend(own);
         }

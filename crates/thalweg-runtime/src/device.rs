@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{DeviceProperties, Driver, Instrument, Label, Process};
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_memory::{AllocationError, DeviceAllocator, HostAllocator, HostSettings};
+use thalweg_memory::{AllocationError, DeviceAllocator, HostAllocator};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use crate::deferred::queue_deferred;
@@ -30,6 +30,7 @@ use crate::spare_events::SpareEvents;
 use crate::stream::{Entered, current_device, enter};
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
+use crate::{invalid, refuse};
 
 /// The number of a device among all devices that the process ever opened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -152,17 +153,17 @@ impl Device {
     fn named(name: &str) -> Result<Self> {
         let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
         let index = index.parse().map_err(|_| {
-            Error::invalid(format!(
+            invalid!(
                 "Invalid device string: '{name}': '{index}' is not a device number; write `cuda:0`, `sim:0` or `meta`"
-            ))
+            )
         })?;
         match kind {
             "cuda" => Self::cuda(index),
             "sim" => Self::sim(index),
             "meta" if index == 0 => Self::meta(),
-            _ => Err(Error::invalid(format!(
+            _ => Err(invalid!(
                 "Invalid device string: '{name}': unknown kind '{kind}'; write `cuda:0`, `sim:0` or `meta`"
-            ))),
+            )),
         }
     }
 
@@ -494,7 +495,7 @@ pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error 
     } else if error.is_capture() {
         Error::capture(format!("{device}: {error}"))
     } else {
-        Error::invalid(format!("{device}: {error}"))
+        invalid!("{device}: {error}")
     }
 }
 
@@ -515,8 +516,7 @@ impl System {
     fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
         let forgotten = ForgottenStreams::new(driver.clone());
         let upstream = DriverUpstream::new(driver.clone(), 0, forgotten.clone());
-        let host_allocator =
-            HostAllocator::new(Arc::new(upstream), HostSettings::from(&environment.allocator));
+        let host_allocator = HostAllocator::new(Arc::new(upstream), environment.allocator.clone());
         let auditor = Auditor::new(driver.clone());
         let opened = Opens::default();
         Self { driver, auditor, environment: environment.clone(), forgotten, host_allocator, opened }
@@ -590,10 +590,7 @@ impl Devices {
             let kind = self.system.driver.name();
             let names: Vec<_> = (0..count).map(|index| format!("{kind}:{index}")).collect();
             let more = if kind == "sim" { " (THALWEG_SIM_DEVICES=N makes more)" } else { "" };
-            return Err(Error::invalid(format!(
-                "there is no device {kind}:{index}; there is {}{more}",
-                names.join(", ")
-            )));
+            refuse!("there is no device {kind}:{index}; there is {}{more}", names.join(", "));
         };
         match device {
             Some(device) => Ok(device.clone()),

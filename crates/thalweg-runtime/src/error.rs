@@ -69,6 +69,44 @@ const LISTED_SUSPECTS: usize = 16;
 /// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Makes the error of a request that cannot be served ([`Error::invalid`]), with a text that is written like that of [`format!`]. The
+/// `Error` is the one in scope.
+#[macro_export]
+macro_rules! invalid {
+    ($($text:tt)+) => {
+        Error::invalid(::std::format!($($text)+))
+    };
+}
+
+/// Returns from the function with the error that [`invalid!`] makes.
+#[macro_export]
+macro_rules! refuse {
+    ($($text:tt)+) => {
+        return ::std::result::Result::Err($crate::invalid!($($text)+))
+    };
+}
+
+/// Does what [`refuse!`] does if a condition holds.
+///
+/// ```
+/// # use thalweg_runtime::{Error, Result, refuse_if};
+/// fn half(count: usize) -> Result<usize> {
+///     refuse_if!(count % 2 != 0, "{count} elements have no half");
+///     Ok(count / 2)
+/// }
+///
+/// assert_eq!(half(4).unwrap(), 2);
+/// assert!(half(3).unwrap_err().is_invalid_argument());
+/// ```
+#[macro_export]
+macro_rules! refuse_if {
+    ($condition:expr, $($text:tt)+) => {
+        if $condition {
+            $crate::refuse!($($text)+);
+        }
+    };
+}
+
 impl Error {
     /// Creates the error of a request that cannot be served. The text describes the problem, the values involved, and the remedy.
     pub fn invalid(text: impl Into<String>) -> Self {

@@ -11,6 +11,7 @@ use crate::graph::Command;
 use crate::recorder;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
+use crate::{invalid, refuse, refuse_if};
 
 /// A marker in a stream. It is created on its device by the first [`Event::record`], as in PyTorch; until then it counts as
 /// complete, and waiting for it does nothing.
@@ -162,12 +163,11 @@ impl Event {
         let recorded = if is_node { Some(self.recorded_on(stream.device())?.0) } else { self.recorded() };
         match recorded {
             Some(recorded) => {
-                if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
-                    return Err(Error::invalid(format!(
-                        "a stream cannot wait for an event of a device with which it shares no driver; call `synchronize` on the event (they are of {})",
-                        stream.device().told_apart(&recorded.device)
-                    )));
-                }
+                refuse_if!(
+                    !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()),
+                    "a stream cannot wait for an event of a device with which it shares no driver; call `synchronize` on the event (they are of {})",
+                    stream.device().told_apart(&recorded.device)
+                );
                 let driver = stream.device().driver();
                 if is_node {
                     let call = || driver.stream_wait_event_external(stream.handle(), recorded.handle);
@@ -236,7 +236,7 @@ impl Event {
     #[track_caller]
     pub fn elapsed_ms(&self, end: &Self) -> Result<f32> {
         if !self.flags.timing || !end.flags.timing {
-            return Err(Error::invalid("both events need timing: make them with `Event::with_timing`"));
+            refuse!("both events need timing: make them with `Event::with_timing`");
         }
         match (self.recorded(), end.recorded()) {
             (Some(start), Some(end)) => {
@@ -244,7 +244,7 @@ impl Event {
                 start.device.called(Label::here("elapsed_ms"));
                 start.device.check(start.device.driver().event_elapsed_ms(start.handle, end.handle))
             }
-            _ => Err(Error::invalid("both events must be recorded before the time between them is taken")),
+            _ => Err(invalid!("both events must be recorded before the time between them is taken")),
         }
     }
 }

@@ -15,6 +15,7 @@ use thalweg_kernels::NativeKernel;
 
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
+use crate::invalid;
 use crate::loaded::{CompiledCode, KernelCode, KernelKey, LoadedKernel};
 use crate::loop_kernel::LoopKernel;
 use crate::{Device, Error, Result, kernel_pack};
@@ -164,9 +165,9 @@ fn record(folder: &Path, name: &str, source: &str) -> Result<()> {
     let file = folder.join(format!("{name}-{}.cu", disk_cache::fingerprint(source)));
     // Files of the same name have the same content, so it does not matter which of several processes writes last.
     let written = || disk_cache::replace(&file, &[source.as_bytes()]);
-    std::fs::create_dir_all(folder).and_then(|()| written()).map_err(|error| {
-        Error::invalid(format!("the kernel cannot be recorded in {}: {error}", folder.display()))
-    })
+    std::fs::create_dir_all(folder)
+        .and_then(|()| written())
+        .map_err(|error| invalid!("the kernel cannot be recorded in {}: {error}", folder.display()))
 }
 
 /// Returns the options with which every kernel is compiled for an architecture (`sm_90`).
@@ -182,9 +183,7 @@ fn options_for(architecture: &str) -> CompileOptions {
 pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -> Result<PathBuf> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
     let key = EntryKey { source, options: &options, architecture, compiler: "" };
-    let refused = |error| {
-        Error::invalid(format!("the kernel {name} cannot be written to {}: {error}", folder.display()))
-    };
+    let refused = |error| invalid!("the kernel {name} cannot be written to {}: {error}", folder.display());
     if disk_cache::read(folder, &key).map_err(refused)?.is_none() {
         let image = compiler()?.compile(source, name, &options_for(architecture))?.cubin;
         disk_cache::write(folder, &key, &image).map_err(refused)?;

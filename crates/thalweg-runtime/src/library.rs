@@ -33,6 +33,7 @@ use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_for, preferred_blas_
 use crate::recorder;
 use crate::tunable::Solution;
 use crate::{Buffer, Error, Result, Stream, backends, tunable};
+use crate::{refuse, refuse_if};
 
 /// The size below which no algorithm that needs scratch memory is worthwhile, unless it divides the terms.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
@@ -89,9 +90,7 @@ impl Stream {
     /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not [supported](Self::takes_wide),
     /// and the driver's errors.
     pub fn matmul_into_wide(&self, product: &Matmul, at: [DevicePointer; 3], label: Label) -> Result<()> {
-        if !self.takes_wide(product) {
-            return Err(Error::invalid(format!("matmul {product}: no library here gives it in float32")));
-        }
+        refuse_if!(!self.takes_wide(product), "matmul {product}: no library here gives it in float32");
         self.matmul_as_tuned(product, &Operands { at, bias: None, is_wide: true }, label)
     }
 
@@ -114,9 +113,7 @@ impl Stream {
             None => self.takes_bias(product),
         };
         if !is_taken {
-            return Err(Error::invalid(format!(
-                "matmul {product}: no library here adds a bias to it or takes an activation of it"
-            )));
+            refuse!("matmul {product}: no library here adds a bias to it or takes an activation of it");
         }
         match epilogue.activation {
             None => {
@@ -306,7 +303,7 @@ impl Stream {
         let placed = Placed { kernel: *call, at: *at };
         placed.check().map_err(|fault| Error::invalid(fault.to_string()))?;
         let Some(mut attention) = attention_call(call, at) else {
-            return Err(Error::invalid("attention: the library computes in 16-bit floats"));
+            refuse!("attention: the library computes in 16-bit floats");
         };
         let bytes = self
             .device()
@@ -339,7 +336,7 @@ impl Stream {
         label: Label,
     ) -> Result<()> {
         if let Some(fault) = shape.fault() {
-            return Err(Error::invalid(format!("convolution: {fault}")));
+            refuse!("convolution: {fault}");
         }
         let call = ConvolutionCall {
             shape: *shape,
@@ -372,7 +369,7 @@ impl Stream {
         label: Label,
     ) -> Result<()> {
         if let Some(fault) = shape.fault() {
-            return Err(Error::invalid(format!("Fourier transform: {fault}")));
+            refuse!("Fourier transform: {fault}");
         }
         let call = FourierCall { shape: *shape, input, output, workspace: None };
         let device = self.device();
@@ -390,7 +387,7 @@ impl Stream {
     /// driver's errors.
     pub fn library_dense(&self, call: &DenseCall, label: Label) -> Result<()> {
         if let Some(fault) = call.fault() {
-            return Err(Error::invalid(format!("decomposition: {fault}")));
+            refuse!("decomposition: {fault}");
         }
         let (device, dense) = (self.device(), GpuCall::Dense(call.clone()));
         let bytes = device.driver().library_workspace(device.index(), &dense)?;
@@ -406,7 +403,7 @@ impl Stream {
     /// [`Error::is_invalid_argument`] for an invalid description, and the driver's errors.
     pub fn recurrent_memory(&self, shape: &RecurrentShape) -> Result<RecurrentMemory> {
         if let Some(fault) = shape.fault() {
-            return Err(Error::invalid(format!("recurrent network: {fault}")));
+            refuse!("recurrent network: {fault}");
         }
         let device = self.device();
         self.check(device.driver().recurrent_memory(device.index(), shape))

@@ -15,6 +15,7 @@ use crate::device::from_allocation;
 use crate::graph::{GraphPool, OverwritePolicy};
 use crate::memory::CollectiveMemory;
 use crate::{Communicator, Device, Error, Label, Result};
+use crate::{invalid, refuse_if};
 
 /// A private memory pool. After it is dropped, its cached memory is released as soon as its last block is freed and no scope uses
 /// it.
@@ -72,10 +73,9 @@ impl MemPool {
     fn registered(&self, outcome: thalweg_driver::Result<bool>, label: Label) -> Result<()> {
         match self.device.check(outcome)? {
             true => Ok(()),
-            false => Err(Error::invalid(format!(
-                "{}: the pool is registered with this communicator already",
-                label.operator
-            ))),
+            false => {
+                Err(invalid!("{}: the pool is registered with this communicator already", label.operator))
+            }
         }
     }
 
@@ -93,26 +93,22 @@ impl MemPool {
         let memory = self.memory_for(communicator, label)?;
         match self.device.check(memory.deregister(communicator))? {
             true => Ok(()),
-            false => Err(Error::invalid(format!(
-                "{}: the pool is not registered with this communicator",
-                label.operator
-            ))),
+            false => Err(invalid!("{}: the pool is not registered with this communicator", label.operator)),
         }
     }
 
     fn memory_for(&self, communicator: &Communicator, label: Label) -> Result<&CollectiveMemory> {
         let call = label.operator;
-        if *communicator.device() != self.device {
-            return Err(Error::invalid(format!(
-                "{call}: the pool is one of {}, and the communicator has {}",
-                self.device,
-                communicator.device()
-            )));
-        }
+        refuse_if!(
+            *communicator.device() != self.device,
+            "{call}: the pool is one of {}, and the communicator has {}",
+            self.device,
+            communicator.device()
+        );
         self.collective.as_deref().ok_or_else(|| {
-            Error::invalid(format!(
+            invalid!(
                 "{call}: NCCL did not allocate the memory of this pool: make the pool by `MemPool::for_collectives`"
-            ))
+            )
         })
     }
 

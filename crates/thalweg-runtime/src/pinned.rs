@@ -8,6 +8,7 @@ use thalweg_driver::{HostPointer, Label, StreamHandle};
 use thalweg_memory::{HostBlock, StreamId};
 
 use crate::device::from_allocation;
+use crate::refuse_if;
 use crate::{Device, Error, Result, Stream};
 
 /// Page-locked host memory from the cache: the only host memory that is copied asynchronously.
@@ -117,13 +118,12 @@ impl PinnedBuffer {
     }
 
     pub(crate) fn check_range(&self, offset_bytes: u64, bytes: u64) -> Result<()> {
-        if offset_bytes.checked_add(bytes).is_none_or(|end| end > self.size_bytes()) {
-            return Err(Error::invalid(format!(
-                "pinned buffer of {} bytes: bytes {offset_bytes} to {} are outside",
-                self.size_bytes(),
-                offset_bytes.saturating_add(bytes)
-            )));
-        }
+        refuse_if!(
+            offset_bytes.checked_add(bytes).is_none_or(|end| end > self.size_bytes()),
+            "pinned buffer of {} bytes: bytes {offset_bytes} to {} are outside",
+            self.size_bytes(),
+            offset_bytes.saturating_add(bytes)
+        );
         Ok(())
     }
 

@@ -24,6 +24,7 @@ use thalweg_memory::StreamId;
 use crate::deferred::{Before, has_deferred, queue_deferred, queue_deferred_before};
 use crate::device::{Device, DeviceId};
 use crate::graph::Command;
+use crate::invalid;
 use crate::memory::outside_capture;
 use crate::recorder;
 use crate::stream_state::{StreamKind, StreamState};
@@ -472,11 +473,7 @@ fn current_stream_of(device: DeviceId) -> Option<Stream> {
 
 /// Refuses work that mixes devices.
 pub(crate) fn same_device(what: &str, expected: &Device, found: &Device) -> Result<()> {
-    if expected == found {
-        Ok(())
-    } else {
-        Err(Error::invalid(format!("{what} is on {found}, expected {expected}")))
-    }
+    if expected == found { Ok(()) } else { Err(invalid!("{what} is on {found}, expected {expected}")) }
 }
 
 #[cfg(test)]

@@ -28,6 +28,15 @@ fn end_of_copy(endpoint: Endpoint, bytes: u64, mode: AccessMode) -> Access {
     }
 }
 
+impl SanitizerDriver {
+    /// Enters memory that a call returned, by its start and size, into the model.
+    fn appeared(&self, kind: ObjectKind, device: u32, (start, bytes): (u64, u64), call: &'static str) {
+        let mut model = self.model.lock();
+        let site = model.sites.labelled(take_label(), call);
+        model.appeared(kind, device, start, bytes, site);
+    }
+}
+
 impl Driver for SanitizerDriver {
     thalweg_driver::wraps!(inner);
 
@@ -161,25 +170,19 @@ impl Driver for SanitizerDriver {
     fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         self.arrive();
         let pointer = self.inner.memory_allocate(device, bytes)?;
-        let mut model = self.model.lock();
-        let site = model.sites.labelled(take_label(), "memory_allocate");
-        model.appeared(ObjectKind::Plain, device, pointer.address(), bytes, site);
+        self.appeared(ObjectKind::Plain, device, (pointer.address(), bytes), "memory_allocate");
         Ok(pointer)
     }
 
     fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         let pointer = self.inner.memory_allocate_managed(device, bytes)?;
-        let mut model = self.model.lock();
-        let site = model.sites.labelled(take_label(), "memory_allocate_managed");
-        model.appeared(ObjectKind::Plain, device, pointer.address(), bytes, site);
+        self.appeared(ObjectKind::Plain, device, (pointer.address(), bytes), "memory_allocate_managed");
         Ok(pointer)
     }
 
     fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         let pointer = self.inner.memory_allocate_collective(device, bytes)?;
-        let mut model = self.model.lock();
-        let site = model.sites.labelled(take_label(), "memory_allocate_collective");
-        model.appeared(ObjectKind::Plain, device, pointer.address(), bytes, site);
+        self.appeared(ObjectKind::Plain, device, (pointer.address(), bytes), "memory_allocate_collective");
         Ok(pointer)
     }
 
@@ -333,9 +336,7 @@ impl Driver for SanitizerDriver {
 
     fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         let pointer = self.inner.host_allocate(bytes, flags)?;
-        let mut model = self.model.lock();
-        let site = model.sites.labelled(take_label(), "host_allocate");
-        model.appeared(ObjectKind::Pinned, 0, pointer.address(), bytes, site);
+        self.appeared(ObjectKind::Pinned, 0, (pointer.address(), bytes), "host_allocate");
         Ok(pointer)
     }
 

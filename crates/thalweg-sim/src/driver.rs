@@ -27,6 +27,15 @@ use crate::calls::transfer::{self, take_away};
 use crate::executor::faults::Point;
 use crate::executor::task::{BorrowedTarget, Task, Work};
 
+/// Defines calls that enter the machine: `fn name(arguments) -> answer = enter(…);`.
+macro_rules! entries {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty = $enter:ident($($passed:expr),*);)*) => {
+        $(fn $name(&self $(, $argument: $type)*) -> Result<$answer> {
+            self.$enter($($passed),*)
+        })*
+    };
+}
+
 impl Driver for SimDriver {
     // ---- Devices and contexts -------------------------------------------------------------------------------------
 
@@ -47,122 +56,80 @@ impl Driver for SimDriver {
         Ok(self.properties(device))
     }
 
-    fn context_is_active(&self, device: u32) -> Result<bool> {
-        self.enter("cuDevicePrimaryCtxGetState", |state| Ok(state.device(device)?.is_active))
-    }
-
-    fn context_initialize(&self, device: u32) -> Result<()> {
-        self.enter("cuDevicePrimaryCtxRetain", |state| {
+    entries! {
+        fn context_is_active(device: u32) -> bool =
+            enter("cuDevicePrimaryCtxGetState", |state| Ok(state.device(device)?.is_active));
+        fn context_initialize(device: u32) -> () = enter("cuDevicePrimaryCtxRetain", |state| {
             state.device(device)?;
             state.forbid_in_capture("context_initialize")?;
             state.usable(device)
-        })
-    }
-
-    fn device_synchronize(&self, device: u32) -> Result<()> {
-        self.enter_and_wait("cuCtxSynchronize", |mut locked| {
+        });
+        fn device_synchronize(device: u32) -> () = enter_and_wait("cuCtxSynchronize", |mut locked| {
             locked.usable(device)?;
             locked.forbid_on_capturing_device(device, "device_synchronize")?;
             let work = locked.device_frontier(device);
             locked.wait_for_result(&work)?.check_alive(device)
-        })
-    }
-
-    fn memory_info(&self, device: u32) -> Result<MemoryInfo> {
-        self.enter("cuMemGetInfo", |state| {
+        });
+        fn memory_info(device: u32) -> MemoryInfo = enter("cuMemGetInfo", |state| {
             state.usable(device)?;
             Ok(state.memory.info(device))
-        })
-    }
-
-    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
-        self.enter("cuDeviceCanAccessPeer", |state| {
+        });
+        fn can_access_peer(device: u32, peer: u32) -> bool = enter("cuDeviceCanAccessPeer", |state| {
             state.device(device)?;
             state.device(peer)?;
             Ok(device != peer)
-        })
-    }
-
-    fn enable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
-        self.enter("cuCtxEnablePeerAccess", |state| {
+        });
+        fn enable_peer_access(device: u32, peer: u32) -> () = enter("cuCtxEnablePeerAccess", |state| {
             state.usable(device)?;
             state.usable(peer)?;
             state.memory.enable_peer(device, peer)
-        })
-    }
-
-    fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
-        self.enter("cuCtxDisablePeerAccess", |state| {
+        });
+        fn disable_peer_access(device: u32, peer: u32) -> () = enter("cuCtxDisablePeerAccess", |state| {
             state.usable(device)?;
             state.usable(peer)?;
             state.memory.disable_peer(device, peer)
-        })
+        });
     }
 
     // ---- Streams --------------------------------------------------------------------------------------------------
 
-    fn default_stream(&self, device: u32) -> Result<StreamHandle> {
-        self.enter("cuDevicePrimaryCtxRetain", |state| {
+    entries! {
+        fn default_stream(device: u32) -> StreamHandle = enter("cuDevicePrimaryCtxRetain", |state| {
             state.usable(device)?;
             Ok(StreamHandle::from_raw(state.devices[device as usize].default_stream))
-        })
-    }
-
-    fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle> {
-        self.enter("cuStreamCreateWithPriority", |state| {
+        });
+        fn stream_create(device: u32, priority: i32) -> StreamHandle = enter("cuStreamCreateWithPriority", |state| {
             Ok(StreamHandle::from_raw(state.stream_create(device, priority, false)?))
-        })
-    }
-
-    fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
-        self.enter("cuStreamDestroy", |state| state.stream_destroy(stream.raw()))
-    }
-
-    fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
-        self.enter("cuStreamGetDevice", |state| Ok(state.number_and_device(stream.raw())?.1))
-    }
-
-    fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
-        self.enter("cuStreamGetPriority", |state| {
+        });
+        fn stream_destroy(stream: StreamHandle) -> () = enter("cuStreamDestroy", |state| state.stream_destroy(stream.raw()));
+        fn stream_device(stream: StreamHandle) -> u32 =
+            enter("cuStreamGetDevice", |state| Ok(state.number_and_device(stream.raw())?.1));
+        fn stream_priority(stream: StreamHandle) -> i32 = enter("cuStreamGetPriority", |state| {
             let own = state.stream_id(stream.raw())?;
             Ok(state.stream(own).priority)
-        })
-    }
-
-    fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool> {
-        self.enter("cuStreamGetFlags", |state| {
+        });
+        fn stream_is_blocking(stream: StreamHandle) -> bool = enter("cuStreamGetFlags", |state| {
             let own = state.stream_id(stream.raw())?;
             let found = state.stream(own);
             Ok(found.is_blocking || found.is_legacy)
-        })
-    }
-
-    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
-        self.query("cuStreamQuery", stream.raw(), |state| {
+        });
+        fn stream_query(stream: StreamHandle) -> bool = query("cuStreamQuery", stream.raw(), |state| {
             let own = state.enter(stream.raw())?;
             state.forbid_on_capturing(own, "stream_query")?;
             state.forbid_in_capture("stream_query")?;
             Ok(state.frontier(own))
-        })
-    }
-
-    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
-        self.enter_and_wait("cuStreamSynchronize", |mut locked| {
+        });
+        fn stream_synchronize(stream: StreamHandle) -> () = enter_and_wait("cuStreamSynchronize", |mut locked| {
             let own = locked.enter(stream.raw())?;
             locked.forbid_on_capturing(own, "stream_synchronize")?;
             locked.forbid_in_capture("stream_synchronize")?;
             let device = locked.stream(own).device;
             let work = locked.frontier(own);
             locked.wait_for_result(&work)?.check_alive(device)
-        })
-    }
-
-    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        self.submit("cuStreamWaitEvent", stream, |state| state.stream_wait_event(stream.raw(), event.raw()))
-    }
-
-    fn stream_from_external(&self, device: u32, stream: ExternalStream) -> Result<StreamHandle> {
-        self.enter("cuStreamGetCtx", |state| {
+        });
+        fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> () =
+            submit("cuStreamWaitEvent", stream, |state| state.stream_wait_event(stream.raw(), event.raw()));
+        fn stream_from_external(device: u32, stream: ExternalStream) -> StreamHandle = enter("cuStreamGetCtx", |state| {
             if stream.context().is_some() {
                 return Err(Refusal::new(
                     Code::InvalidContext,
@@ -170,87 +137,66 @@ impl Driver for SimDriver {
                 ));
             }
             Ok(StreamHandle::from_raw(state.stream_from_external(device, stream.cuda_stream())?))
-        })
-    }
-
-    fn cuda_stream(&self, stream: StreamHandle) -> Result<u64> {
-        self.enter("cuStreamGetId", |state| Ok(state.number_and_device(stream.raw())?.0))
+        });
+        fn cuda_stream(stream: StreamHandle) -> u64 =
+            enter("cuStreamGetId", |state| Ok(state.number_and_device(stream.raw())?.0));
     }
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
-    fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {
-        self.enter("cuEventCreate", |state| Ok(EventHandle::from_raw(state.event_create(device, flags)?)))
-    }
-
-    fn event_destroy(&self, event: EventHandle) -> Result<()> {
-        self.enter("cuEventDestroy", |state| {
+    entries! {
+        fn event_create(device: u32, flags: EventFlags) -> EventHandle =
+            enter("cuEventCreate", |state| Ok(EventHandle::from_raw(state.event_create(device, flags)?)));
+        fn event_destroy(event: EventHandle) -> () = enter("cuEventDestroy", |state| {
             state.events.remove(event.raw()).map(|_| ()).ok_or_else(|| unknown("event", event.raw()))
-        })
-    }
-
-    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        self.submit("cuEventRecord", stream, |state| state.event_record(event.raw(), stream.raw()))
-    }
-
-    fn event_record_external(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        self.enter("cuEventRecordWithFlags", |state| state.event_record_external(event.raw(), stream.raw()))
-    }
-
-    fn stream_wait_event_external(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        self.enter("cuStreamWaitEvent", |state| state.stream_wait_event_external(stream.raw(), event.raw()))
+        });
+        fn event_record(event: EventHandle, stream: StreamHandle) -> () =
+            submit("cuEventRecord", stream, |state| state.event_record(event.raw(), stream.raw()));
+        fn event_record_external(event: EventHandle, stream: StreamHandle) -> () =
+            enter("cuEventRecordWithFlags", |state| state.event_record_external(event.raw(), stream.raw()));
+        fn stream_wait_event_external(stream: StreamHandle, event: EventHandle) -> () =
+            enter("cuStreamWaitEvent", |state| state.stream_wait_event_external(stream.raw(), event.raw()));
     }
 
     fn cuda_event(&self, event: EventHandle) -> Result<u64> {
         Ok(event.raw())
     }
 
-    fn event_query(&self, event: EventHandle) -> Result<bool> {
-        self.query("cuEventQuery", event.raw(), |state| {
+    entries! {
+        fn event_query(event: EventHandle) -> bool = query("cuEventQuery", event.raw(), |state| {
             let unfinished = state.event_frontier(event.raw())?;
             state.forbid_in_capture("event_query")?;
             Ok(unfinished)
-        })
-    }
-
-    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
-        self.enter_and_wait("cuEventSynchronize", |mut locked| {
+        });
+        fn event_synchronize(event: EventHandle) -> () = enter_and_wait("cuEventSynchronize", |mut locked| {
             let work = locked.event_frontier(event.raw())?;
             locked.forbid_in_capture("event_synchronize")?;
             let device = locked.event_device(event.raw())?;
             locked.wait_for_result(&work)?.check_alive(device)
-        })
-    }
-
-    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
-        self.enter("cuEventElapsedTime", |state| {
+        });
+        fn event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32 = enter("cuEventElapsedTime", |state| {
             let (start, end) = state.event_times(start.raw(), end.raw())?;
             Ok(((end as f64 - start as f64) / 1e6) as f32)
-        })
+        });
     }
 
     // ---- Device memory --------------------------------------------------------------------------------------------
 
-    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
-        self.enter("cuMemAlloc", |state| {
+    entries! {
+        fn memory_allocate(device: u32, bytes: u64) -> DevicePointer = enter("cuMemAlloc", |state| {
             state.usable(device)?;
             state.forbid_in_capture("memory_allocate")?;
             state.executor.faults.pass(Point::DeviceMemory)?;
             state.memory.plain_allocate(device, bytes, SpanAccess::Plain).map(DevicePointer::new)
-        })
-    }
-
-    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
-        self.enter("cuMemAllocManaged", |state| {
+        });
+        fn memory_allocate_managed(device: u32, bytes: u64) -> DevicePointer = enter("cuMemAllocManaged", |state| {
             state.usable(device)?;
             state.forbid_in_capture("memory_allocate_managed")?;
             state.executor.faults.pass(Point::DeviceMemory)?;
             state.memory.plain_allocate(device, bytes, SpanAccess::Managed).map(DevicePointer::new)
-        })
-    }
-
-    fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()> {
-        self.enter("cuMemAdvise", |state| state.memory_advise(pointer.address(), bytes, advice))
+        });
+        fn memory_advise(pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> () =
+            enter("cuMemAdvise", |state| state.memory_advise(pointer.address(), bytes, advice));
     }
 
     fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
@@ -270,19 +216,14 @@ impl Driver for SimDriver {
         })
     }
 
-    fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
-        self.enter("cuMemAddressReserve", |state| {
+    entries! {
+        fn address_reserve(device: u32, bytes: u64) -> DevicePointer = enter("cuMemAddressReserve", |state| {
             state.usable(device)?;
             state.memory.address_reserve(bytes).map(DevicePointer::new)
-        })
-    }
-
-    fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
-        self.enter("cuMemAddressFree", |state| state.memory.address_free(pointer.address(), bytes))
-    }
-
-    fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle> {
-        self.enter("cuMemCreate", |state| {
+        });
+        fn address_free(pointer: DevicePointer, bytes: u64) -> () =
+            enter("cuMemAddressFree", |state| state.memory.address_free(pointer.address(), bytes));
+        fn physical_create(device: u32, bytes: u64, flags: PhysicalFlags) -> PhysicalHandle = enter("cuMemCreate", |state| {
             state.usable(device)?;
             if flags.gpu_direct_rdma {
                 let detail = "no network adapter reaches simulated memory: leave `gpu_direct_rdma` off";
@@ -290,24 +231,14 @@ impl Driver for SimDriver {
             }
             state.executor.faults.pass(Point::DeviceMemory)?;
             state.memory.physical_create(device, bytes, flags.share_as).map(PhysicalHandle::from_raw)
-        })
-    }
-
-    fn physical_release(&self, physical: PhysicalHandle) -> Result<()> {
-        self.enter("cuMemRelease", |state| state.memory.physical_release(physical.raw()))
-    }
-
-    fn memory_map(
-        &self,
-        pointer: DevicePointer,
-        bytes: u64,
-        physical: PhysicalHandle,
-        offset: u64,
-    ) -> Result<()> {
-        self.enter("cuMemMap", |state| {
-            state.executor.faults.pass(Point::Map)?;
-            state.memory.map(pointer.address(), bytes, physical.raw(), offset)
-        })
+        });
+        fn physical_release(physical: PhysicalHandle) -> () =
+            enter("cuMemRelease", |state| state.memory.physical_release(physical.raw()));
+        fn memory_map(pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> () =
+            enter("cuMemMap", |state| {
+                state.executor.faults.pass(Point::Map)?;
+                state.memory.map(pointer.address(), bytes, physical.raw(), offset)
+            });
     }
 
     fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
@@ -318,47 +249,30 @@ impl Driver for SimDriver {
         })
     }
 
-    fn memory_set_access(
-        &self,
-        pointer: DevicePointer,
-        bytes: u64,
-        device: u32,
-        access: MemoryAccess,
-    ) -> Result<()> {
-        self.enter("cuMemSetAccess", |state| {
-            state.usable(device)?;
-            state.memory.set_access(pointer.address(), bytes, device, access)
-        })
-    }
-
-    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
-        self.enter("cuMemExportToShareableHandle", |state| state.memory.physical_export(physical.raw()))
-    }
-
-    fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
-        self.enter("cuMemImportFromShareableHandle", |state| {
-            state.usable(device)?;
-            state.memory.physical_import(device, bytes, handle).map(PhysicalHandle::from_raw)
-        })
-    }
-
-    fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle> {
-        self.enter("cuIpcGetMemHandle", |state| state.memory.ipc_export(pointer.address()))
-    }
-
-    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
-        self.enter("cuIpcOpenMemHandle", |state| {
+    entries! {
+        fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> () =
+            enter("cuMemSetAccess", |state| {
+                state.usable(device)?;
+                state.memory.set_access(pointer.address(), bytes, device, access)
+            });
+        fn physical_export(physical: PhysicalHandle) -> ShareableHandle =
+            enter("cuMemExportToShareableHandle", |state| state.memory.physical_export(physical.raw()));
+        fn physical_import(device: u32, bytes: u64, handle: &ShareableHandle) -> PhysicalHandle =
+            enter("cuMemImportFromShareableHandle", |state| {
+                state.usable(device)?;
+                state.memory.physical_import(device, bytes, handle).map(PhysicalHandle::from_raw)
+            });
+        fn ipc_export(pointer: DevicePointer) -> IpcHandle =
+            enter("cuIpcGetMemHandle", |state| state.memory.ipc_export(pointer.address()));
+        fn ipc_open(device: u32, handle: IpcHandle) -> DevicePointer = enter("cuIpcOpenMemHandle", |state| {
             state.usable(device)?;
             state.forbid_in_capture("ipc_open")?;
             state.memory.ipc_open(device, handle).map(DevicePointer::new)
-        })
-    }
-
-    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
-        self.enter("cuMemGetAddressRange", |state| {
+        });
+        fn address_range(pointer: DevicePointer) -> (DevicePointer, u64) = enter("cuMemGetAddressRange", |state| {
             let (start, bytes) = state.memory.address_range(pointer.address())?;
             Ok((DevicePointer::new(start), bytes))
-        })
+        });
     }
 
     fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
@@ -371,61 +285,38 @@ impl Driver for SimDriver {
         })
     }
 
-    fn pool_create(&self, device: u32) -> Result<PoolHandle> {
-        self.enter("cuMemPoolCreate", |state| state.pool_create(device).map(PoolHandle::from_raw))
-    }
-
-    fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
-        self.enter("cuMemPoolDestroy", |state| state.pool_destroy(pool.raw()))
-    }
-
-    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()> {
-        self.enter("cuMemPoolTrimTo", |state| state.pool_trim(pool.raw(), keep_bytes))
-    }
-
-    fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
-        self.enter("cuMemPoolGetAttribute", |state| state.pool_attributes(pool.raw()).copied())
-    }
-
-    fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()> {
-        self.enter("cuMemPoolSetAttribute", |state| {
+    entries! {
+        fn pool_create(device: u32) -> PoolHandle =
+            enter("cuMemPoolCreate", |state| state.pool_create(device).map(PoolHandle::from_raw));
+        fn pool_destroy(pool: PoolHandle) -> () = enter("cuMemPoolDestroy", |state| state.pool_destroy(pool.raw()));
+        fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> () =
+            enter("cuMemPoolTrimTo", |state| state.pool_trim(pool.raw(), keep_bytes));
+        fn pool_attributes(pool: PoolHandle) -> PoolAttributes =
+            enter("cuMemPoolGetAttribute", |state| state.pool_attributes(pool.raw()).copied());
+        fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> () = enter("cuMemPoolSetAttribute", |state| {
             *state.pool_attributes(pool.raw())? = attributes;
             Ok(())
-        })
-    }
-
-    fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
-        self.enter("cuMemPoolGetAttribute", |state| state.pool_usage(pool.raw()).copied())
-    }
-
-    fn pool_reset_peaks(&self, pool: PoolHandle) -> Result<()> {
-        self.enter("cuMemPoolSetAttribute", |state| {
+        });
+        fn pool_usage(pool: PoolHandle) -> PoolUsage =
+            enter("cuMemPoolGetAttribute", |state| state.pool_usage(pool.raw()).copied());
+        fn pool_reset_peaks(pool: PoolHandle) -> () = enter("cuMemPoolSetAttribute", |state| {
             let usage = state.pool_usage(pool.raw())?;
             usage.reserved_peak_bytes = usage.reserved_bytes;
             usage.used_peak_bytes = usage.used_bytes;
             Ok(())
-        })
-    }
-
-    fn memory_allocate_async(
-        &self,
-        pool: PoolHandle,
-        bytes: u64,
-        stream: StreamHandle,
-    ) -> Result<DevicePointer> {
-        self.enter_and_wait("cuMemAllocFromPoolAsync", |locked| {
-            pool::allocate_async(locked, pool.raw(), bytes, stream.raw()).map(DevicePointer::new)
-        })
-    }
-
-    fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
-        self.submit("cuMemFreeAsync", stream, |state| state.free_async(pointer.address(), stream.raw()))
+        });
+        fn memory_allocate_async(pool: PoolHandle, bytes: u64, stream: StreamHandle) -> DevicePointer =
+            enter_and_wait("cuMemAllocFromPoolAsync", |locked| {
+                pool::allocate_async(locked, pool.raw(), bytes, stream.raw()).map(DevicePointer::new)
+            });
+        fn memory_free_async(pointer: DevicePointer, stream: StreamHandle) -> () =
+            submit("cuMemFreeAsync", stream, |state| state.free_async(pointer.address(), stream.raw()));
     }
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------
 
-    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
-        self.enter("cuMemHostAlloc", |state| {
+    entries! {
+        fn host_allocate(bytes: u64, flags: HostFlags) -> HostPointer = enter("cuMemHostAlloc", |state| {
             state.forbid_in_capture("host_allocate")?;
             let prefault_threads = match flags.method {
                 HostMethod::Allocate => 0,
@@ -438,7 +329,7 @@ impl Driver for SimDriver {
             };
             state.executor.faults.pass(Point::PinnedMemory)?;
             state.memory.pinned_allocate(bytes, prefault_threads).map(HostPointer::new)
-        })
+        });
     }
 
     fn host_free(&self, pointer: HostPointer) -> Result<()> {
@@ -480,8 +371,9 @@ impl Driver for SimDriver {
 
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------
 
-    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()> {
-        self.submit("cuMemcpyAsync", stream, |state| transfer::copy(state, stream.raw(), copy))
+    entries! {
+        fn copy_async(stream: StreamHandle, copy: &Copy) -> () =
+            submit("cuMemcpyAsync", stream, |state| transfer::copy(state, stream.raw(), copy));
     }
 
     fn copy_from_host(
@@ -522,43 +414,34 @@ impl Driver for SimDriver {
         })
     }
 
-    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {
-        self.submit("cuMemsetAsync", stream, |state| transfer::fill(state, stream.raw(), fill))
-    }
-
-    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
-        self.submit("cuLaunchHostFunc", stream, |state| {
-            let own = state.enter(stream.raw())?;
-            let device = state.stream(own).device;
-            // A clone: if this is refused, the function is dropped by this call, outside the critical section.
-            let work = Work::Host(HostFunction::clone(&function));
-            let task = Task { device, label, accesses: SmallVec::new(), work };
-            state.submit(own, task, GraphNodeKind::Host).map(|_| ())
-        })
+    entries! {
+        fn fill_async(stream: StreamHandle, fill: &Fill) -> () =
+            submit("cuMemsetAsync", stream, |state| transfer::fill(state, stream.raw(), fill));
+        fn host_function_async(stream: StreamHandle, function: HostFunction, label: Label) -> () =
+            submit("cuLaunchHostFunc", stream, |state| {
+                let own = state.enter(stream.raw())?;
+                let device = state.stream(own).device;
+                // A clone: if this is refused, the function is dropped by this call, outside the critical section.
+                let work = Work::Host(HostFunction::clone(&function));
+                let task = Task { device, label, accesses: SmallVec::new(), work };
+                state.submit(own, task, GraphNodeKind::Host).map(|_| ())
+            });
     }
 
     // ---- Code -----------------------------------------------------------------------------------------------------
 
-    fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle> {
-        self.enter("cuModuleLoadData", |state| state.module_load(device, image).map(ModuleHandle::from_raw))
-    }
-
-    fn module_unload(&self, module: ModuleHandle) -> Result<()> {
-        self.enter_and_wait("cuModuleUnload", |locked| {
+    entries! {
+        fn module_load(device: u32, image: Image<'_>) -> ModuleHandle =
+            enter("cuModuleLoadData", |state| state.module_load(device, image).map(ModuleHandle::from_raw));
+        fn module_unload(module: ModuleHandle) -> () = enter_and_wait("cuModuleUnload", |locked| {
             let device = locked.module_device(module.raw())?;
             let work = locked.device_frontier(device);
             locked.wait_for(&work)?.module_unload(module.raw())
-        })
-    }
-
-    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
-        self.enter("cuModuleGetFunction", |state| {
+        });
+        fn function_get(module: ModuleHandle, name: &str) -> FunctionHandle = enter("cuModuleGetFunction", |state| {
             state.function_get(module.raw(), name).map(FunctionHandle::from_raw)
-        })
-    }
-
-    fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
-        self.enter("cuFuncGetAttribute", |state| {
+        });
+        fn function_attributes(function: FunctionHandle) -> FunctionAttributes = enter("cuFuncGetAttribute", |state| {
             state.check_function(function.raw())?;
             Ok(FunctionAttributes {
                 max_threads_per_block: MAX_THREADS_PER_BLOCK,
@@ -566,7 +449,7 @@ impl Driver for SimDriver {
                 shared_memory_bytes: 0,
                 local_memory_bytes: 0,
             })
-        })
+        });
     }
 
     fn max_active_clusters(&self, function: FunctionHandle, cluster: Cluster) -> Result<u32> {
@@ -576,8 +459,9 @@ impl Driver for SimDriver {
         })
     }
 
-    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        self.submit("cuLaunchKernel", stream, |state| state.launch(stream.raw(), launch))
+    entries! {
+        fn launch(stream: StreamHandle, launch: &Launch<'_>) -> () =
+            submit("cuLaunchKernel", stream, |state| state.launch(stream.raw(), launch));
     }
 
     fn tensor_map(&self, tiles: &TensorTiles) -> Result<TensorMap> {
@@ -602,62 +486,34 @@ impl Driver for SimDriver {
         self.device_properties(device).map(|_| ALGORITHMS.into_iter().take(most as usize).collect())
     }
 
-    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
-        self.submit(launch.gpu.entry_point(), stream, |state| state.library(stream.raw(), launch))
+    entries! {
+        fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> () =
+            submit(launch.gpu.entry_point(), stream, |state| state.library(stream.raw(), launch));
     }
 
     // ---- Several devices together ---------------------------------------------------------------------------------
 
-    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
-        self.enter("ncclCommInitAll", |state| state.communicators_create(devices))
-    }
-
-    fn communicator_id(&self) -> Result<CommunicatorId> {
-        self.enter("ncclGetUniqueId", MachineState::communicator_id)
-    }
-
-    fn communicator_join(
-        &self,
-        id: &CommunicatorId,
-        device: u32,
-        rank: u32,
-        ranks: u32,
-    ) -> Result<CommunicatorHandle> {
-        self.enter("ncclCommInitRank", |state| state.communicator_join(id, device, rank, ranks))
-    }
-
-    fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
-        self.enter("ncclCommAbort", |state| state.communicator_abort(communicator))
-    }
-
-    fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
-        self.enter("ncclCommUserRank", |state| state.communicator_info(communicator))
-    }
-
-    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
-        self.enter_and_wait("ncclCommDestroy", |locked| {
+    entries! {
+        fn communicators_create(devices: &[u32]) -> Vec<CommunicatorHandle> =
+            enter("ncclCommInitAll", |state| state.communicators_create(devices));
+        fn communicator_id() -> CommunicatorId = enter("ncclGetUniqueId", MachineState::communicator_id);
+        fn communicator_join(id: &CommunicatorId, device: u32, rank: u32, ranks: u32) -> CommunicatorHandle =
+            enter("ncclCommInitRank", |state| state.communicator_join(id, device, rank, ranks));
+        fn communicator_abort(communicator: CommunicatorHandle) -> () =
+            enter("ncclCommAbort", |state| state.communicator_abort(communicator));
+        fn communicator_info(communicator: CommunicatorHandle) -> CommunicatorInfo =
+            enter("ncclCommUserRank", |state| state.communicator_info(communicator));
+        fn communicator_destroy(communicator: CommunicatorHandle) -> () = enter_and_wait("ncclCommDestroy", |locked| {
             collective::calls::communicator_destroy(locked, communicator)
-        })
-    }
-
-    fn communicator_split(
-        &self,
-        own: CommunicatorHandle,
-        part: &[u32],
-    ) -> Result<Option<CommunicatorHandle>> {
-        self.enter("ncclCommSplit", |state| state.communicator_split(own, part))
-    }
-
-    fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
-        self.enter("ncclMemAlloc", |state| state.memory_allocate_collective(device, bytes))
-    }
-
-    fn memory_register(&self, registration: &Registration) -> Result<()> {
-        self.enter("ncclCommRegister", |state| state.memory_register(registration))
-    }
-
-    fn memory_deregister(&self, communicator: CommunicatorHandle, pointer: DevicePointer) -> Result<()> {
-        self.enter("ncclCommDeregister", |state| state.memory_deregister(communicator, pointer))
+        });
+        fn communicator_split(own: CommunicatorHandle, part: &[u32]) -> Option<CommunicatorHandle> =
+            enter("ncclCommSplit", |state| state.communicator_split(own, part));
+        fn memory_allocate_collective(device: u32, bytes: u64) -> DevicePointer =
+            enter("ncclMemAlloc", |state| state.memory_allocate_collective(device, bytes));
+        fn memory_register(registration: &Registration) -> () =
+            enter("ncclCommRegister", |state| state.memory_register(registration));
+        fn memory_deregister(communicator: CommunicatorHandle, pointer: DevicePointer) -> () =
+            enter("ncclCommDeregister", |state| state.memory_deregister(communicator, pointer));
     }
 
     fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
@@ -667,86 +523,48 @@ impl Driver for SimDriver {
 
     // ---- Capture and graphs ---------------------------------------------------------------------------------------
 
-    fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
-        self.enter("cuStreamBeginCapture", |state| state.capture_begin(stream.raw(), mode))
-    }
-
-    fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
-        self.enter("cuStreamEndCapture", |state| state.capture_end(stream.raw()).map(GraphHandle::from_raw))
-    }
-
-    fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
-        self.enter("cuStreamGetCaptureInfo", |state| state.capture_info(stream.raw()))
-    }
-
-    fn stream_update_capture_dependencies(
-        &self,
-        stream: StreamHandle,
-        dependencies: &[GraphNodeHandle],
-        update: DependencyUpdate,
-    ) -> Result<()> {
-        self.enter("cuStreamUpdateCaptureDependencies", |state| {
-            state.capture_update(stream.raw(), dependencies, update)
-        })
-    }
-
-    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
-        self.enter("cuGraphConditionalHandleCreate", |state| {
-            state.condition_create(stream.raw(), initial).map(ConditionHandle::from_raw)
-        })
-    }
-
-    fn condition_set_async(
-        &self,
-        stream: StreamHandle,
-        condition: ConditionHandle,
-        source: DevicePointer,
-        format: ConditionFormat,
-        label: Label,
-    ) -> Result<()> {
-        self.submit("cudaGraphSetConditional", stream, |state| {
-            state.condition_set(stream.raw(), condition.raw(), source, format, label)
-        })
-    }
-
-    fn conditional_node_add(
-        &self,
-        stream: StreamHandle,
-        condition: ConditionHandle,
-        conditional: Conditional,
-        label: Label,
-    ) -> Result<Vec<GraphHandle>> {
-        self.enter("cuGraphAddNode", |state| {
-            let bodies = state.conditional_node_add(stream.raw(), condition.raw(), conditional, label)?;
-            Ok(bodies.into_iter().map(GraphHandle::from_raw).collect())
-        })
-    }
-
-    fn stream_begin_capture_to_graph(
-        &self,
-        stream: StreamHandle,
-        body: GraphHandle,
-        mode: CaptureMode,
-    ) -> Result<()> {
-        self.enter("cuStreamBeginCaptureToGraph", |state| {
-            state.capture_begin_to_graph(stream.raw(), body.raw(), mode)
-        })
+    entries! {
+        fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> () =
+            enter("cuStreamBeginCapture", |state| state.capture_begin(stream.raw(), mode));
+        fn stream_end_capture(stream: StreamHandle) -> GraphHandle =
+            enter("cuStreamEndCapture", |state| state.capture_end(stream.raw()).map(GraphHandle::from_raw));
+        fn stream_capture_info(stream: StreamHandle) -> CaptureInfo =
+            enter("cuStreamGetCaptureInfo", |state| state.capture_info(stream.raw()));
+        fn stream_update_capture_dependencies(stream: StreamHandle, dependencies: &[GraphNodeHandle],
+            update: DependencyUpdate) -> () =
+            enter("cuStreamUpdateCaptureDependencies", |state| {
+                state.capture_update(stream.raw(), dependencies, update)
+            });
+        fn condition_create(stream: StreamHandle, initial: u32) -> ConditionHandle =
+            enter("cuGraphConditionalHandleCreate", |state| {
+                state.condition_create(stream.raw(), initial).map(ConditionHandle::from_raw)
+            });
+        fn condition_set_async(stream: StreamHandle, condition: ConditionHandle, source: DevicePointer,
+            format: ConditionFormat, label: Label) -> () =
+            submit("cudaGraphSetConditional", stream, |state| {
+                state.condition_set(stream.raw(), condition.raw(), source, format, label)
+            });
+        fn conditional_node_add(stream: StreamHandle, condition: ConditionHandle, conditional: Conditional,
+            label: Label) -> Vec<GraphHandle> =
+            enter("cuGraphAddNode", |state| {
+                let bodies = state.conditional_node_add(stream.raw(), condition.raw(), conditional, label)?;
+                Ok(bodies.into_iter().map(GraphHandle::from_raw).collect())
+            });
+        fn stream_begin_capture_to_graph(stream: StreamHandle, body: GraphHandle, mode: CaptureMode) -> () =
+            enter("cuStreamBeginCaptureToGraph", |state| {
+                state.capture_begin_to_graph(stream.raw(), body.raw(), mode)
+            });
     }
 
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         Ok(capture::exchange_thread_mode(mode))
     }
 
-    fn graph_node_predecessors(
-        &self,
-        graph: GraphHandle,
-        node: GraphNodeHandle,
-    ) -> Result<Vec<GraphNodeHandle>> {
-        self.enter("cuGraphNodeGetDependencies", |state| state.graph_node_predecessors(graph.raw(), node))
-    }
-
-    fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
-        self.enter("cuGraphGetNodes", |state| state.graph_describe(graph.raw()))
+    entries! {
+        fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Vec<GraphNodeHandle> =
+            enter("cuGraphNodeGetDependencies", |state| state.graph_node_predecessors(graph.raw(), node));
+        fn graph_describe(graph: GraphHandle) -> GraphDescription =
+            enter("cuGraphGetNodes", |state| state.graph_describe(graph.raw()));
     }
 
     fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, _verbose: bool) -> Result<()> {
@@ -757,36 +575,20 @@ impl Driver for SimDriver {
         })
     }
 
-    fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
-        self.enter("cuGraphDestroy", |state| state.graph_destroy(graph.raw()))
-    }
-
-    fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
-        self.enter("cuGraphInstantiate", |state| {
+    entries! {
+        fn graph_destroy(graph: GraphHandle) -> () = enter("cuGraphDestroy", |state| state.graph_destroy(graph.raw()));
+        fn graph_instantiate(graph: GraphHandle, device: u32) -> GraphExecHandle = enter("cuGraphInstantiate", |state| {
             state.graph_instantiate(graph.raw(), device).map(GraphExecHandle::from_raw)
-        })
-    }
-
-    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
-        self.enter("cuGraphExecUpdate", |state| state.graph_exec_update(exec.raw(), graph.raw()))
-    }
-
-    fn graph_exec_kernel_node_set_params(
-        &self,
-        exec: GraphExecHandle,
-        node: GraphNodeHandle,
-        launch: &Launch<'_>,
-    ) -> Result<()> {
-        self.enter("cuGraphExecKernelNodeSetParams", |state| {
-            state.graph_exec_kernel_node_set_params(exec.raw(), node, launch)
-        })
-    }
-
-    fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
-        self.enter("cuGraphExecDestroy", |state| state.graph_exec_destroy(exec.raw()))
-    }
-
-    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
-        self.submit("cuGraphLaunch", stream, |state| state.graph_launch(exec.raw(), stream.raw()))
+        });
+        fn graph_exec_update(exec: GraphExecHandle, graph: GraphHandle) -> GraphExecUpdate =
+            enter("cuGraphExecUpdate", |state| state.graph_exec_update(exec.raw(), graph.raw()));
+        fn graph_exec_kernel_node_set_params(exec: GraphExecHandle, node: GraphNodeHandle, launch: &Launch<'_>) -> () =
+            enter("cuGraphExecKernelNodeSetParams", |state| {
+                state.graph_exec_kernel_node_set_params(exec.raw(), node, launch)
+            });
+        fn graph_exec_destroy(exec: GraphExecHandle) -> () =
+            enter("cuGraphExecDestroy", |state| state.graph_exec_destroy(exec.raw()));
+        fn graph_launch(exec: GraphExecHandle, stream: StreamHandle) -> () =
+            submit("cuGraphLaunch", stream, |state| state.graph_launch(exec.raw(), stream.raw()));
     }
 }

@@ -442,26 +442,3 @@ impl Drop for SimDriver {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::{SimConfig, SimDriver};
-    use thalweg_driver::{Code, Driver};
-
-    #[test]
-    fn the_child_of_a_fork_is_told_so() {
-        let driver = SimDriver::new(SimConfig { memory_bytes: 1 << 20, ..SimConfig::default() }).unwrap();
-        let inherited = driver.clone();
-        let refused = move || {
-            let stream = inherited.default_stream(0).is_err_and(|error| error.code() == Code::Forked);
-            let waited = inherited.device_synchronize(0).is_err_and(|error| error.code() == Code::Forked);
-            drop(inherited);
-            stream && waited
-        };
-        assert!(thalweg_conformance::holds_in_child(refused), "the child was refused");
-        driver.device_synchronize(0).expect("the parent goes on");
-        assert_eq!(Arc::strong_count(&driver), 1);
-    }
-}

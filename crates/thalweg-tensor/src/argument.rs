@@ -7,7 +7,7 @@ use bytemuck::cast_slice;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, c128};
 use thalweg_ops::schema::{Kind, Literal, Parameter, Schema, Type};
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid};
 
 use crate::caller::describe;
 use crate::tensor::Tensor;
@@ -298,7 +298,7 @@ impl Argument<'_> {
 /// Returns the default of a parameter as an argument.
 pub(crate) fn default_of(parameter: &Parameter) -> Result<Argument<'_>> {
     Ok(match &parameter.default {
-        None => return Err(Error::invalid(format!("the argument `{}` is missing", parameter.name))),
+        None => return Err(invalid!("the argument `{}` is missing", parameter.name)),
         Some(Literal::None) => Argument::None,
         Some(Literal::Bool(truth)) => Argument::Bool(*truth),
         Some(Literal::Int(integer)) if parameter.ty.kind == Kind::Scalar => {

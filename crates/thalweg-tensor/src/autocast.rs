@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_ops::Autocast;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid};
 
 use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
 use crate::caller::{CallLocation, outermost};
@@ -212,13 +212,13 @@ pub(crate) fn kernel(autocast: Autocast, is_composite: bool) -> Option<KernelFun
                 None => call.redispatch(),
             },
             Autocast::Rounded => run_rounded(call, options),
-            Autocast::Banned => Err(Error::invalid(format!(
+            Autocast::Banned => Err(invalid!(
                 "torch.nn.functional.{} and torch.nn.BCELoss are unsafe to autocast: the gradient overflows in float16. Many models use a \
                  sigmoid layer right before the binary cross entropy layer. In this case, combine the two layers using \
                  torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, which are safe to autocast, or call it \
                  in a region with `enabled: false`.",
                 call.operator.base_name()
-            ))),
+            )),
         }
     }))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thalweg_ir::{DType, Element, c128, with_dtype};
 use thalweg_lock::RwLock;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 
 use crate::autograd::no_grad;
 use crate::tensor::Tensor;
@@ -47,12 +47,12 @@ pub fn print_options() -> PrintOptions {
 /// # Errors
 /// [`Error::is_invalid_argument`] if there are more than 1,000 digits, or no elements at an edge.
 pub fn set_print_options(options: PrintOptions) -> Result<()> {
-    if options.precision > 1000 || options.edge_items == 0 {
-        return Err(Error::invalid(format!(
-            "tensors are printed with 0 to 1,000 digits and 1 or more elements at an edge, not with {} and {}",
-            options.precision, options.edge_items
-        )));
-    }
+    refuse_if!(
+        options.precision > 1000 || options.edge_items == 0,
+        "tensors are printed with 0 to 1,000 digits and 1 or more elements at an edge, not with {} and {}",
+        options.precision,
+        options.edge_items
+    );
     *OPTIONS.write() = options;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::{DType, Element, Shape, byte_count};
-use thalweg_runtime::{Device, Error, PinnedBuffer, Result};
+use thalweg_runtime::{Device, Error, PinnedBuffer, Result, invalid, refuse_if};
 
 use crate::caller::{at_line, creating, in_call, label_at};
 use crate::kernels::recorded_write::{Recording, Write};
@@ -44,15 +44,14 @@ impl HostTensor {
     fn check<T: Element>(&self, first: usize, count: usize) -> Result<u64> {
         let elements: usize = self.shape.iter().product();
         let fits = T::DTYPE == self.dtype || (self.dtype == DType::Bool && T::DTYPE == DType::U8);
-        if !fits || first.checked_add(count).is_none_or(|end| end > elements) {
-            return Err(Error::invalid(format!(
-                "elements {first} to {} of {} do not fit a pinned tensor {:?} of {}",
-                first.saturating_add(count),
-                T::DTYPE,
-                self.shape,
-                self.dtype
-            )));
-        }
+        refuse_if!(
+            !fits || first.checked_add(count).is_none_or(|end| end > elements),
+            "elements {first} to {} of {} do not fit a pinned tensor {:?} of {}",
+            first.saturating_add(count),
+            T::DTYPE,
+            self.shape,
+            self.dtype
+        );
         Ok((first * self.dtype.size_bytes()) as u64)
     }
 
@@ -96,10 +95,11 @@ impl Tensor {
         if self.shape() == host.shape() && self.dtype() == host.dtype && self.is_contiguous() {
             Ok(())
         } else {
-            Err(Error::invalid(format!(
+            Err(invalid!(
                 "the tensor must be contiguous, {:?} {} like the pinned one",
-                host.shape, host.dtype
-            )))
+                host.shape,
+                host.dtype
+            ))
         }
     }
 

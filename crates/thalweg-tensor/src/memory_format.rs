@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::{DType, Shape, inverse_order};
-use thalweg_runtime::{Error, Label, Result, Stream};
+use thalweg_runtime::{Error, Label, Result, Stream, invalid};
 
 use crate::caller::in_call;
 use crate::dispatch::{built_in, call};
@@ -64,10 +64,10 @@ pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
     match (format, rank) {
         (0, _) => Ok(None),
         (2, 4) | (3, 5) => Ok(Some(channels_last_order(rank))),
-        (2, _) => Err(Error::invalid("required rank 4 tensor to use channels_last format")),
-        (3, _) => Err(Error::invalid("required rank 5 tensor to use channels_last_3d format")),
-        (1, _) => Err(Error::invalid("preserve memory format is unsupported by the contiguous operator")),
-        _ => Err(Error::invalid(format!("{format} is not a memory format"))),
+        (2, _) => Err(invalid!("required rank 4 tensor to use channels_last format")),
+        (3, _) => Err(invalid!("required rank 5 tensor to use channels_last_3d format")),
+        (1, _) => Err(invalid!("preserve memory format is unsupported by the contiguous operator")),
+        _ => Err(invalid!("{format} is not a memory format")),
     }
 }
 

@@ -15,7 +15,7 @@ use std::panic::Location;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, element_count, philox};
 use thalweg_runtime::graph::audit::host_random;
-use thalweg_runtime::{Device, Error, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse_if};
 
 pub(crate) use default::{SEED, made_generator};
 pub use default::{default_generator, with_generator};
@@ -94,7 +94,7 @@ impl Generator {
     #[track_caller]
     pub fn below(&mut self, bound: u32) -> Result<u32> {
         if bound == 0 {
-            return Err(Error::invalid("below: there is no number below 0").at(outermost(Location::caller())));
+            return Err(invalid!("below: there is no number below 0").at(outermost(Location::caller())));
         }
         host_random(Label::here("below"));
         Ok(self.bits_below(bound))
@@ -118,9 +118,7 @@ impl Generator {
     #[track_caller]
     pub fn permutation(&mut self, count: usize) -> Result<Vec<usize>> {
         let mut order = at_line(Location::caller(), || {
-            if u32::try_from(count).is_err() {
-                return Err(Error::invalid(format!("permutation: {count} numbers are more than 2³² − 1")));
-            }
+            refuse_if!(u32::try_from(count).is_err(), "permutation: {count} numbers are more than 2³² − 1");
             host_room(count)
         })?;
         host_random(Label::here("permutation"));
@@ -232,10 +230,10 @@ fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {
     if sound {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "there is nothing to draw from in [{low}, {high}); the bounds must be finite, the lower one first, and no \
          further apart than the dtype's largest number"
-    )))
+    ))
 }
 
 /// Refuses a mean or a deviation that is not a number, and a negative deviation.
@@ -243,5 +241,5 @@ fn check_normal(mean: f64, deviation: f64) -> Result<()> {
     if deviation >= 0.0 && !mean.is_nan() {
         return Ok(());
     }
-    Err(Error::invalid(format!("the mean {mean} must be a number and the deviation {deviation} at least 0")))
+    Err(invalid!("the mean {mean} must be a number and the deviation {deviation} at least 0"))
 }

@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{CHUNK, MOST_FEATURES, WORDS};
 use thalweg_kernels::one_query::OneQuery;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 
 use crate::autocast::{dtype_in_lower, is_taken_as_it_is};
 use crate::autograd::is_grad_enabled;
@@ -314,9 +314,9 @@ fn fused_backends(query: &Tensor, takes_call: bool, reason: Option<&str>) -> Res
 }
 
 fn no_kernel(reason: &str) -> Error {
-    Error::invalid(format!(
+    invalid!(
         "No available kernel. Cudnn, Flash: {reason}; Math: it is not among the backends of sdp_kernel; add SdpBackend::Math"
-    ))
+    )
 }
 
 /// Returns the result of a fused backend; `None` if only Cudnn was tried, does not support the shape, and Math is allowed.

@@ -10,7 +10,9 @@ use std::sync::{Arc, OnceLock};
 
 use thalweg_ir::Layout;
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, Result, Stream, queue_deferred};
+use thalweg_runtime::{
+    Buffer, Device, DevicePointer, Error, Label, Result, Stream, invalid, queue_deferred, refuse_if,
+};
 
 use crate::dispatch::is_inference;
 
@@ -347,11 +349,10 @@ impl Storage {
             if former == 0 {
                 return Ok(());
             }
-            if !self.is_resizable || self.address.load(Ordering::Acquire) == MOVES {
-                return Err(Error::invalid(
-                    "Trying to resize storage that is not resizable: the memory is another library's, or a graph's",
-                ));
-            }
+            refuse_if!(
+                !self.is_resizable || self.address.load(Ordering::Acquire) == MOVES,
+                "Trying to resize storage that is not resizable: the memory is another library's, or a graph's"
+            );
             let nothing = Buffer::labelled(&self.device.current_stream(), 0, label)?;
             self.given_back_bytes.store(former, Ordering::Relaxed);
             self.address.store(GIVEN_BACK, Ordering::Release);
@@ -378,11 +379,10 @@ impl Storage {
         if bytes <= former {
             return Ok(former);
         }
-        if !self.is_resizable {
-            return Err(Error::invalid(
-                "Trying to resize storage that is not resizable: the memory is another library's. Clone the tensor before",
-            ));
-        }
+        refuse_if!(
+            !self.is_resizable,
+            "Trying to resize storage that is not resizable: the memory is another library's. Clone the tensor before"
+        );
         let stream = self.device.current_stream();
         let grown = Buffer::labelled(&stream, bytes, label)?;
         if former > 0 {
@@ -441,10 +441,10 @@ impl Drop for DeferredHolder {
 
 /// Returns the error of a request to shrink a storage.
 fn shrunk(former: u64, bytes: u64) -> Error {
-    Error::invalid(format!(
+    invalid!(
         "a storage of {former} bytes cannot have {bytes}: tensors over it would reach beyond. It gives its memory back at 0, and has \
          {former} or more again later"
-    ))
+    )
 }
 
 /// The successive layouts of a tensor, one of which is current.

@@ -13,7 +13,9 @@ use thalweg_ir::{
     DType, Element, HostElement, Layout, Scalar, byte_count, contiguous_strides, element_count,
 };
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
-use thalweg_runtime::{Buffer, Device, Error, ExternalMemory, Label, Result, Stream};
+use thalweg_runtime::{
+    Buffer, Device, Error, ExternalMemory, Label, Result, Stream, invalid, refuse, refuse_if,
+};
 
 use crate::autograd::{AutogradMeta, Edge, ExternalGradient, ViewOf, is_grad_enabled, no_grad};
 use crate::caller::{Operand, at_line, creating, in_call, label_at};
@@ -181,10 +183,7 @@ impl Tensor {
         creating("from_slice", (shape, T::TENSOR_DTYPE, device), location, || {
             let count = element_count(shape)?;
             if count != values.len() {
-                return Err(Error::invalid(format!(
-                    "the shape has {count} elements, the slice {}",
-                    values.len()
-                )));
+                refuse!("the shape has {count} elements, the slice {}", values.len());
             }
             let stream = device.current_stream();
             let label = label_at("from_slice", location);
@@ -219,19 +218,15 @@ impl Tensor {
                 .and_then(|last| last.checked_add(1)?.checked_mul(dtype.size_bytes()));
             let needed = if layout.elements() == 0 { Some(0) } else { last };
             if needed.is_none_or(|bytes| bytes as u64 > memory.size_bytes()) {
-                return Err(Error::invalid(format!(
-                    "elements with strides {strides:?} do not lie within {} bytes",
-                    memory.size_bytes()
-                )));
+                refuse!("elements with strides {strides:?} do not lie within {} bytes", memory.size_bytes());
             }
-            if layout.elements() > 0 && !memory.pointer().address().is_multiple_of(dtype.size_bytes() as u64)
-            {
-                return Err(Error::invalid(format!(
-                    "the address {:#x} is not a multiple of the {} bytes of an element; copy the tensor before",
-                    memory.pointer().address(),
-                    dtype.size_bytes()
-                )));
-            }
+            refuse_if!(
+                layout.elements() > 0
+                    && !memory.pointer().address().is_multiple_of(dtype.size_bytes() as u64),
+                "the address {:#x} is not a multiple of the {} bytes of an element; copy the tensor before",
+                memory.pointer().address(),
+                dtype.size_bytes()
+            );
             let is_shared = !memory.is_in_stream_order();
             let buffer = Buffer::external(&device.current_stream(), memory)?;
             Ok(Self::over(Arc::new(Storage::external(buffer, is_shared)), layout, dtype))
@@ -335,9 +330,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor is on a GPU.
     pub fn mark_pinned(&self) -> Result<()> {
-        if !self.device().is_simulated() {
-            return Err(Error::invalid("Only dense CPU tensors can be pinned"));
-        }
+        refuse_if!(!self.device().is_simulated(), "Only dense CPU tensors can be pinned");
         self.0.storage.mark_pinned();
         Ok(())
     }
@@ -365,7 +358,7 @@ impl Tensor {
 
     /// Returns the bytes of the storage as a tensor over it.
     pub fn storage_as_bytes(&self) -> Result<Self> {
-        let bytes = usize::try_from(self.storage_bytes()).map_err(|_| Error::invalid("too many bytes"))?;
+        let bytes = usize::try_from(self.storage_bytes()).map_err(|_| invalid!("too many bytes"))?;
         let layout = Layout::contiguous(&[bytes]);
         Ok(self.detach().view_of_dtype(layout, DType::U8))
     }
@@ -501,7 +494,7 @@ impl Tensor {
         if fits {
             return Ok(());
         }
-        Err(Error::invalid(format!(
+        Err(invalid!(
             "{operator}: the gradient is {:?} {} on {}, the tensor {:?} {} on {}",
             gradient.shape(),
             gradient.dtype(),
@@ -509,7 +502,7 @@ impl Tensor {
             self.shape(),
             self.dtype(),
             self.device()
-        )))
+        ))
     }
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
@@ -547,24 +540,22 @@ impl Tensor {
 
     /// Refuses a write in place to an inference tensor outside inference mode.
     pub(crate) fn check_inference_write(&self) -> Result<()> {
-        if self.is_inference() && !is_inference() {
-            return Err(Error::invalid(
-                "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get a normal tensor \
-                 before doing inplace update.",
-            ));
-        }
+        refuse_if!(
+            self.is_inference() && !is_inference(),
+            "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get a normal tensor \
+             before doing inplace update."
+        );
         Ok(())
     }
 
     /// Refuses to save an inference tensor for backward.
     pub(crate) fn check_inference_save(&self) -> Result<()> {
-        if self.is_inference() {
-            return Err(Error::invalid(
-                "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in computation \
-                 tracked by autograd. To work around this, you can make a clone to get a normal tensor and use it in autograd, or use \
-                 `no_grad` instead of `inference_mode`.",
-            ));
-        }
+        refuse_if!(
+            self.is_inference(),
+            "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in computation \
+             tracked by autograd. To work around this, you can make a clone to get a normal tensor and use it in autograd, or use \
+             `no_grad` instead of `inference_mode`."
+        );
         Ok(())
     }
 
@@ -609,14 +600,12 @@ impl Tensor {
     /// # Errors
     /// [`Error::is_invalid_argument`] if it requires a gradient, or if its memory belongs to another library and is too small.
     pub(crate) fn resize(&self, shape: &[usize], strides: &[usize], label: Label) -> Result<()> {
-        if self.requires_grad() && !is_inference() {
-            return Err(Error::invalid("cannot resize variables that require grad"));
-        }
+        refuse_if!(self.requires_grad() && !is_inference(), "cannot resize variables that require grad");
         self.check_inference_write()?;
         byte_count(shape, self.dtype())?;
         let layout = Layout::new(shape, strides, self.layout().offset())?;
         let size = self.dtype().size_bytes();
-        let too_large = || Error::invalid(format!("a tensor of shape {shape:?} does not fit any memory"));
+        let too_large = || invalid!("a tensor of shape {shape:?} does not fit any memory");
         let end = layout.offset().checked_add(layout.span()).ok_or_else(too_large)?;
         let bytes = end.checked_mul(size).ok_or_else(too_large)?;
         let former = self.storage().grow(bytes as u64, label)? as usize / size;
@@ -649,11 +638,7 @@ impl Tensor {
         let readable =
             self.dtype() == T::TENSOR_DTYPE || (self.dtype() == DType::Bool && T::TENSOR_DTYPE == DType::U8);
         if !readable {
-            return Err(Error::invalid(format!(
-                "the tensor is {}, not {}; convert it with `to_dtype`",
-                self.dtype(),
-                T::TENSOR_DTYPE
-            )));
+            refuse!("the tensor is {}, not {}; convert it with `to_dtype`", self.dtype(), T::TENSOR_DTYPE);
         }
         check_memory(self)?;
         let source = self.detach().contiguous()?;
@@ -675,9 +660,7 @@ impl Tensor {
     pub fn item<T: HostElement>(&self) -> Result<T> {
         let label = label_at("item", Location::caller());
         in_call("item", &[self], label.location, || {
-            if self.elements() != 1 {
-                return Err(Error::invalid(format!("the tensor has {} elements, not 1", self.elements())));
-            }
+            refuse_if!(self.elements() != 1, "the tensor has {} elements, not 1", self.elements());
             Ok(self.read::<T>(label, Some(ObstacleKind::DataDependentShape))?[0])
         })
     }
@@ -694,9 +677,9 @@ fn given_back(tensor: &Tensor) -> Result<()> {
     if tensor.elements() == 0 {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "the storage of the tensor {tensor:?} has given its memory back (`resize_(0)`): resize it before the elements are used"
-    )))
+    ))
 }
 
 /// An address in device memory.

@@ -16,7 +16,7 @@
 use thalweg_ir::{DType, Scalar};
 use thalweg_ops::{DTypeRule, LoopOp};
 use thalweg_runtime::sim::Check;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse};
 
 use crate::autograd::{GradcheckOptions, gradcheck};
 use crate::dispatch::{DispatchKey, Operator, Value, find_operator};
@@ -41,7 +41,7 @@ pub fn check_operator(
     reference: impl Fn(&[Value]) -> Result<Vec<Tensor>>,
 ) -> Result<()> {
     for (place, sample) in samples.iter().enumerate() {
-        let wrong = |what: String| Error::invalid(format!("{}, sample {place}: {what}", operator.name()));
+        let wrong = |what: String| invalid!("{}, sample {place}: {what}", operator.name());
         let wide = mapped(sample, |tensor| match tensor.dtype().is_floating_point() {
             true => tensor.detach().to_dtype(DType::F64),
             false => Ok(tensor.clone()),
@@ -67,7 +67,7 @@ pub fn check_operator(
         }
         Ok(())
     });
-    run.map_err(|failure| Error::invalid(format!("{}: {failure}", operator.name())))?;
+    run.map_err(|failure| invalid!("{}: {failure}", operator.name()))?;
     Ok(())
 }
 
@@ -79,7 +79,7 @@ pub fn check_operator(
 pub fn check_entry(entry: &'static LoopOp) -> Result<()> {
     let operator = find_operator(&entry.operator_name())?;
     let Some(examples) = entry.examples else {
-        return Err(Error::invalid(format!("{} has no samples; write them into its entry", entry.name)));
+        refuse!("{} has no samples; write them into its entry", entry.name);
     };
     let is_of_integers = matches!(entry.rule, DTypeRule::Bits | DTypeRule::Integers);
     let dtypes = if is_of_integers { &[DType::I64][..] } else { &FLOATS };
@@ -169,19 +169,17 @@ fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
 /// Compares results with the expected ones.
 fn compare(found: &[Tensor], expected: &[Tensor], tolerance: f64) -> Result<()> {
     if found.len() != expected.len() {
-        return Err(Error::invalid(format!("{} results, the reference has {}", found.len(), expected.len())));
+        refuse!("{} results, the reference has {}", found.len(), expected.len());
     }
     for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
         if found.shape() != expected.shape() {
             let (found, expected) = (found.shape(), expected.shape());
-            return Err(Error::invalid(format!("result {place} is {found:?}, the reference {expected:?}")));
+            refuse!("result {place} is {found:?}, the reference {expected:?}");
         }
         for (index, (found, expected)) in numbers(found)?.into_iter().zip(numbers(expected)?).enumerate() {
             let is_same = found == expected || found.is_nan() && expected.is_nan();
             if !is_same && (found - expected).abs() > tolerance * expected.abs().max(1.0) {
-                return Err(Error::invalid(format!(
-                    "element {index} of result {place} is {found}, the reference gives {expected}"
-                )));
+                refuse!("element {index} of result {place} is {found}, the reference gives {expected}");
             }
         }
     }
@@ -200,11 +198,9 @@ fn compare_with_meta(operator: &'static Operator, sample: &[Value], results: &[T
     let [planned, found] = [&planned[..], results].map(|list| list.iter().map(described).collect::<Vec<_>>());
     match planned == found {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "the results are {}, on the meta device {}",
-            found.join(", "),
-            planned.join(", ")
-        ))),
+        false => {
+            Err(invalid!("the results are {}, on the meta device {}", found.join(", "), planned.join(", ")))
+        }
     }
 }
 

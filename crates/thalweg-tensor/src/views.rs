@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::{Layout, Shape, inverse_order};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use crate::caller::in_call;
 use crate::host_room::host_room;
@@ -87,9 +87,7 @@ impl Tensor {
     #[track_caller]
     pub fn iter(&self) -> Result<std::vec::IntoIter<Self>> {
         in_call("iter", &[self], Location::caller(), || {
-            if self.rank() == 0 {
-                return Err(Error::invalid("iteration over a 0-d tensor"));
-            }
+            refuse_if!(self.rank() == 0, "iteration over a 0-d tensor");
             Ok(self.unbind(0)?.into_iter())
         })
     }
@@ -180,7 +178,7 @@ impl Tensor {
     pub fn flatten_from(&self, start: usize) -> Result<Self> {
         in_call("flatten_from", &[self], Location::caller(), || {
             let Some((kept, merged)) = self.shape().split_at_checked(start) else {
-                return Err(Error::invalid(format!("shape {:?} has no dimension {start}", self.shape())));
+                refuse!("shape {:?} has no dimension {start}", self.shape());
             };
             let shape: Shape = kept.iter().copied().chain([merged.iter().product()]).collect();
             self.reshape(&shape)

@@ -12,7 +12,7 @@ use thalweg_driver::cuda::{ContextGuard, CudaDriver};
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::Settings;
 use thalweg_memory::history::HistorySettings;
-use thalweg_runtime::{Device, Stream};
+use thalweg_runtime::{Device, Stream, invalid, refuse};
 
 use crate::live::LiveBlocks;
 use crate::observers::Observer;
@@ -120,7 +120,7 @@ impl Allocator {
     #[inline]
     pub(crate) fn device(&self, index: i32) -> Result<&Arc<OpenDevice>> {
         let slot = usize::try_from(index).ok().and_then(|index| self.devices.get(index));
-        let slot = slot.ok_or_else(|| Error::invalid(format!("there is no device {index}")))?;
+        let slot = slot.ok_or_else(|| invalid!("there is no device {index}"))?;
         match slot.get() {
             Some(device) => Ok(device),
             None => self.open(slot, index.unsigned_abs()),
@@ -166,10 +166,9 @@ impl Allocator {
             Source::Cuda => Device::cuda(index)?,
             Source::Sim => Device::sim(index)?,
             Source::Sanitized(sanitizer) => sanitizer.device(index)?,
-            Source::Devices(devices) => devices
-                .get(index as usize)
-                .cloned()
-                .ok_or_else(|| Error::invalid(format!("there is no device {index}")))?,
+            Source::Devices(devices) => {
+                devices.get(index as usize).cloned().ok_or_else(|| invalid!("there is no device {index}"))?
+            }
         };
         let allocator = device.allocator();
         let settings = defaults.settings(&allocator.settings())?;
@@ -233,9 +232,7 @@ impl Allocator {
     pub(crate) fn sanitizer(&self) -> Result<&Arc<Sanitizer>> {
         match &self.source {
             Source::Sanitized(sanitizer) => Ok(sanitizer),
-            _ => {
-                Err(Error::invalid("this allocator was not opened with a sanitizer (kind `cuda+sanitizer`)"))
-            }
+            _ => Err(invalid!("this allocator was not opened with a sanitizer (kind `cuda+sanitizer`)")),
         }
     }
 
@@ -443,16 +440,14 @@ fn make_peers(one: &OpenDevice, other: &OpenDevice) {
 /// Rejects a text that is invalid, or that changes settings that are fixed when a device opens.
 fn check_settings(text: &str) -> Result<()> {
     if Settings::parse(text)?.is_set("backend") {
-        return Err(Error::invalid(
-            "`backend` cannot be chosen here: set it in PYTORCH_ALLOC_CONF before the process starts",
-        ));
+        refuse!("`backend` cannot be chosen here: set it in PYTORCH_ALLOC_CONF before the process starts");
     }
     Ok(())
 }
 
 #[cold]
 fn unknown(address: u64) -> Error {
-    Error::invalid(format!(
+    invalid!(
         "no live block of this allocator begins at {address:#x}: it was freed before, or comes from another allocator"
-    ))
+    )
 }

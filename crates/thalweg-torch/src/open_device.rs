@@ -9,7 +9,7 @@ use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_memory::{
     Block, CaptureScope, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError,
 };
-use thalweg_runtime::{Device, ExternalStream};
+use thalweg_runtime::{Device, ExternalStream, invalid, refuse};
 
 use crate::live::{Live, LiveBlocks};
 use crate::pools::{PoolName, Pools};
@@ -59,7 +59,7 @@ impl OpenDevice {
     /// Records that a capture has ended.
     pub(crate) fn end_capture(&self) -> Result<()> {
         let ended = self.captures().pop();
-        ended.map(drop).ok_or_else(|| Error::invalid("no capture is under way"))
+        ended.map(drop).ok_or_else(|| invalid!("no capture is under way"))
     }
 
     /// Returns whether the caller has reported a capture in progress.
@@ -242,10 +242,7 @@ impl OpenDevice {
     pub(crate) fn restore(&self, live: &LiveBlocks, checkpoint: &Checkpoint) -> Result<PutBack> {
         if checkpoint.device != self.index {
             let of = checkpoint.device;
-            return Err(Error::invalid(format!(
-                "a checkpoint of device {of} was given for device {}",
-                self.index
-            )));
+            refuse!("a checkpoint of device {of} was given for device {}", self.index);
         }
         let restored = self.allocator().restore_pool(checkpoint.pool, &checkpoint.state)?;
         for address in &restored.freed {

@@ -17,6 +17,7 @@ use thalweg_lock::{Mutex, RwLock};
 use thalweg_memory::{DeviceAllocator, PoolId, PoolOptions, SegmentSource, StreamFilter};
 
 use crate::status::{Error, Result};
+use thalweg_runtime::{invalid, refuse_if};
 
 /// PyTorch's name of a pool (`MempoolId_t`). (0, 0) is the shared pool.
 pub type PoolName = (u64, u64);
@@ -152,12 +153,10 @@ impl Pools {
 }
 
 fn check_name(name: PoolName) -> Result<()> {
-    if name == (0, 0) {
-        return Err(Error::invalid("the pool (0, 0) is the shared one; it is neither begun nor released"));
-    }
+    refuse_if!(name == (0, 0), "the pool (0, 0) is the shared one; it is neither begun nor released");
     Ok(())
 }
 
 fn unknown(name: PoolName) -> Error {
-    Error::invalid(format!("there is no pool {name:?}: it was never begun, or has been released"))
+    invalid!("there is no pool {name:?}: it was never begun, or has been released")
 }

@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{Access, AccessMode, Driver, Touch};
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Device, Devices, Environment};
+use thalweg_runtime::{Device, Devices, Environment, invalid};
 use thalweg_sanitizer::{SanitizerDriver, Site, SourceLine};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_snapshot::Frame;
@@ -127,7 +127,7 @@ pub(crate) fn kept(text: &str) -> &'static str {
 /// # Errors
 /// If the numbers end within an operand, or are invalid.
 pub(crate) fn accesses(mut words: &[i64]) -> Result<Vec<Access>> {
-    let wrong = || Error::invalid("the numbers of the accesses do not describe operands");
+    let wrong = || invalid!("the numbers of the accesses do not describe operands");
     let mut accesses = Vec::new();
     while let [address, element_bytes, mode, dimensions, rest @ ..] = words {
         let count = usize::try_from(*dimensions).map_err(|_| wrong())?;

@@ -7,7 +7,7 @@
 //! - The texts of both licences exist.
 //! - No crate has a large circle of modules that use each other, and no module uses a higher room of its crate ([`circles`]).
 //! - Nothing is decided by an operator's name ([`by_name`]).
-//! - Every crate can be published ([`packages`]).
+//! - Every crate can be published, and its tests run ([`packages`]).
 //! - The book has every page, and links lead to what exists ([`book`]).
 //! - The words are those of the glossary, and each documentation comment is complete ([`words`], [`openings`]).
 //!
@@ -101,6 +101,19 @@ pub fn run() -> Result<bool, String> {
         }
     }
     for (package, sources) in packages {
+        let [manifest, tests] = ["Cargo.toml", "tests/it/main.rs"].map(|file| {
+            fs::read_to_string(root.join(format!("crates/{package}/{file}"))).unwrap_or_default()
+        });
+        for (file, text) in &sources {
+            let is_included = tests.contains(&format!("src/{file}\""));
+            let unused = packages::unused_tests(&manifest, text, is_included);
+            findings.extend(unused.map(|what| Finding {
+                level: Level::Error,
+                file: format!("crates/{package}/src/{file}"),
+                line: 0,
+                what: what.into(),
+            }));
+        }
         for (module, used) in circles::upward(&package, &sources) {
             findings.push(Finding {
                 level: Level::Error,

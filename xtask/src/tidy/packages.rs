@@ -71,6 +71,27 @@ fn add(findings: &mut Vec<Finding>, file: &str, line: usize, what: String) {
     findings.push(Finding { level: Level::Error, file: file.to_owned(), line, what });
 }
 
+/// Returns which tests of a file of a library do not run, because its manifest turns such tests off. (A test binary of a library
+/// compiles all of it once more, and looking for the tests of its documentation reads all of it.)
+///
+/// Tests of a file that is a module of the integration tests, `in_integration`, run there.
+pub fn unused_tests(manifest: &str, source: &str, in_integration: bool) -> Option<&'static str> {
+    let library =
+        manifest.split("\n[lib]\n").nth(1).map_or("", |rest| rest.split("\n[").next().unwrap_or_default());
+    let is_off = |key: &str| library.lines().any(|line| line == format!("{key} = false"));
+    // The fences of a file open and close blocks in turn.
+    let fences = source.lines().filter_map(|line| {
+        let text = line.trim_start();
+        text.strip_prefix("///").or(text.strip_prefix("//!"))?.trim_start().strip_prefix("```")
+    });
+    let mut opening = fences.step_by(2);
+    if is_off("test") && !in_integration && source.contains("#[test]") {
+        return Some("has tests, and the manifest says `test = false`");
+    }
+    let has_example = is_off("doctest") && opening.any(|language| matches!(language, "" | "no_run"));
+    has_example.then_some("has an example in its documentation, and the manifest says `doctest = false`")
+}
+
 /// Returns the lines of the workspace's dependencies that name a path and no version.
 fn internal_without_version(manifest: &str) -> Vec<usize> {
     let lines = (1..).zip(manifest.lines());
@@ -144,6 +165,18 @@ y.workspace = true
         assert_eq!(missing_fields(&GOOD.replace("y.workspace = true", "y = { path = \"../y\" }")).len(), 1);
         let late = GOOD.replace("keywords = [\"x\"]\n", "") + "keywords = 1\n";
         assert_eq!(missing_fields(&late).len(), 1, "a key of another table is not a key of the package");
+    }
+
+    #[test]
+    fn tests_that_are_turned_off_are_seen() {
+        let manifest = "[package]\n\n[lib]\ntest = false\ndoctest = false\n\n[dependencies]\n";
+        let test = "#[test]\nfn f() {}\n";
+        assert_eq!(unused_tests(manifest, "/// Text.\n/// ```text\nfn f() {}\n", false), None);
+        assert!(
+            unused_tests(manifest, test, false).is_some() && unused_tests(manifest, test, true).is_none()
+        );
+        assert!(unused_tests(manifest, "    /// ```\n", true).is_some());
+        assert_eq!(unused_tests("[package]\n\n[lib]\nbench = false\n", "#[test]\n/// ```\n", false), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! ```
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::broadcast;
@@ -87,9 +87,7 @@ fn early(active: &[u32], ranks: u32) -> Error {
 impl Reducer {
     pub(super) fn begin_join(&self, options: JoinOptions) -> Result<()> {
         let mut state = self.state();
-        if state.join.is_some() {
-            return Err(Error::invalid("DistributedDataParallel::join: the module is in a join already"));
-        }
+        refuse_if!(state.join.is_some(), "DistributedDataParallel::join: the module is in a join already");
         state.join = Some(Joining { options, notice: None, scale: None });
         Ok(())
     }

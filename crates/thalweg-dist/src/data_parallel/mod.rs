@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
 use thalweg_nn::optim::{Optimizer, OptimizerOptions};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::autograd::HookHandle;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -103,11 +103,10 @@ impl<M: Module> DistributedDataParallel<M> {
                 .map(|(_, parameter)| parameter.clone())
                 .filter(|parameter| parameter.requires_grad())
                 .collect();
-            if parameters.is_empty() {
-                return Err(Error::invalid(
-                    "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.",
-                ));
-            }
+            refuse_if!(
+                parameters.is_empty(),
+                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+            );
             let buffers: Vec<Tensor> = module.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
             verify_same(group, &named)?;
             let all: Vec<Tensor> =
@@ -185,16 +184,15 @@ impl<M: Module> DistributedDataParallel<M> {
         at_line(Location::caller(), || {
             let is_reduced = |own: &Tensor| self.reducer.parameters.iter().any(|other| other.is_same(own));
             if let Some(other) = optimizer.parameters().find(|own| !is_reduced(own)) {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "register_fused_optim: {other:?} of the optimizer is not a parameter of the module that requires a gradient, so nothing would step it"
-                )));
+                );
             }
             let (fused, optimizer) = (&mut self.reducer.state().fused, optimizer.clone());
-            if fused.is_some() {
-                return Err(Error::invalid(
-                    "register_fused_optim: the module has such an optimizer already: give it one of all parameters",
-                ));
-            }
+            refuse_if!(
+                fused.is_some(),
+                "register_fused_optim: the module has such an optimizer already: give it one of all parameters"
+            );
             *fused = Some(Arc::new(move |members: &[Tensor]| optimizer.step_parameters(members)));
             Ok(())
         })
@@ -235,14 +233,13 @@ impl<M> Drop for DistributedDataParallel<M> {
 /// Checks that the ranks' parameters have the same shapes and dtypes.
 fn verify_same(group: &ProcessGroup, named: &[(String, Tensor)]) -> Result<()> {
     for (name, parameter) in named {
-        if parameter.device() != group.device() {
-            return Err(Error::invalid(format!(
-                "DistributedDataParallel: the parameter `{name}` is on {}, and rank {} of the group is {}",
-                parameter.device(),
-                group.rank(),
-                group.device()
-            )));
-        }
+        refuse_if!(
+            parameter.device() != group.device(),
+            "DistributedDataParallel: the parameter `{name}` is on {}, and rank {} of the group is {}",
+            parameter.device(),
+            group.rank(),
+            group.device()
+        );
     }
     let own: Vec<String> = named
         .iter()

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Error, Result, Stream};
+use thalweg_runtime::{Error, Result, Stream, invalid, refuse_if};
 use thalweg_tensor::autograd::{HookHandle, reached};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -177,11 +177,11 @@ impl Reducer {
                 "your module has parameters that were not used in producing loss: set find_unused_parameters, or use all of them"
             }
         };
-        Error::invalid(format!(
+        invalid!(
             "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that {reason}. \
              Parameter indices which did not receive grad for rank {}: {missing:?}",
             self.group.rank()
-        ))
+        )
     }
 
     /// Returns whether the buckets are to be rebuilt in the order of the previous pass.
@@ -242,12 +242,11 @@ impl Reducer {
         if state.order.is_empty() {
             self.begin_backward(&mut state)?;
         }
-        if std::mem::replace(&mut state.is_ready[number], true) {
-            return Err(Error::invalid(format!(
-                "Expected to mark a variable ready only once. The parameter at index {number} got a gradient twice after one forward \
-                 pass: run one backward pass per forward pass, with `no_sync` around all but the last"
-            )));
-        }
+        refuse_if!(
+            std::mem::replace(&mut state.is_ready[number], true),
+            "Expected to mark a variable ready only once. The parameter at index {number} got a gradient twice after one forward \
+             pass: run one backward pass per forward pass, with `no_sync` around all but the last"
+        );
         let current = self.group.device().current_stream();
         if !state.streams.contains(&current) {
             state.streams.push(current);
@@ -327,13 +326,12 @@ impl Reducer {
             Some(hook) => hook(&self.group, flat)?,
             None => (self.group.all_reduce(flat, ReduceOp::Avg)?, flat.clone()),
         };
-        if mean.elements() != flat.elements() {
-            return Err(Error::invalid(format!(
-                "DistributedDataParallel: the hook of a bucket of {} elements gave {}",
-                flat.elements(),
-                mean.elements()
-            )));
-        }
+        refuse_if!(
+            mean.elements() != flat.elements(),
+            "DistributedDataParallel: the hook of a bucket of {} elements gave {}",
+            flat.elements(),
+            mean.elements()
+        );
         Ok(Flight { work, mean, dtype })
     }
 

@@ -1,7 +1,7 @@
 //! The map of the parameters that the ranks use in a pass: one byte per parameter, reduced on the device.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Event, Result};
+use thalweg_runtime::{Error, Event, Result, refuse_if};
 use thalweg_tensor::{HostTensor, Tensor};
 
 use crate::{ProcessGroup, ReduceOp};
@@ -16,12 +16,11 @@ pub(super) struct UsedMap {
 impl UsedMap {
     /// Reduces the maps of all ranks. Asynchronous.
     pub(super) fn send(group: &ProcessGroup, own: Vec<bool>) -> Result<Self> {
-        if group.device().current_stream().is_capturing()? {
-            return Err(Error::invalid(
-                "DistributedDataParallel: a capture cannot say which parameters each of its replays uses. Set static_graph where all passes \
-                 use the same ones, and run one before the capture",
-            ));
-        }
+        refuse_if!(
+            group.device().current_stream().is_capturing()?,
+            "DistributedDataParallel: a capture cannot say which parameters each of its replays uses. Set static_graph where all passes \
+             use the same ones, and run one before the capture"
+        );
         let bytes: Vec<u8> = own.iter().map(|&is_used| u8::from(is_used)).collect();
         let map = Tensor::from_slice(&bytes, &[bytes.len()], group.device())?;
         let work = group.all_reduce(&map, ReduceOp::Max)?;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use thalweg_nn::module::{Module, StateDict};
 use thalweg_nn::optim::OptimizerState;
 use thalweg_nn::serialize::{SafeTensorsFile, save_file};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -76,7 +76,7 @@ fn agree(group: &ProcessGroup, what: &str, own: Result<()>) -> Result<()> {
 }
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
-    move |error| Error::invalid(format!("{}: {error}", path.display()))
+    move |error| invalid!("{}: {error}", path.display())
 }
 
 impl<M: Module> FullyShard<M> {
@@ -100,7 +100,7 @@ impl<M: Module> FullyShard<M> {
         let is_first = group.rank() == 0;
         let begun = match is_first {
             true if path.exists() => {
-                Err(Error::invalid(format!("{} is there already: give each a new name", path.display())))
+                Err(invalid!("{} is there already: give each a new name", path.display()))
             }
             true => fs::create_dir_all(&partial).map_err(failed(&partial)),
             false => Ok(()),
@@ -161,7 +161,7 @@ impl<M: Module> FullyShard<M> {
         let mut files = vec![Opened::new(&path.join(file_name(0)))?];
         let ranks = files[0].notes.get(RANKS).and_then(|count| count.parse::<u32>().ok());
         let Some(ranks) = ranks else {
-            return Err(Error::invalid(format!("{} is not a checkpoint of ranks", path.display())));
+            refuse!("{} is not a checkpoint of ranks", path.display());
         };
         for rank in 1..ranks {
             files.push(Opened::new(&path.join(file_name(rank)))?);
@@ -171,12 +171,9 @@ impl<M: Module> FullyShard<M> {
             match found {
                 Some((shape, _)) if shape == part.shape => {}
                 Some((shape, _)) => {
-                    return Err(Error::invalid(format!(
-                        "{name} is {shape:?} in the checkpoint, and {:?} here",
-                        part.shape
-                    )));
+                    refuse!("{name} is {shape:?} in the checkpoint, and {:?} here", part.shape);
                 }
-                None => return Err(Error::invalid(format!("{name} is not in the checkpoint"))),
+                None => return Err(invalid!("{name} is not in the checkpoint")),
             }
         }
         Ok(files)

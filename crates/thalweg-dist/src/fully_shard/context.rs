@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 use thalweg_tensor::Tensor;
 
 use super::unit::{Note, Reduction, Unit};
@@ -52,12 +52,11 @@ impl Context {
         let mut state = self.state();
         let is_outermost = state.inside.is_empty();
         if is_outermost && state.recorded == 0 {
-            if !state.reductions.is_empty() {
-                return Err(Error::invalid(
-                    "fully_shard: the backward pass before did not come to all units whose forward pass was recorded, and gradients \
-                     are still being reduced: call `finish_backward` behind such a pass",
-                ));
-            }
+            refuse_if!(
+                !state.reductions.is_empty(),
+                "fully_shard: the backward pass before did not come to all units whose forward pass was recorded, and gradients \
+                 are still being reduced: call `finish_backward` behind such a pass"
+            );
             state.former = std::mem::take(&mut state.order);
         }
         state.order.push(Arc::downgrade(unit));

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_nn::module::{Module, StateDict};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -49,12 +49,12 @@ impl<M: Module> FullyShard<M> {
                 let part = match own.get(name).and_then(|shard| self.sharded(shard)) {
                     None => tensor.clone(),
                     Some(sharded) if tensor.shape() != sharded.shape => {
-                        return Err(Error::invalid(format!(
+                        refuse!(
                             "size mismatch for {name}: copying a param with shape torch.Size({:?}) from checkpoint, the shape in \
                              current model is torch.Size({:?}).",
                             tensor.shape(),
                             sharded.shape
-                        )));
+                        );
                     }
                     Some(sharded) if sharded.is_in_host_memory() => {
                         offloaded.push((sharded, sharded.rows_of(tensor)?));

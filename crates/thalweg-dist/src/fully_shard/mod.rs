@@ -42,7 +42,7 @@ use thalweg_ir::DType;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module, walk, walk_mut};
 use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse_if};
 use thalweg_tensor::autograd::saved_tensors_hooks_for;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -182,11 +182,11 @@ pub fn fully_shard_on_mesh<M: Module>(
         match groups[..] {
             [group] => shard(module, (group, None), options),
             [replicas, group] => shard(module, (group, Some(replicas)), options),
-            _ => Err(Error::invalid(format!(
+            _ => Err(invalid!(
                 "fully_shard expects a 1D or 2D DeviceMesh but got {:?} of shape {:?}",
                 mesh.names(),
                 mesh.shape()
-            ))),
+            )),
         }
     })
 }
@@ -335,8 +335,8 @@ impl<M: Module> FullyShard<M> {
 
     fn lock(&self) -> Result<MutexGuard<'_, M>> {
         self.module.try_lock().ok_or_else(|| {
-            Error::invalid(
-                "fully_shard: the module is in a forward pass already; one runs at a time, and not within itself",
+            invalid!(
+                "fully_shard: the module is in a forward pass already; one runs at a time, and not within itself"
             )
         })
     }
@@ -353,11 +353,10 @@ impl<'m, M: Module> Exchanged<'m, M> {
     fn new(module: &'m mut M, shards: Vec<Tensor>, whole: Vec<Tensor>) -> Result<Self> {
         let found = exchange(module, &shards, &whole);
         let exchanged = Self { module, shards, whole };
-        if found < exchanged.shards.len() {
-            return Err(Error::invalid(
-                "fully_shard: parameters of the module were replaced; convert or move a module before it is sharded",
-            ));
-        }
+        refuse_if!(
+            found < exchanged.shards.len(),
+            "fully_shard: parameters of the module were replaced; convert or move a module before it is sharded"
+        );
         Ok(exchanged)
     }
 }

@@ -9,7 +9,7 @@ use thalweg_nn::module::Module;
 use thalweg_nn::optim::{
     Optimizer, OptimizerOptions, OptimizerState, ParameterState, clip_grads_with_norm_, get_total_norm,
 };
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -100,10 +100,10 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
                     Some((window, place))
                 });
                 let Some((window, place)) = found else {
-                    return Err(Error::invalid(format!(
+                    refuse!(
                         "OffloadedOptimizer: the parameter {number} of the module is not in host memory: shard every unit with \
                          `OffloadPolicy::Cpu`, or make an optimizer of `parameters` if none is"
-                    )));
+                    );
                 };
                 window.members.push(Member { place, number, states: BTreeMap::new() });
             }
@@ -198,18 +198,17 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
     pub fn load_state_dict(&self, saved: &OptimizerState) -> Result<()> {
         at_line(Location::caller(), || {
             let [group] = &saved.param_groups[..] else {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "OffloadedOptimizer: the state has {} groups of parameters, not 1",
                     saved.param_groups.len()
-                )));
+                );
             };
             let count: usize = self.windows.iter().map(|window| window.members.len()).sum();
-            if group.params.len() != count {
-                return Err(Error::invalid(format!(
-                    "OffloadedOptimizer: the saved group has {} parameters, the optimizer's has {count}",
-                    group.params.len()
-                )));
-            }
+            refuse_if!(
+                group.params.len() != count,
+                "OffloadedOptimizer: the saved group has {} parameters, the optimizer's has {count}",
+                group.params.len()
+            );
             no_grad(|| {
                 self.windows.iter().try_for_each(|window| {
                     let members: Vec<&Member> = window.members.iter().collect();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use thalweg_ir::DType;
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Device, Error, Event, Result, Stream};
+use thalweg_runtime::{Device, Error, Event, Result, Stream, refuse_if};
 use thalweg_tensor::{HostTensor, Tensor};
 
 use crate::ProcessGroup;
@@ -77,11 +77,10 @@ impl OffloadedTensor {
     /// record its uses. Asynchronous.
     pub(super) fn arrive(&self) -> Result<Tensor> {
         let current = self.device.current_stream();
-        if current.is_capturing()? {
-            return Err(Error::invalid(
-                "fully_shard: parameters in host memory cannot be captured; leave offload_policy at `OffloadPolicy::None` for that",
-            ));
-        }
+        refuse_if!(
+            current.is_capturing()?,
+            "fully_shard: parameters in host memory cannot be captured; leave offload_policy at `OffloadPolicy::None` for that"
+        );
         let tensor = self.copy(&self.copies.arrivals, || self.host.to_device())?;
         current.wait_stream(&self.copies.arrivals)?;
         Ok(tensor)

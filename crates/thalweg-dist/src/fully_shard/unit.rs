@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Device, Error, Result, Stream};
+use thalweg_runtime::{Device, Error, Result, Stream, invalid};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -100,8 +100,7 @@ impl Sharded {
         copies: Option<&Copies>,
         (name, parameter): (&str, &Tensor),
     ) -> Result<Self> {
-        let refuse =
-            |text: String| Err(Error::invalid(format!("fully_shard: the parameter `{name}` {text}")));
+        let refuse = |text: String| Err(invalid!("fully_shard: the parameter `{name}` {text}"));
         if parameter.device() != group.device() {
             return refuse(format!(
                 "is on {}, and rank {} of the group is {}",

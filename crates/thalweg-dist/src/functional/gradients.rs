@@ -1,6 +1,6 @@
 //! The gradients of the functional collectives, which are collectives themselves.
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::dispatch::{Arguments, Call};
 use thalweg_tensor::{Tensor, Tensors, no_grad};
@@ -52,7 +52,7 @@ impl CollectiveBackward {
             return Ok(());
         }
         let (name, operation) = (self.name, operation.name());
-        Err(Error::invalid(format!("{name} backward only supports 'sum' reduction, got '{operation}'")))
+        Err(invalid!("{name} backward only supports 'sum' reduction, got '{operation}'"))
     }
 }
 

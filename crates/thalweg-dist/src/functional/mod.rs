@@ -24,7 +24,7 @@ mod operators;
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, as_ints};
@@ -101,9 +101,7 @@ pub fn reduce_scatter_tensor(
         let (dim, ranks) = (dimension(input, scatter_dim)?, group.size() as usize);
         let size = input.shape()[dim];
         if !size.is_multiple_of(ranks) {
-            return Err(Error::invalid(format!(
-                "input dimension {dim} ({size}) must be a multiple of group_size {ranks}"
-            )));
+            refuse!("input dimension {dim} ({size}) must be a multiple of group_size {ranks}");
         }
         let by_rank = stacked(input, dim, ranks)?;
         let (size, name) = (i64::from(group.size()).into(), group.group_name().into());
@@ -135,9 +133,9 @@ pub fn all_to_all_single(
                 (&even[..], &even[..])
             }
             _ => {
-                return Err(Error::invalid(
-                    "output_split_sizes and input_split_sizes must either be specified together or both set to None",
-                ));
+                refuse!(
+                    "output_split_sizes and input_split_sizes must either be specified together or both set to None"
+                );
             }
         };
         let (output, splits) = (as_ints(output), as_ints(input_splits));
@@ -180,7 +178,7 @@ pub(crate) fn dimension(tensor: &Tensor, dim: i64) -> Result<usize> {
         return Ok(dim.rem_euclid(rank) as usize);
     }
     Err(match rank {
-        0 => Error::invalid("a scalar has no dimension to divide: give it one"),
+        0 => invalid!("a scalar has no dimension to divide: give it one"),
         _ => Error::index(format!(
             "Dimension out of range (expected to be in range of [{}, {}], but got {dim})",
             -rank,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::dispatch::{Arguments, Call, DispatchKey, Operator, define_operator};
 use thalweg_tensor::{Tensor, Tensors};
@@ -71,15 +71,14 @@ pub(super) fn group_of(call: &Call<'_>) -> Result<ProcessGroup> {
 pub(super) fn reduction(name: &str) -> Result<ReduceOp> {
     let all = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
     let found = all.into_iter().find(|operation| operation.name() == name);
-    found.ok_or_else(|| Error::invalid(format!("Unrecognized reduce_op: {name}")))
+    found.ok_or_else(|| invalid!("Unrecognized reduce_op: {name}"))
 }
 
 /// Returns the splits of an argument.
 pub(super) fn splits(call: &Call<'_>, place: usize) -> Result<Vec<usize>> {
     let sizes = call.ints(place);
     let size = |&size: &i64| {
-        usize::try_from(size)
-            .map_err(|_| Error::invalid(format!("a split of {size} rows is none: {sizes:?}")))
+        usize::try_from(size).map_err(|_| invalid!("a split of {size} rows is none: {sizes:?}"))
     };
     sizes.iter().map(size).collect()
 }
@@ -93,32 +92,30 @@ fn output(kind: Kind, call: &Call<'_>) -> Result<Tensor> {
         usize::try_from(ranks)
             .ok()
             .filter(|&ranks| ranks > 0)
-            .ok_or_else(|| Error::invalid(format!("group_size is a number of ranks, not {ranks}")))
+            .ok_or_else(|| invalid!("group_size is a number of ranks, not {ranks}"))
     };
     match (kind, shape.first_mut()) {
         (Kind::AllReduce | Kind::Broadcast, _) => {}
         (_, None) => {
-            return Err(Error::invalid("a scalar has no dimension to divide: give it one"));
+            refuse!("a scalar has no dimension to divide: give it one");
         }
         (Kind::AllGather, Some(rows)) => {
             let ranks = ranks(1)?;
-            *rows = rows.checked_mul(ranks).ok_or_else(|| {
-                Error::invalid(format!("{rows} rows of each of {ranks} ranks are too many"))
-            })?;
+            *rows = rows
+                .checked_mul(ranks)
+                .ok_or_else(|| invalid!("{rows} rows of each of {ranks} ranks are too many"))?;
         }
         (Kind::ReduceScatter, Some(rows)) => {
             let ranks = ranks(2)?;
             if !rows.is_multiple_of(ranks) {
-                return Err(Error::invalid(format!(
-                    "input dimension 0 ({rows}) must be a multiple of group_size {ranks}"
-                )));
+                refuse!("input dimension 0 ({rows}) must be a multiple of group_size {ranks}");
             }
             *rows /= ranks;
         }
         (Kind::AllToAll, Some(rows)) => {
             let sizes = splits(call, 1)?;
             let sum = sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
-            *rows = sum.ok_or_else(|| Error::invalid(format!("splits of {sizes:?} rows are too many")))?;
+            *rows = sum.ok_or_else(|| invalid!("splits of {sizes:?} rows are too many"))?;
         }
     }
     Tensor::empty(&shape, input.dtype(), input.device())
@@ -130,10 +127,7 @@ fn check_size(group: &ProcessGroup, call: &Call<'_>, place: usize) -> Result<()>
     if named == i64::from(group.size()) {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "group_size {named} is not that of the group, which has {} ranks",
-        group.size()
-    )))
+    Err(invalid!("group_size {named} is not that of the group, which has {} ranks", group.size()))
 }
 
 fn forward(kind: Kind, call: &Call<'_>) -> Result<Tensors> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 
 /// The work of a rank on a microbatch in a stage, with PyTorch's letters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -120,9 +120,9 @@ impl FromStr for Action {
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim();
         let refuse = || {
-            Error::invalid(format!(
+            invalid!(
                 "Invalid action string: {text}, should be formatted as [stage][action type][(microbatch)] e.g. 2F0"
-            ))
+            )
         };
         let is_digit = |letter: char| letter.is_ascii_digit();
         let first = text.find(|letter| !is_digit(letter)).ok_or_else(refuse)?;

@@ -1,7 +1,7 @@
 //! The known schedules. All but one are cases of one function: a rank has one order of forward passes and one of backward passes.
 //! It runs some forward passes before the first backward pass, and then alternates.
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 
 use super::{Action, Computation, Schedule};
 
@@ -16,17 +16,15 @@ struct Turns {
 
 impl Turns {
     fn new(schedule: &str, ranks: usize, stages_per_rank: usize, microbatches: usize) -> Result<Self> {
-        if ranks == 0 || stages_per_rank == 0 || microbatches == 0 {
-            return Err(Error::invalid(format!(
-                "{schedule}: ranks, stages of a rank and microbatches are at least 1: {ranks}, {stages_per_rank}, {microbatches}"
-            )));
-        }
+        refuse_if!(
+            ranks == 0 || stages_per_rank == 0 || microbatches == 0,
+            "{schedule}: ranks, stages of a rank and microbatches are at least 1: {ranks}, {stages_per_rank}, {microbatches}"
+        );
         let rounds = (microbatches / ranks).max(1);
-        if stages_per_rank > 1 && !microbatches.is_multiple_of(rounds) {
-            return Err(Error::invalid(format!(
-                "{schedule} requires the number of microbatches to be a multiple of the number of rounds ({rounds}), but got {microbatches}."
-            )));
-        }
+        refuse_if!(
+            stages_per_rank > 1 && !microbatches.is_multiple_of(rounds),
+            "{schedule} requires the number of microbatches to be a multiple of the number of rounds ({rounds}), but got {microbatches}."
+        );
         let round = if stages_per_rank == 1 { microbatches } else { microbatches / rounds };
         Ok(Self { ranks, stages_per_rank, microbatches, round })
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 use thalweg_tensor::Tensor;
 
 use crate::ProcessGroup;
@@ -27,20 +27,18 @@ impl Meta {
 
     /// Checks that a tensor has this shape and dtype. The message is PyTorch's.
     pub(super) fn check(&self, what: &str, tensor: &Tensor) -> Result<()> {
-        if self.shape != tensor.shape() {
-            return Err(Error::invalid(format!(
-                "{what}: value 0 has a shape mismatch: expected {:?} actual {:?}",
-                self.shape,
-                tensor.shape()
-            )));
-        }
-        if self.dtype != tensor.dtype() {
-            return Err(Error::invalid(format!(
-                "{what}: value 0 has a dtype mismatch: expected {} actual {}",
-                self.dtype,
-                tensor.dtype()
-            )));
-        }
+        refuse_if!(
+            self.shape != tensor.shape(),
+            "{what}: value 0 has a shape mismatch: expected {:?} actual {:?}",
+            self.shape,
+            tensor.shape()
+        );
+        refuse_if!(
+            self.dtype != tensor.dtype(),
+            "{what}: value 0 has a dtype mismatch: expected {} actual {}",
+            self.dtype,
+            tensor.dtype()
+        );
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! computation, which waits for it only where it is used.
 
 use rustc_hash::FxHashMap;
-use thalweg_runtime::{Error, Event, Result, Stream};
+use thalweg_runtime::{Error, Event, Result, Stream, invalid, refuse};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::{BackwardWeights, backward_input, enable_grad, is_grad_enabled, no_grad};
 
@@ -158,7 +158,7 @@ impl<'p, 'm> Run<'p, 'm> {
             Computation::BackwardInput => self.backward_input(stage, of(action)?),
             Computation::BackwardWeight => self.backward_weight(stage, of(action)?),
             Computation::Unshard | Computation::Reshard => {
-                Err(Error::invalid("the parameters of a stage are not sharded"))
+                Err(invalid!("the parameters of a stage are not sharded"))
             }
         }
     }
@@ -168,7 +168,7 @@ impl<'p, 'm> Run<'p, 'm> {
     fn forward(&mut self, stage: usize, microbatch: usize) -> Result<()> {
         let input = if stage == 0 {
             let input = self.inputs.remove(&microbatch);
-            let input = input.ok_or_else(|| Error::invalid("the microbatch was not given"))?.detach();
+            let input = input.ok_or_else(|| invalid!("the microbatch was not given"))?.detach();
             self.pipeline.know(Known::Input, &input)?;
             input
         } else {
@@ -260,10 +260,10 @@ impl<'p, 'm> Run<'p, 'm> {
             return Ok(());
         }
         let Some(gradient) = gradient else {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "[{stage}] for chunk {microbatch} has gradients None and is expecting to send gradients to stage {}",
                 stage - 1
-            )));
+            );
         };
         let leaving = no_grad(|| gradient.contiguous())?;
         self.leave((stage, microbatch, false), stage - 1, leaving);
@@ -271,9 +271,9 @@ impl<'p, 'm> Run<'p, 'm> {
     }
 
     fn take(&mut self, stage: usize, microbatch: usize) -> Result<Forwarded> {
-        self.forwarded.remove(&(stage, microbatch)).ok_or_else(|| {
-            Error::invalid(format!("stage {stage} has no forward pass of microbatch {microbatch}"))
-        })
+        self.forwarded
+            .remove(&(stage, microbatch))
+            .ok_or_else(|| invalid!("stage {stage} has no forward pass of microbatch {microbatch}"))
     }
 
     /// Divides the accumulated gradients by the number of microbatches. A parameter that several stages share is divided once.
@@ -299,7 +299,7 @@ impl<'p, 'm> Run<'p, 'm> {
         let arrival = self.arrived.remove(&place).ok_or_else(|| {
             let (stage, microbatch, is_forward) = place;
             let what = if is_forward { "activation" } else { "gradient" };
-            Error::invalid(format!("stage {stage} has got no {what} of microbatch {microbatch}"))
+            invalid!("stage {stage} has got no {what} of microbatch {microbatch}")
         })?;
         arrival.ready()
     }
@@ -316,7 +316,7 @@ impl<'p, 'm> Run<'p, 'm> {
     }
 
     fn send(&mut self, place: Place, to: usize) -> Result<()> {
-        let tensor = self.leaving.remove(&place).ok_or_else(|| Error::invalid("nothing was computed"))?;
+        let tensor = self.leaving.remove(&place).ok_or_else(|| invalid!("nothing was computed"))?;
         let (group, peer) = self.pipeline.link(place.0, to)?;
         self.sent.push(group.send(&tensor, peer)?);
         Ok(())
@@ -384,15 +384,14 @@ impl Pipeline<'_> {
 
     fn expected_output(&self, stage: usize) -> Result<Meta> {
         let meta = self.known.get(&Known::Output(stage));
-        meta.cloned().ok_or_else(|| Error::invalid(format!("stage {stage} has not run")))
+        meta.cloned().ok_or_else(|| invalid!("stage {stage} has not run"))
     }
 
     /// Returns the group in which a stage's rank sends to another's, and the other rank's number in it.
     fn link(&self, from: usize, to: usize) -> Result<(&ProcessGroup, u32)> {
         let pair = (self.rank_of[from], self.rank_of[to]);
         let link = self.links.get(&pair);
-        let link =
-            link.ok_or_else(|| Error::invalid(format!("rank {} has no link to rank {}", pair.0, pair.1)))?;
+        let link = link.ok_or_else(|| invalid!("rank {} has no link to rank {}", pair.0, pair.1))?;
         Ok((link, 1 - link.rank()))
     }
 }
@@ -402,12 +401,12 @@ pub(super) fn check_grad_enabled() -> Result<()> {
     if is_grad_enabled() {
         return Ok(());
     }
-    Err(Error::invalid(
+    Err(invalid!(
         "step() requires gradients to be enabled for backward computation; it should not be used under torch.no_grad() context. Please \
-         call eval() instead.",
+         call eval() instead."
     ))
 }
 
 fn of(action: Action) -> Result<usize> {
-    action.microbatch.ok_or_else(|| Error::invalid(format!("{action} is of no microbatch")))
+    action.microbatch.ok_or_else(|| invalid!("{action} is of no microbatch"))
 }

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -144,13 +144,12 @@ impl<'m> Pipeline<'m> {
     ) -> Result<Self> {
         at_line(Location::caller(), || {
             let rank_of = schedule.check()?;
-            if schedule.ranks() != group.size() as usize {
-                return Err(Error::invalid(format!(
-                    "Schedule has incorrect number of ranks - expected {}, actual {}",
-                    group.size(),
-                    schedule.ranks()
-                )));
-            }
+            refuse_if!(
+                schedule.ranks() != group.size() as usize,
+                "Schedule has incorrect number of ranks - expected {}, actual {}",
+                group.size(),
+                schedule.ranks()
+            );
             let rank = group.rank() as usize;
             check_ranks(group, &stages, schedule, &rank_of)?;
             let with_messages =
@@ -255,25 +254,21 @@ impl<'m> Pipeline<'m> {
         has_backward: bool,
     ) -> Result<()> {
         if has_backward && !self.has_backward {
-            return Err(Error::invalid("Forward-only schedule does not support loss computation"));
+            refuse!("Forward-only schedule does not support loss computation");
         }
         if has_backward {
             check_grad_enabled()?;
         }
         let has_loss = self.options.loss.is_some();
         if has_backward && self.has_last() && !has_loss {
-            return Err(Error::invalid("step() requires a loss function on the rank of the last stage"));
+            refuse!("step() requires a loss function on the rank of the last stage");
         }
         let needs_target = self.has_last() && has_loss && (has_backward || !targets.is_empty());
         for (name, given, is_needed) in
             [("arg_mbs", inputs, self.has_first()), ("target_mbs", targets, needs_target)]
         {
             if is_needed && given.len() != self.microbatches {
-                return Err(Error::invalid(format!(
-                    "Expecting {} {name} but got {}",
-                    self.microbatches,
-                    given.len()
-                )));
+                refuse!("Expecting {} {name} but got {}", self.microbatches, given.len());
             }
         }
         Ok(())
@@ -287,7 +282,7 @@ impl<'m> Pipeline<'m> {
     /// Returns one of this rank's stages.
     pub(super) fn stage(&self, index: usize) -> Result<&PipelineStage<'m>> {
         let stage = self.stages.iter().find(|stage| stage.index() == index);
-        stage.ok_or_else(|| Error::invalid(format!("stage {index} is not on rank {}", self.group.rank())))
+        stage.ok_or_else(|| invalid!("stage {index} is not on rank {}", self.group.rank()))
     }
 }
 
@@ -307,17 +302,14 @@ fn check_ranks(
     let texts: Vec<_> = all.iter().map(|text| String::from_utf8_lossy(text)).collect();
     let parts = |rank: usize| texts[rank].split_once('\n').unwrap_or_default();
     for rank in 0..texts.len() {
-        if parts(rank).1 != parts(0).1 {
-            return Err(Error::invalid(format!("rank {rank} has another schedule than rank 0")));
-        }
+        refuse_if!(parts(rank).1 != parts(0).1, "rank {rank} has another schedule than rank 0");
         let wanted: Vec<usize> = (0..rank_of.len()).filter(|&stage| rank_of[stage] == rank).collect();
         let wanted = format!("{wanted:?} of {}", rank_of.len());
-        if parts(rank).0 != wanted {
-            return Err(Error::invalid(format!(
-                "the schedule gives rank {rank} the stages {wanted}, and it was made with {}",
-                parts(rank).0
-            )));
-        }
+        refuse_if!(
+            parts(rank).0 != wanted,
+            "the schedule gives rank {rank} the stages {wanted}, and it was made with {}",
+            parts(rank).0
+        );
     }
     Ok(())
 }
@@ -345,7 +337,7 @@ fn links(group: &ProcessGroup, rank_of: &[usize]) -> Result<FxHashMap<(usize, us
 /// Divides a batch along dimension 0, as `tensor_split` does.
 fn microbatches_of(batch: &Tensor, count: usize) -> Result<Vec<Tensor>> {
     let Some(&rows) = batch.shape().first() else {
-        return Err(Error::invalid("a batch has at least one dimension, along which it is divided"));
+        refuse!("a batch has at least one dimension, along which it is divided");
     };
     let parts = count.min(rows);
     let mut start = 0;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::{Action, Computation};
 
@@ -112,8 +112,7 @@ impl Schedule {
         let mut done: FxHashSet<Action> = FxHashSet::default();
         for (rank, row) in self.rows.iter().enumerate() {
             for (step, &action) in row.iter().enumerate() {
-                let refuse =
-                    |text: String| Err(Error::invalid(format!("rank {rank}, step {step}: {action} {text}")));
+                let refuse = |text: String| Err(invalid!("rank {rank}, step {step}: {action} {text}"));
                 let known = rank_of[action.stage].get_or_insert(rank);
                 if *known != rank {
                     return refuse(format!(
@@ -136,12 +135,11 @@ impl Schedule {
                 let (forward, full) = (has(Computation::Forward), has(Computation::FullBackward));
                 let (input, weight) = (has(Computation::BackwardInput), has(Computation::BackwardWeight));
                 let is_whole = if has_backward { full != (input && weight) && input == weight } else { true };
-                if !forward || !is_whole {
-                    return Err(Error::invalid(format!(
-                        "stage {stage} does not do microbatch {microbatch} once: it is in the table as F {forward}, B {full}, I {input}, \
-                         W {weight}"
-                    )));
-                }
+                refuse_if!(
+                    !forward || !is_whole,
+                    "stage {stage} does not do microbatch {microbatch} once: it is in the table as F {forward}, B {full}, I {input}, \
+                     W {weight}"
+                );
             }
         }
         Ok(rank_of.into_iter().map(|rank| rank.expect("a stage without actions has no microbatch")).collect())
@@ -155,9 +153,7 @@ impl Schedule {
     /// for each other forever.
     pub fn with_messages(&self) -> Result<Self> {
         let rank_of = self.check()?;
-        if self.has_messages() {
-            return Err(Error::invalid("the schedule has messages already"));
-        }
+        refuse_if!(self.has_messages(), "the schedule has messages already");
         let rows = self.with_reductions();
         let (ranks, stages) = (self.ranks(), self.stages());
         let mut written: Vec<Vec<Action>> = vec![Vec::new(); ranks];
@@ -188,10 +184,10 @@ impl Schedule {
             }
         }
         if let Some(rank) = (0..ranks).find(|&rank| next[rank] < rows[rank].len()) {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "the ranks of the schedule wait for each other: rank {rank} would never come to {}",
                 rows[rank][next[rank]]
-            )));
+            );
         }
         Ok(Self { rows: written })
     }

@@ -1,7 +1,7 @@
 //! [`PipelineStage`]: the layers of one stage.
 
 use thalweg_nn::module::{Forward, Module};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 use thalweg_tensor::Tensor;
 
 /// A function that computes a stage's result from its input.
@@ -35,9 +35,7 @@ impl<'m> PipelineStage<'m> {
         stages: usize,
         forward: impl Fn(&Tensor) -> Result<Tensor> + 'm,
     ) -> Result<Self> {
-        if index >= stages {
-            return Err(Error::invalid(format!("Stage index {index} is out of range of {stages}")));
-        }
+        refuse_if!(index >= stages, "Stage index {index} is out of range of {stages}");
         Ok(Self { index, stages, parameters: module.parameters(), forward: Box::new(forward) })
     }
 

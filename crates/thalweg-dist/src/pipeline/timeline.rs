@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use rustc_hash::FxHashMap;
-use thalweg_runtime::{Error, Event, Result};
+use thalweg_runtime::{Error, Event, Result, invalid, refuse};
 use thalweg_tensor::Tensor;
 
 use super::run::Run;
@@ -72,10 +72,10 @@ impl Timeline {
             }
         }
         match rows.iter().zip(&spans).position(|(row, spans)| spans.len() < row.len()) {
-            Some(rank) => Err(Error::invalid(format!(
+            Some(rank) => Err(invalid!(
                 "the ranks of the schedule wait for each other: rank {rank} would never come to {}",
                 rows[rank][spans[rank].len()]
-            ))),
+            )),
             None => Ok(Self { rows: spans }),
         }
     }
@@ -92,7 +92,7 @@ impl Timeline {
             spans.map(|span| (span.action, span.end_ms - span.begin_ms)).collect();
         let mut computations = schedule.actions().filter(|(_, action)| action.computation.is_compute());
         if let Some((_, action)) = computations.find(|(_, action)| !times.contains_key(action)) {
-            return Err(Error::invalid(format!("{action} was not measured")));
+            refuse!("{action} was not measured");
         }
         Self::planned(schedule, |action| times[&action])
     }

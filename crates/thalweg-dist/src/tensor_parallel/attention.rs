@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_nn::functional::{AttentionOptions, scaled_dot_product_attention};
 use thalweg_nn::module::{Forward, Linear, Module, MultiheadAttention};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, in_function};
 
@@ -40,12 +40,10 @@ impl ParallelAttention {
                 |name: &str| named.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.clone());
             let (Some(in_weight), Some(out_weight)) = (find("in_proj_weight"), find("out_proj.weight"))
             else {
-                return Err(Error::invalid(
-                    "keys and values have as many features as queries (no `kdim`, `vdim`)",
-                ));
+                refuse!("keys and values have as many features as queries (no `kdim`, `vdim`)");
             };
             if find("bias_k").is_some() {
-                return Err(Error::invalid("no key and value are added to the sequence (`add_bias_kv`)"));
+                refuse!("no key and value are added to the sequence (`add_bias_kv`)");
             }
             let head_features = out_weight.shape()[0] / attention.num_heads();
             let in_proj = Parallel::new(Linear { weight: in_weight, bias: find("in_proj_bias") });
@@ -69,11 +67,10 @@ impl Forward for ParallelAttention {
             let width = self.head_features;
             // The number of this rank's heads.
             let own = parts[0].size(-1)?;
-            if !own.is_multiple_of(width) {
-                return Err(Error::invalid(format!(
-                    "num_heads must be divisible by the mesh size: a rank has {own} features, and a head {width}"
-                )));
-            }
+            refuse_if!(
+                !own.is_multiple_of(width),
+                "num_heads must be divisible by the mesh size: a rank has {own} features, and a head {width}"
+            );
             let heads = |part: &Tensor| part.unflatten(-1, &[-1, width as i64])?.transpose(-2, -3);
             let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
             let [q, k, v] = [heads(&parts[0])?, heads(&parts[1])?, heads(&parts[2])?];

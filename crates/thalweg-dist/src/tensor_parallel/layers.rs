@@ -6,7 +6,7 @@ use std::panic::Location;
 use thalweg_nn::functional::{embedding, linear};
 use thalweg_nn::models::gpt2::Conv1D;
 use thalweg_nn::module::{Embedding, Entry, EntryMut, Forward, LayerNorm, Linear, Module, RMSNorm};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
@@ -188,7 +188,7 @@ fn prepared(style: &ParallelStyle) -> Result<Option<Split>> {
         ParallelStyle::Sequence(_) => "nn.LayerNorm and nn.RMSNorm",
         ParallelStyle::Colwise(_) | ParallelStyle::Rowwise(_) => "nn.Linear and nn.Embedding",
     };
-    Err(Error::invalid(format!("{} currently only support {layers}!", style.name())))
+    Err(invalid!("{} currently only support {layers}!", style.name()))
 }
 
 impl Parallelize for Linear {
@@ -315,11 +315,11 @@ fn check_sequence(style: &SequenceParallel, input: &Tensor, normalized: usize) -
     if dimension(input, style.sequence_dim)? + normalized < input.rank() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "SequenceParallel: sequence_dim {} of an input of shape {:?} is one that is normalized",
         style.sequence_dim,
         input.shape()
-    )))
+    ))
 }
 
 macro_rules! norms {

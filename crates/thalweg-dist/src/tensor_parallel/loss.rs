@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{ClassLossOptions, Reduction};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 
@@ -27,25 +27,17 @@ pub fn cross_entropy(
     group: &ProcessGroup,
 ) -> Result<Tensor> {
     in_call("cross_entropy", &[input, target], Location::caller(), || {
-        if options.label_smoothing != 0.0 {
-            return Err(Error::invalid("loss_parallel() does not support label_smoothing"));
-        }
-        if input.rank() == 0 {
-            return Err(Error::invalid("the input has no dimension of classes"));
-        }
+        refuse_if!(options.label_smoothing != 0.0, "loss_parallel() does not support label_smoothing");
+        refuse_if!(input.rank() == 0, "the input has no dimension of classes");
         let class_dim = usize::from(input.rank() > 1);
         let mut rows = input.shape().to_vec();
         let classes = rows.remove(class_dim);
         if target.shape() != rows || target.dtype() != DType::I64 {
-            return Err(Error::invalid(format!(
-                "the target is {} {:?}, not int64 {rows:?}",
-                target.dtype(),
-                target.shape()
-            )));
+            refuse!("the target is {} {:?}, not int64 {rows:?}", target.dtype(), target.shape());
         }
-        let whole = classes.checked_mul(group.size() as usize).ok_or_else(|| {
-            Error::invalid(format!("{classes} classes on each of {} ranks are too many", group.size()))
-        })?;
+        let whole = classes
+            .checked_mul(group.size() as usize)
+            .ok_or_else(|| invalid!("{classes} classes on each of {} ranks are too many", group.size()))?;
         let dim = class_dim as i64;
         let wide = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         // Per row: the logarithm of the sum of this rank's exponentials, and the target's score if this rank has it.

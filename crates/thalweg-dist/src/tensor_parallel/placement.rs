@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::{Tensor, no_grad};
@@ -97,9 +97,9 @@ fn moved(tensor: &Tensor, group: &ProcessGroup, from: Placement, to: Placement) 
         if size.is_multiple_of(ranks) {
             return Ok(size / ranks);
         }
-        Err(Error::invalid(format!(
+        Err(invalid!(
             "{from} to {to}: the size {size} of dimension {dim} must be divisible by the mesh's {ranks} ranks"
-        )))
+        ))
     };
     match (from, to) {
         (Placement::Partial, Placement::Replicate) => all_reduce(tensor, ReduceOp::Sum, group),
@@ -119,7 +119,7 @@ fn moved(tensor: &Tensor, group: &ProcessGroup, from: Placement, to: Placement) 
         }
         (Placement::Replicate, Placement::Partial) if rank == 0 => Ok(tensor.clone()),
         (Placement::Replicate, Placement::Partial) => tensor.zeros_like(),
-        _ => Err(Error::invalid(format!("a tensor cannot go from {from} to {to}"))),
+        _ => Err(invalid!("a tensor cannot go from {from} to {to}")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_nn::module::{EntryMut, Module, StateDict};
 use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -34,9 +34,9 @@ pub fn parallelize_module<M: Module>(
     at_line(Location::caller(), || {
         let names = device_mesh.names();
         let [name] = names[..] else {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "parallelize_module takes a one-dimensional DeviceMesh, not one of {names:?}: `submesh` has one of its dimensions"
-            )));
+            );
         };
         let group = device_mesh.group(name)?.clone();
         check_devices(module, &group)?;
@@ -62,9 +62,9 @@ fn check(style: &ParallelStyle) -> Result<()> {
         ParallelStyle::Colwise(ColwiseParallel { input_layouts, reduce_gradient: false, .. })
             if *input_layouts != Placement::Replicate =>
         {
-            Err(Error::invalid(format!(
+            Err(invalid!(
                 "ColwiseParallel: with reduce_gradient=false the input is whole, not {input_layouts}"
-            )))
+            ))
         }
         _ => Ok(()),
     }
@@ -72,14 +72,13 @@ fn check(style: &ParallelStyle) -> Result<()> {
 
 fn check_devices(module: &impl Module, group: &ProcessGroup) -> Result<()> {
     for (name, parameter) in module.named_parameters() {
-        if parameter.device() != group.device() {
-            return Err(Error::invalid(format!(
-                "parallelize_module: the parameter `{name}` is on {}, and rank {} of the mesh is {}",
-                parameter.device(),
-                group.rank(),
-                group.device()
-            )));
-        }
+        refuse_if!(
+            parameter.device() != group.device(),
+            "parallelize_module: the parameter `{name}` is on {}, and rank {} of the mesh is {}",
+            parameter.device(),
+            group.rank(),
+            group.device()
+        );
     }
     Ok(())
 }
@@ -121,25 +120,25 @@ impl Work {
             return Ok(());
         }
         let place = if prefix.is_empty() { module.type_name().to_owned() } else { format!("`{prefix}`") };
-        Err(Error::invalid(format!(
+        Err(invalid!(
             "Parallelize plan key could not be resolved: no submodule matching token '{token}' in {place}, which has {names:?}"
-        )))
+        ))
     }
 
     /// Applies a style to a module itself.
     fn apply_here(&mut self, module: &mut dyn Module, path: &str, style: &ParallelStyle) -> Result<()> {
         let kind = module.type_name();
         let slot = module.any_mut().and_then(|any| any.downcast_mut::<Slot>()).ok_or_else(|| {
-            Error::invalid(format!(
+            invalid!(
                 "parallelize_module: `{path}` is a {kind}, and {} needs a Parallel<{kind}>",
                 style.name()
-            ))
+            )
         })?;
         let split = slot.split;
         if self.carries_out {
             slot.applied = Some((*style, self.group.clone()));
         } else if slot.applied.is_some() || self.named.iter().any(|named| named == path) {
-            return Err(Error::invalid(format!("parallelize_module: `{path}` has a style already")));
+            refuse!("parallelize_module: `{path}` has a style already");
         } else {
             self.named.push(path.to_owned());
         }
@@ -301,9 +300,7 @@ impl TensorParallel {
                     (Some(divided), Some(whole)) => get_total_norm(&[divided, whole], norm_type)?,
                     (Some(norm), None) | (None, Some(norm)) => norm,
                     (None, None) => {
-                        return Err(Error::invalid(
-                            "clip_grad_norm_: no parameter has a gradient; run backward first",
-                        ));
+                        refuse!("clip_grad_norm_: no parameter has a gradient; run backward first");
                     }
                 };
                 let parameters: Vec<Tensor> = named.iter().map(|(_, parameter)| parameter.clone()).collect();

@@ -1,6 +1,6 @@
 //! [`Split`]: the part of a parameter that a rank has.
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::ProcessGroup;
@@ -24,10 +24,10 @@ impl Split {
             return Ok(each / ranks);
         }
         let packed = if pieces == 1 { String::new() } else { format!("each of the {pieces} parts of ") };
-        Err(Error::invalid(format!(
+        Err(invalid!(
             "parallelize_module: {packed}dimension {} of `{name}`, of shape {shape:?}, must be divisible by the mesh size {ranks}",
             self.dim
-        )))
+        ))
     }
 
     /// Returns a copy of this rank's part of a full tensor.

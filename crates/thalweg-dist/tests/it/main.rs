@@ -30,3 +30,14 @@ mod support;
 mod tensor_parallel;
 mod torch_store;
 mod unused_parameters;
+
+// Parts of the library that need nothing else of it: their own tests run here, which spares a test binary of the whole library.
+#[allow(unused)]
+#[path = "../../src/data_parallel/buckets.rs"]
+mod buckets;
+#[allow(unused)]
+#[path = "../../src/flight/call.rs"]
+mod call;
+#[allow(unused)]
+#[path = "../../src/store/wire.rs"]
+mod wire;

@@ -17,65 +17,57 @@ use crate::{Code, DevicePointer, Error, Result};
 
 entry_points! {
     /// libcusolver.
-    SolverTable {
-        create = "cusolverDnCreate" @ 0 c"cusolverDnCreate" (handle: *mut usize);
-        set_stream = "cusolverDnSetStream" @ 0 c"cusolverDnSetStream" (handle: usize, stream: RawStream);
-        cholesky_size = "cusolverDnDpotrf_bufferSize" @ 0 c"cusolverDnDpotrf_bufferSize"
-            (handle: usize, triangle: u32, n: c_int, a: u64, leading: c_int, size: *mut c_int);
-        cholesky = "cusolverDnDpotrf" @ 0 c"cusolverDnDpotrf"
-            (handle: usize, triangle: u32, n: c_int, a: u64, leading: c_int, workspace: u64, size: c_int, info: u64);
-        cholesky_batched = "cusolverDnDpotrfBatched" @ 0 c"cusolverDnDpotrfBatched"
-            (handle: usize, triangle: u32, n: c_int, a: u64, leading: c_int, info: u64, batch: c_int);
-        lu_size = "cusolverDnDgetrf_bufferSize" @ 0 c"cusolverDnDgetrf_bufferSize"
-            (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int, size: *mut c_int);
-        lu = "cusolverDnDgetrf" @ 0 c"cusolverDnDgetrf"
-            (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int, workspace: u64, pivots: u64, info: u64);
-        qr_size = "cusolverDnDgeqrf_bufferSize" @ 0 c"cusolverDnDgeqrf_bufferSize"
-            (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int, size: *mut c_int);
-        qr = "cusolverDnDgeqrf" @ 0 c"cusolverDnDgeqrf"
-            (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int, factors: u64, workspace: u64, size: c_int,
-             info: u64);
-        reflectors_size = "cusolverDnDorgqr_bufferSize" @ 0 c"cusolverDnDorgqr_bufferSize"
-            (handle: usize, rows: c_int, columns: c_int, count: c_int, a: u64, leading: c_int, factors: u64, size: *mut c_int);
-        reflectors = "cusolverDnDorgqr" @ 0 c"cusolverDnDorgqr"
-            (handle: usize, rows: c_int, columns: c_int, count: c_int, a: u64, leading: c_int, factors: u64, workspace: u64,
-             size: c_int, info: u64);
-        eigen_size = "cusolverDnDsyevd_bufferSize" @ 0 c"cusolverDnDsyevd_bufferSize"
-            (handle: usize, job: u32, triangle: u32, n: c_int, a: u64, leading: c_int, values: u64, size: *mut c_int);
-        eigen = "cusolverDnDsyevd" @ 0 c"cusolverDnDsyevd"
-            (handle: usize, job: u32, triangle: u32, n: c_int, a: u64, leading: c_int, values: u64, workspace: u64,
-             size: c_int, info: u64);
-        parameters_create = "cusolverDnCreateParams" @ 0 c"cusolverDnCreateParams" (parameters: *mut usize);
-        eigen_batched_size = "cusolverDnXsyevBatched_bufferSize" @ 0 c"cusolverDnXsyevBatched_bufferSize"
-            (handle: usize, parameters: usize, job: u32, triangle: u32, n: i64, format: u32, a: u64, leading: i64,
-             of_values: u32, values: u64, compute: u32, size: *mut usize, host_size: *mut usize, batch: i64);
-        eigen_batched = "cusolverDnXsyevBatched" @ 0 c"cusolverDnXsyevBatched"
-            (handle: usize, parameters: usize, job: u32, triangle: u32, n: i64, format: u32, a: u64, leading: i64,
-             of_values: u32, values: u64, compute: u32, workspace: u64, size: usize, host: *mut c_void, host_size: usize,
-             info: u64, batch: i64);
-        rotations_create = "cusolverDnCreateGesvdjInfo" @ 0 c"cusolverDnCreateGesvdjInfo" (parameters: *mut usize);
-        singular_size = "cusolverDnDgesvdj_bufferSize" @ 0 c"cusolverDnDgesvdj_bufferSize"
-            (handle: usize, job: u32, economic: c_int, rows: c_int, columns: c_int, a: u64, leading: c_int, values: u64,
-             u: u64, of_u: c_int, v: u64, of_v: c_int, size: *mut c_int, parameters: usize);
-        singular = "cusolverDnDgesvdj" @ 0 c"cusolverDnDgesvdj"
-            (handle: usize, job: u32, economic: c_int, rows: c_int, columns: c_int, a: u64, leading: c_int, values: u64,
-             u: u64, of_u: c_int, v: u64, of_v: c_int, workspace: u64, size: c_int, info: u64, parameters: usize);
+    SolverTable from cudarc::cusolver::sys {
+        create = cusolverDnCreate (handle: *mut usize);
+        set_stream = cusolverDnSetStream (handle: usize, stream: RawStream);
+        cholesky_size = cusolverDnDpotrf_bufferSize (handle: usize, triangle: u32, n: c_int, a: u64, leading: c_int,
+            size: *mut c_int);
+        cholesky = cusolverDnDpotrf (handle: usize, triangle: u32, n: c_int, a: u64, leading: c_int, workspace: u64, size: c_int,
+            info: u64);
+        cholesky_batched = cusolverDnDpotrfBatched (handle: usize, triangle: u32, n: c_int, a: u64, leading: c_int, info: u64,
+            batch: c_int);
+        lu_size = cusolverDnDgetrf_bufferSize (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int,
+            size: *mut c_int);
+        lu = cusolverDnDgetrf (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int, workspace: u64, pivots: u64,
+            info: u64);
+        qr_size = cusolverDnDgeqrf_bufferSize (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int,
+            size: *mut c_int);
+        qr = cusolverDnDgeqrf (handle: usize, rows: c_int, columns: c_int, a: u64, leading: c_int, factors: u64, workspace: u64,
+            size: c_int, info: u64);
+        reflectors_size = cusolverDnDorgqr_bufferSize (handle: usize, rows: c_int, columns: c_int, count: c_int, a: u64,
+            leading: c_int, factors: u64, size: *mut c_int);
+        reflectors = cusolverDnDorgqr (handle: usize, rows: c_int, columns: c_int, count: c_int, a: u64, leading: c_int,
+            factors: u64, workspace: u64, size: c_int, info: u64);
+        eigen_size = cusolverDnDsyevd_bufferSize (handle: usize, job: u32, triangle: u32, n: c_int, a: u64, leading: c_int,
+            values: u64, size: *mut c_int);
+        eigen = cusolverDnDsyevd (handle: usize, job: u32, triangle: u32, n: c_int, a: u64, leading: c_int, values: u64,
+            workspace: u64, size: c_int, info: u64);
+        parameters_create = cusolverDnCreateParams (parameters: *mut usize);
+        eigen_batched_size = cusolverDnXsyevBatched_bufferSize (handle: usize, parameters: usize, job: u32, triangle: u32, n: i64,
+            format: u32, a: u64, leading: i64, of_values: u32, values: u64, compute: u32, size: *mut usize, host_size: *mut usize,
+            batch: i64);
+        eigen_batched = cusolverDnXsyevBatched (handle: usize, parameters: usize, job: u32, triangle: u32, n: i64, format: u32,
+            a: u64, leading: i64, of_values: u32, values: u64, compute: u32, workspace: u64, size: usize, host: *mut c_void,
+            host_size: usize, info: u64, batch: i64);
+        rotations_create = cusolverDnCreateGesvdjInfo (parameters: *mut usize);
+        singular_size = cusolverDnDgesvdj_bufferSize (handle: usize, job: u32, economic: c_int, rows: c_int, columns: c_int,
+            a: u64, leading: c_int, values: u64, u: u64, of_u: c_int, v: u64, of_v: c_int, size: *mut c_int, parameters: usize);
+        singular = cusolverDnDgesvdj (handle: usize, job: u32, economic: c_int, rows: c_int, columns: c_int, a: u64,
+            leading: c_int, values: u64, u: u64, of_u: c_int, v: u64, of_v: c_int, workspace: u64, size: c_int, info: u64,
+            parameters: usize);
     }
 }
 
 entry_points! {
     /// libcublas.
-    BlasBatchTable {
-        create = "cublasCreate" @ 0 c"cublasCreate_v2" (handle: *mut usize);
-        set_stream = "cublasSetStream" @ 0 c"cublasSetStream_v2" (handle: usize, stream: RawStream);
-        lu_batched = "cublasDgetrfBatched" @ 0 c"cublasDgetrfBatched"
-            (handle: usize, n: c_int, a: u64, leading: c_int, pivots: u64, info: u64, batch: c_int);
-        triangular = "cublasDtrsm" @ 0 c"cublasDtrsm_v2"
-            (handle: usize, side: u32, triangle: u32, operation: u32, diagonal: u32, rows: c_int, columns: c_int,
-             alpha: *const f64, a: u64, leading: c_int, b: u64, of_b: c_int);
-        triangular_batched = "cublasDtrsmBatched" @ 0 c"cublasDtrsmBatched"
-            (handle: usize, side: u32, triangle: u32, operation: u32, diagonal: u32, rows: c_int, columns: c_int,
-             alpha: *const f64, a: u64, leading: c_int, b: u64, of_b: c_int, batch: c_int);
+    BlasBatchTable from cudarc::cublas::sys {
+        create = cublasCreate as cublasCreate_v2 (handle: *mut usize);
+        set_stream = cublasSetStream as cublasSetStream_v2 (handle: usize, stream: RawStream);
+        lu_batched = cublasDgetrfBatched (handle: usize, n: c_int, a: u64, leading: c_int, pivots: u64, info: u64, batch: c_int);
+        triangular = cublasDtrsm as cublasDtrsm_v2 (handle: usize, side: u32, triangle: u32, operation: u32, diagonal: u32,
+            rows: c_int, columns: c_int, alpha: *const f64, a: u64, leading: c_int, b: u64, of_b: c_int);
+        triangular_batched = cublasDtrsmBatched (handle: usize, side: u32, triangle: u32, operation: u32, diagonal: u32,
+            rows: c_int, columns: c_int, alpha: *const f64, a: u64, leading: c_int, b: u64, of_b: c_int, batch: c_int);
     }
 }
 

@@ -20,23 +20,22 @@ use crate::{Code, Error, Result};
 
 entry_points! {
     /// libcufft.
-    FourierTable {
-        version = "cufftGetVersion" @ 0 c"cufftGetVersion" (version: *mut c_int);
-        create = "cufftCreate" @ 0 c"cufftCreate" (plan: *mut c_int);
-        destroy = "cufftDestroy" @ 0 c"cufftDestroy" (plan: c_int);
-        set_auto_allocation = "cufftSetAutoAllocation" @ 0 c"cufftSetAutoAllocation" (plan: c_int, allocates: c_int);
-        make = "cufftMakePlanMany64" @ 0 c"cufftMakePlanMany64"
-            (plan: c_int, rank: c_int, sizes: *mut i64, input_embed: *mut i64, input_stride: i64, input_distance: i64,
-             output_embed: *mut i64, output_stride: i64, output_distance: i64, kind: u32, batch: i64,
-             workspace_bytes: *mut usize);
-        set_workspace = "cufftSetWorkArea" @ 0 c"cufftSetWorkArea" (plan: c_int, workspace: u64);
-        set_stream = "cufftSetStream" @ 0 c"cufftSetStream" (plan: c_int, stream: RawStream);
-        c2c = "cufftExecC2C" @ 0 c"cufftExecC2C" (plan: c_int, input: u64, output: u64, direction: c_int);
-        r2c = "cufftExecR2C" @ 0 c"cufftExecR2C" (plan: c_int, input: u64, output: u64);
-        c2r = "cufftExecC2R" @ 0 c"cufftExecC2R" (plan: c_int, input: u64, output: u64);
-        z2z = "cufftExecZ2Z" @ 0 c"cufftExecZ2Z" (plan: c_int, input: u64, output: u64, direction: c_int);
-        d2z = "cufftExecD2Z" @ 0 c"cufftExecD2Z" (plan: c_int, input: u64, output: u64);
-        z2d = "cufftExecZ2D" @ 0 c"cufftExecZ2D" (plan: c_int, input: u64, output: u64);
+    FourierTable from cudarc::cufft::sys {
+        version = cufftGetVersion (version: *mut c_int);
+        create = cufftCreate (plan: *mut c_int);
+        destroy = cufftDestroy (plan: c_int);
+        set_auto_allocation = cufftSetAutoAllocation (plan: c_int, allocates: c_int);
+        make = cufftMakePlanMany64 (plan: c_int, rank: c_int, sizes: *mut i64, input_embed: *mut i64, input_stride: i64,
+            input_distance: i64, output_embed: *mut i64, output_stride: i64, output_distance: i64, kind: u32, batch: i64,
+            workspace_bytes: *mut usize);
+        set_workspace = cufftSetWorkArea (plan: c_int, workspace: u64);
+        set_stream = cufftSetStream (plan: c_int, stream: RawStream);
+        c2c = cufftExecC2C (plan: c_int, input: u64, output: u64, direction: c_int);
+        r2c = cufftExecR2C (plan: c_int, input: u64, output: u64);
+        c2r = cufftExecC2R (plan: c_int, input: u64, output: u64);
+        z2z = cufftExecZ2Z (plan: c_int, input: u64, output: u64, direction: c_int);
+        d2z = cufftExecD2Z (plan: c_int, input: u64, output: u64);
+        z2d = cufftExecZ2D (plan: c_int, input: u64, output: u64);
     }
 }
 

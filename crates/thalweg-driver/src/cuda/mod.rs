@@ -24,6 +24,8 @@
 //! No caching of memory, no policy, no dtypes. Nothing is released when the process ends: the operating system does that
 //! better than a destructor that runs while other libraries shut CUDA down.
 
+#[cfg(test)]
+mod argument_sizes;
 mod blaslt;
 mod context;
 mod cudnn;

@@ -59,11 +59,30 @@ pub(super) unsafe fn function_at<F: Copy>(pointer: *const c_void) -> Option<F> {
     (!pointer.is_null()).then(|| unsafe { std::mem::transmute_copy::<*const c_void, F>(&pointer) })
 }
 
+/// Returns a name that ends with 0 as C's text.
+pub(super) const fn symbol(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(symbol) => symbol,
+        Err(_) => panic!("the name ends with its only 0"),
+    }
+}
+
+/// A row is `field = name as symbol @ version old (arguments);`, of which `as`, the version and `old` are optional. A test compares
+/// each row with the function of the same symbol in the generated bindings that the table names, but for those that are `old`: CUDA 13
+/// replaced their signatures, and the row of the newer one covers their common part.
 macro_rules! entry_points {
+    ($(#[$meta:meta])* $table:ident from $($module:ident)::+ { $($rows:tt)* }) => {
+        $crate::cuda::table::entry_points! { @table $(#[$meta])* $table { $($rows)* } }
+        $crate::cuda::table::entry_points! { @compare $table ($($module)::+) $($rows)* }
+    };
+    ($(#[$meta:meta])* $table:ident { $($rows:tt)* }) => {
+        $crate::cuda::table::entry_points! { @table $(#[$meta])* $table { $($rows)* } }
+        $crate::cuda::table::entry_points! { @sizes $table $($rows)* }
+    };
     (
-        $(#[$meta:meta])*
+        @table $(#[$meta:meta])*
         $table:ident {
-            $($field:ident = $name:literal @ $version:literal $symbol:literal ($($argument:ident: $type:ty),* $(,)?);)*
+            $($field:ident = $name:ident $(as $symbol:ident)? $(@ $version:literal $($old:ident)?)? ($($argument:ident: $type:ty),*);)*
         }
     ) => {
         $(#[$meta])*
@@ -82,10 +101,11 @@ macro_rules! entry_points {
             ) -> Self {
                 Self {
                     $($field: {
+                        const SYMBOL: &str = $crate::cuda::table::entry_points!(@symbol $name $($symbol)?);
                         let found = find(&$crate::cuda::table::EntryPoint {
-                            name: $name,
-                            symbol: $symbol,
-                            version: $version,
+                            name: stringify!($name),
+                            symbol: const { $crate::cuda::table::symbol(SYMBOL) },
+                            version: 0 $(+ $version)?,
                         });
                         // SAFETY: the caller's promise.
                         unsafe { $crate::cuda::table::function_at(found) }
@@ -100,26 +120,89 @@ macro_rules! entry_points {
                 #[allow(clippy::too_many_arguments)]
                 #[inline]
                 pub(in crate::cuda) unsafe fn $field(&self, $($argument: $type),*) -> $crate::cuda::table::CallStatus {
+                    let call = stringify!($name);
                     match self.$field {
                         Some(function) => {
                             // SAFETY: `resolve` promised the signature; the caller promises the arguments.
                             let status = unsafe { function($($argument),*) };
-                            $crate::cuda::table::CallStatus { call: $name, status, missing: None }
+                            $crate::cuda::table::CallStatus { call, status, missing: None }
                         }
-                        None => $crate::cuda::table::CallStatus { call: $name, status: 0, missing: Some($version) },
+                        None => $crate::cuda::table::CallStatus { call, status: 0, missing: Some(0 $(+ $version)?) },
                     }
                 }
             )*
         }
-
+    };
+    (
+        @sizes $table:ident
+        $($field:ident = $name:ident $(as $symbol:ident)? $(@ $version:literal $($old:ident)?)? ($($argument:ident: $type:ty),*);)*
+    ) => {
         #[cfg(test)]
         impl $table {
-            /// Returns the symbol and the sizes of the arguments of every entry, for the comparison with generated bindings.
-            pub(in crate::cuda) fn signatures() -> Vec<(&'static std::ffi::CStr, Vec<usize>)> {
-                vec![$(($symbol, vec![$(size_of::<$type>()),*])),*]
+            /// Returns the symbol and the sizes of the arguments of every entry.
+            pub(in crate::cuda) fn sizes() -> Vec<(&'static str, Vec<usize>)> {
+                vec![$(($crate::cuda::table::entry_points!(@symbol $name $($symbol)?), vec![$(size_of::<$type>()),*])),*]
             }
+        }
+    };
+    (@symbol $name:ident) => { concat!(stringify!($name), "\0") };
+    (@symbol $name:ident $symbol:ident) => { concat!(stringify!($symbol), "\0") };
+    (
+        @compare $table:ident ($($module:ident)::+)
+        $($field:ident = $name:ident $(as $symbol:ident)? $(@ $version:literal $($old:ident)?)? ($($argument:ident: $type:ty),*);)*
+    ) => {
+        #[cfg(test)]
+        impl $table {
+            /// Compares the number and the sizes of the arguments of every entry with those of the generated bindings.
+            pub(in crate::cuda) fn compare() {
+                use $($module)::+ as bindings;
+                $($crate::cuda::table::entry_points!(
+                    @entry bindings [$($($old)?)?] [$name $($symbol)?] [$($argument)*] [$($type),*]
+                );)*
+            }
+        }
+    };
+    (@entry $bindings:ident [old] $names:tt $arguments:tt $types:tt) => {};
+    (@entry $bindings:ident [] [$name:ident $symbol:ident] $arguments:tt $types:tt) => {
+        $crate::cuda::table::entry_points!(@entry $bindings [] [$symbol] $arguments $types)
+    };
+    (@entry $bindings:ident [] [$symbol:ident] [$($argument:ident)*] [$($type:ty),*]) => {
+        let theirs = $bindings::$symbol as unsafe fn($($crate::cuda::table::entry_points!(@any $argument)),*) -> _;
+        let sizes: Vec<usize> = vec![$(size_of::<$type>()),*];
+        assert_eq!(sizes, $crate::cuda::argument_sizes::ArgumentSizes::sizes(theirs), "arguments of {}", stringify!($symbol));
+    };
+    (@any $argument:ident) => { _ };
+}
+
+/// Defines numbers of a header: constants (`NAME = value, THEIRS;`) or an enum. A test compares each with the one of the generated
+/// bindings, whose name follows the value.
+macro_rules! numbers {
+    ($test:ident from $($module:ident)::+, $vis:vis $type:ty { $($(#[$meta:meta])* $name:ident = $value:expr, $theirs:expr;)* }) => {
+        $($(#[$meta])* $vis const $name: $type = $value;)*
+
+        #[cfg(test)]
+        #[test]
+        fn $test() {
+            use $($module)::+::*;
+            $(assert_eq!($name as u64, $theirs as u64, stringify!($theirs));)*
+        }
+    };
+    (
+        $test:ident from $($module:ident)::+,
+        $(#[$meta:meta])* $vis:vis enum $enum:ident { $($(#[$of_variant:meta])* $variant:ident = $value:expr, $theirs:expr;)* }
+    ) => {
+        $(#[$meta])*
+        #[repr(u32)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        $vis enum $enum { $($(#[$of_variant])* $variant = $value,)* }
+
+        #[cfg(test)]
+        #[test]
+        fn $test() {
+            use $($module)::+::*;
+            $(assert_eq!($enum::$variant as u32, $theirs as u32, stringify!($theirs));)*
         }
     };
 }
 
-pub(super) use entry_points;
+pub(super) use {entry_points, numbers};

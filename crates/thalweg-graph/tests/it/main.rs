@@ -1,5 +1,13 @@
 //! Segments of operators of the table: what becomes one loop, what does not, and where temporary memory is.
 
+// Parts of the library that need nothing else of it: their own tests run here, which spares a test binary of the whole library.
+#[allow(unused)]
+#[path = "../../src/arena.rs"]
+mod arena;
+#[allow(unused)]
+#[path = "../../src/embedding.rs"]
+mod embedding;
+
 use std::sync::Arc;
 
 use smallvec::SmallVec;

@@ -26,14 +26,16 @@
 //!
 //! # Invariants
 //! - The order of a reduction is the one that [`Class`] documents; with [`OPTIONS`] nothing is contracted or flushed. Every
-//!   operation that is correctly rounded therefore has the bits of the host executor; [`accuracy`] has the bounds for the others.
+//!   operation that is correctly rounded therefore has the bits of the host executor; the errors of the others are those of the
+//!   tables in NVIDIA's CUDA programming guide (mathematical functions, default compilation). Exponentials of rows whose elements and
+//!   results are all floats of 16 bits are `__expf` ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)), whose
+//!   error is 2 + |1.173 x| units of f32.
 //! - A gathered element is read, and a scattered one written, only where its guard is true.
 //! - Every thread of a block reaches every barrier: loops around barriers depend on the block only, and threads without a row
 //!   take part with no points.
 //!
 //! This module compiles nothing and uses no device: the number of multiprocessors is an argument.
 
-pub mod accuracy;
 mod columns;
 mod entry;
 mod expression;

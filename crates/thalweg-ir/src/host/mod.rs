@@ -64,6 +64,11 @@ impl Fault {
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
+
+    /// Returns a fault with this text unless a condition holds.
+    pub fn unless(holds: bool, text: impl FnOnce() -> String) -> Result<(), Self> {
+        if holds { Ok(()) } else { Err(Self(text())) }
+    }
 }
 
 impl fmt::Display for Fault {

@@ -21,10 +21,10 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
     fn check(&self) -> Result<(), Fault> {
         self.kernel.attention.check()?;
         let is_element = self.at.mask.is_multiple_of(self.kernel.attention.mask_bytes());
-        match is_element && self.at.operands.list().iter().all(|address| address.is_multiple_of(16)) {
-            true => Ok(()),
-            false => Err(Fault::new("attention: operands begin at multiples of 16 bytes".to_owned())),
-        }
+        Fault::unless(
+            is_element && self.at.operands.list().iter().all(|address| address.is_multiple_of(16)),
+            || "attention: operands begin at multiples of 16 bytes".to_owned(),
+        )
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -183,10 +183,7 @@ impl NativeKernel for Placed<Bags, Operands> {
 
 /// Checks that a dtype is a float that the kernels support.
 fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
-    match FLOATS.contains(&dtype) {
-        true => Ok(()),
-        false => Err(Fault::new(format!("{kernel}: rows are floats, not {dtype}"))),
-    }
+    Fault::unless(FLOATS.contains(&dtype), || format!("{kernel}: rows are floats, not {dtype}"))
 }
 
 fn run_on_host(launch: &HostLaunch<'_>, report: &Tell) -> Result<(), HostFault> {

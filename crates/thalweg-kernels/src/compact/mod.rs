@@ -160,13 +160,12 @@ impl NativeKernel for Placed<Compact, [DevicePointer; 5]> {
 
     fn check(&self) -> Result<(), Fault> {
         let Compact { element_bytes, rank, .. } = self.kernel;
-        match [1, 2, 4, 8, 16].contains(&element_bytes) && rank <= MOST_DIMENSIONS as u64 {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+        Fault::unless([1, 2, 4, 8, 16].contains(&element_bytes) && rank <= MOST_DIMENSIONS as u64, || {
+            format!(
                 "compact takes elements of 1, 2, 4, 8 or 16 bytes and up to {MOST_DIMENSIONS} dimensions, not {element_bytes} bytes and \
                  {rank} dimensions"
-            ))),
-        }
+            )
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -16,27 +16,7 @@
 #include "../shared/barriers.cuh"
 #include "../shared/multiply_eight.cuh"
 #include "../shared/tagged.cuh"
-
-// A matrix (rows, terms), or a norm's scale, with its bias.
-struct affine { const Element *weight, *bias; };
-// A layer: its norms, its four products in their order, and the caches (heads, context, width).
-struct layer { affine norms[2]; affine products[4]; Element *keys, *values; };
-
-struct arguments {
-    const Element* x;
-    Element* result;
-    const i64* position;
-    u32* exchange;
-    // Where they are given, the row is that of the token in `x`, plus that of the position in `added`.
-    const i64* token;
-    const Element* added;
-    // Cosines and sines, which these layers do not have.
-    const f32 *cosines, *sines;
-    u64 layers, context, scale, eps, vocabulary;
-    layer layer_of[LAYERS];
-    // The sizes, as the host function gets them.
-    u64 sizes, more_sizes;
-};
+#include "layers.cuh"
 
 #define WARPS (THREADS / 32)
 // The features of a head that a block of its cluster has, and the keys in a slot: eight for each warp.

@@ -18,28 +18,9 @@
 #define SHARED_BYTES 200000
 #endif
 #include "../shared/multiply_eight.cuh"
+#include "../shared/over_block.cuh"
 #include "../shared/tagged.cuh"
-
-// A matrix (rows, terms) or a norm's scale, with its bias, if it has one.
-struct affine { const Element *weight, *bias; };
-// A layer: its norms, its four products in their order, and the caches (heads of keys, context, width).
-struct layer { affine norms[2]; affine products[4]; Element *keys, *values; };
-
-struct arguments {
-    const Element* x;
-    Element* result;
-    const i64* position;
-    u32* exchange;
-    // If they are passed, the row is that of the token in `x`, plus that of the position in `added`.
-    const i64* token;
-    const Element* added;
-    // Cosines and sines of the rotations (context, width / 2).
-    const f32 *cosines, *sines;
-    u64 layers, context, scale, eps, vocabulary;
-    layer layer_of[LAYERS];
-    // The sizes, as the host function gets them.
-    u64 sizes, more_sizes;
-};
+#include "layers.cuh"
 
 #define THREADS (WARPS * 32)
 #define ATTENDED (HEADS * WIDTH)
@@ -212,24 +193,6 @@ static __device__ __forceinline__ float2 finished(const state& own, const u32 ro
     return sum;
 }
 
-// The sum over the threads of the block, the same for each of them.
-static __device__ __forceinline__ f32 over_threads(f32 sum, f32* parts) {
-    #pragma unroll
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
-    }
-    if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    sum = parts[0];
-    #pragma unroll
-    for (u32 warp = 1; warp < WARPS; ++warp) {
-        sum = sum + parts[warp];
-    }
-    return sum;
-}
-
 // A norm's pairs of scales and biases of a thread.
 struct scales { u32 by[PAIRS], plus[PAIRS]; };
 
@@ -256,7 +219,7 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
         for (u32 i = 0; i < PAIRS; ++i) {
             mean = mean + (pairs[i].x + pairs[i].y);
         }
-        mean = over_threads(mean, own.moments[0]) * (1.0f / FEATURES);
+        mean = over_block<WARPS, false>(mean, own.moments[0]) * (1.0f / FEATURES);
     }
     #pragma unroll
     for (u32 i = 0; i < PAIRS; ++i) {
@@ -265,7 +228,7 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
             square = fmaf(a, a, fmaf(b, b, square));
         }
     }
-    const f32 factor = rsqrtf(over_threads(square, own.moments[1]) * (1.0f / FEATURES) + eps);
+    const f32 factor = rsqrtf(over_block<WARPS, false>(square, own.moments[1]) * (1.0f / FEATURES) + eps);
     #pragma unroll
     for (u32 i = 0; i < PAIRS; ++i) {
         const u32 at = threadIdx.x + i * THREADS;

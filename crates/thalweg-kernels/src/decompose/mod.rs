@@ -177,10 +177,7 @@ impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
             Method::Reflectors => columns <= rows && width <= rows,
             _ => true,
         };
-        match fits {
-            true => Ok(()),
-            false => Err(Fault::new(format!("{} does not take {rows}x{columns}", method.name()))),
-        }
+        Fault::unless(fits, || format!("{} does not take {rows}x{columns}", method.name()))
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

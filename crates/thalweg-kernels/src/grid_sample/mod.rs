@@ -191,18 +191,17 @@ impl NativeKernel for Placed<GridSample, [DevicePointer; 5]> {
     fn check(&self) -> Result<(), Fault> {
         let GridSample { batch, channels, extents, points, dtype, .. } = self.kernel;
         let is_small = |numbers: [u64; 2]| numbers[0].saturating_mul(numbers[1]) < 1 << 31;
-        match FLOATS.contains(&dtype)
+        let is_supported = FLOATS.contains(&dtype)
             && is_small(extents)
             && is_small(points)
             && self.kernel.all_points() < 1 << 31
-            && channels <= MOST_PLANES
-        {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+            && channels <= MOST_PLANES;
+        Fault::unless(is_supported, || {
+            format!(
                 "grid_sample: {batch} {dtype} images {extents:?} at {points:?} points are not supported: convert to a float, or divide the batch \
                  or the grid"
-            ))),
-        }
+            )
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

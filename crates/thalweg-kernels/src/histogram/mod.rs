@@ -116,10 +116,9 @@ impl NativeKernel for Placed<Histogram, [DevicePointer; 2]> {
     native! { self: self.kernel.form().0, print(self.kernel.form()), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
-        match DTYPES.contains(&self.kernel.dtype) {
-            true => Ok(()),
-            false => Err(Fault::new(format!("histogram does not take {}", self.kernel.dtype))),
-        }
+        Fault::unless(DTYPES.contains(&self.kernel.dtype), || {
+            format!("histogram does not take {}", self.kernel.dtype)
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -130,13 +130,9 @@ impl NativeKernel for Placed<Join, Joined> {
             part.width > 0 && part.offset.checked_add(part.width).is_some_and(|end| end <= self.kernel.pitch)
         };
         let parts = &self.at.parts;
-        match (1..=PARTS).contains(&parts.len()) && parts.iter().all(fits) {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
-                "join: {parts:?} do not fit into rows of {} bytes",
-                self.kernel.pitch
-            ))),
-        }
+        Fault::unless((1..=PARTS).contains(&parts.len()) && parts.iter().all(fits), || {
+            format!("join: {parts:?} do not fit into rows of {} bytes", self.kernel.pitch)
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

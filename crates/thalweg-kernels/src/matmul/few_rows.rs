@@ -319,12 +319,13 @@ impl NativeKernel for Placed<FewRows, PerOperand> {
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.check()?;
-        match is_aligned(self.at.a, self.at.b) && is_aligned(self.at.norm[0], self.at.norm[1]) {
-            true => Ok(()),
-            false => Err(Fault::new(
-                "matmul of few rows: A, W and the norm's weight and bias lie on multiples of 16 bytes",
-            )),
-        }
+        Fault::unless(
+            is_aligned(self.at.a, self.at.b) && is_aligned(self.at.norm[0], self.at.norm[1]),
+            || {
+                "matmul of few rows: A, W and the norm's weight and bias lie on multiples of 16 bytes"
+                    .to_owned()
+            },
+        )
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -93,16 +93,15 @@ impl QuantizedMatmul {
             }
         };
         let fits = DTYPES.contains(&self.dtype) && m < 1 << 16 && n < 1 << 31 && k < 1 << 31;
-        match fits && is_whole && k.is_multiple_of(self.terms()) {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+        Fault::unless(fits && is_whole && k.is_multiple_of(self.terms()), || {
+            format!(
                 "quantized product: it takes float32, float16 and bfloat16, and terms in multiples of {} that groups divide into whole \
                  ones, not {m} × {n} × {k} of {} by {:?}",
                 self.terms(),
                 self.dtype,
                 self.quantization
-            ))),
-        }
+            )
+        })
     }
 
     /// Returns the number of terms in the bytes that a lane loads at a time.
@@ -247,12 +246,9 @@ impl NativeKernel for Placed<QuantizedMatmul, Operands> {
                 "quantized product: it takes up to {MOST_ROWS} rows, not {rows}"
             )));
         }
-        match self.at[..3].iter().all(|at| at.address().is_multiple_of(VECTOR)) {
-            true => Ok(()),
-            false => Err(Fault::new(
-                "quantized product: input, weight and scales begin at multiples of 16 bytes".to_owned(),
-            )),
-        }
+        Fault::unless(self.at[..3].iter().all(|at| at.address().is_multiple_of(VECTOR)), || {
+            "quantized product: input, weight and scales begin at multiples of 16 bytes".to_owned().to_owned()
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -198,10 +198,7 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        match self.kernel.is_taken() {
-            true => Ok(()),
-            false => Err(Fault::new(format!("there is no kernel for {:?}", self.kernel))),
-        }
+        Fault::unless(self.kernel.is_taken(), || format!("there is no kernel for {:?}", self.kernel))
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -261,13 +261,12 @@ impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
                 self.kernel.before
             )));
         }
-        match fits {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+        Fault::unless(fits, || {
+            format!(
                 "resample: planes {source:?} and {target:?} are too large: an axis has at most {MOST_POINTS} points and a plane fewer \
                  than 2³¹; divide the images"
-            ))),
-        }
+            )
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

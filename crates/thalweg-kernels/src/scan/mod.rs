@@ -310,10 +310,7 @@ impl NativeKernel for Placed<ScanStep, [DevicePointer; 4]> {
 
     fn check(&self) -> Result<(), Fault> {
         let Scan { op, dtype, .. } = self.kernel.scan;
-        match op.takes(dtype) {
-            true => Ok(()),
-            false => Err(Fault::new(format!("a running {} does not take {dtype}", op.name()))),
-        }
+        Fault::unless(op.takes(dtype), || format!("a running {} does not take {dtype}", op.name()))
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -51,10 +51,9 @@ impl NativeKernel for Placed<LastIndices, [DevicePointer; 2]> {
     native! { self: NAME, print(), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
-        match self.kernel.count < 1 << 31 {
-            true => Ok(()),
-            false => Err(Fault::new(format!("last_indices: {} indices are too many", self.kernel.count))),
-        }
+        Fault::unless(self.kernel.count < 1 << 31, || {
+            format!("last_indices: {} indices are too many", self.kernel.count)
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

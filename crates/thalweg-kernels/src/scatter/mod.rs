@@ -157,13 +157,9 @@ impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
     native! { self: name(self.kernel.dtype), print(self.kernel.dtype), run_on_host, words }
 
     fn check(&self) -> Result<(), Fault> {
-        match DTYPES.contains(&self.kernel.dtype) {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
-                "scatter_reduce: it is for int64, float32 and float64, not {}",
-                self.kernel.dtype
-            ))),
-        }
+        Fault::unless(DTYPES.contains(&self.kernel.dtype), || {
+            format!("scatter_reduce: it is for int64, float32 and float64, not {}", self.kernel.dtype)
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -120,10 +120,9 @@ impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
 
     fn check(&self) -> Result<(), Fault> {
         check("scatter_tile", self.kernel.dtype)?;
-        match ScatterTile::takes(self.kernel.sizes, self.kernel.dtype) {
-            true => Ok(()),
-            false => Err(Fault::new(format!("scatter_tile: {:?} has too many elements", self.kernel.sizes))),
-        }
+        Fault::unless(ScatterTile::takes(self.kernel.sizes, self.kernel.dtype), || {
+            format!("scatter_tile: {:?} has too many elements", self.kernel.sizes)
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

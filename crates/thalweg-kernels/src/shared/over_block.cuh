@@ -3,8 +3,8 @@
 #include "../defaults.cuh"
 #endif
 
-// The sum over the threads of the block, the same for each of them.
-static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
+// The sum over the threads of a block of COUNT warps, the same for each of them. With ENDS, `parts` can be used again at once.
+template <u32 COUNT = 8, bool ENDS = true> static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
     #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) {
         sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
@@ -15,9 +15,11 @@ static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
     __syncthreads();
     sum = parts[0];
     #pragma unroll
-    for (u32 warp = 1; warp < 8; ++warp) {
+    for (u32 warp = 1; warp < COUNT; ++warp) {
         sum = sum + parts[warp];
     }
-    __syncthreads();
+    if (ENDS) {
+        __syncthreads();
+    }
     return sum;
 }

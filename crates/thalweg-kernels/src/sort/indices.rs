@@ -124,10 +124,9 @@ impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
 
     fn check(&self) -> Result<(), Fault> {
         let SortIndices { count, limit, .. } = self.kernel.sort;
-        match count.max(limit) <= SortIndices::MOST {
-            true => Ok(()),
-            false => Err(Fault::new(format!("sort_indices: {count} indices below {limit} are too many"))),
-        }
+        Fault::unless(count.max(limit) <= SortIndices::MOST, || {
+            format!("sort_indices: {count} indices below {limit} are too many")
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

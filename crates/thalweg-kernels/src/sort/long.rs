@@ -155,13 +155,12 @@ impl NativeKernel for Placed<LongStep, Operands> {
     fn check(&self) -> Result<(), Fault> {
         let SelectOne { sort, place, .. } = self.kernel.select;
         check("select_long", sort.dtype)?;
-        match place < sort.length && sort.length <= u64::from(u32::MAX) && sort.inner == 1 {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+        Fault::unless(place < sort.length && sort.length <= u64::from(u32::MAX) && sort.inner == 1, || {
+            format!(
                 "select_long takes a point of fewer than 2^32 neighbours, not point {place} of {}",
                 sort.length
-            ))),
-        }
+            )
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -36,10 +36,7 @@ const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DTy
 
 /// Checks that there is a kernel for a dtype.
 fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
-    match DTYPES.contains(&dtype) {
-        true => Ok(()),
-        false => Err(Fault::new(format!("{kernel} does not take {dtype}"))),
-    }
+    Fault::unless(DTYPES.contains(&dtype), || format!("{kernel} does not take {dtype}"))
 }
 
 /// The sizes of a sort: elements are (outer, length, inner), without gaps. See the [module](self).

@@ -94,13 +94,9 @@ impl NativeKernel for Placed<SelectOne, [DevicePointer; 3]> {
     fn check(&self) -> Result<(), Fault> {
         let SelectOne { sort, place, .. } = self.kernel;
         check("select_one", sort.dtype)?;
-        match place < sort.length && sort.length <= u64::from(u32::MAX) {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
-                "select_one takes a point of fewer than 2^32, not point {place} of {}",
-                sort.length
-            ))),
-        }
+        Fault::unless(place < sort.length && sort.length <= u64::from(u32::MAX), || {
+            format!("select_one takes a point of fewer than 2^32, not point {place} of {}", sort.length)
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

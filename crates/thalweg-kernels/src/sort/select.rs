@@ -134,13 +134,12 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
     fn check(&self) -> Result<(), Fault> {
         let Select { sort, count } = self.kernel;
         let is_inside = count <= MOST.min(sort.length) && sort.length <= u64::from(u32::MAX);
-        match DTYPES.contains(&sort.dtype) && is_inside {
-            true => Ok(()),
-            false => Err(Fault::new(format!(
+        Fault::unless(DTYPES.contains(&sort.dtype) && is_inside, || {
+            format!(
                 "a selection takes up to {MOST} of fewer than 2^32 floats of up to 32 bits, not {count} of {} {}",
                 sort.length, sort.dtype
-            ))),
-        }
+            )
+        })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

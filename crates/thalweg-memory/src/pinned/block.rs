@@ -39,7 +39,7 @@ impl HostBlock {
         self.block.map_or(0, |block| block.address)
     }
 
-    /// Returns the size: the requested size, rounded up (see [`HostSettings`](crate::HostSettings)).
+    /// Returns the size: the requested size, rounded up (see [`Settings`](crate::Settings)).
     pub fn size_bytes(&self) -> u64 {
         self.block.map_or(0, |block| block.size_bytes)
     }

@@ -27,7 +27,7 @@ use thalweg_snapshot::Action;
 
 use super::captures::PrivatePool;
 use super::log::Log;
-use super::settings::{Request, Rounding};
+use super::rounding::{Request, Rounding};
 use super::statistics::Tally;
 use super::uses::{Recorder, Uses, WaitOutcome, Waiting};
 use crate::device::inbox::Inbox;
@@ -310,8 +310,8 @@ pub(crate) struct Bucket {
 
 #[cfg(test)]
 mod tests {
-    use super::super::settings::HostSettings;
     use super::*;
+    use crate::{Policy, Settings};
 
     const MIB: u64 = 1 << 20;
 
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn the_smallest_that_is_large_enough_serves_within_the_bound() {
         let mut free = list(&[(1, 208 * MIB), (2, 200 * MIB), (3, 240 * MIB), (4, 200 * MIB)]);
-        let request = Rounding::new(&HostSettings::default()).request(199 * MIB);
+        let request = Rounding::new(&Settings::default()).request(199 * MIB);
         let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|block| block.address)).collect();
         assert_eq!(order, [4, 2, 1], "240 MiB would waste more than an eighth");
     }
@@ -336,7 +336,10 @@ mod tests {
     #[test]
     fn pytorchs_choice_is_the_latest_that_is_large_enough() {
         let mut free = list(&[(1, 200 * MIB), (2, 240 * MIB), (3, 150 * MIB), (4, 210 * MIB)]);
-        let settings = HostSettings::pytorch().with_pinned_max_round_threshold_bytes(Some(0));
+        let settings = Settings::default()
+            .with_policy(Policy::PyTorch)
+            .with_pinned_max_round_threshold_bytes(0)
+            .expect("a whole number of MiB");
         let request = Rounding::new(&settings).request(200 * MIB);
         let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|block| block.address)).collect();
         assert_eq!(order, [4, 2, 1], "150 MiB are too few");

@@ -29,11 +29,12 @@ use super::bucket::{Arrival, Bucket, Common, Freed, PinnedOwner, Shelf};
 use super::captures::{Gate, PrivatePool, PrivatePools};
 use super::pinning::Pinning;
 use super::poller::Wake;
-use super::settings::{HostSettings, Rounding};
+use super::rounding::Rounding;
 use super::statistics::{self, HostStatistics, Tally};
 use super::unsplit::{Asked, PinnedBlock};
 use super::uses::Recorder;
 use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::settings::Settings;
 use crate::trace::history::{History, StackId};
 use crate::upstream::HostUpstream;
 
@@ -45,7 +46,7 @@ const MAX_EXPONENT: usize = 60;
 pub(crate) struct Core {
     upstream: Arc<dyn HostUpstream>,
     pub(crate) recorder: Recorder,
-    settings: Mutex<HostSettings>,
+    settings: Mutex<Settings>,
     pub(crate) common: Common,
     /// The shared buckets, indexed by the exponent of the smallest power of two that is at least the size.
     shared: [Bucket; MAX_EXPONENT + 1],
@@ -63,7 +64,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(upstream: Arc<dyn HostUpstream>, settings: HostSettings) -> Self {
+    pub(crate) fn new(upstream: Arc<dyn HostUpstream>, settings: Settings) -> Self {
         Self {
             recorder: Recorder::new(Arc::clone(&upstream)),
             upstream,
@@ -81,11 +82,11 @@ impl Core {
         }
     }
 
-    pub(crate) fn settings(&self) -> HostSettings {
+    pub(crate) fn settings(&self) -> Settings {
         self.settings.lock().clone()
     }
 
-    pub(crate) fn set_settings(&self, settings: HostSettings) {
+    pub(crate) fn set_settings(&self, settings: Settings) {
         self.common.rounding.set(&settings);
         *self.settings.lock() = settings;
     }

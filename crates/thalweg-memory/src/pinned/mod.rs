@@ -24,7 +24,7 @@
 //!
 //! | module | knows | never sees |
 //! |---|---|---|
-//! | `settings` | the size that a request is rounded to: classes and thresholds | memory |
+//! | `rounding` | the size that a request is rounded to: classes and thresholds | memory |
 //! | `uses` | events, and when they have passed | captures |
 //! | `bucket` | one lock, and the blocks of one size that it guards | other buckets |
 //! | `captures` | which captures are under way, and their private pools | the contents of a bucket |
@@ -38,7 +38,7 @@
 //! # Guarantees
 //!
 //! - No block is smaller than the requested size, whatever the settings were when it was pinned. Above 1 MiB at most 12.5 % of a
-//!   block are wasted, unless the alternative is failure (or the settings are [PyTorch's](HostSettings::pytorch)).
+//!   block are wasted, unless the alternative is failure (or the settings are [PyTorch's](crate::Policy::PyTorch)).
 //! - A block is handed out only after all events of its last use have passed.
 //! - A block whose events have passed waits for nothing else: not for another stream, another block, or an event that cannot be
 //!   queried. (PyTorch queries in one queue, in which one event that never passes delays all later ones.)
@@ -56,7 +56,7 @@ mod core;
 mod log;
 mod pinning;
 mod poller;
-mod settings;
+mod rounding;
 mod statistics;
 mod unsplit;
 mod uses;
@@ -72,10 +72,10 @@ use self::core::Core;
 use self::poller::Poller;
 use crate::error::AllocationError;
 use crate::ids::{PoolId, StreamFilter, StreamId};
+use crate::settings::Settings;
 use crate::upstream::HostUpstream;
 
 pub use self::block::HostBlock;
-pub use self::settings::HostSettings;
 pub use self::statistics::{HostStatistics, StatisticEntry, Tally, TimeStatistic};
 
 /// A caching allocator for pinned host memory. See the [module's essay](self).
@@ -89,15 +89,15 @@ pub struct HostAllocator {
 
 impl HostAllocator {
     /// Creates an allocator that holds nothing yet.
-    pub fn new(upstream: Arc<dyn HostUpstream>, settings: HostSettings) -> Arc<Self> {
-        let core = Arc::new(Core::new(upstream, HostSettings::default()));
+    pub fn new(upstream: Arc<dyn HostUpstream>, settings: Settings) -> Arc<Self> {
+        let core = Arc::new(Core::new(upstream, Settings::default()));
         let allocator = Arc::new(Self { core, poller: Mutex::default() });
         allocator.set_settings(settings);
         allocator
     }
 
     /// Returns the present settings.
-    pub fn settings(&self) -> HostSettings {
+    pub fn settings(&self) -> Settings {
         self.core.settings()
     }
 
@@ -105,7 +105,7 @@ impl HostAllocator {
     /// they fit, blocks that are now too large to be kept are returned by [`empty_cache`](Self::empty_cache), and an existing
     /// reserve stays in use until it is used up. If the new settings have no background thread, the call stops it and waits for
     /// its end.
-    pub fn set_settings(&self, settings: HostSettings) {
+    pub fn set_settings(&self, settings: Settings) {
         let mut poller = self.poller();
         let background = settings.pinned_use_background_threads();
         self.core.set_settings(settings);
@@ -165,7 +165,7 @@ impl HostAllocator {
     ///
     /// # Errors
     /// [`is_capture`](AllocationError::is_capture) while a capture is under way; or the upstream's error, after which the rest
-    /// stays cached (but see [`pinned_free_catch_all`](HostSettings::with_pinned_free_catch_all)).
+    /// stays cached (but see [`pinned_free_catch_all`](Settings::with_pinned_free_catch_all)).
     pub fn empty_cache(&self) -> Result<(), AllocationError> {
         self.core.empty_cache()
     }

@@ -13,11 +13,12 @@ use std::time::Instant;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_snapshot::Action;
 
-use super::settings::{HostSettings, Request};
+use super::rounding::{Request, method_of};
 use super::statistics::HostStatistics;
 use super::unsplit::{Asked, PinnedBlock, Source};
 use crate::error::AllocationError;
 use crate::ids::StreamId;
+use crate::settings::Settings;
 use crate::trace::history::{Event, History, Ring, StackId};
 use crate::upstream::{HostMethod, HostUpstream, UpstreamError};
 
@@ -81,7 +82,7 @@ impl Pinning {
         &self,
         asked: &Asked,
         history: &History,
-        settings: &HostSettings,
+        settings: &Settings,
         upstream: &dyn HostUpstream,
     ) -> Result<Option<PinnedBlock>, AllocationError> {
         let start = Instant::now();
@@ -89,8 +90,8 @@ impl Pinning {
         let block = |address, source| PinnedBlock { address, size_bytes, requested_bytes, source };
         let block = match self.reserved(size_bytes, settings, upstream) {
             Some(address) => block(address, Source::Reserve),
-            None => match upstream.allocate_host(size_bytes, settings.method()) {
-                Ok(address) => block(address, Source::Upstream(settings.method())),
+            None => match upstream.allocate_host(size_bytes, method_of(settings)) {
+                Ok(address) => block(address, Source::Upstream(method_of(settings))),
                 Err(UpstreamError::OutOfMemory) => return Ok(None),
                 Err(error) => return Err(AllocationError::upstream("allocate_host", error)),
             },
@@ -107,18 +108,15 @@ impl Pinning {
         Ok(Some(block))
     }
 
-    fn reserved(&self, size_bytes: u64, settings: &HostSettings, upstream: &dyn HostUpstream) -> Option<u64> {
-        let wanted_bytes = settings.pinned_reserve_segment_size_bytes();
-        if wanted_bytes == 0 {
-            return None;
-        }
+    fn reserved(&self, size_bytes: u64, settings: &Settings, upstream: &dyn HostUpstream) -> Option<u64> {
+        let wanted_bytes = settings.pinned_reserve_segment_size_bytes()?;
         let accounts = &mut *self.lock();
         if accounts.reserve.is_none() {
             if accounts.refused_reserve_bytes == wanted_bytes {
                 return None;
             }
             accounts.refused_reserve_bytes = wanted_bytes;
-            let method = settings.method();
+            let method = method_of(settings);
             let address = upstream.allocate_host(wanted_bytes, method).ok()?;
             accounts.reserve = Some(Reserve { address, size_bytes: wanted_bytes, used_bytes: 0, method });
             accounts.statistics.reserve_segment_bytes = wanted_bytes;

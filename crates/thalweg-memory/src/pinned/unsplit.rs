@@ -1,6 +1,6 @@
 //! A range of pinned memory, and a request for one.
 
-use super::settings::Request;
+use super::rounding::Request;
 use crate::trace::history::StackId;
 use crate::upstream::HostMethod;
 

@@ -1,5 +1,5 @@
 //! The only list of keys. Reading, writing, effective values, the description for people and the hint for a misspelt key are all
-//! derived from it, so that a new key is one entry here and its two methods in `access`.
+//! derived from it, so that a new key is one entry here.
 //!
 //! This module and its parent use each other: a key reads and writes a field of [`Settings`], whose text is read by means of the
 //! list.
@@ -215,37 +215,52 @@ fn is_thalweg(settings: &Settings) -> bool {
     settings.policy() == Policy::Thalweg
 }
 
-/// Defines a method that sets a key (to any value of its type, or checked), or that returns its value.
+/// Returns an expression, or another one in its absence.
+macro_rules! or {
+    ([$given:tt] $($otherwise:tt)+) => {
+        $given
+    };
+    ([] $($otherwise:tt)+) => {
+        $($otherwise)+
+    };
+}
+
+/// Defines the methods that set a key (to any value of its type, or checked), or that return its value.
 macro_rules! access {
-    (any $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:literal $default:literal) => {
+    (
+        $key:ident: $type:ty, $name:literal $meaning:literal $accepts:tt $default:literal { $($how:ident $method:ident),* }
+    ) => {
+        $(access! { @$how $method $key: $type, $name $meaning $accepts $default })*
+    };
+    (@any $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:tt $default:literal) => {
         #[doc = concat!("Sets `", $name, "`: ", $meaning, ".")]
         #[must_use]
         pub fn $method(self, value: $type) -> Self {
             self.with_any(&$key, value)
         }
     };
-    (checked $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:literal $default:literal) => {
+    (@checked $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:tt $default:literal) => {
         #[doc = concat!("Sets `", $name, "`: ", $meaning, ".")]
         ///
         /// # Errors
-        #[doc = concat!("If the value is not ", $accepts, ", or contradicts that of another key.")]
+        #[doc = concat!("If the value is not ", or!($accepts "`True` or `False`"), ", or contradicts that of another key.")]
         pub fn $method(self, value: $type) -> Result<Self, SettingsError> {
             self.with(&$key, value)
         }
     };
-    (value $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:literal $default:literal) => {
+    (@value $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:tt $default:literal) => {
         #[doc = concat!("Returns the effective value of `", $name, "`: ", $meaning, ".")]
         pub fn $method(&self) -> $type {
             $key.value(self)
         }
     };
-    (optional $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:literal $default:literal) => {
+    (@optional $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:tt $default:literal) => {
         #[doc = concat!("Returns the value of `", $name, "`: ", $meaning, "; `None` for the default (", $default, ").")]
         pub fn $method(&self) -> Option<$type> {
             $key.get(self)
         }
     };
-    (or_default $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:literal $default:literal) => {
+    (@or_default $method:ident $key:ident: $type:ty, $name:literal $meaning:literal $accepts:tt $default:literal) => {
         #[doc = concat!("Returns the value of `", $name, "`: ", $meaning, ".")]
         pub fn $method(&self) -> $type {
             $key.get(self).unwrap_or_default()
@@ -253,33 +268,38 @@ macro_rules! access {
     };
 }
 
+/// Defines the keys, by the allocator that each concerns. A key has a field of [`Values`] and a name in texts; its default, in words and
+/// as a function of the other settings; and its form, which is the validity of a value and the syntax. A key without `accepts` is a
+/// truth value, and one without `form` accepts each value of its type.
 macro_rules! keys {
-    ($($constant:ident, $field:ident: $type:ty {
-        name: $name:literal,
-        access: { $($how:ident $method:ident),* },
+    ($($concerns:ident { $($constant:ident, $field:ident: $type:ty = $name:literal {
+        access: $access:tt,
         meaning: $meaning:literal,
-        accepts: $accepts:literal,
-        default_words: $default_words:literal,
-        $($entry:tt)*
-    })*) => {
+        $(accepts: $accepts:literal,)?
+        default: $default_words:literal, $default:expr,
+        $(form: $valid:expr, $syntax:expr,)?
+    })* })*) => {
         /// The value that was set for each key; `None` leaves it to its default, which may depend on other keys.
         #[derive(Clone, PartialEq, Default, Debug)]
         pub(super) struct Values {
-            $($field: Option<$type>,)*
+            $($($field: Option<$type>,)*)*
         }
 
-        $(pub(super) static $constant: Key<$type> = Key {
+        $($(pub(super) static $constant: Key<$type> = Key {
             name: $name,
             meaning: $meaning,
-            accepts: $accepts,
+            accepts: or!([$($accepts)?] "`True` or `False`"),
             default_words: $default_words,
+            default: $default,
+            valid: or!([$($valid)?] any),
+            syntax: or!([$($syntax)?] choice()),
+            concerns: Concerns::$concerns,
             field: |values| &values.$field,
             field_mut: |values| &mut values.$field,
-            $($entry)*
-        };)*
+        };)*)*
 
         /// All keys, in the order in which they are listed and written.
-        pub(super) static KEYS: &[&dyn AnyKey] = &[$(&$constant),*];
+        pub(super) static KEYS: &[&dyn AnyKey] = &[$($(&$constant),*),*];
 
         /// The keys. Sizes are in bytes.
         impl Settings {
@@ -287,341 +307,216 @@ macro_rules! keys {
             ///
             /// | key | takes | default | meaning |
             /// |---|---|---|---|
-            $(#[doc = concat!("| `", $name, "` | ", $accepts, " | ", $default_words, " | ", $meaning, " |")])*
+            $($(#[doc = concat!(
+                "| `", $name, "` | ", or!([$($accepts)?] "`True` or `False`"), " | ", $default_words, " | ", $meaning, " |"
+            )])*)*
             pub fn keys(&self) -> impl Iterator<Item = KeyDescription> + '_ {
                 KEYS.iter().map(|key| key.describe(self))
             }
 
-            $($(access! { $how $method $constant: $type, $name $meaning $accepts $default_words })*)*
+            $($(access! { $constant: $type, $name $meaning [$($accepts)?] $default_words $access })*)*
         }
     };
 }
 
 keys! {
-    POLICY, policy: Policy {
-        name: "policy",
-        access: { any with_policy, value policy },
-        meaning: "where the defaults of other keys come from; a key that is set counts, wherever it stands",
-        accepts: "`thalweg` or `pytorch`",
-        default_words: "thalweg",
-        default: |_| Some(Policy::Thalweg),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Device,
+    Device {
+        POLICY, policy: Policy = "policy" {
+            access: { any with_policy, value policy },
+            meaning: "where the defaults of other keys come from; a key that is set counts, wherever it stands",
+            accepts: "`thalweg` or `pytorch`",
+            default: "thalweg", |_| Some(Policy::Thalweg),
+        }
+        BACKEND, backend: Backend = "backend" {
+            access: { any with_backend, value backend },
+            meaning: "what hands out device memory; chosen at the start, for good",
+            accepts: "`native` or `cudaMallocAsync`",
+            default: "native", |_| Some(Backend::Native),
+        }
     }
-    BACKEND, backend: Backend {
-        name: "backend",
-        access: { any with_backend, value backend },
-        meaning: "what hands out device memory; chosen at the start, for good",
-        accepts: "`native` or `cudaMallocAsync`",
-        default_words: "native",
-        default: |_| Some(Backend::Native),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Device,
+    Native {
+        LARGE_SEGMENT_SIZE, large_segment_size_bytes: u64 = "large_segment_size_mb" {
+            access: { checked with_large_segment_size_bytes, value large_segment_size_bytes },
+            meaning: "the segment for requests of more than 1 MiB and less than 10",
+            accepts: "a whole number of MiB, at least 11",
+            default: "20", |_| Some(20 * MIB),
+            form: |bytes| is_whole_mib(bytes) && *bytes > 10 * MIB, MEBIBYTES,
+        }
+        SEGMENT_GRANULARITY, segment_granularity_bytes: u64 = "segment_granularity_mb" {
+            access: { checked with_segment_granularity_bytes, value segment_granularity_bytes },
+            meaning: "segments for requests of 10 MiB or more are a multiple of this; a coarse one serves later requests of other sizes",
+            accepts: "an even number of MiB, from 2 to 1024",
+            default: "2", |_| Some(2 * MIB),
+            form: is_even_mib, MEBIBYTES,
+        }
+        MAX_SPLIT_SIZE, max_split_size_bytes: u64 = "max_split_size_mb" {
+            access: { checked with_max_split_size_bytes, optional max_split_size_bytes },
+            meaning: "blocks of this size or more are never cut, and go back to the driver one by one",
+            accepts: "a whole number of MiB, at least `large_segment_size_mb`",
+            default: "unlimited", |_| None,
+            form: is_whole_mib, MEBIBYTES,
+        }
+        MAX_NON_SPLIT_ROUNDING, max_non_split_rounding_bytes: u64 = "max_non_split_rounding_mb" {
+            access: { checked with_max_non_split_rounding_bytes, value max_non_split_rounding_bytes },
+            meaning: "a block that is not cut serves requests that waste less than this",
+            accepts: "a whole number of MiB, at least `large_segment_size_mb`",
+            default: "`large_segment_size_mb`", |settings| Some(settings.large_segment_size_bytes()),
+            form: is_whole_mib, MEBIBYTES,
+        }
+        GARBAGE_COLLECTION_THRESHOLD, garbage_collection_threshold: f64 = "garbage_collection_threshold" {
+            access: { checked with_garbage_collection_threshold, optional garbage_collection_threshold },
+            meaning: "the part of the allowed memory above which old free blocks go back before more is taken",
+            accepts: "a number between 0 and 1, neither of them",
+            default: "off", |_| None,
+            form: |fraction| *fraction > 0.0 && *fraction < 1.0, NUMBER,
+        }
+        ROUNDUP_POWER2_DIVISIONS, roundup_power2_divisions: PowerTwoDivisions = "roundup_power2_divisions" {
+            access: { any with_roundup_power2_divisions, or_default roundup_power2_divisions },
+            meaning: "sizes round up to this many steps between powers of two, alike or from each size in MiB on",
+            accepts: "a power of two, or a list such as `[64:8,256:4,>:1]`",
+            default: "off", |_| None,
+            form: any, DIVISIONS,
+        }
     }
-    LARGE_SEGMENT_SIZE, large_segment_size_bytes: u64 {
-        name: "large_segment_size_mb",
-        access: { checked with_large_segment_size_bytes, value large_segment_size_bytes },
-        meaning: "the segment for requests of more than 1 MiB and less than 10",
-        accepts: "a whole number of MiB, at least 11",
-        default_words: "20",
-        default: |_| Some(20 * MIB),
-        valid: |bytes| is_whole_mib(bytes) && *bytes > 10 * MIB,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Native,
+    Device {
+        PER_PROCESS_MEMORY_FRACTION, per_process_memory_fraction: f64 = "per_process_memory_fraction" {
+            access: { checked with_per_process_memory_fraction, value per_process_memory_fraction },
+            meaning: "the part of the device's memory that may be taken from the driver",
+            accepts: "a number from 0 to 1",
+            default: "1", |_| Some(1.0),
+            form: |fraction| (0.0..=1.0).contains(fraction), NUMBER,
+        }
     }
-    SEGMENT_GRANULARITY, segment_granularity_bytes: u64 {
-        name: "segment_granularity_mb",
-        access: { checked with_segment_granularity_bytes, value segment_granularity_bytes },
-        meaning: "segments for requests of 10 MiB or more are a multiple of this; a coarse one serves later requests of other sizes",
-        accepts: "an even number of MiB, from 2 to 1024",
-        default_words: "2",
-        default: |_| Some(2 * MIB),
-        valid: is_even_mib,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Native,
+    Native {
+        THROW_ON_CUDAMALLOC_OOM, throw_on_cudamalloc_oom: bool = "throw_on_cudamalloc_oom" {
+            access: { any with_throw_on_cudamalloc_oom, value throw_on_cudamalloc_oom },
+            meaning: "a request that would pass the memory fraction fails at once, and nothing is given back first",
+            default: "False", |_| Some(false),
+        }
+        RELEASE_LOCK_ON_CUDAMALLOC, release_lock_on_cudamalloc: bool = "release_lock_on_cudamalloc" {
+            access: { any with_release_lock_on_cudamalloc, value release_lock_on_cudamalloc },
+            meaning: "other threads may use the allocator while one waits for the driver's memory",
+            default: "False", |_| Some(false),
+        }
+        GRAPH_CAPTURE_RECORD_STREAM_REUSE, graph_capture_record_stream_reuse: bool = "graph_capture_record_stream_reuse" {
+            access: { any with_graph_capture_record_stream_reuse, value graph_capture_record_stream_reuse },
+            meaning: "in a capture, blocks with recorded streams are used again where the graph orders it",
+            default: "False", |_| Some(false),
+        }
+        EXPANDABLE_SEGMENTS, expandable_segments: bool = "expandable_segments" {
+            access: { any with_expandable_segments, value expandable_segments },
+            meaning: "segments grow page by page in reserved addresses, where the driver has virtual memory",
+            default: "True; pytorch: False", |settings| Some(is_thalweg(settings)),
+        }
+        EXPANDABLE_SEGMENTS_RESERVE, expandable_segments_reserve: Reserve = "expandable_segments_reserve" {
+            access: { checked with_expandable_segments_reserve },
+            meaning: "the addresses that each expandable segment reserves; 9/8 of the device's memory at most",
+            accepts: "a fraction of the device's memory (`0.5`) or a number of GiB (`8G`), more than 0",
+            default: "9/8 of the device's memory", |_| None,
+            form: Reserve::is_valid, RESERVE,
+        }
+        EXPANDABLE_SEGMENTS_RESERVE_BY_CLASS, expandable_segments_reserve_by_class: BTreeMap<String, Reserve> = "expandable_segments_reserve_by_class" {
+            access: { or_default expandable_segments_reserve_by_class },
+            meaning: "the same for streams of one class",
+            accepts: "a list such as `[serving:0.25,training:8G]`",
+            default: "none", |_| None,
+            form: |classes| classes.iter().all(|(name, reserve)| is_word(name) && reserve.is_valid()), RESERVE_BY_CLASS,
+        }
+        EXPANDABLE_PAGE, expandable_page_bytes: u64 = "expandable_page_mb" {
+            access: { checked with_expandable_page_bytes },
+            meaning: "the page by which expandable segments of large requests grow; of small ones it is 2 MiB",
+            accepts: "an even number of MiB, from 2 to 1024",
+            default: "8; pytorch: `large_segment_size_mb`", |settings| Some(match settings.policy() {
+                Policy::Thalweg => 8 * MIB,
+                Policy::PyTorch => settings.large_segment_size_bytes(),
+            }),
+            form: is_even_mib, MEBIBYTES,
+        }
+        STITCHING, stitching: bool = "stitching" {
+            access: { any with_stitching, value stitching },
+            meaning: "free pages from anywhere in an expandable pool may be moved into one contiguous range",
+            default: "True; pytorch: False", |settings| Some(is_thalweg(settings)),
+        }
+        STITCHING_SLACK, stitching_slack: f64 = "stitching_slack" {
+            access: { checked with_stitching_slack, value stitching_slack },
+            meaning: "pages are made, not moved, while no more is reserved than was ever active, and this part of it",
+            accepts: "a number from 0 to 1",
+            default: "0.02", |_| Some(0.02),
+            form: |fraction| (0.0..=1.0).contains(fraction), NUMBER,
+        }
+        CROSS_STREAM_REUSE, cross_stream_reuse: CrossStreamReuse = "cross_stream_reuse" {
+            access: { any with_cross_stream_reuse, value cross_stream_reuse },
+            meaning: "when free memory of another stream serves: once its work is done, or also by waiting for it",
+            accepts: "`never`, `idle` or `ordered`",
+            default: "idle; pytorch: never", |settings| Some(match settings.policy() {
+                Policy::Thalweg => CrossStreamReuse::Idle,
+                Policy::PyTorch => CrossStreamReuse::Never,
+            }),
+        }
+        CROSS_STREAM_WAIT_LIMIT, cross_stream_wait_limit: u64 = "cross_stream_wait_limit" {
+            access: { any with_cross_stream_wait_limit, value cross_stream_wait_limit },
+            meaning: "at most this many waits that reuse put on streams may not be known to have passed",
+            accepts: "a whole number",
+            default: "64", |_| Some(64),
+            form: any, INTEGER,
+        }
+        RECORD_USE_DEPTH, record_use_depth: u64 = "record_use_depth" {
+            access: { any with_record_use_depth, value record_use_depth },
+            meaning: "a stream waits for a block's recorded uses, not taking more memory, when this many that fit wait",
+            accepts: "a whole number",
+            default: "2", |_| Some(2),
+            form: any, INTEGER,
+        }
+        LAST_RESORT, last_resort: bool = "last_resort" {
+            access: { any with_last_resort, value last_resort },
+            meaning: "before a request fails, any free block that is safe to use serves, whatever its class and `max_split_size_mb`",
+            default: "True; pytorch: False", |settings| Some(is_thalweg(settings)),
+        }
     }
-    MAX_SPLIT_SIZE, max_split_size_bytes: u64 {
-        name: "max_split_size_mb",
-        access: { checked with_max_split_size_bytes, optional max_split_size_bytes },
-        meaning: "blocks of this size or more are never cut, and go back to the driver one by one",
-        accepts: "a whole number of MiB, at least `large_segment_size_mb`",
-        default_words: "unlimited",
-        default: |_| None,
-        valid: is_whole_mib,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Native,
-    }
-    MAX_NON_SPLIT_ROUNDING, max_non_split_rounding_bytes: u64 {
-        name: "max_non_split_rounding_mb",
-        access: { checked with_max_non_split_rounding_bytes, value max_non_split_rounding_bytes },
-        meaning: "a block that is not cut serves requests that waste less than this",
-        accepts: "a whole number of MiB, at least `large_segment_size_mb`",
-        default_words: "`large_segment_size_mb`",
-        default: |settings| Some(settings.large_segment_size_bytes()),
-        valid: is_whole_mib,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Native,
-    }
-    GARBAGE_COLLECTION_THRESHOLD, garbage_collection_threshold: f64 {
-        name: "garbage_collection_threshold",
-        access: { checked with_garbage_collection_threshold, optional garbage_collection_threshold },
-        meaning: "the part of the allowed memory above which old free blocks go back before more is taken",
-        accepts: "a number between 0 and 1, neither of them",
-        default_words: "off",
-        default: |_| None,
-        valid: |fraction| *fraction > 0.0 && *fraction < 1.0,
-        syntax: NUMBER,
-        concerns: Concerns::Native,
-    }
-    ROUNDUP_POWER2_DIVISIONS, roundup_power2_divisions: PowerTwoDivisions {
-        name: "roundup_power2_divisions",
-        access: { any with_roundup_power2_divisions, or_default roundup_power2_divisions },
-        meaning: "sizes round up to this many steps between powers of two, alike or from each size in MiB on",
-        accepts: "a power of two, or a list such as `[64:8,256:4,>:1]`",
-        default_words: "off",
-        default: |_| None,
-        valid: any,
-        syntax: DIVISIONS,
-        concerns: Concerns::Native,
-    }
-    PER_PROCESS_MEMORY_FRACTION, per_process_memory_fraction: f64 {
-        name: "per_process_memory_fraction",
-        access: { checked with_per_process_memory_fraction, value per_process_memory_fraction },
-        meaning: "the part of the device's memory that may be taken from the driver",
-        accepts: "a number from 0 to 1",
-        default_words: "1",
-        default: |_| Some(1.0),
-        valid: |fraction| (0.0..=1.0).contains(fraction),
-        syntax: NUMBER,
-        concerns: Concerns::Device,
-    }
-    THROW_ON_CUDAMALLOC_OOM, throw_on_cudamalloc_oom: bool {
-        name: "throw_on_cudamalloc_oom",
-        access: { any with_throw_on_cudamalloc_oom, value throw_on_cudamalloc_oom },
-        meaning: "a request that would pass the memory fraction fails at once, and nothing is given back first",
-        accepts: "`True` or `False`",
-        default_words: "False",
-        default: |_| Some(false),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Native,
-    }
-    RELEASE_LOCK_ON_CUDAMALLOC, release_lock_on_cudamalloc: bool {
-        name: "release_lock_on_cudamalloc",
-        access: { any with_release_lock_on_cudamalloc, value release_lock_on_cudamalloc },
-        meaning: "other threads may use the allocator while one waits for the driver's memory",
-        accepts: "`True` or `False`",
-        default_words: "False",
-        default: |_| Some(false),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Native,
-    }
-    GRAPH_CAPTURE_RECORD_STREAM_REUSE, graph_capture_record_stream_reuse: bool {
-        name: "graph_capture_record_stream_reuse",
-        access: { any with_graph_capture_record_stream_reuse, value graph_capture_record_stream_reuse },
-        meaning: "in a capture, blocks with recorded streams are used again where the graph orders it",
-        accepts: "`True` or `False`",
-        default_words: "False",
-        default: |_| Some(false),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Native,
-    }
-    EXPANDABLE_SEGMENTS, expandable_segments: bool {
-        name: "expandable_segments",
-        access: { any with_expandable_segments, value expandable_segments },
-        meaning: "segments grow page by page in reserved addresses, where the driver has virtual memory",
-        accepts: "`True` or `False`",
-        default_words: "True; pytorch: False",
-        default: |settings| Some(is_thalweg(settings)),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Native,
-    }
-    EXPANDABLE_SEGMENTS_RESERVE, expandable_segments_reserve: Reserve {
-        name: "expandable_segments_reserve",
-        access: { checked with_expandable_segments_reserve },
-        meaning: "the addresses that each expandable segment reserves; 9/8 of the device's memory at most",
-        accepts: "a fraction of the device's memory (`0.5`) or a number of GiB (`8G`), more than 0",
-        default_words: "9/8 of the device's memory",
-        default: |_| None,
-        valid: Reserve::is_valid,
-        syntax: RESERVE,
-        concerns: Concerns::Native,
-    }
-    EXPANDABLE_SEGMENTS_RESERVE_BY_CLASS, expandable_segments_reserve_by_class: BTreeMap<String, Reserve> {
-        name: "expandable_segments_reserve_by_class",
-        access: { or_default expandable_segments_reserve_by_class },
-        meaning: "the same for streams of one class",
-        accepts: "a list such as `[serving:0.25,training:8G]`",
-        default_words: "none",
-        default: |_| None,
-        valid: |classes| classes.iter().all(|(name, reserve)| is_word(name) && reserve.is_valid()),
-        syntax: RESERVE_BY_CLASS,
-        concerns: Concerns::Native,
-    }
-    EXPANDABLE_PAGE, expandable_page_bytes: u64 {
-        name: "expandable_page_mb",
-        access: { checked with_expandable_page_bytes },
-        meaning: "the page by which expandable segments of large requests grow; of small ones it is 2 MiB",
-        accepts: "an even number of MiB, from 2 to 1024",
-        default_words: "8; pytorch: `large_segment_size_mb`",
-        default: |settings| Some(match settings.policy() {
-            Policy::Thalweg => 8 * MIB,
-            Policy::PyTorch => settings.large_segment_size_bytes(),
-        }),
-        valid: is_even_mib,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Native,
-    }
-    STITCHING, stitching: bool {
-        name: "stitching",
-        access: { any with_stitching, value stitching },
-        meaning: "free pages from anywhere in an expandable pool may be moved into one contiguous range",
-        accepts: "`True` or `False`",
-        default_words: "True; pytorch: False",
-        default: |settings| Some(is_thalweg(settings)),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Native,
-    }
-    STITCHING_SLACK, stitching_slack: f64 {
-        name: "stitching_slack",
-        access: { checked with_stitching_slack, value stitching_slack },
-        meaning: "pages are made, not moved, while no more is reserved than was ever active, and this part of it",
-        accepts: "a number from 0 to 1",
-        default_words: "0.02",
-        default: |_| Some(0.02),
-        valid: |fraction| (0.0..=1.0).contains(fraction),
-        syntax: NUMBER,
-        concerns: Concerns::Native,
-    }
-    CROSS_STREAM_REUSE, cross_stream_reuse: CrossStreamReuse {
-        name: "cross_stream_reuse",
-        access: { any with_cross_stream_reuse, value cross_stream_reuse },
-        meaning: "when free memory of another stream serves: once its work is done, or also by waiting for it",
-        accepts: "`never`, `idle` or `ordered`",
-        default_words: "idle; pytorch: never",
-        default: |settings| Some(match settings.policy() {
-            Policy::Thalweg => CrossStreamReuse::Idle,
-            Policy::PyTorch => CrossStreamReuse::Never,
-        }),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Native,
-    }
-    CROSS_STREAM_WAIT_LIMIT, cross_stream_wait_limit: u64 {
-        name: "cross_stream_wait_limit",
-        access: { any with_cross_stream_wait_limit, value cross_stream_wait_limit },
-        meaning: "at most this many waits that reuse put on streams may not be known to have passed",
-        accepts: "a whole number",
-        default_words: "64",
-        default: |_| Some(64),
-        valid: any,
-        syntax: INTEGER,
-        concerns: Concerns::Native,
-    }
-    RECORD_USE_DEPTH, record_use_depth: u64 {
-        name: "record_use_depth",
-        access: { any with_record_use_depth, value record_use_depth },
-        meaning: "a stream waits for a block's recorded uses, not taking more memory, when this many that fit wait",
-        accepts: "a whole number",
-        default_words: "2",
-        default: |_| Some(2),
-        valid: any,
-        syntax: INTEGER,
-        concerns: Concerns::Native,
-    }
-    LAST_RESORT, last_resort: bool {
-        name: "last_resort",
-        access: { any with_last_resort, value last_resort },
-        meaning: "before a request fails, any free block that is safe to use serves, whatever its class and `max_split_size_mb`",
-        accepts: "`True` or `False`",
-        default_words: "True; pytorch: False",
-        default: |settings| Some(is_thalweg(settings)),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Native,
-    }
-    PINNED_USE_BACKGROUND_THREADS, pinned_use_background_threads: bool {
-        name: "pinned_use_background_threads",
-        access: { any with_pinned_use_background_threads, value pinned_use_background_threads },
-        meaning: "a thread in the background looks which pinned blocks the device is done with",
-        accepts: "`True` or `False`",
-        default_words: "False",
-        default: |_| Some(false),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Pinned,
-    }
-    PINNED_MAX_ROUND_THRESHOLD, pinned_max_round_threshold_bytes: u64 {
-        name: "pinned_max_round_threshold_mb",
-        access: { checked with_pinned_max_round_threshold_bytes, optional pinned_max_round_threshold_bytes },
-        meaning: "pinned requests above this are not rounded up to a power of two",
-        accepts: "a whole number of MiB",
-        default_words: "unlimited",
-        default: |_| None,
-        valid: is_whole_mib,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Pinned,
-    }
-    PINNED_MAX_CACHED_SIZE, pinned_max_cached_size_bytes: u64 {
-        name: "pinned_max_cached_size_mb",
-        access: { checked with_pinned_max_cached_size_bytes, optional pinned_max_cached_size_bytes },
-        meaning: "pinned blocks above this are not rounded up, and not kept when they are free",
-        accepts: "a whole number of MiB",
-        default_words: "unlimited",
-        default: |_| None,
-        valid: is_whole_mib,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Pinned,
-    }
-    PINNED_USE_CUDA_HOST_REGISTER, pinned_use_cuda_host_register: bool {
-        name: "pinned_use_cuda_host_register",
-        access: { any with_pinned_use_cuda_host_register, value pinned_use_cuda_host_register },
-        meaning: "ordinary memory is taken, touched and registered, instead of asking the driver for pinned memory",
-        accepts: "`True` or `False`",
-        default_words: "False",
-        default: |_| Some(false),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Pinned,
-    }
-    PINNED_NUM_REGISTER_THREADS, pinned_num_register_threads: u64 {
-        name: "pinned_num_register_threads",
-        access: { checked with_pinned_num_register_threads, value pinned_num_register_threads },
-        meaning: "how many threads touch the pages for that",
-        accepts: "a power of two, at most 128",
-        default_words: "1",
-        default: |_| Some(1),
-        valid: |count| count.is_power_of_two() && *count <= 128,
-        syntax: INTEGER,
-        concerns: Concerns::Pinned,
-    }
-    PINNED_RESERVE_SEGMENT_SIZE, pinned_reserve_segment_size_bytes: u64 {
-        name: "pinned_reserve_segment_size_mb",
-        access: { checked with_pinned_reserve_segment_size_bytes, optional pinned_reserve_segment_size_bytes },
-        meaning: "pinned memory that is taken once, at the first request, and never given back",
-        accepts: "a whole number of MiB, at least 1",
-        default_words: "none",
-        default: |_| None,
-        valid: |bytes| is_whole_mib(bytes) && *bytes > 0,
-        syntax: MEBIBYTES,
-        concerns: Concerns::Pinned,
-    }
-    PINNED_FREE_CATCH_ALL, pinned_free_catch_all: bool {
-        name: "pinned_free_catch_all",
-        access: { any with_pinned_free_catch_all, value pinned_free_catch_all },
-        meaning: "errors while pinned memory is given back are dropped",
-        accepts: "`True` or `False`",
-        default_words: "False",
-        default: |_| Some(false),
-        valid: any,
-        syntax: choice(),
-        concerns: Concerns::Pinned,
+    Pinned {
+        PINNED_USE_BACKGROUND_THREADS, pinned_use_background_threads: bool = "pinned_use_background_threads" {
+            access: { any with_pinned_use_background_threads, value pinned_use_background_threads },
+            meaning: "a thread in the background looks which pinned blocks the device is done with",
+            default: "False", |_| Some(false),
+        }
+        PINNED_MAX_ROUND_THRESHOLD, pinned_max_round_threshold_bytes: u64 = "pinned_max_round_threshold_mb" {
+            access: { checked with_pinned_max_round_threshold_bytes, optional pinned_max_round_threshold_bytes },
+            meaning: "pinned requests above this are not rounded up to a power of two",
+            accepts: "a whole number of MiB",
+            default: "unlimited", |_| None,
+            form: is_whole_mib, MEBIBYTES,
+        }
+        PINNED_MAX_CACHED_SIZE, pinned_max_cached_size_bytes: u64 = "pinned_max_cached_size_mb" {
+            access: { checked with_pinned_max_cached_size_bytes, optional pinned_max_cached_size_bytes },
+            meaning: "pinned blocks above this are not rounded up, and not kept when they are free",
+            accepts: "a whole number of MiB",
+            default: "unlimited", |_| None,
+            form: is_whole_mib, MEBIBYTES,
+        }
+        PINNED_USE_CUDA_HOST_REGISTER, pinned_use_cuda_host_register: bool = "pinned_use_cuda_host_register" {
+            access: { any with_pinned_use_cuda_host_register, value pinned_use_cuda_host_register },
+            meaning: "ordinary memory is taken, touched and registered, instead of asking the driver for pinned memory",
+            default: "False", |_| Some(false),
+        }
+        PINNED_NUM_REGISTER_THREADS, pinned_num_register_threads: u64 = "pinned_num_register_threads" {
+            access: { checked with_pinned_num_register_threads, value pinned_num_register_threads },
+            meaning: "how many threads touch the pages for that",
+            accepts: "a power of two, at most 128",
+            default: "1", |_| Some(1),
+            form: |count| count.is_power_of_two() && *count <= 128, INTEGER,
+        }
+        PINNED_RESERVE_SEGMENT_SIZE, pinned_reserve_segment_size_bytes: u64 = "pinned_reserve_segment_size_mb" {
+            access: { checked with_pinned_reserve_segment_size_bytes, optional pinned_reserve_segment_size_bytes },
+            meaning: "pinned memory that is taken once, at the first request, and never given back",
+            accepts: "a whole number of MiB, at least 1",
+            default: "none", |_| None,
+            form: |bytes| is_whole_mib(bytes) && *bytes > 0, MEBIBYTES,
+        }
+        PINNED_FREE_CATCH_ALL, pinned_free_catch_all: bool = "pinned_free_catch_all" {
+            access: { any with_pinned_free_catch_all, value pinned_free_catch_all },
+            meaning: "errors while pinned memory is given back are dropped",
+            default: "False", |_| Some(false),
+        }
     }
 }
 

@@ -4,19 +4,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use thalweg_memory::fake::{FakeUpstream, Fault};
-use thalweg_memory::{HostAllocator, HostBlock, HostMethod, HostSettings, StatisticEntry, Tally};
+use thalweg_memory::{HostAllocator, HostBlock, HostMethod, Policy, Settings, StatisticEntry, Tally};
 
-use crate::harness::stream;
+use crate::harness::{pytorch, stream};
 use crate::host_harness::{KIB, MIB};
 
-pub fn with(capacity: u64, settings: HostSettings) -> (Arc<FakeUpstream>, Arc<HostAllocator>) {
+pub fn with(capacity: u64, settings: Settings) -> (Arc<FakeUpstream>, Arc<HostAllocator>) {
     let upstream = Arc::new(FakeUpstream::new(capacity));
     let allocator = HostAllocator::new(upstream.clone(), settings);
     (upstream, allocator)
 }
 
 fn allocator(capacity: u64) -> (Arc<FakeUpstream>, Arc<HostAllocator>) {
-    with(capacity, HostSettings::default())
+    with(capacity, Settings::default())
 }
 
 fn allocate(allocator: &Arc<HostAllocator>, bytes: u64) -> HostBlock {
@@ -126,7 +126,7 @@ fn peaks_of_what_is_pinned_are_exact_and_of_what_is_active_never_too_low() {
 #[test]
 fn pinned_memory_empty_cache() {
     for register in [false, true] {
-        let settings = HostSettings::default().with_pinned_use_cuda_host_register(register);
+        let settings = Settings::default().with_pinned_use_cuda_host_register(register);
         let (upstream, allocator) = with(1 << 30, settings);
         let live = allocate(&allocator, 100 * MIB);
         drop(allocate(&allocator, 1000));
@@ -137,7 +137,7 @@ fn pinned_memory_empty_cache() {
 
 #[test]
 fn pinned_memory_with_cudaregister_multithread() {
-    let settings = HostSettings::default()
+    let settings = Settings::default()
         .with_pinned_use_cuda_host_register(true)
         .with_pinned_num_register_threads(8)
         .expect("a power of two");
@@ -152,7 +152,7 @@ fn pinned_memory_with_cudaregister_multithread() {
     assert!((1..=4).contains(&methods.len()));
     assert!(methods.iter().all(|method| *method == HostMethod::Register { threads: 8 }), "{methods:?}");
     // Registered memory is unregistered, whatever the settings are by then (the fake checks this).
-    allocator.set_settings(HostSettings::default());
+    allocator.set_settings(Settings::default());
     allocator.empty_cache().expect("no capture is under way");
     assert_eq!(upstream.live_host_allocations(), []);
 }
@@ -324,7 +324,7 @@ fn a_use_that_cannot_be_recorded_at_once_is_recorded_at_the_drop() {
 
 #[test]
 fn max_round_threshold() {
-    let settings = HostSettings::pytorch().with_pinned_max_round_threshold_bytes(Some(MIB));
+    let settings = pytorch().with_pinned_max_round_threshold_bytes(MIB).expect("a whole number of MiB");
     let (_, allocator) = with(1 << 40, settings);
     assert_eq!(allocate(&allocator, 600 * KIB).size_bytes(), MIB);
     assert_eq!(allocate(&allocator, MIB + 1).size_bytes(), MIB + 1);
@@ -332,7 +332,7 @@ fn max_round_threshold() {
 
 #[test]
 fn max_cached_size() {
-    let settings = HostSettings::pytorch().with_pinned_max_cached_size_bytes(Some(4 * MIB));
+    let settings = pytorch().with_pinned_max_cached_size_bytes(4 * MIB).expect("a whole number of MiB");
     let (upstream, allocator) = with(1 << 40, settings);
     let large = allocate(&allocator, 5 * MIB);
     assert_eq!(large.size_bytes(), 5 * MIB, "what is not cached is not rounded");
@@ -354,9 +354,10 @@ fn max_cached_size() {
 
 #[test]
 fn both_thresholds() {
-    let settings = HostSettings::pytorch()
-        .with_pinned_max_round_threshold_bytes(Some(2 * MIB))
-        .with_pinned_max_cached_size_bytes(Some(8 * MIB));
+    let settings = pytorch()
+        .with_pinned_max_round_threshold_bytes(2 * MIB)
+        .and_then(|settings| settings.with_pinned_max_cached_size_bytes(8 * MIB))
+        .expect("whole numbers of MiB");
     let (_, allocator) = with(1 << 40, settings);
     for (requested, size, cached) in
         [(3 * MIB / 2, 2 * MIB, true), (3 * MIB, 3 * MIB, true), (9 * MIB, 9 * MIB, false)]
@@ -372,9 +373,10 @@ fn both_thresholds() {
 
 #[test]
 fn round_threshold_larger_than_cached_size() {
-    let settings = HostSettings::pytorch()
-        .with_pinned_max_round_threshold_bytes(Some(64 * MIB))
-        .with_pinned_max_cached_size_bytes(Some(4 * MIB));
+    let settings = pytorch()
+        .with_pinned_max_round_threshold_bytes(64 * MIB)
+        .and_then(|settings| settings.with_pinned_max_cached_size_bytes(4 * MIB))
+        .expect("whole numbers of MiB");
     let (_, allocator) = with(1 << 40, settings);
     assert_eq!(allocate(&allocator, 5 * MIB).size_bytes(), 5 * MIB, "the cache's limit wins");
     assert_eq!(allocate(&allocator, 3 * MIB).size_bytes(), 4 * MIB);
@@ -382,8 +384,8 @@ fn round_threshold_larger_than_cached_size() {
 
 #[test]
 fn unrounded_bucket_no_undersized_reuse() {
-    for settings in [HostSettings::pytorch(), HostSettings::default()] {
-        let settings = settings.with_pinned_max_round_threshold_bytes(Some(MIB));
+    for settings in [pytorch(), Settings::default()] {
+        let settings = settings.with_pinned_max_round_threshold_bytes(MIB).expect("a whole number of MiB");
         let (_, allocator) = with(1 << 40, settings);
         let small = address_of_next(&allocator, 150 * MIB);
         let large = allocate(&allocator, 200 * MIB);
@@ -395,7 +397,7 @@ fn unrounded_bucket_no_undersized_reuse() {
 #[test]
 fn rounding_wastes_an_eighth_at_most() {
     let (_, ours) = allocator(1 << 50);
-    let (_, pytorch) = with(1 << 50, HostSettings::pytorch());
+    let (_, pytorch) = with(1 << 50, pytorch());
     // Cached blocks of all sizes change nothing.
     drop((1..100).map(|step| allocate(&ours, step * 5 * MIB)).collect::<Vec<_>>());
     let requested = 20_890 * MIB;
@@ -409,53 +411,50 @@ fn rounding_wastes_an_eighth_at_most() {
 #[test]
 fn the_reserve_is_pinned_once_and_serves_until_it_is_used_up() {
     let settings =
-        HostSettings::default().with_pinned_reserve_segment_size_bytes(16 * KIB).expect("more than nothing");
+        Settings::default().with_pinned_reserve_segment_size_bytes(MIB).expect("more than nothing");
     let (upstream, allocator) = with(1 << 30, settings);
     assert_eq!(upstream.live_host_allocations(), []);
-    let blocks = [1, 4 * KIB, 8 * KIB].map(|bytes| allocate(&allocator, bytes));
+    let blocks = [1, 256 * KIB, 512 * KIB].map(|bytes| allocate(&allocator, bytes));
     let reserve = upstream.live_host_allocations();
-    assert_eq!(reserve, [(blocks[0].address(), 16 * KIB)]);
+    assert_eq!(reserve, [(blocks[0].address(), MIB)]);
     let offsets = blocks.each_ref().map(|block| block.address() - reserve[0].0);
-    assert_eq!(offsets, [0, 4 * KIB, 8 * KIB], "in granules of 4 KiB");
+    assert_eq!(offsets, [0, 4 * KIB, 260 * KIB], "in granules of 4 KiB");
     let statistics = allocator.statistics();
-    assert_eq!(
-        (statistics.reserve_segment_bytes, statistics.reserve_segment_used_bytes),
-        (16 * KIB, 16 * KIB)
-    );
-    assert_eq!((statistics.allocations.current, statistics.allocated_bytes.current), (3, 12 * KIB + 1));
-    let beyond = allocate(&allocator, 4 * KIB);
+    assert_eq!((statistics.reserve_segment_bytes, statistics.reserve_segment_used_bytes), (MIB, 772 * KIB));
+    assert_eq!((statistics.allocations.current, statistics.allocated_bytes.current), (3, 768 * KIB + 1));
+    let beyond = allocate(&allocator, 512 * KIB);
     assert_eq!(upstream.live_host_allocations().len(), 2);
     drop((beyond, blocks));
     allocator.empty_cache().expect("no capture is under way");
     assert_eq!(upstream.live_host_allocations(), reserve, "the reserve stays");
-    assert_eq!(allocate(&allocator, 8 * KIB).address() - reserve[0].0, 8 * KIB, "and is cached");
+    assert_eq!(allocate(&allocator, 512 * KIB).address() - reserve[0].0, 260 * KIB, "and is cached");
     drop(allocator);
     assert_eq!(upstream.live_host_allocations(), []);
 }
 
 #[test]
 fn a_block_of_the_reserve_is_kept_however_large() {
-    let settings = HostSettings::default()
-        .with_pinned_reserve_segment_size_bytes(16 * KIB)
-        .expect("more than nothing")
-        .with_pinned_max_cached_size_bytes(Some(4 * KIB));
+    let settings = Settings::default()
+        .with_pinned_reserve_segment_size_bytes(4 * MIB)
+        .and_then(|settings| settings.with_pinned_max_cached_size_bytes(MIB))
+        .expect("whole numbers of MiB");
     let (upstream, allocator) = with(1 << 30, settings);
-    let block = allocate(&allocator, 8 * KIB);
+    let block = allocate(&allocator, 2 * MIB);
     let (address, reserve) = (block.address(), upstream.live_host_allocations());
     drop(block);
     assert_eq!(upstream.live_host_allocations(), reserve, "a part of it cannot go back");
-    assert_eq!(allocate(&allocator, 8 * KIB).address(), address);
+    assert_eq!(allocate(&allocator, 2 * MIB).address(), address);
     assert_eq!(upstream.calls().allocate_host, 1);
     // Such a block is not kept unless it comes from the reserve.
-    let blocks = [(); 2].map(|()| allocate(&allocator, 16 * KIB));
+    let blocks = [(); 2].map(|()| allocate(&allocator, 4 * MIB));
     drop(blocks);
-    drop(allocate(&allocator, 16 * KIB));
+    drop(allocate(&allocator, 4 * MIB));
     assert_eq!(upstream.calls().allocate_host, 4);
 }
 
 #[test]
 fn a_reserve_that_cannot_be_had_is_done_without() {
-    let settings = HostSettings::default().with_pinned_reserve_segment_size_bytes(1 << 40).expect("enough");
+    let settings = Settings::default().with_pinned_reserve_segment_size_bytes(1 << 40).expect("enough");
     let (upstream, allocator) = with(1 << 30, settings);
     let _blocks = [(); 2].map(|()| allocate(&allocator, 1000));
     assert_eq!(upstream.calls().allocate_host, 3, "one attempt");
@@ -465,8 +464,7 @@ fn a_reserve_that_cannot_be_had_is_done_without() {
 #[test]
 fn free_catch_all() {
     for catch_all in [false, true] {
-        let (upstream, allocator) =
-            with(1 << 30, HostSettings::default().with_pinned_free_catch_all(catch_all));
+        let (upstream, allocator) = with(1 << 30, Settings::default().with_pinned_free_catch_all(catch_all));
         drop([(); 3].map(|()| allocate(&allocator, 1000)));
         upstream.fail_call(2, Fault::Other);
         let outcome = allocator.empty_cache();
@@ -520,7 +518,7 @@ fn under_pressure_no_request_waits_that_can_be_served_without() {
 fn a_request_fails_only_if_no_free_block_is_large_enough() {
     // Memory of the reserve cannot be returned; a request of another class gets it nevertheless, if there is nothing else.
     let settings =
-        HostSettings::default().with_pinned_reserve_segment_size_bytes(MIB).expect("more than nothing");
+        Settings::default().with_pinned_reserve_segment_size_bytes(MIB).expect("more than nothing");
     let (_, allocator) = with(MIB, settings);
     let large = address_of_next(&allocator, MIB);
     let small = allocator.allocate(1000).expect("a free block is large enough");
@@ -534,13 +532,13 @@ fn settings_may_change_at_any_time() {
     let block = allocate(&allocator, 9 * MIB);
     let address = block.address();
     drop(block);
-    allocator.set_settings(HostSettings::pytorch());
-    assert!(allocator.settings().powers_of_two_only());
+    allocator.set_settings(pytorch());
+    assert!(allocator.settings().policy() == Policy::PyTorch);
     let block = allocate(&allocator, 9 * MIB);
     assert_eq!((block.address(), block.size_bytes()), (address, 9 * MIB), "large enough, and in the bucket");
     let other = allocate(&allocator, 9 * MIB);
     assert_eq!(other.size_bytes(), 16 * MIB);
     drop((block, other));
-    allocator.set_settings(HostSettings::default());
+    allocator.set_settings(Settings::default());
     assert_eq!(allocate(&allocator, 9 * MIB).size_bytes(), 9 * MIB, "the smallest that is large enough");
 }

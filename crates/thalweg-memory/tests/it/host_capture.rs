@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{
-    DeviceAllocator, HostAllocator, HostBlock, HostSettings, PoolId, Settings, StreamFilter,
-};
+use thalweg_memory::{DeviceAllocator, HostAllocator, HostBlock, PoolId, Settings, StreamFilter};
 
 use crate::harness::stream;
 use crate::host::with;
@@ -13,7 +11,7 @@ use crate::host_harness::KIB;
 
 /// Returns allocators with and without each of the settings that must not matter here.
 fn variants() -> Vec<(Arc<FakeUpstream>, Arc<HostAllocator>)> {
-    let background = |on| HostSettings::default().with_pinned_use_background_threads(on);
+    let background = |on| Settings::default().with_pinned_use_background_threads(on);
     let register = |on| background(on).with_pinned_use_cuda_host_register(true);
     [background(false), background(true), register(false), register(true)]
         .map(|settings| with(1 << 30, settings))
@@ -125,7 +123,7 @@ fn two_graphs() {
 
 #[test]
 fn a_block_from_outside_that_a_capture_uses_is_kept_for_all_graphs_that_use_it() {
-    let (upstream, allocator) = with(1 << 30, HostSettings::default());
+    let (upstream, allocator) = with(1 << 30, Settings::default());
     let block = allocator.allocate(1000).expect("there is room");
     let address = block.address();
     block.record_use(stream(2));
@@ -148,7 +146,7 @@ fn a_block_from_outside_that_a_capture_uses_is_kept_for_all_graphs_that_use_it()
 
 #[test]
 fn what_replays_told_of_is_waited_for_after_the_pool_is_gone() {
-    let (upstream, allocator) = with(1 << 30, HostSettings::default());
+    let (upstream, allocator) = with(1 << 30, Settings::default());
     let pool = allocator.create_pool();
     begin(&allocator, pool);
     let block = allocate(&allocator);
@@ -168,7 +166,7 @@ fn what_replays_told_of_is_waited_for_after_the_pool_is_gone() {
 
 #[test]
 fn a_block_that_outlives_its_pool_comes_back_to_all() {
-    let (upstream, allocator) = with(1 << 30, HostSettings::default());
+    let (upstream, allocator) = with(1 << 30, Settings::default());
     let pool = allocator.create_pool();
     begin(&allocator, pool);
     let block = allocate(&allocator);
@@ -214,7 +212,7 @@ fn nothing_touches_events_during_a_capture() {
 
 #[test]
 fn requests_go_where_the_filter_says() {
-    let (_, allocator) = with(1 << 30, HostSettings::default());
+    let (_, allocator) = with(1 << 30, Settings::default());
     let (all, one) = (allocator.create_pool(), allocator.create_pool());
     let shared = allocator.allocate_on(1000, stream(1)).expect("there is room").address();
     begin(&allocator, one);
@@ -240,7 +238,7 @@ fn requests_go_where_the_filter_says() {
 
 #[test]
 fn a_private_pool_that_finds_no_memory_takes_a_shared_block() {
-    let (_, allocator) = with(KIB, HostSettings::default());
+    let (_, allocator) = with(KIB, Settings::default());
     let shared = allocator.allocate(1000).expect("there is room").address();
     let pool = allocator.create_pool();
     begin(&allocator, pool);

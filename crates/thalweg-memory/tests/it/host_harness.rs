@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{AllocationError, HostAllocator, HostBlock, HostSettings, PoolId, StreamFilter};
+use thalweg_memory::{AllocationError, HostAllocator, HostBlock, PoolId, Settings, StreamFilter};
 
-use crate::harness::{STREAMS, stream};
+use crate::harness::{STREAMS, pytorch, stream};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -52,15 +52,17 @@ pub fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Returns settings that determine which block serves which request.
-pub fn settings(number: usize) -> HostSettings {
+pub fn settings(number: usize) -> Settings {
     match number % 5 {
-        0 | 1 => HostSettings::default(),
-        2 => HostSettings::pytorch(),
-        3 => HostSettings::pytorch()
-            .with_pinned_max_round_threshold_bytes(Some(64 * KIB))
-            .with_pinned_max_cached_size_bytes(Some(2 * MIB)),
-        _ => HostSettings::default()
-            .with_pinned_max_round_threshold_bytes(Some(512))
+        0 | 1 => Settings::default(),
+        2 => pytorch(),
+        3 => pytorch()
+            .with_pinned_max_round_threshold_bytes(MIB)
+            .and_then(|settings| settings.with_pinned_max_cached_size_bytes(2 * MIB))
+            .expect("whole numbers of MiB"),
+        _ => Settings::default()
+            .with_pinned_max_round_threshold_bytes(0)
+            .expect("a whole number of MiB")
             .with_pinned_use_cuda_host_register(true),
     }
 }
@@ -120,7 +122,7 @@ pub struct Harness {
 impl Harness {
     pub fn new(capacity: u64) -> Self {
         let upstream = Arc::new(FakeUpstream::new(capacity));
-        let allocator = HostAllocator::new(upstream.clone(), HostSettings::default());
+        let allocator = HostAllocator::new(upstream.clone(), Settings::default());
         Self {
             upstream,
             allocator,

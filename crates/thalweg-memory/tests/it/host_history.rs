@@ -5,8 +5,7 @@ use std::sync::Arc;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::history::{ContextLevel, Enabled, HistorySettings, set_user_metadata};
 use thalweg_memory::{
-    BlockState, DeviceAllocator, HostAllocator, HostSettings, PoolId, SnapshotOptions, SnapshotPart,
-    StreamFilter,
+    BlockState, DeviceAllocator, HostAllocator, PoolId, Settings, SnapshotOptions, SnapshotPart, StreamFilter,
 };
 use thalweg_snapshot::{Action, Snapshot, TraceEntry};
 
@@ -24,7 +23,7 @@ fn recorded() -> HistorySettings {
 }
 
 fn recording() -> (Arc<FakeUpstream>, Arc<HostAllocator>) {
-    let (upstream, allocator) = with(256 * MIB, HostSettings::default());
+    let (upstream, allocator) = with(256 * MIB, Settings::default());
     allocator.record_memory_history(recorded());
     (upstream, allocator)
 }
@@ -92,7 +91,7 @@ fn host_memory_snapshot() {
 /// Nothing is recorded, but the present memory is shown, as for a device.
 #[test]
 fn host_memory_snapshot_disabled() {
-    let (_upstream, allocator) = with(256 * MIB, HostSettings::default());
+    let (_upstream, allocator) = with(256 * MIB, Settings::default());
     let held = allocator.allocate(40 * KIB).expect("there is room");
     drop(allocator.allocate(MIB).expect("there is room"));
     assert_eq!(actions(&allocator), []);
@@ -136,7 +135,7 @@ fn host_memory_snapshot_none_disables() {
 #[test]
 fn host_memory_snapshot_host_only() {
     for host_is_on in [true, false] {
-        let (upstream, host) = with(256 * MIB, HostSettings::default());
+        let (upstream, host) = with(256 * MIB, Settings::default());
         let device = DeviceAllocator::new(upstream, pytorch());
         device.attach_host_allocator(host.clone()).expect("it is the first");
         assert!(device.attach_host_allocator(host.clone()).is_err(), "there is one already");

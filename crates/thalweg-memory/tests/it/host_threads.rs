@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use thalweg_lock::Mutex;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
-    EventId, Events, HostAllocator, HostBlock, HostMethod, HostSettings, HostUpstream, StreamFilter,
-    StreamId, UpstreamError,
+    EventId, Events, HostAllocator, HostBlock, HostMethod, HostUpstream, Settings, StreamFilter, StreamId,
+    UpstreamError,
 };
 
 use crate::harness::stream;
@@ -17,7 +17,7 @@ use crate::host_harness::{KIB, MIB};
 #[test]
 fn blocks_are_allocated_used_and_dropped_by_any_thread() {
     for background in [false, true] {
-        let settings = HostSettings::default().with_pinned_use_background_threads(background);
+        let settings = Settings::default().with_pinned_use_background_threads(background);
         let (upstream, allocator) = with(1 << 40, settings);
         let exchange: Mutex<Vec<HostBlock>> = Mutex::default();
         let pool = allocator.create_pool();
@@ -67,7 +67,7 @@ fn blocks_are_allocated_used_and_dropped_by_any_thread() {
 
 #[test]
 fn pools_open_and_close_while_their_blocks_are_dropped() {
-    let (upstream, allocator) = with(1 << 40, HostSettings::default());
+    let (upstream, allocator) = with(1 << 40, Settings::default());
     std::thread::scope(|scope| {
         for thread in 1..=4u64 {
             let (allocator, upstream) = (&allocator, &upstream);
@@ -107,9 +107,10 @@ fn eventually(condition: impl Fn() -> bool) {
 
 #[test]
 fn pinned_memory_use_background_threads() {
-    let settings = HostSettings::default()
+    let settings = Settings::default()
         .with_pinned_use_background_threads(true)
-        .with_pinned_max_cached_size_bytes(Some(MIB));
+        .with_pinned_max_cached_size_bytes(MIB)
+        .expect("a whole number of MiB");
     let (upstream, allocator) = with(1 << 30, settings);
     let block = allocator.allocate(1000).expect("there is room");
     block.record_use(stream(1));
@@ -121,8 +122,8 @@ fn pinned_memory_use_background_threads() {
     drop(allocator.allocate(2 * MIB).expect("there is room"));
     eventually(|| upstream.live_host_allocations().len() == 1);
     // The thread is stopped and started with the settings, and does not keep the allocator alive.
-    allocator.set_settings(HostSettings::default());
-    allocator.set_settings(HostSettings::default().with_pinned_use_background_threads(true));
+    allocator.set_settings(Settings::default());
+    allocator.set_settings(Settings::default().with_pinned_use_background_threads(true));
     let block = allocator.allocate(1000).expect("there is room");
     block.record_use(stream(1));
     drop(block);
@@ -202,7 +203,7 @@ impl HostUpstream for Unkind {
 #[test]
 fn an_upstream_may_drop_blocks_in_any_call() {
     let upstream = Unkind::new();
-    let allocator = HostAllocator::new(upstream.clone(), HostSettings::default());
+    let allocator = HostAllocator::new(upstream.clone(), Settings::default());
     for round in 0..50 {
         let blocks: Vec<_> =
             (0..6).map(|_| allocator.allocate(1000 + round).expect("there is room")).collect();
@@ -227,7 +228,7 @@ fn an_upstream_may_drop_blocks_in_any_call() {
 #[test]
 fn neither_a_drop_nor_an_allocation_waits_for_memory_that_is_being_pinned() {
     let upstream = Unkind::new();
-    let allocator = HostAllocator::new(upstream.clone(), HostSettings::default());
+    let allocator = HostAllocator::new(upstream.clone(), Settings::default());
     let [first, second] = [(); 2].map(|()| allocator.allocate(1000).expect("there is room"));
     drop(second);
     let taken = allocator.allocate(1000).expect("there is room");

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
-    Advice, AllocationError, Block, DeviceAllocator, HostAllocator, HostSettings, MemoryInfo, PageId,
-    PowerTwoDivisions, Settings, StreamFilter, StreamId, Upstream, UpstreamError, VirtualMemory,
+    Advice, AllocationError, Block, DeviceAllocator, HostAllocator, MemoryInfo, PageId, PowerTwoDivisions,
+    Settings, StreamFilter, StreamId, Upstream, UpstreamError, VirtualMemory,
 };
 
 use crate::harness::{forward_events, forward_memory, pytorch, stream};
@@ -111,7 +111,7 @@ fn a_capture_and_a_pool_answer_any_size_too() {
 
 #[test]
 fn pinned_memory_of_any_size_is_served_or_out_of_memory() {
-    for settings in [HostSettings::default(), HostSettings::pytorch()] {
+    for settings in [Settings::default(), pytorch()] {
         let allocator = HostAllocator::new(Arc::new(FakeUpstream::new(GIB)), settings);
         for bytes in edges() {
             match allocator.allocate(bytes) {

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::{dropout, operator};
 use thalweg_tensor::Tensor;
@@ -93,12 +93,13 @@ fn check_cache([query, key, value]: [&Tensor; 3], caches: [&Tensor; 2], position
     if fits && is_position && is_alike && position.device() == query.device() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "cached_attention: expected a query (batch, heads, 1, features), key and value (batch, kv_heads, 1, features), caches (batch, kv_heads, \
          keys, features) of one dtype and device, and a position of one int64, but got {query:?}, {key:?}, {value:?}, {:?}, {:?} and \
          {position:?}",
-        caches[0], caches[1]
-    )))
+        caches[0],
+        caches[1]
+    ))
 }
 
 /// Returns softmax(scale · query · keyᵀ + mask) · value (`torch.nn.functional.scaled_dot_product_attention`): query (…, queries,
@@ -119,9 +120,7 @@ pub fn scaled_dot_product_attention(
         let AttentionOptions { is_causal, enable_gqa, .. } = options;
         let dropped = options.dropout.filter(|(probability, _)| *probability != 0.0);
         if let Some((p, _)) = dropped.filter(|(p, _)| !(0.0..=1.0).contains(p)) {
-            return Err(Error::invalid(format!(
-                "dropout probability has to be between 0 and 1, but got {p}"
-            )));
+            refuse!("dropout probability has to be between 0 and 1, but got {p}");
         }
         let request = Request { is_causal, scale, enable_gqa, mask: options.attn_mask, dropout: dropped };
         let all = [query, key, value];
@@ -155,19 +154,17 @@ pub fn scaled_dot_product_attention(
 /// Returns keys or values with each head repeated, so that there are as many heads as for queries.
 fn share_heads(tensor: &Tensor, query: &Tensor) -> Result<Tensor> {
     let (rank, heads) = (tensor.rank(), |tensor: &Tensor| tensor.size(-3));
-    if rank < 3 || query.rank() < 3 {
-        return Err(Error::invalid(format!(
-            "enable_gqa needs (…, heads, length, features), not queries of {:?} and keys or values of {:?}",
-            query.shape(),
-            tensor.shape()
-        )));
-    }
+    refuse_if!(
+        rank < 3 || query.rank() < 3,
+        "enable_gqa needs (…, heads, length, features), not queries of {:?} and keys or values of {:?}",
+        query.shape(),
+        tensor.shape()
+    );
     let (wanted, found) = (heads(query)?, heads(tensor)?);
-    if found == 0 || !wanted.is_multiple_of(found) {
-        return Err(Error::invalid(format!(
-            "Number of heads in key and value must divide the number of heads in query: {found} and {wanted}"
-        )));
-    }
+    refuse_if!(
+        found == 0 || !wanted.is_multiple_of(found),
+        "Number of heads in key and value must divide the number of heads in query: {found} and {wanted}"
+    );
     tensor.repeat_interleave((wanted / found) as i64, Some(rank as i64 - 3))
 }
 
@@ -204,7 +201,7 @@ impl Sizes {
     fn new(query: &Tensor, key: &Tensor, value: &Tensor) -> Result<Self> {
         let split = |tensor: &Tensor| -> Result<(Shape, [usize; 2])> {
             let Some(leading) = tensor.rank().checked_sub(2) else {
-                return Err(Error::invalid(format!("shape {:?} has no matrix", tensor.shape())));
+                refuse!("shape {:?} has no matrix", tensor.shape());
             };
             let (leading, matrix) = tensor.shape().split_at(leading);
             Ok((leading.into(), [matrix[0], matrix[1]]))
@@ -212,12 +209,11 @@ impl Sizes {
         let (leading, [queries, features]) = split(query)?;
         let (key_leading, [keys, key_features]) = split(key)?;
         let (value_leading, [values, _]) = split(value)?;
-        if key_leading != leading || value_leading != leading || key_features != features || values != keys {
-            return Err(Error::invalid(
-                "the dimensions before the last two must be equal, and so must the features of query and key and the \
-                 numbers of keys and values",
-            ));
-        }
+        refuse_if!(
+            key_leading != leading || value_leading != leading || key_features != features || values != keys,
+            "the dimensions before the last two must be equal, and so must the features of query and key and the \
+             numbers of keys and values"
+        );
         Ok(Self { leading, queries, keys })
     }
 
@@ -241,7 +237,7 @@ impl Sizes {
             Ok(operator.call(&arguments, None, label)?.swap_remove(0))
         };
         match (options.attn_mask, options.is_causal) {
-            (Some(_), true) => Err(Error::invalid("a mask and is_causal exclude each other")),
+            (Some(_), true) => Err(invalid!("a mask and is_causal exclude each other")),
             (None, true) => call(operator!("thalweg::causal_softmax"), &[scores]),
             (None, false) => call(operator!("thalweg::scaled_softmax"), &[scores]),
             (Some(mask), false) => {

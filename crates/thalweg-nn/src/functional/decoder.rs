@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::dispatch::as_ints;
@@ -162,10 +162,10 @@ fn composed(
     options: DecoderOptions<'_>,
 ) -> Result<Tensor> {
     let Some(form) = layer.form().filter(|form| input.shape() == [1, form.features]) else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "decoder_layers: expected an input (1, features), caches (1, heads, context, features of a head), norms of the features, and products \
              to queries, keys and values, from heads, to hidden features and back, but got {input:?} and {layer:?}"
-        )));
+        );
     };
     let eps = options.eps;
     let [attend, out, expand, contract] = layer.products;

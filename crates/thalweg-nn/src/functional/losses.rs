@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 
 use super::operator;
 use thalweg_tensor::Tensor;
@@ -98,9 +98,7 @@ pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOpt
 pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
     let location = Location::caller();
     in_call("nll_loss", &[log_probabilities, target], location, || {
-        if options.label_smoothing != 0.0 {
-            return Err(Error::invalid("only cross_entropy takes label_smoothing"));
-        }
+        refuse_if!(options.label_smoothing != 0.0, "only cross_entropy takes label_smoothing");
         let (none, ignored): (Argument<'_>, Argument<'_>) = (Argument::None, options.ignore_index.into());
         let arguments = [log_probabilities.into(), target.into(), none, options.reduction.into(), ignored];
         let label = label_at("nll_loss", location);
@@ -173,9 +171,7 @@ pub fn triplet_margin_with_distance_loss(
     reduction: Reduction,
 ) -> Result<Tensor> {
     in_call("triplet_margin_with_distance_loss", &[anchor, positive, negative], Location::caller(), || {
-        if margin.is_nan() || margin <= 0.0 {
-            return Err(Error::invalid(format!("margin must be greater than 0, got {margin}")));
-        }
+        refuse_if!(margin.is_nan() || margin <= 0.0, "margin must be greater than 0, got {margin}");
         let (near, mut far) = (distance(anchor, positive)?, distance(anchor, negative)?);
         if swap {
             far = far.minimum(&distance(positive, negative)?)?;

@@ -43,7 +43,7 @@ pub(crate) fn call(
 pub(crate) fn of_axes<const AXES: usize>(names: [&str; 3]) -> Result<&'static Operator> {
     match AXES.checked_sub(1).and_then(|axis| names.get(axis)) {
         Some(name) => find_operator(name),
-        None => Err(Error::invalid(format!("there are windows over 1 to 3 axes, not over {AXES}"))),
+        None => Err(invalid!("there are windows over 1 to 3 axes, not over {AXES}")),
     }
 }
 
@@ -51,7 +51,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 pub use activations::{gumbel_softmax, softmin, tanhshrink};
 pub use attention::{AttentionOptions, cached_attention, packed_attention, scaled_dot_product_attention};
@@ -104,9 +104,7 @@ pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<
         let fits = matches!((weight.shape(), input1.shape().last(), input2.shape().last()),
             (&[_, in1, in2], Some(&a), Some(&b)) if a == in1 && b == in2);
         if !fits || input2.rank() != rank || leading != Some(&input2.shape()[..rank.saturating_sub(1)]) {
-            return Err(Error::invalid(
-                "bilinear(): the inputs are (…, in1) and (…, in2) and the weight (out, in1, in2)",
-            ));
+            refuse!("bilinear(): the inputs are (…, in1) and (…, in2) and the weight (out, in1, in2)");
         }
         let tensors = [input1.clone(), weight.clone(), input2.clone()];
         let arguments = ["...i,oij,...j->...o".into(), tensors.as_slice().into()];
@@ -171,11 +169,10 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
     let location = Location::caller();
     in_call("max_pool2d", &[input], location, || {
         let PoolOptions { stride, padding, dilation } = options;
-        if padding > kernel[0].min(kernel[1]) / 2 {
-            return Err(Error::invalid(format!(
-                "padding {padding} is more than half of the kernel {kernel:?}: some windows would lie outside"
-            )));
-        }
+        refuse_if!(
+            padding > kernel[0].min(kernel[1]) / 2,
+            "padding {padding} is more than half of the kernel {kernel:?}: some windows would lie outside"
+        );
         let lists: [&[usize]; 4] = [&kernel, &stride.unwrap_or(kernel), &[padding; 2], &[dilation; 2]];
         let [kernel, stride, padding, dilation] = lists.map(|list| Argument::Ints(as_ints(list)));
         let arguments = [input.into(), kernel, stride, padding, dilation, false.into()];
@@ -185,7 +182,7 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
 
 /// Returns a number as an argument of an operator.
 fn int(number: usize) -> Result<Argument<'static>> {
-    i64::try_from(number).map(Argument::Int).map_err(|_| Error::invalid(format!("{number} is not below 2⁶³")))
+    i64::try_from(number).map(Argument::Int).map_err(|_| invalid!("{number} is not below 2⁶³"))
 }
 
 /// Returns the rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The
@@ -201,9 +198,7 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) ->
             None => -1,
             Some(index) if (-rows..rows).contains(&index) => index.rem_euclid(rows),
             Some(index) => {
-                return Err(Error::invalid(format!(
-                    "padding_idx {index} is out of range for {rows} embeddings"
-                )));
+                refuse!("padding_idx {index} is out of range for {rows} embeddings");
             }
         };
         let arguments = [weight.into(), indices.into(), Scalar::I64(padding).into()];
@@ -217,11 +212,9 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) ->
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerator) -> Result<Tensor> {
     in_call("dropout", &[input], Location::caller(), || {
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::invalid(format!("the probability {p} is not between 0 and 1")));
-        }
+        refuse_if!(!(0.0..=1.0).contains(&p), "the probability {p} is not between 0 and 1");
         if training && !input.dtype().is_floating_point() {
-            return Err(Error::invalid(format!("it takes floating-point tensors, not {}", input.dtype())));
+            refuse!("it takes floating-point tensors, not {}", input.dtype());
         }
         if !training || p == 0.0 {
             return Ok(input.clone());

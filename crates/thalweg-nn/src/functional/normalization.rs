@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::Scalar;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator};
 use thalweg_tensor::{Tensor, Tensors};
@@ -65,19 +65,14 @@ impl Rows {
         epsilon: f64,
     ) -> Result<Self> {
         let Some(rows) = input.rank().checked_sub(normalized_shape.len()) else {
-            return Err(Error::invalid(format!("normalized_shape {normalized_shape:?} has more dimensions")));
+            refuse!("normalized_shape {normalized_shape:?} has more dimensions");
         };
         if normalized_shape.is_empty() || input.shape()[rows..] != *normalized_shape {
-            return Err(Error::invalid(format!(
-                "normalized_shape {normalized_shape:?} is not what the input's shape ends with"
-            )));
+            refuse!("normalized_shape {normalized_shape:?} is not what the input's shape ends with");
         }
         for tensor in parameters.into_iter().flatten() {
             if tensor.shape() != normalized_shape {
-                return Err(Error::invalid(format!(
-                    "weight and bias are {normalized_shape:?}, not {:?}",
-                    tensor.shape()
-                )));
+                refuse!("weight and bias are {normalized_shape:?}, not {:?}", tensor.shape());
             }
         }
         let dimensions = (rows as i64..input.rank() as i64).collect();
@@ -135,12 +130,11 @@ pub fn layer_norm(
 #[track_caller]
 pub fn local_response_norm(input: &Tensor, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
     in_call("local_response_norm", &[input], Location::caller(), || {
-        if input.rank() < 3 || size == 0 {
-            return Err(Error::invalid(format!(
-                "Expected 3D or higher dimensionality input (got {} dimensions), and at least one channel",
-                input.rank()
-            )));
-        }
+        refuse_if!(
+            input.rank() < 3 || size == 0,
+            "Expected 3D or higher dimensionality input (got {} dimensions), and at least one channel",
+            input.rank()
+        );
         let (batch, channels) = (input.shape()[0], input.shape()[1]);
         let size = size as i64;
         let plane: usize = input.shape()[2..].iter().product();

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::autocast::{AutocastOptions, autocast_with};
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::dispatch::{Argument, Operator, find_operator};
@@ -56,10 +56,7 @@ pub fn interpolate(input: &Tensor, options: InterpolateOptions<'_>) -> Result<Te
     in_call("interpolate", &[input], location, || {
         let axes = input.rank().checked_sub(2).filter(|axes| (1..=3).contains(axes));
         let Some(axes) = axes else {
-            return Err(Error::invalid(format!(
-                "It is expected input to be 3D, 4D or 5D, but got {}D",
-                input.rank()
-            )));
+            refuse!("It is expected input to be 3D, 4D or 5D, but got {}D", input.rank());
         };
         let InterpolateOptions { size, scale_factor, mode, antialias } = options;
         let spread = |count: usize| if count == 1 { axes } else { 1 };
@@ -114,10 +111,10 @@ fn resizing(mode: UpsampleMode, axes: usize, antialias: bool) -> Result<(&'stati
     let takes_antialias = matches!(mode, UpsampleMode::Linear { .. } | UpsampleMode::Bicubic { .. });
     match names[axes - 1] {
         name if !name.is_empty() && (takes_antialias || !antialias) => Ok((find_operator(name)?, corners)),
-        _ => Err(Error::invalid(format!(
+        _ => Err(invalid!(
             "there is no {mode:?}{} over {axes} axes",
             if antialias { " with antialias" } else { "" }
-        ))),
+        )),
     }
 }
 
@@ -173,21 +170,18 @@ pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Res
     in_call("affine_grid", &[theta], Location::caller(), || {
         let size = size.sizes();
         let [_, _, extents @ ..] = size.as_slice() else {
-            return Err(Error::invalid(format!("a size is (batch, channels, …), not {size:?}")));
+            refuse!("a size is (batch, channels, …), not {size:?}");
         };
         let axes = extents.len();
         if !(2..=3).contains(&axes) || size.iter().any(|&extent| extent <= 0) {
-            return Err(Error::invalid(format!(
-                "a size has two or three axes behind two, none of 0, not {size:?}"
-            )));
+            refuse!("a size has two or three axes behind two, none of 0, not {size:?}");
         }
-        if theta.rank() != 3 || theta.shape()[1..] != [axes, axes + 1] {
-            return Err(Error::invalid(format!(
-                "Expected a batch of {axes}D affine matrices of shape Nx{axes}x{} for size {size:?}. Got {:?}.",
-                axes + 1,
-                theta.shape()
-            )));
-        }
+        refuse_if!(
+            theta.rank() != 3 || theta.shape()[1..] != [axes, axes + 1],
+            "Expected a batch of {axes}D affine matrices of shape Nx{axes}x{} for size {size:?}. Got {:?}.",
+            axes + 1,
+            theta.shape()
+        );
         let places = |&count: &i64| {
             let end = match align_corners {
                 _ if count == 1 => 0.0,

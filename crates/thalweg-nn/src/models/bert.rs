@@ -1,7 +1,7 @@
 //! BERT, with the names of Hugging Face's weights.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, i};
 
@@ -208,7 +208,7 @@ impl BertModel {
     /// # Errors
     /// Those of the products; [`Error::is_invalid_argument`] if the model was made [without](Self::without_pooler).
     pub fn pool(&self, features: &Tensor) -> Result<Tensor> {
-        let none = || Error::invalid("BertModel::pool: the model has no pooler: make it by BertModel::new");
+        let none = || invalid!("BertModel::pool: the model has no pooler: make it by BertModel::new");
         self.pooler.as_ref().ok_or_else(none)?.dense.forward(&features.i(i![.., 0])?)?.tanh()
     }
 }

@@ -1,7 +1,7 @@
 //! Language models token by token, with a cache of keys and values.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::fused::decoder::exchange_for;
 use thalweg_tensor::random::default_generator;
 use thalweg_tensor::{Tensor, no_grad};
@@ -111,7 +111,7 @@ impl Layer {
         options: DecoderOptions<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let Products::Integers { of: [attend, project, expand, contract], is_gated } = &self.products else {
-            return Err(Error::invalid("a decoder's layers have weights of one kind"));
+            refuse!("a decoder's layers have weights of one kind");
         };
         let [first, second] = self.norms.each_ref().map(Part::parts);
         let [normal, row] = added_and_normed(row, branch, first, options.eps)?;
@@ -178,11 +178,10 @@ impl DecodeOptions {
     /// Checks the temperature.
     pub(super) fn check(&self) -> Result<()> {
         let temperature = self.temperature;
-        if temperature.is_some_and(|temperature| !temperature.is_finite() || temperature <= 0.0) {
-            return Err(Error::invalid(format!(
-                "a decoder's temperature is above 0, or None for the likeliest token, not {temperature:?}"
-            )));
-        }
+        refuse_if!(
+            temperature.is_some_and(|temperature| !temperature.is_finite() || temperature <= 0.0),
+            "a decoder's temperature is above 0, or None for the likeliest token, not {temperature:?}"
+        );
         Ok(())
     }
 }
@@ -222,14 +221,11 @@ impl Decoder {
     pub fn restart(&self, prompt: &[i64]) -> Result<()> {
         let (context, vocabulary) = (self.context(), self.parts.tokens.shape()[0]);
         if prompt.is_empty() || prompt.len() > context {
-            return Err(Error::invalid(format!(
-                "a prompt has 1 to {context} tokens, the model's positions, not {}",
-                prompt.len()
-            )));
+            refuse!("a prompt has 1 to {context} tokens, the model's positions, not {}", prompt.len());
         }
         let is_token = |&token: &i64| usize::try_from(token).is_ok_and(|token| token < vocabulary);
         if let Some(token) = prompt.iter().find(|token| !is_token(token)) {
-            return Err(Error::invalid(format!("the prompt has token {token}, and the model {vocabulary}")));
+            refuse!("the prompt has token {token}, and the model {vocabulary}");
         }
         no_grad(|| {
             let device = self.token.device();
@@ -293,13 +289,12 @@ impl Decoder {
     /// [`Error::is_invalid_argument`] if they exceed the context; and those of [`restart`](Self::restart).
     pub fn generate(&self, prompt: &[i64], count: usize) -> Result<Vec<i64>> {
         let length = prompt.len().saturating_add(count);
-        if length > self.context() {
-            return Err(Error::invalid(format!(
-                "a prompt of {} tokens and {count} more do not fit into a context of {}",
-                prompt.len(),
-                self.context()
-            )));
-        }
+        refuse_if!(
+            length > self.context(),
+            "a prompt of {} tokens and {count} more do not fit into a context of {}",
+            prompt.len(),
+            self.context()
+        );
         self.restart(prompt)?;
         (0..count).try_for_each(|_| self.step())?;
         self.sequence(length)

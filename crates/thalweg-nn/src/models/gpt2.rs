@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse};
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
@@ -47,9 +47,7 @@ impl GPT2Config {
         let (Some(&[vocab_size, n_embd]), Some(&[n_positions, _])) =
             (shape("wte.weight").as_deref(), shape("wpe.weight").as_deref())
         else {
-            return Err(Error::invalid(
-                "the weights have no wte.weight and wpe.weight, so they are not of a GPT-2",
-            ));
+            refuse!("the weights have no wte.weight and wpe.weight, so they are not of a GPT-2");
         };
         let n_layer = (0..).take_while(|layer| shape(&format!("h.{layer}.ln_1.weight")).is_some()).count();
         Ok(Self { vocab_size, n_positions, n_embd, n_layer, n_head: (n_embd / 64).max(1) })
@@ -216,7 +214,7 @@ impl GPT2LMHeadModel {
 fn normed(norm: &LayerNorm, dtype: DType) -> Result<Part> {
     match (&norm.weight, &norm.bias) {
         (Some(weight), Some(bias)) => Part::new(weight, Some(bias), dtype),
-        _ => Err(Error::invalid("a decoder of GPT-2 takes norms with weight and bias")),
+        _ => Err(invalid!("a decoder of GPT-2 takes norms with weight and bias")),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse_if};
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
@@ -138,7 +138,7 @@ impl RopeScaling {
             return Ok(());
         }
         let rule = "the factor is above 0, low_freq_factor below high_freq_factor, and the original length at least 1";
-        Err(Error::invalid(format!("{self:?}: {rule}")))
+        Err(invalid!("{self:?}: {rule}"))
     }
 }
 
@@ -245,9 +245,7 @@ impl LlamaForCausalLM {
         check_heads(hidden_size, num_attention_heads)?;
         check_heads(num_attention_heads, num_key_value_heads)?;
         let width = hidden_size / num_attention_heads;
-        if !width.is_multiple_of(2) {
-            return Err(Error::invalid(format!("a head of {width} features cannot be turned in pairs")));
-        }
+        refuse_if!(!width.is_multiple_of(2), "a head of {width} features cannot be turned in pairs");
         config.rope_scaling.map_or(Ok(()), RopeScaling::check)?;
         let embed_tokens = Embedding::new(vocab_size, hidden_size, g, d)?;
         let layers = (0..config.num_hidden_layers).map(|_| config.layer(g, d)).collect::<Result<_>>()?;
@@ -265,9 +263,7 @@ impl LlamaForCausalLM {
     /// [`Error::is_invalid_argument`] for a temperature that is not above 0 or an empty context; those of the allocation.
     pub fn decoder(&self, context: usize, options: DecodeOptions) -> Result<TokenDecoder> {
         options.check()?;
-        if context == 0 {
-            return Err(Error::invalid("a decoder's context has at least one position"));
-        }
+        refuse_if!(context == 0, "a decoder's context has at least one position");
         no_grad(|| {
             let dtype = options.dtype;
             let LlamaConfig { hidden_size, num_attention_heads, num_key_value_heads, .. } = self.config;
@@ -297,7 +293,7 @@ impl LlamaForCausalLM {
 fn normed(norm: &RMSNorm, dtype: DType) -> Result<Part> {
     match &norm.weight {
         Some(weight) => Part::new(weight, None, dtype),
-        None => Err(Error::invalid("a decoder takes norms with weights")),
+        None => Err(invalid!("a decoder takes norms with weights")),
     }
 }
 

@@ -23,7 +23,7 @@ pub mod resnet;
 pub use decoder::{DecodeOptions, Decoder};
 pub use pretrained::PreTrainedModel;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 use thalweg_tensor::Tensor;
 
 /// Returns (…, length, features) as (…, heads, length, features per head): a view.
@@ -39,9 +39,7 @@ fn merge_heads(x: &Tensor) -> Result<Tensor> {
 /// Checks that features divide into heads of equal size.
 fn check_heads(features: usize, heads: usize) -> Result<()> {
     if heads == 0 || !features.is_multiple_of(heads) {
-        return Err(Error::invalid(format!(
-            "the hidden size {features} is not a multiple of the number of attention heads {heads}"
-        )));
+        refuse!("the hidden size {features} is not a multiple of the number of attention heads {heads}");
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 use thalweg_tensor::caller::at_line;
 
 use super::bert::{BertForMaskedLM, BertForSequenceClassification, BertModel};
@@ -54,7 +54,7 @@ fn load<M: Module + ?Sized>(model: &M, prefix: &str, checkpoint: &StateDict) -> 
     for (name, tensor) in checkpoint {
         let name = own_name(name, prefix, &own).unwrap_or_else(|| name.clone());
         if renamed.insert(name.clone(), tensor.clone()).is_some() {
-            return Err(Error::invalid(format!("two names of the checkpoint mean the weight \"{name}\"")));
+            refuse!("two names of the checkpoint mean the weight \"{name}\"");
         }
     }
     let mut keys = model.load_state_dict_partially(&renamed)?;

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, refuse};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
@@ -109,9 +109,7 @@ impl ResNet {
     pub fn new(config: &ResNetConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         let ResNetConfig { channels, stem, ref layers, classes } = *config;
         if !(1..=4).contains(&layers.len()) || layers.iter().any(|&(_, blocks)| blocks == 0) {
-            return Err(Error::invalid(format!(
-                "a residual network has one to four layers of at least one block, not {layers:?}"
-            )));
+            refuse!("a residual network has one to four layers of at least one block, not {layers:?}");
         }
         let conv1 = conv([channels, stem], 7, 2, g, d)?;
         let (mut inputs, mut made) = (stem, Vec::new());

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::Scalar;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call, outermost};
 
@@ -158,7 +158,7 @@ plain_modules! {
     /// The softmax over the channels of images (channels, height, width), with or without a batch.
     Softmax2d {} |this, x| match x.rank() {
         3 | 4 => x.softmax(-3),
-        rank => Err(Error::invalid(format!("Softmax2d: expected input to be 3D or 4D, got {rank}D instead"))
+        rank => Err(invalid!("Softmax2d: expected input to be 3D or 4D, got {rank}D instead")
             .at(outermost(Location::caller()))),
     };
 }
@@ -189,12 +189,11 @@ impl Forward for PReLU {
         in_call("prelu", &[input, &self.weight], Location::caller(), || {
             let (count, rank) = (self.weight.elements(), input.rank());
             let channels = input.shape().get(1).copied().unwrap_or(1);
-            if count != 1 && count != channels {
-                return Err(Error::invalid(format!(
-                    "Mismatch of parameter numbers and input channel size. Found parameter numbers = {count} and channel size = \
-                     {channels}."
-                )));
-            }
+            refuse_if!(
+                count != 1 && count != channels,
+                "Mismatch of parameter numbers and input channel size. Found parameter numbers = {count} and channel size = \
+                 {channels}."
+            );
             let mut shape = vec![1; rank];
             if rank > 1 && count != 1 {
                 shape[1] = count;

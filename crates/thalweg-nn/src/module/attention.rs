@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
@@ -109,12 +109,11 @@ impl MultiheadAttention {
         device: &Device,
     ) -> Result<Self> {
         in_function("MultiheadAttention::new", Location::caller(), || {
-            if features == 0 || heads == 0 || !features.is_multiple_of(heads) {
-                return Err(Error::invalid(format!(
-                    "embed_dim must be divisible by num_heads, and both greater than 0, got embed_dim={features} and \
-                     num_heads={heads}"
-                )));
-            }
+            refuse_if!(
+                features == 0 || heads == 0 || !features.is_multiple_of(heads),
+                "embed_dim must be divisible by num_heads, and both greater than 0, got embed_dim={features} and \
+                 num_heads={heads}"
+            );
             // Xavier's bound, for the stacked rows.
             let mut weight = |shape: [usize; 2]| {
                 uniform(&shape, (6.0 / (shape[0] + shape[1]) as f64).sqrt(), generator, device)
@@ -216,12 +215,11 @@ impl MultiheadAttention {
     /// Returns queries, keys and values of each head, (batch, heads, tokens, features per head), and whether there is a batch.
     fn split(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<([Tensor; 3], bool)> {
         let rank = query.rank();
-        if !(2..=3).contains(&rank) || key.rank() != rank || value.rank() != rank {
-            return Err(Error::invalid(format!(
-                "query should be unbatched 2D or batched 3D tensor but received {rank}-D query tensor, and key and value of as \
-                 many dimensions"
-            )));
-        }
+        refuse_if!(
+            !(2..=3).contains(&rank) || key.rank() != rank || value.rank() != rank,
+            "query should be unbatched 2D or batched 3D tensor but received {rank}-D query tensor, and key and value of as \
+             many dimensions"
+        );
         let added = [None, self.bias_k.as_ref(), self.bias_v.as_ref()];
         let tokens = self.tokens_dimension(rank == 3);
         let mut parts = Vec::new();
@@ -241,7 +239,7 @@ impl MultiheadAttention {
         }
         let parts: [Tensor; 3] = parts.try_into().expect("there are three");
         if parts[1].shape() != parts[2].shape() || parts[0].shape()[0] != parts[1].shape()[0] {
-            return Err(Error::invalid("keys and values must be as many, and in as many batches as queries"));
+            refuse!("keys and values must be as many, and in as many batches as queries");
         }
         Ok((parts, rank == 3))
     }
@@ -271,7 +269,7 @@ impl MultiheadAttention {
             let weight = match (&self.in_proj_weight, apart) {
                 (Some(packed), _) => rows(packed)?,
                 (None, Some(weight)) => weight.clone(),
-                (None, None) => return Err(Error::invalid("MultiheadAttention: a projection has no weight")),
+                (None, None) => return Err(invalid!("MultiheadAttention: a projection has no weight")),
             };
             let bias = self.in_proj_bias.as_ref().map(rows).transpose()?;
             let result = functional::linear(&batched(tensors[place])?, &weight, bias.as_ref())?;
@@ -297,9 +295,7 @@ impl MultiheadAttention {
         let mut add = |mask: &Tensor, name: &str, shapes: [&[usize]; 2], to: [usize; 4]| -> Result<()> {
             if !shapes.contains(&mask.shape()) {
                 let (found, wanted) = (mask.shape(), shapes[0]);
-                return Err(Error::invalid(format!(
-                    "The shape of the {name} is {found:?}, but should be {wanted:?}."
-                )));
+                refuse!("The shape of the {name} is {found:?}, but should be {wanted:?}.");
             }
             let numbers = match mask.dtype() {
                 DType::Bool => {

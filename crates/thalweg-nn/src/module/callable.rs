@@ -1,6 +1,6 @@
 //! Modules as functions that can be captured as graphs.
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::graph::callable::Callable;
 
@@ -17,7 +17,7 @@ impl<M: Forward + Send + Sync> Callable for OfModule<M> {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         match inputs {
             [input] => Ok(vec![self.0.forward(input)?]),
-            _ => Err(Error::invalid(format!("a module takes one input, not {}", inputs.len()))),
+            _ => Err(invalid!("a module takes one input, not {}", inputs.len())),
         }
     }
 

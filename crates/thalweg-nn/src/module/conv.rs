@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{at_line, enter};
 use thalweg_tensor::random::Generator;
@@ -43,13 +43,9 @@ fn parameters<const AXES: usize>(
 ) -> Result<(Tensor, Option<Tensor>)> {
     let _entered = enter(Location::caller());
     at_line(Location::caller(), || {
-        if groups == 0 {
-            return Err(Error::invalid("groups must be a positive integer"));
-        }
+        refuse_if!(groups == 0, "groups must be a positive integer");
         for (name, channels) in [("in_channels", inputs), ("out_channels", outputs)] {
-            if !channels.is_multiple_of(groups) {
-                return Err(Error::invalid(format!("{name} must be divisible by groups")));
-            }
+            refuse_if!(!channels.is_multiple_of(groups), "{name} must be divisible by groups");
         }
         Ok(())
     })?;
@@ -58,43 +54,51 @@ fn parameters<const AXES: usize>(
     weight_and_bias(&shape, has_bias.then_some(outputs), generator, device)
 }
 
-impl<const AXES: usize> Conv<AXES> {
-    /// Makes a layer from `inputs` to `outputs` channels, with random parameters.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
-    #[track_caller]
-    pub fn new(
-        inputs: usize,
-        outputs: usize,
-        kernel: [usize; AXES],
-        options: ConvOptions<AXES>,
-        generator: &mut Generator,
-        device: &Device,
-    ) -> Result<Self> {
-        let (channels, form) = ([inputs, outputs], (false, true));
-        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
-        Ok(Self { weight, bias, options })
-    }
+/// Defines the constructors of a layer, whose further fields have these values.
+macro_rules! constructors {
+    ($layer:ident, $is_transposed:literal $(, $field:ident: $value:expr)?) => {
+        impl<const AXES: usize> $layer<AXES> {
+            /// Makes a layer from `inputs` to `outputs` channels, with random parameters.
+            ///
+            /// # Errors
+            /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
+            #[track_caller]
+            pub fn new(
+                inputs: usize,
+                outputs: usize,
+                kernel: [usize; AXES],
+                options: ConvOptions<AXES>,
+                generator: &mut Generator,
+                device: &Device,
+            ) -> Result<Self> {
+                let (channels, form) = ([inputs, outputs], ($is_transposed, true));
+                let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
+                Ok(Self { weight, bias, options $(, $field: $value)? })
+            }
 
-    /// Makes a layer without a bias.
-    ///
-    /// # Errors
-    /// Those of [`Self::new`].
-    #[track_caller]
-    pub fn without_bias(
-        inputs: usize,
-        outputs: usize,
-        kernel: [usize; AXES],
-        options: ConvOptions<AXES>,
-        generator: &mut Generator,
-        device: &Device,
-    ) -> Result<Self> {
-        let (channels, form) = ([inputs, outputs], (false, false));
-        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
-        Ok(Self { weight, bias, options })
-    }
+            /// Makes a layer without a bias.
+            ///
+            /// # Errors
+            /// Those of [`Self::new`].
+            #[track_caller]
+            pub fn without_bias(
+                inputs: usize,
+                outputs: usize,
+                kernel: [usize; AXES],
+                options: ConvOptions<AXES>,
+                generator: &mut Generator,
+                device: &Device,
+            ) -> Result<Self> {
+                let (channels, form) = ([inputs, outputs], ($is_transposed, false));
+                let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
+                Ok(Self { weight, bias, options $(, $field: $value)? })
+            }
+        }
+    };
 }
+
+constructors! { Conv, false }
+constructors! { ConvTranspose, true, output_padding: [0; AXES] }
 
 impl<const AXES: usize> Forward for Conv<AXES> {
     #[track_caller]
@@ -128,44 +132,6 @@ pub type ConvTranspose1d = ConvTranspose<1>;
 pub type ConvTranspose2d = ConvTranspose<2>;
 /// A transposed convolution of volumes.
 pub type ConvTranspose3d = ConvTranspose<3>;
-
-impl<const AXES: usize> ConvTranspose<AXES> {
-    /// Makes a layer from `inputs` to `outputs` channels, with random parameters.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
-    #[track_caller]
-    pub fn new(
-        inputs: usize,
-        outputs: usize,
-        kernel: [usize; AXES],
-        options: ConvOptions<AXES>,
-        generator: &mut Generator,
-        device: &Device,
-    ) -> Result<Self> {
-        let (channels, form) = ([inputs, outputs], (true, true));
-        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
-        Ok(Self { weight, bias, options, output_padding: [0; AXES] })
-    }
-
-    /// Makes a layer without a bias.
-    ///
-    /// # Errors
-    /// Those of [`Self::new`].
-    #[track_caller]
-    pub fn without_bias(
-        inputs: usize,
-        outputs: usize,
-        kernel: [usize; AXES],
-        options: ConvOptions<AXES>,
-        generator: &mut Generator,
-        device: &Device,
-    ) -> Result<Self> {
-        let (channels, form) = ([inputs, outputs], (true, false));
-        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
-        Ok(Self { weight, bias, options, output_padding: [0; AXES] })
-    }
-}
 
 impl<const AXES: usize> Forward for ConvTranspose<AXES> {
     #[track_caller]

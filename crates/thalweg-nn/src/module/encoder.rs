@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, refuse_if};
 use thalweg_tensor::caller::{in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{Tensor, no_grad};
@@ -385,13 +385,12 @@ impl EncoderDecoder {
     ) -> Result<Tensor> {
         in_call("EncoderDecoder", &[source, target], Location::caller(), || {
             let (from, to) = (source.shape().last(), target.shape().last());
-            if from != to || source.rank() != target.rank() {
-                return Err(Error::invalid(format!(
-                    "the feature number of src and tgt must be equal to d_model, got {:?} and {:?}",
-                    source.shape(),
-                    target.shape()
-                )));
-            }
+            refuse_if!(
+                from != to || source.rank() != target.rank(),
+                "the feature number of src and tgt must be equal to d_model, got {:?} and {:?}",
+                source.shape(),
+                target.shape()
+            );
             let memory = self.encoder.forward_masked(source, source_masks)?;
             self.decoder.forward(target, &memory, target_masks, memory_masks)
         })

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::caller::{enter, in_call, outermost};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -135,12 +135,11 @@ impl Forward for BatchNorm {
             let [mean, variance] = [mean, variance].map(|running| running.filter(|_| !is_kept).into());
             let (weight, bias) = (weight.into(), bias.into());
             let of_batch = *training || self.statistics.running_mean.is_none();
-            if of_batch && input.rank() >= 2 && input.elements() == input.shape()[1] {
-                return Err(Error::invalid(format!(
-                    "Expected more than 1 value per channel when training, got input size torch.Size({:?})",
-                    input.shape()
-                )));
-            }
+            refuse_if!(
+                of_batch && input.rank() >= 2 && input.elements() == input.shape()[1],
+                "Expected more than 1 value per channel when training, got input size torch.Size({:?})",
+                input.shape()
+            );
             let momentum = if *training { self.momentum()? } else { options.momentum.unwrap_or(0.0) };
             let numbers = [of_batch.into(), momentum.into(), options.eps.into(), true.into()];
             let [of_batch, momentum, eps, cudnn] = numbers;
@@ -185,12 +184,7 @@ impl<const AXES: usize> Forward for InstanceNorm<AXES> {
                 return self.forward(&input.unsqueeze(0)?)?.squeeze(0);
             }
             if input.rank() != AXES + 2 {
-                return Err(Error::invalid(format!(
-                    "expected {}D or {}D input (got {}D input)",
-                    AXES + 1,
-                    AXES + 2,
-                    input.rank()
-                )));
+                refuse!("expected {}D or {}D input (got {}D input)", AXES + 1, AXES + 2, input.rank());
             }
             let Statistics { training, options, .. } = &self.statistics;
             let [weight, bias, mean, variance] = self.statistics.tensors().map(Into::into);
@@ -253,8 +247,9 @@ impl LayerNorm {
         let _entered = enter(Location::caller());
         match (&self.weight, &self.bias) {
             (Some(weight), Some(bias)) => functional::layer_norm_fork(input, weight, bias, self.eps),
-            _ => Err(Error::invalid("LayerNorm: a fork takes a weight and a bias")
-                .at(outermost(Location::caller()))),
+            _ => {
+                Err(invalid!("LayerNorm: a fork takes a weight and a bias").at(outermost(Location::caller())))
+            }
         }
     }
 
@@ -267,7 +262,7 @@ impl LayerNorm {
         let _entered = enter(Location::caller());
         match (&self.weight, &self.bias) {
             (Some(weight), Some(bias)) => functional::add_layer_norm(input, branch, weight, bias, self.eps),
-            _ => Err(Error::invalid("LayerNorm: a sum is normalized with a weight and a bias")
+            _ => Err(invalid!("LayerNorm: a sum is normalized with a weight and a bias")
                 .at(outermost(Location::caller()))),
         }
     }

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::Scalar;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 
@@ -33,21 +33,20 @@ impl PackedSequence {
         let sum = batch_sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
         let falls =
             batch_sizes.is_sorted_by(|a, b| a >= b) && batch_sizes.last().is_some_and(|&last| last > 0);
-        if !falls || data.rank() == 0 || sum != Some(data.shape()[0]) {
-            return Err(Error::invalid(format!(
-                "Expected the batch sizes of a packed sequence to be above 0, not to grow, and to sum up to the length of its data, \
-                 but got {batch_sizes:?} for data of {:?}",
-                data.shape()
-            )));
-        }
+        refuse_if!(
+            !falls || data.rank() == 0 || sum != Some(data.shape()[0]),
+            "Expected the batch sizes of a packed sequence to be above 0, not to grow, and to sum up to the length of its data, \
+             but got {batch_sizes:?} for data of {:?}",
+            data.shape()
+        );
         let batch = batch_sizes[0];
         match [sorted_indices, unsorted_indices].into_iter().flatten().find(|order| order.shape() != [batch])
         {
             None => Ok(batch),
-            Some(order) => Err(Error::invalid(format!(
+            Some(order) => Err(invalid!(
                 "Expected the indices of a packed sequence to be of shape [{batch}], but got {:?}",
                 order.shape()
-            ))),
+            )),
         }
     }
 }
@@ -62,9 +61,7 @@ struct Places {
 impl Places {
     fn new(lengths: &[usize]) -> Result<Self> {
         if lengths.is_empty() || lengths.contains(&0) {
-            return Err(Error::invalid(
-                "Length of all samples has to be greater than 0, and there is at least one",
-            ));
+            refuse!("Length of all samples has to be greater than 0, and there is at least one");
         }
         let mut order: Vec<usize> = (0..lengths.len()).collect();
         order.sort_by_key(|&sequence| std::cmp::Reverse(lengths[sequence]));
@@ -108,23 +105,18 @@ pub fn pack_padded_sequence(
             [first, second, ..] if batch_first => (first, second),
             [first, second, ..] => (second, first),
             _ => {
-                return Err(Error::invalid(format!(
-                    "Expected a batch of sequences, got {:?}",
-                    input.shape()
-                )));
+                refuse!("Expected a batch of sequences, got {:?}", input.shape());
             }
         };
-        if batch != lengths.len() || batch_sizes.len() > steps {
-            return Err(Error::invalid(format!(
-                "Expected `len(lengths)` to be equal to batch_size {batch} and lengths up to {steps}, but got {lengths:?}"
-            )));
-        }
-        if enforce_sorted && !lengths.is_sorted_by(|a, b| a >= b) {
-            return Err(Error::invalid(
-                "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass \
-                 `enforce_sorted=False` to sort the sequences",
-            ));
-        }
+        refuse_if!(
+            batch != lengths.len() || batch_sizes.len() > steps,
+            "Expected `len(lengths)` to be equal to batch_size {batch} and lengths up to {steps}, but got {lengths:?}"
+        );
+        refuse_if!(
+            enforce_sorted && !lengths.is_sorted_by(|a, b| a >= b),
+            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass \
+             `enforce_sorted=False` to sort the sequences"
+        );
         let places = indices(&Places::flat(&batch_sizes, &order, steps, batch_first), input)?;
         let data = input.flatten(0, 1)?.index_select(0, &places)?;
         let (mut sorted_indices, mut unsorted_indices) = (None, None);
@@ -158,12 +150,11 @@ pub fn pad_packed_sequence(
         let PackedSequence { data, batch_sizes, sorted_indices, .. } = sequence;
         let (longest, batch) = (batch_sizes.len(), sequence.batch()?);
         let steps = total_length.unwrap_or(longest);
-        if steps < longest {
-            return Err(Error::invalid(format!(
-                "Expected total_length to be at least the length of the longest sequence in input, but got total_length={steps} and \
-                 max sequence length being {longest}"
-            )));
-        }
+        refuse_if!(
+            steps < longest,
+            "Expected total_length to be at least the length of the longest sequence in input, but got total_length={steps} and \
+             max sequence length being {longest}"
+        );
         let order: Vec<usize> = match sorted_indices {
             Some(order) => order.to_vec::<i64>()?.into_iter().map(|sequence| sequence as usize).collect(),
             None => (0..batch).collect(),
@@ -171,12 +162,10 @@ pub fn pad_packed_sequence(
         let mut places = order.clone();
         places.sort_unstable();
         if !places.into_iter().eq(0..batch) {
-            return Err(Error::invalid(format!(
-                "Expected sorted_indices to name each sequence once, but got {order:?}"
-            )));
+            refuse!("Expected sorted_indices to name each sequence once, but got {order:?}");
         }
         let Some(elements) = steps.checked_mul(batch) else {
-            return Err(Error::invalid(format!("total_length={steps} is too large for a batch of {batch}")));
+            refuse!("total_length={steps} is too large for a batch of {batch}");
         };
         let mut lengths = vec![0; batch];
         for &size in batch_sizes {

@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 
@@ -51,7 +51,7 @@ pads! {
 }
 
 fn uneven(count: usize) -> Error {
-    Error::invalid(format!("the padding has {count} widths, and must have 2 for each of 1 to 3 axes"))
+    invalid!("the padding has {count} widths, and must have 2 for each of 1 to 3 axes")
 }
 
 fn circular(x: &Tensor, padding: &[i64]) -> Result<Tensor> {
@@ -63,9 +63,7 @@ fn circular(x: &Tensor, padding: &[i64]) -> Result<Tensor> {
         let dim = (x.rank() - 1 - back) as i64;
         let (extent, [front, after]) = (x.size(dim)? as i64, [widths[0], widths[1]]);
         if front > extent || after > extent || extent + front + after < 0 {
-            return Err(Error::invalid(
-                "Padding value causes wrapping around more than once, or a negative result.",
-            ));
+            refuse!("Padding value causes wrapping around more than once, or a negative result.");
         }
         let kept = x.slice(dim, Some((-front).max(0)), Some(extent + after.min(0)), 1)?;
         let mut parts = vec![kept];

@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints};
 use thalweg_tensor::random::DeviceGenerator;
@@ -204,20 +204,13 @@ impl<const AXES: usize> FractionalMaxPool<AXES> {
     pub fn forward_with_samples(&self, input: &Tensor, samples: &Tensor) -> Result<[Tensor; 2]> {
         in_call("FractionalMaxPool", &[input, samples], Location::caller(), || {
             let Some(front) = input.rank().checked_sub(AXES).filter(|front| (1..=2).contains(front)) else {
-                return Err(Error::invalid(format!(
-                    "Expected a {}D or {}D tensor, but got {:?}",
-                    AXES + 1,
-                    AXES + 2,
-                    input.shape()
-                )));
+                refuse!("Expected a {}D or {}D tensor, but got {:?}", AXES + 1, AXES + 2, input.shape());
             };
             let sizes: [usize; AXES] = match self.output_size {
                 FractionalSize::Size(sizes) => sizes,
                 FractionalSize::Ratio(ratios) => {
                     if let Some(ratio) = ratios.iter().find(|&&ratio| !(ratio > 0.0 && ratio < 1.0)) {
-                        return Err(Error::invalid(format!(
-                            "output_ratio must be between 0 and 1 (got {ratio})"
-                        )));
+                        refuse!("output_ratio must be between 0 and 1 (got {ratio})");
                     }
                     std::array::from_fn(|axis| (input.shape()[front + axis] as f64 * ratios[axis]) as usize)
                 }
@@ -227,7 +220,7 @@ impl<const AXES: usize> FractionalMaxPool<AXES> {
             let found = match AXES {
                 2 => call_all(operator!("fractional_max_pool2d"), &arguments, Location::caller())?,
                 3 => call_all(operator!("fractional_max_pool3d"), &arguments, Location::caller())?,
-                _ => return Err(Error::invalid(format!("it goes over 2 or 3 axes, not over {AXES}"))),
+                _ => return Err(invalid!("it goes over 2 or 3 axes, not over {AXES}")),
             };
             Ok([found[0].clone(), found[1].clone()])
         })
@@ -269,7 +262,7 @@ pub struct AdaptiveMaxPool<const AXES: usize> {
 /// Returns the numbers of windows over an input.
 fn windows<const AXES: usize>(input: &Tensor, output_size: [Option<usize>; AXES]) -> Result<[usize; AXES]> {
     let Some(outer) = input.rank().checked_sub(AXES) else {
-        return Err(Error::invalid(format!("the input has {} dimensions, fewer than {AXES}", input.rank())));
+        refuse!("the input has {} dimensions, fewer than {AXES}", input.rank());
     };
     let mut sizes = [0; AXES];
     for (axis, size) in sizes.iter_mut().enumerate() {

@@ -5,7 +5,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
@@ -106,7 +106,7 @@ impl Weights {
         let bound = if hidden > 0 { 1.0 / (hidden as f64).sqrt() } else { 0.0 };
         let rows = gates
             .checked_mul(hidden)
-            .ok_or_else(|| Error::invalid(format!("a hidden state of {hidden} features is too large")))?;
+            .ok_or_else(|| invalid!("a hidden state of {hidden} features is too large"))?;
         let out = if projected > 0 { projected } else { hidden };
         let mut tensor = |shape: &[usize]| uniform(shape, bound, generator, device);
         Ok(Self {
@@ -180,12 +180,10 @@ impl<K: RecurrentStep> Recurrent<K> {
     ) -> Result<Self> {
         in_function("Recurrent::with_kind", Location::caller(), || {
             if options.proj_size > 0 && (!kind.kind().has_cell() || options.proj_size >= hidden) {
-                return Err(Error::invalid(
-                    "proj_size is only supported for LSTM, and has to be smaller than hidden_size",
-                ));
+                refuse!("proj_size is only supported for LSTM, and has to be smaller than hidden_size");
             }
             if hidden == 0 || options.num_layers == 0 {
-                return Err(Error::invalid("hidden_size and num_layers must be greater than zero"));
+                refuse!("hidden_size and num_layers must be greater than zero");
             }
             let directions = 1 + usize::from(options.bidirectional);
             let out = if options.proj_size > 0 { options.proj_size } else { hidden };
@@ -218,9 +216,7 @@ impl<K: RecurrentStep> Recurrent<K> {
                 2 => false,
                 3 => true,
                 rank => {
-                    return Err(Error::invalid(format!(
-                        "Expected input to be 2D or 3D, got {rank}D instead"
-                    )));
+                    refuse!("Expected input to be 2D or 3D, got {rank}D instead");
                 }
             };
             let batch_first = is_batched && self.options.batch_first;
@@ -229,9 +225,7 @@ impl<K: RecurrentStep> Recurrent<K> {
                 (_, true) => input.transpose(0, 1)?,
                 _ => input.clone(),
             };
-            if sequence.shape()[0] == 0 {
-                return Err(Error::invalid("a sequence has at least one step"));
-            }
+            refuse_if!(sequence.shape()[0] == 0, "a sequence has at least one step");
             let states = self.states(&sequence, sequence.shape()[1], states, is_batched)?;
             let (mut result, mut last) = self.run(&sequence, &states, None)?;
             if !is_batched {
@@ -258,7 +252,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         in_call("Recurrent", &[&input.data], Location::caller(), || {
             if input.data.rank() != 2 {
                 let rank = input.data.rank();
-                return Err(Error::invalid(format!("Expected packed input to be 2D, got {rank}D instead")));
+                refuse!("Expected packed input to be 2D, got {rank}D instead");
             }
             let reorder = |states: &[Tensor], order: Option<&Tensor>| match order {
                 Some(order) => states.iter().map(|state| state.index_select(1, order)).collect(),
@@ -283,9 +277,7 @@ impl<K: RecurrentStep> Recurrent<K> {
         let features = self.layers[0].weight_ih.shape()[1];
         let found = sequence.shape().last().copied().unwrap_or(0);
         if found != features {
-            return Err(Error::invalid(format!(
-                "input.size(-1) must be equal to input_size. Expected {features}, got {found}"
-            )));
+            refuse!("input.size(-1) must be equal to input_size. Expected {features}, got {found}");
         }
         let out = if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden };
         let shapes = [out, self.hidden].map(|features| [self.layers.len(), batch, features]);
@@ -294,17 +286,12 @@ impl<K: RecurrentStep> Recurrent<K> {
             let zeros = |shape: &[usize; 3]| Tensor::zeros(shape, sequence.dtype(), sequence.device());
             return shapes[..count].iter().map(zeros).collect();
         };
-        if given.len() != count {
-            return Err(Error::invalid(format!("it has {count} states, not {}", given.len())));
-        }
+        refuse_if!(given.len() != count, "it has {count} states, not {}", given.len());
         let mut states = Vec::new();
         for (state, shape) in given.iter().zip(&shapes) {
             let state = if is_batched { state.clone() } else { state.unsqueeze(1)? };
             if state.shape() != shape {
-                return Err(Error::invalid(format!(
-                    "Expected hidden size {shape:?}, got {:?}",
-                    state.shape()
-                )));
+                refuse!("Expected hidden size {shape:?}, got {:?}", state.shape());
             }
             states.push(state);
         }
@@ -422,12 +409,11 @@ impl<K: RecurrentStep> RecurrentCell<K> {
     pub fn forward(&self, input: &Tensor, given: Option<&[Tensor]>) -> Result<Vec<Tensor>> {
         in_call("RecurrentCell", &[input], Location::caller(), || {
             let features = self.weights.weight_ih.shape()[1];
-            if !(1..=2).contains(&input.rank()) || input.shape().last() != Some(&features) {
-                return Err(Error::invalid(format!(
-                    "Expected input to be 1D or 2D with {features} features, got {:?} instead",
-                    input.shape()
-                )));
-            }
+            refuse_if!(
+                !(1..=2).contains(&input.rank()) || input.shape().last() != Some(&features),
+                "Expected input to be 1D or 2D with {features} features, got {:?} instead",
+                input.shape()
+            );
             let mut shape = input.shape().to_vec();
             shape[input.rank() - 1] = self.weights.weight_hh.shape()[1];
             let count = states(self.kind.kind());
@@ -438,7 +424,7 @@ impl<K: RecurrentStep> RecurrentCell<K> {
                 Some(states) => states.to_vec(),
             };
             if states.len() != count || states.iter().any(|state| state.shape() != shape) {
-                return Err(Error::invalid(format!("it takes {count} states of shape {shape:?}")));
+                refuse!("it takes {count} states of shape {shape:?}");
             }
             let weights = self.weights.tensors();
             let next = |input: &Tensor, states: &[Tensor]| {

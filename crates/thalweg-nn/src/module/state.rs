@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use indexmap::IndexMap;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -114,7 +114,7 @@ fn load_into(own: &StateDict, type_name: &str, saved: &StateDict, strict: bool) 
     }
     if !errors.is_empty() {
         let errors = errors.join("\n\t");
-        return Err(Error::invalid(format!("Error(s) in loading state_dict for {type_name}:\n\t{errors}")));
+        refuse!("Error(s) in loading state_dict for {type_name}:\n\t{errors}");
     }
     let sources = pairs
         .iter()

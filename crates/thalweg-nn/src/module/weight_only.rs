@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -52,12 +52,11 @@ impl WeightOnlyLinear {
     pub fn of(layer: &Linear, format: IntegerFormat) -> Result<Self> {
         let _entered = enter(Location::caller());
         let weight = layer.weight.detach();
-        if !matches!(weight.dtype(), DType::F32 | DType::F16 | DType::Bf16) {
-            return Err(Error::invalid(format!(
-                "WeightOnlyLinear: a weight of float32, float16 or bfloat16 becomes integers, not one of {}",
-                weight.dtype()
-            )));
-        }
+        refuse_if!(
+            !matches!(weight.dtype(), DType::F32 | DType::F16 | DType::Bf16),
+            "WeightOnlyLinear: a weight of float32, float16 or bfloat16 becomes integers, not one of {}",
+            weight.dtype()
+        );
         let (weight, scales) = no_grad(|| match format {
             IntegerFormat::Int8 => int8(&weight),
             IntegerFormat::Int4 { group } => int4(&weight, group),
@@ -71,7 +70,7 @@ impl Forward for WeightOnlyLinear {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
         let Some((&inputs, outer)) = input.shape().split_last() else {
-            return Err(Error::invalid("WeightOnlyLinear: the input has no dimension of features"));
+            refuse!("WeightOnlyLinear: the input has no dimension of features");
         };
         let rows = input.reshape(&[outer.iter().product(), inputs])?;
         let product = match self.format {
@@ -104,14 +103,13 @@ fn int8(weight: &Tensor) -> Result<(Tensor, Tensor)> {
 
 fn int4(weight: &Tensor, group: usize) -> Result<(Tensor, Tensor)> {
     let &[outputs, inputs] = weight.shape() else {
-        return Err(Error::invalid("WeightOnlyLinear: a weight is (out, in)"));
+        refuse!("WeightOnlyLinear: a weight is (out, in)");
     };
-    if ![32, 64, 128, 256].contains(&group) || !inputs.is_multiple_of(group) || !outputs.is_multiple_of(8) {
-        return Err(Error::invalid(format!(
-            "WeightOnlyLinear: with 4 bits, groups of 32, 64, 128 or 256 divide the input features, and 8 the output features; this is a weight ({outputs}, \
-             {inputs}) in groups of {group}"
-        )));
-    }
+    refuse_if!(
+        ![32, 64, 128, 256].contains(&group) || !inputs.is_multiple_of(group) || !outputs.is_multiple_of(8),
+        "WeightOnlyLinear: with 4 bits, groups of 32, 64, 128 or 256 divide the input features, and 8 the output features; this is a weight ({outputs}, \
+         {inputs}) in groups of {group}"
+    );
     let exact = weight.to_dtype(DType::F32)?.reshape(&[outputs, inputs / group, group])?;
     let (least, greatest) = (exact.amin(&[-1], true)?, exact.amax(&[-1], true)?);
     // Rounded to the dtype of the product.

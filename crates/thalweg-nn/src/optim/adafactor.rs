@@ -7,7 +7,7 @@
 //! It is therefore a [`CompositeRule`]: options, states and one function of operators; [`CompositeOptimizer`] does the rest.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::Tensor;
 
 use super::ParameterState;
@@ -74,7 +74,7 @@ impl CompositeRule for AdafactorOptions {
         refuse_below(Self::TITLE, &least)?;
         match self.beta2_decay {
             decay if is_at_least(-decay, 0.0) => Ok(()),
-            decay => Err(Error::invalid(format!("Adafactor: beta2_decay should be <= 0 but is: {decay}"))),
+            decay => Err(invalid!("Adafactor: beta2_decay should be <= 0 but is: {decay}")),
         }
     }
 

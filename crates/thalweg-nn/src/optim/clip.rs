@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_kernels::magnitudes::Magnitude;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 
 use super::gradients::Gradients;
 use thalweg_tensor::Tensor;
@@ -32,7 +32,7 @@ pub fn clip_grad_norm_<'a>(
         is_above_0("clip_grad_norm_: max_norm", max_norm)?;
         is_above_0("clip_grad_norm_: norm_type", norm_type)?;
         let Some(gradients) = Gradients::of("clip_grad_norm_", parameters, Location::caller())? else {
-            return Err(Error::invalid("clip_grad_norm_: no parameter has a gradient; run backward first"));
+            refuse!("clip_grad_norm_: no parameter has a gradient; run backward first");
         };
         let norm = norm(&gradients, norm_type)?;
         gradients.clip(&norm, max_norm)?;
@@ -55,7 +55,7 @@ pub(super) fn clip_scale<'a>(
     is_above_0(&format!("{operator}: max_norm"), max_norm)?;
     is_above_0(&format!("{operator}: norm_type"), norm_type)?;
     let Some(gradients) = Gradients::of(operator, parameters, location)? else {
-        return Err(Error::invalid(format!("{operator}: no parameter has a gradient; run backward first")));
+        refuse!("{operator}: no parameter has a gradient; run backward first");
     };
     let norm = norm(&gradients, norm_type)?;
     no_grad(|| {
@@ -111,7 +111,7 @@ fn is_above_0(name: &str, value: f64) -> Result<()> {
     if value > 0.0 {
         return Ok(());
     }
-    Err(Error::invalid(format!("{name} is {value}, and must be above 0")))
+    Err(invalid!("{name} is {value}, and must be above 0"))
 }
 
 /// Limits every element of the gradients of some parameters to ±`clip_value`, in place. Asynchronous.
@@ -122,9 +122,7 @@ fn is_above_0(name: &str, value: f64) -> Result<()> {
 pub fn clip_grad_value_<'a>(parameters: impl IntoIterator<Item = &'a Tensor>, clip_value: f64) -> Result<()> {
     at_line(Location::caller(), || {
         if clip_value.is_nan() || clip_value < 0.0 {
-            return Err(Error::invalid(format!(
-                "clip_grad_value_: clip_value is {clip_value}, and must be at least 0"
-            )));
+            refuse!("clip_grad_value_: clip_value is {clip_value}, and must be at least 0");
         }
         let Some(gradients) = Gradients::of("clip_grad_value_", parameters, Location::caller())? else {
             return Ok(());

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -168,7 +168,7 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
         &'a self,
         saved: &'a OptimizerState,
     ) -> Result<(&'a GroupState, Vec<(&'a Tensor, &'a Tensor)>)> {
-        let refuse = |text: String| Err(Error::invalid(format!("{}: {text}", R::TITLE)));
+        let refuse = |text: String| Err(invalid!("{}: {text}", R::TITLE));
         let [group] = &saved.param_groups[..] else {
             return refuse(format!("the state has {} groups of parameters, not 1", saved.param_groups.len()));
         };
@@ -202,9 +202,7 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
 /// Refuses an option that is below its minimum.
 pub(super) fn refuse_below(title: &str, options: &[(&str, f64, f64)]) -> Result<()> {
     match options.iter().find(|(_, value, least)| !is_at_least(*value, *least)) {
-        Some((name, value, least)) => {
-            Err(Error::invalid(format!("{title}: {name} should be >= {least} but is: {value}")))
-        }
+        Some((name, value, least)) => Err(invalid!("{title}: {name} should be >= {least} but is: {value}")),
         None => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use thalweg_kernels::Placed;
 use thalweg_kernels::foreach::launches;
 use thalweg_kernels::magnitudes::{CAPACITY, Magnitude, Magnitudes, Operands};
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, refuse, refuse_if};
 use thalweg_tensor::caller::label_at;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -64,15 +64,14 @@ impl Gradients {
         location: &'static Location<'static>,
     ) -> Result<Self> {
         let Some(device) = tensors.first().map(|tensor| tensor.device().clone()) else {
-            return Err(Error::invalid(format!("{operator}: there is no tensor")));
+            refuse!("{operator}: there is no tensor");
         };
         for tensor in &tensors {
-            if *tensor.device() != device {
-                return Err(Error::invalid(format!(
-                    "{operator}: the gradients are on two devices, {device} and {}; clip those of each by themselves",
-                    tensor.device()
-                )));
-            }
+            refuse_if!(
+                *tensor.device() != device,
+                "{operator}: the gradients are on two devices, {device} and {}; clip those of each by themselves",
+                tensor.device()
+            );
             tensor.record_stream(&device.current_stream());
         }
         Ok(Self { operator: operator.to_owned(), device, tensors, location })
@@ -89,11 +88,7 @@ impl Gradients {
     /// [`Error::is_invalid_argument`] if a tensor is not floating-point.
     fn lists(&self) -> Result<impl Iterator<Item = (DType, Vec<&Tensor>)>> {
         if let Some(other) = self.tensors.iter().find(|tensor| !tensor.dtype().is_floating_point()) {
-            return Err(Error::invalid(format!(
-                "{}: it takes floating-point numbers, not {}",
-                self.operator,
-                other.dtype()
-            )));
+            refuse!("{}: it takes floating-point numbers, not {}", self.operator, other.dtype());
         }
         let of = |dtype| {
             self.tensors.iter().filter(move |tensor| tensor.dtype() == dtype && tensor.elements() > 0)

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse_if};
 use thalweg_tensor::autograd::enable_grad;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -86,7 +86,7 @@ impl Lbfgs {
     pub fn new(parameters: Vec<Tensor>, options: LbfgsOptions) -> Result<Self> {
         at_line(Location::caller(), || {
             check_parameters("LBFGS", &parameters, &[])?;
-            let refuse = |text: String| Err(Error::invalid(format!("LBFGS: {text}")));
+            let refuse = |text: String| Err(invalid!("LBFGS: {text}"));
             if let Some(other) = parameters.iter().find(|other| other.dtype() != parameters[0].dtype()) {
                 return refuse(format!("{other:?} is not of the dtype of {:?}", parameters[0]));
             }
@@ -113,9 +113,7 @@ impl Lbfgs {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the rate is not at least 0.
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
-        if !is_at_least(learning_rate, 0.0) {
-            return Err(Error::invalid(format!("LBFGS: lr is {learning_rate}, and must be at least 0")));
-        }
+        refuse_if!(!is_at_least(learning_rate, 0.0), "LBFGS: lr is {learning_rate}, and must be at least 0");
         self.options.lr = learning_rate;
         Ok(())
     }

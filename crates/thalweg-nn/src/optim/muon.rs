@@ -5,7 +5,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse_if};
 use thalweg_tensor::Tensor;
 
 use super::ParameterState;
@@ -92,17 +92,16 @@ impl CompositeRule for MuonOptions {
             ("epsilon", self.eps, 0.0),
         ];
         refuse_below(Self::TITLE, &least)?;
-        if self.ns_steps >= 100 {
-            return Err(Error::invalid(format!(
-                "Muon: Number of steps must be less than 100 for computational efficiency, not {}",
-                self.ns_steps
-            )));
-        }
+        refuse_if!(
+            self.ns_steps >= 100,
+            "Muon: Number of steps must be less than 100 for computational efficiency, not {}",
+            self.ns_steps
+        );
         match parameters.iter().find(|parameter| parameter.rank() != 2) {
-            Some(other) => Err(Error::invalid(format!(
+            Some(other) => Err(invalid!(
                 "Muon only supports 2D parameters whereas we found a parameter with size: {:?}",
                 other.shape()
-            ))),
+            )),
             None => Ok(()),
         }
     }

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_ops::optimizer::{Bound, OptimizerOptions};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::GradientScale;
 use super::clip::clip_scale;
@@ -142,7 +142,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
     pub fn follow_learning_rate(&self, group: usize, rate: &Tensor) -> Result<()> {
         at_line(Location::caller(), || {
             let Some(found) = self.groups.get(group) else {
-                return Err(Error::invalid(format!("{}: there is no group {group}", O::RULE.title)));
+                refuse!("{}: there is no group {group}", O::RULE.title);
             };
             found.group.follow_learning_rate(rate)
         })
@@ -156,16 +156,15 @@ impl<O: OptimizerOptions> Optimizer<O> {
     pub fn set_learning_rates(&self, learning_rates: &[f64]) -> Result<()> {
         at_line(Location::caller(), || {
             let title = O::RULE.title;
-            if learning_rates.len() != self.groups.len() {
-                return Err(Error::invalid(format!(
-                    "{title}: there are {} learning rates for {} groups of parameters",
-                    learning_rates.len(),
-                    self.groups.len()
-                )));
-            }
+            refuse_if!(
+                learning_rates.len() != self.groups.len(),
+                "{title}: there are {} learning rates for {} groups of parameters",
+                learning_rates.len(),
+                self.groups.len()
+            );
             for &rate in learning_rates {
                 if let Some(must) = Bound::AtLeastZero.violated(rate) {
-                    return Err(Error::invalid(format!("{title}: lr is {rate}, and {must}")));
+                    refuse!("{title}: lr is {rate}, and {must}");
                 }
             }
             let mut pairs = self.groups.iter().zip(learning_rates);
@@ -181,7 +180,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
     #[track_caller]
     pub fn set_options(&mut self, options: &[O]) -> Result<()> {
         at_line(Location::caller(), || {
-            let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
+            let fail = |text: String| Err(invalid!("{}: {text}", O::RULE.title));
             if options.len() != self.groups.len() {
                 return fail(format!(
                     "there are options for {} groups of {}",
@@ -229,12 +228,11 @@ impl<O: OptimizerOptions> Optimizer<O> {
         at_line(Location::caller(), || {
             let device = self.unscaled.scale.device();
             for tensor in [&gradient_scale.scale, &gradient_scale.found_inf] {
-                if tensor.elements() != 1 || tensor.dtype() != DType::F32 || tensor.device() != device {
-                    return Err(Error::invalid(format!(
-                        "{}: {tensor:?} of the gradient scale must be one element of float32 on {device}",
-                        O::RULE.title
-                    )));
-                }
+                refuse_if!(
+                    tensor.elements() != 1 || tensor.dtype() != DType::F32 || tensor.device() != device,
+                    "{}: {tensor:?} of the gradient scale must be one element of float32 on {device}",
+                    O::RULE.title
+                );
             }
             self.step_at(gradient_scale, Location::caller(), |_| true)
         })
@@ -289,7 +287,7 @@ pub(super) fn is_at_least(value: f64, least: f64) -> bool {
 
 /// Refuses parameters that cannot be stepped together with parameters that are already stepped.
 pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Tensor]) -> Result<()> {
-    let fail = |text: String| Err(Error::invalid(format!("{title}: {text}")));
+    let fail = |text: String| Err(invalid!("{title}: {text}"));
     let Some(first) = others.first().copied().or(parameters.first()) else {
         return fail("there is no parameter to optimize".into());
     };

@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
 
 use thalweg_kernels::magnitudes::Magnitude;
 
@@ -68,12 +68,11 @@ impl GradientScaler {
                 && backoff_factor > 0.0
                 && backoff_factor <= 1.0
                 && growth_interval > 0;
-            if !is_sound {
-                return Err(Error::invalid(format!(
-                    "GradientScaler: {options:?} must have a positive scale, a growth of 1 or more, a backoff above 0 and up to 1, \
-                     and an interval of at least one step"
-                )));
-            }
+            refuse_if!(
+                !is_sound,
+                "GradientScaler: {options:?} must have a positive scale, a growth of 1 or more, a backoff above 0 and up to 1, \
+                 and an interval of at least one step"
+            );
             let number = |value: f64| Tensor::full(&[], value, DType::F32, device);
             Ok(Self {
                 options,
@@ -105,9 +104,7 @@ impl GradientScaler {
     pub fn load_state(&self, scale: f64, growth_steps: u32) -> Result<()> {
         at_line(Location::caller(), || {
             if !(scale > 0.0 && (scale as f32) > 0.0 && (scale as f32).is_finite()) {
-                return Err(Error::invalid(format!(
-                    "GradientScaler: a scale of {scale} is not positive and finite"
-                )));
+                refuse!("GradientScaler: a scale of {scale} is not positive and finite");
             }
             self.stays_for_current_stream();
             no_grad(|| {
@@ -166,8 +163,8 @@ impl GradientScaler {
     pub fn unscale_gradients(&self, parameters: &[Tensor]) -> Result<Tensor> {
         at_line(Location::caller(), || {
             self.unscaled(parameters.iter())?.ok_or_else(|| {
-                Error::invalid(
-                    "GradientScaler: no parameter has a gradient; run backward from the scaled loss before",
+                invalid!(
+                    "GradientScaler: no parameter has a gradient; run backward from the scaled loss before"
                 )
             })
         })

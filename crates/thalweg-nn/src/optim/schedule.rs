@@ -4,7 +4,7 @@
 use std::f64::consts::PI;
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 
 use super::{Optimizer, OptimizerOptions};
 use thalweg_tensor::caller::at_line;
@@ -36,7 +36,7 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
 /// Checks that numbers of epochs or steps of a schedule are at least 1.
 fn at_least_one(schedule: &str, numbers: &[(&str, u64)]) -> Result<()> {
     match numbers.iter().find(|(_, number)| *number == 0) {
-        Some((name, _)) => Err(Error::invalid(format!("{schedule}: {name} must be at least 1, and is 0"))),
+        Some((name, _)) => Err(invalid!("{schedule}: {name} must be at least 1, and is 0")),
         None => Ok(()),
     }
 }
@@ -528,9 +528,7 @@ impl ReduceLrOnPlateau {
         at_line(Location::caller(), || {
             if options.factor.is_nan() || options.factor >= 1.0 {
                 let factor = options.factor;
-                return Err(Error::invalid(format!(
-                    "ReduceLrOnPlateau: factor is {factor}, and must be below 1"
-                )));
+                refuse!("ReduceLrOnPlateau: factor is {factor}, and must be below 1");
             }
             Ok(Self { options, best: None, bad_epochs: 0, cooldown_left: 0 })
         })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use thalweg_ops::optimizer::OptimizerOptions;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 
 use super::Optimizer;
 use super::group::{Group, Parameter};
@@ -123,7 +123,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
 
     /// Returns the options of each group, replaced by the saved ones.
     fn saved_options(&self, saved: &OptimizerState) -> Result<Vec<O>> {
-        let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
+        let fail = |text: String| Err(invalid!("{}: {text}", O::RULE.title));
         let sizes = |groups: &mut dyn Iterator<Item = usize>| groups.collect::<Vec<_>>();
         let own = sizes(&mut self.param_groups().iter().map(|group| group.parameters().len()));
         let theirs = sizes(&mut saved.param_groups.iter().map(|group| group.params.len()));
@@ -153,7 +153,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
 
     /// Returns every state with the value to be written into it.
     fn saved_states<'a>(&self, saved: &'a OptimizerState) -> Result<Vec<(Tensor, Saved<'a>)>> {
-        let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
+        let fail = |text: String| Err(invalid!("{}: {text}", O::RULE.title));
         let mut copies = Vec::new();
         for (group, saved_group) in self.param_groups().iter().zip(&saved.param_groups) {
             let group = &group.group;

@@ -2,7 +2,7 @@
 //! only those that rebuild tensors and dictionaries are accepted.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse_if};
 
 /// A value by its place in [`Values`].
 pub(super) type ValueIndex = usize;
@@ -65,7 +65,7 @@ pub(super) fn run(bytes: &[u8]) -> Result<(Values, ValueIndex)> {
 
 impl Machine<'_> {
     fn error(&self, what: &str) -> Error {
-        Error::invalid(format!("the pickle is broken at byte {}: {what}", self.next))
+        invalid!("the pickle is broken at byte {}: {what}", self.next)
     }
 
     fn take(&mut self, count: usize) -> Result<&[u8]> {
@@ -307,13 +307,12 @@ impl Machine<'_> {
         let is_storage =
             (module == "torch" && name.ends_with("Storage")) || name == "torch.storage UntypedStorage";
         let is_dtype = name.strip_prefix("torch ").is_some_and(|name| name.parse::<DType>().is_ok());
-        if !is_storage && !is_dtype && !KNOWN.contains(&name.as_str()) {
-            return Err(Error::invalid(format!(
-                "Weights only load failed. Unsupported global: GLOBAL {} was not an allowed global: the file is not one of plain \
-                 weights; save a state_dict instead",
-                name.replace(' ', ".")
-            )));
-        }
+        refuse_if!(
+            !is_storage && !is_dtype && !KNOWN.contains(&name.as_str()),
+            "Weights only load failed. Unsupported global: GLOBAL {} was not an allowed global: the file is not one of plain \
+             weights; save a state_dict instead",
+            name.replace(' ', ".")
+        );
         self.push(Node::Global(name));
         Ok(())
     }
@@ -375,7 +374,7 @@ impl Writer {
     }
 
     pub(super) fn text(&mut self, text: &str) -> Result<()> {
-        let count = u32::try_from(text.len()).map_err(|_| Error::invalid("a string is longer than 4 GiB"))?;
+        let count = u32::try_from(text.len()).map_err(|_| invalid!("a string is longer than 4 GiB"))?;
         self.0.push(b'X');
         self.0.extend(count.to_le_bytes());
         self.0.extend(text.as_bytes());

@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::path::Path;
 
 use thalweg_ir::{DType, Exchange};
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 use zip::write::SimpleFileOptions;
@@ -65,14 +65,13 @@ impl<R: Read + Seek> Reader<R> {
         let mut names = archive.file_names().flatten();
         let root = names.find_map(|name| name.strip_suffix("data.pkl").map(str::to_owned));
         drop(names);
-        let root =
-            root.ok_or_else(|| Error::invalid("the zip file has no data.pkl: PyTorch did not write it"))?;
+        let root = root.ok_or_else(|| invalid!("the zip file has no data.pkl: PyTorch did not write it"))?;
         let mut reader = Self { archive, root, upload: Upload::new(device), storages: HashMap::new() };
-        if reader.archive.index_for_name(&format!("{}byteorder", reader.root)).is_some()
-            && reader.record("byteorder")? != b"little"
-        {
-            return Err(Error::invalid("the bytes of its numbers are in another order than this machine's"));
-        }
+        refuse_if!(
+            reader.archive.index_for_name(&format!("{}byteorder", reader.root)).is_some()
+                && reader.record("byteorder")? != b"little",
+            "the bytes of its numbers are in another order than this machine's"
+        );
         Ok(reader)
     }
 
@@ -85,9 +84,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     fn object(&mut self, values: &Values, place: ValueIndex, depth: usize) -> Result<Object> {
-        if depth > MOST_NESTED {
-            return Err(Error::invalid("containers lie too deep within each other"));
-        }
+        refuse_if!(depth > MOST_NESTED, "containers lie too deep within each other");
         let mut list = |places: &[ValueIndex]| -> Result<Vec<Object>> {
             places.iter().map(|&place| self.object(values, place, depth + 1)).collect()
         };
@@ -107,7 +104,7 @@ impl<R: Read + Seek> Reader<R> {
             }
             Node::Global(name) => Object::Str(name.replace(' ', ".")),
             Node::Called(function, arguments) => self.called(values, *function, *arguments, depth)?,
-            Node::Persistent(_) => return Err(Error::invalid("a storage without a tensor is not read")),
+            Node::Persistent(_) => return Err(invalid!("a storage without a tensor is not read")),
         })
     }
 
@@ -119,7 +116,7 @@ impl<R: Read + Seek> Reader<R> {
         depth: usize,
     ) -> Result<Object> {
         let (Node::Global(name), Node::Tuple(arguments)) = (values.at(function), values.at(arguments)) else {
-            return Err(Error::invalid("something else than a name is called"));
+            refuse!("something else than a name is called");
         };
         match (name.as_str(), arguments.as_slice()) {
             ("torch._utils _rebuild_tensor_v2", [storage, offset, size, stride, ..]) => {
@@ -127,7 +124,7 @@ impl<R: Read + Seek> Reader<R> {
             }
             ("torch._utils _rebuild_tensor_v3", [storage, offset, size, stride, _, _, dtype, ..]) => {
                 let Node::Global(name) = values.at(*dtype) else {
-                    return Err(Error::invalid("a tensor's dtype is not a name"));
+                    refuse!("a tensor's dtype is not a name");
                 };
                 self.tensor(values, [*storage, *offset, *size, *stride], Some(name)).map(Object::Tensor)
             }
@@ -142,22 +139,18 @@ impl<R: Read + Seek> Reader<R> {
                     };
                     let pairs: Option<Vec<_>> =
                         pairs.into_iter().map(|object| pair(object).map(Into::into)).collect();
-                    Ok(Object::Dict(
-                        pairs.ok_or_else(|| Error::invalid("a dictionary is not made of pairs"))?,
-                    ))
+                    Ok(Object::Dict(pairs.ok_or_else(|| invalid!("a dictionary is not made of pairs"))?))
                 }
-                _ => Err(Error::invalid("a dictionary is not made of pairs")),
+                _ => Err(invalid!("a dictionary is not made of pairs")),
             },
-            (name, _) => {
-                Err(Error::invalid(format!("{name} is called with arguments that it does not take")))
-            }
+            (name, _) => Err(invalid!("{name} is called with arguments that it does not take")),
         }
     }
 
     /// Returns a tensor of a storage, from the storage's id, an offset, extents and strides.
     fn tensor(&mut self, values: &Values, parts: [ValueIndex; 4], dtype: Option<&String>) -> Result<Tensor> {
         let [storage, offset, size, stride] = parts;
-        let broken = || Error::invalid("a tensor is not described as PyTorch does");
+        let broken = || invalid!("a tensor is not described as PyTorch does");
         let number = |place: ValueIndex| match values.at(place) {
             Node::Int(number) => Ok(*number),
             _ => Err(broken()),
@@ -178,8 +171,7 @@ impl<R: Read + Seek> Reader<R> {
                 let found = DType::ALL
                     .into_iter()
                     .find(|&dtype| class.is_some() && class == storage_class(dtype).as_deref());
-                let unknown =
-                    || Error::invalid(format!("{} is not the storage of a dtype here", storage.class));
+                let unknown = || invalid!("{} is not the storage of a dtype here", storage.class);
                 (found.ok_or_else(unknown)?, storage.elements)
             }
         };
@@ -189,16 +181,14 @@ impl<R: Read + Seek> Reader<R> {
                 let name = format!("{}data/{}", self.root, storage.key);
                 let mut record = self.archive.by_name(&name).map_err(|error| file_error(&name, error))?;
                 if record.size() != (elements as u64).saturating_mul(dtype.size_bytes() as u64) {
-                    return Err(Error::invalid(format!("{name} has not the bytes of {elements} {dtype}")));
+                    refuse!("{name} has not the bytes of {elements} {dtype}");
                 }
                 let base = self.upload.tensor(&[elements], dtype, &mut record)?;
                 self.storages.insert(storage.key, base.clone());
                 base
             }
         };
-        if base.dtype() != dtype {
-            return Err(Error::invalid("a storage is of two dtypes"));
-        }
+        refuse_if!(base.dtype() != dtype, "a storage is of two dtypes");
         base.as_strided(&numbers(size)?, &numbers(stride)?, Some(number(offset)?))
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use ::safetensors::Dtype;
 use ::safetensors::tensor::{Metadata, TensorInfo};
 use thalweg_ir::{DType, byte_count};
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, invalid, refuse};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
@@ -83,9 +83,10 @@ impl SafeTensorsFile {
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is no tensor of this name.
     pub fn rows(&self, name: &str) -> Result<usize> {
-        let info = self.metadata.info(name).ok_or_else(|| {
-            Error::invalid(format!("there is no tensor {name} in the file; `names` lists those that are"))
-        })?;
+        let info = self
+            .metadata
+            .info(name)
+            .ok_or_else(|| invalid!("there is no tensor {name} in the file; `names` lists those that are"))?;
         Ok(info.shape.first().copied().unwrap_or(1))
     }
 
@@ -109,23 +110,24 @@ impl SafeTensorsFile {
     }
 
     fn read(&mut self, name: &str, rows: Option<Range<usize>>, upload: &mut Upload) -> Result<Tensor> {
-        let info = self.metadata.info(name).ok_or_else(|| {
-            Error::invalid(format!("there is no tensor {name} in the file; `names` lists those that are"))
-        })?;
+        let info = self
+            .metadata
+            .info(name)
+            .ok_or_else(|| invalid!("there is no tensor {name} in the file; `names` lists those that are"))?;
         let (mut shape, mut start) = (info.shape.clone(), info.data_offsets.0 as u64);
         let word = info.dtype.to_string();
         let mut dtypes = DType::ALL.into_iter();
         let Some(dtype) = dtypes.find(|dtype| dtype.exchange().safetensors == Some(&word)) else {
-            return Err(Error::invalid(format!("{name} is of {:?}, which is not a dtype here", info.dtype)));
+            refuse!("{name} is of {:?}, which is not a dtype here", info.dtype);
         };
         if byte_count(&shape, dtype)? != info.data_offsets.1 - info.data_offsets.0 {
-            return Err(Error::invalid(format!("{name} has not as many bytes as its shape {shape:?} says")));
+            refuse!("{name} has not as many bytes as its shape {shape:?} says");
         }
         if let Some(rows) = rows {
             let Some(extent) =
                 shape.first_mut().filter(|extent| rows.start <= rows.end && rows.end <= **extent)
             else {
-                return Err(Error::invalid(format!("{name} of shape {shape:?} has no rows {rows:?}")));
+                refuse!("{name} of shape {shape:?} has no rows {rows:?}");
             };
             *extent = rows.len();
             start += (rows.start * byte_count(&shape[1..], dtype)?) as u64;

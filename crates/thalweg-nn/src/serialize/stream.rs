@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result};
+use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, invalid};
 use thalweg_tensor::caller::label_at;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -13,7 +13,7 @@ const PIECE: usize = 4 << 20;
 
 /// Converts an error of a file to this library's error.
 pub(super) fn file_error(what: &str, error: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("{what}: {error}"))
+    invalid!("{what}: {error}")
 }
 
 /// Two alternating pinned buffers, each with an event after the copy that reads it.

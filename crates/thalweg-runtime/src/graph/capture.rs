@@ -22,6 +22,7 @@ use crate::deferred::queue_deferred;
 use crate::device::from_allocation;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
+use crate::{invalid, refuse, refuse_if};
 
 /// The options with which a region is captured.
 #[derive(Clone, Debug, Default)]
@@ -275,16 +276,13 @@ fn check(device: &Device, options: &CaptureOptions) -> Result<()> {
         same_device("graph capture: the pool", device, pool.device())?;
     }
     let Some(stream) = &options.stream else { return Ok(()) };
-    if stream.is_default() {
-        return Err(Error::invalid(
-            "graph capture: the default stream cannot capture; make a stream with `Stream::new` and capture there",
-        ));
-    }
+    refuse_if!(
+        stream.is_default(),
+        "graph capture: the default stream cannot capture; make a stream with `Stream::new` and capture there"
+    );
     same_device("graph capture: the stream", device, stream.device())?;
     if stream.is_capturing()? {
-        return Err(Error::invalid(format!(
-            "graph capture: {stream:?} captures already; capture on another stream"
-        )));
+        refuse!("graph capture: {stream:?} captures already; capture on another stream");
     }
     Ok(())
 }
@@ -296,7 +294,7 @@ fn free_stream(device: &Device) -> Result<Stream> {
 }
 
 fn nested() -> Error {
-    Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
+    invalid!("this thread captures already, and captures do not nest; end the outer capture first")
 }
 
 /// Returns a filter for the streams that take part in the captures with these numbers. Makes no call of the driver for the

@@ -19,6 +19,7 @@ use thalweg_driver::{Access, CaptureMode, ConditionFormat, Conditional, DevicePo
 
 use super::steps::Command;
 use crate::deferred::queue_deferred;
+use crate::refuse_if;
 use crate::{Device, Error, Result, Stream};
 
 /// The location of the value that decides on a conditional node: memory that is read when the graph runs.
@@ -131,12 +132,11 @@ impl Node<'_> {
             Conditional::If | Conditional::While => (support.if_and_while, "12.4"),
             Conditional::IfElse | Conditional::Switch { .. } => (support.else_and_switch, "12.8"),
         };
-        if !is_there {
-            return Err(Error::invalid(format!(
-                "{device} has no conditional nodes of the kind '{}': its driver must be one for CUDA {since} or later",
-                self.conditional
-            )));
-        }
+        refuse_if!(
+            !is_there,
+            "{device} has no conditional nodes of the kind '{}': its driver must be one for CUDA {since} or later",
+            self.conditional
+        );
         if device.captures().mode_of(self.stream).is_none() {
             return Err(Error::capture(format!(
                 "{:?} does not capture: call this inside a captured region, with the stream that captures",

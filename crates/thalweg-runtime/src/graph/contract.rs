@@ -16,6 +16,7 @@ use std::sync::Arc;
 use thalweg_driver::Label;
 use thalweg_memory::LivenessWatch;
 
+use crate::invalid;
 use crate::{Error, Result};
 
 /// The number of dead inputs that a message lists.
@@ -141,10 +142,10 @@ impl Contract {
     #[cold]
     fn broken(&self) -> Error {
         if self.is_kept() {
-            return Error::invalid(
+            return invalid!(
                 "the graph has commands that were given to the driver directly (through `Device::driver`, or by a library), so it \
                  cannot tell whether the memory that they touch is still there: launch kernels with `Stream::launch_kernel`, or \
-                 say behind such commands, in the capture, what they touch (`Stream::declare`)",
+                 say behind such commands, in the capture, what they touch (`Stream::declare`)"
             );
         }
         let dead = self.dead_inputs();

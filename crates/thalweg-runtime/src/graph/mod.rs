@@ -89,6 +89,7 @@ pub(crate) use captures::Captures;
 pub(crate) use steps::Command;
 
 use crate::deferred::queue_deferred;
+use crate::refuse_if;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 use captured::{Content, Template};
@@ -243,12 +244,11 @@ impl Graph {
         let label = Label::here("graph input");
         let address = input.address();
         let found = self.contract().input_at(address);
-        if found.is_none_or(|found| address - found.address + bytes > found.size_bytes) {
-            return Err(Error::invalid(format!(
-                "graph input: no input of the graph holds {bytes} bytes from {address:#x} on; its inputs are: {}",
-                self.contract().inputs().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-            )));
-        }
+        refuse_if!(
+            found.is_none_or(|found| address - found.address + bytes > found.size_bytes),
+            "graph input: no input of the graph holds {bytes} bytes from {address:#x} on; its inputs are: {}",
+            self.contract().inputs().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        );
         if input == source {
             return Ok(false);
         }

@@ -28,6 +28,7 @@ use thalweg_driver::{DevicePointer, Label};
 use super::contract::Output;
 use super::members::{Hazard, Left, Member, Members, OverwritePolicy, Reads};
 use crate::{Buffer, Error, Result, Stream};
+use crate::{invalid, refuse_if};
 
 /// The outputs that were copied aside before a replay, each with the address that it is copied back to.
 #[derive(Default)]
@@ -122,14 +123,14 @@ impl Reads {
     fn check(&self) -> Result<()> {
         for (output, label) in &self.outputs {
             let Left { output, lost } = &self.producer.outputs[*output];
-            if lost.load(Ordering::Acquire) {
-                return Err(Error::invalid(format!(
-                    "the graph reads {} bytes at {:#x} ({label}), which another graph of the pool left there, and which a \
-                     third one has overwritten since: replay the graph that makes them first, or give the graphs pools of \
-                     their own",
-                    output.size_bytes, output.address
-                )));
-            }
+            refuse_if!(
+                lost.load(Ordering::Acquire),
+                "the graph reads {} bytes at {:#x} ({label}), which another graph of the pool left there, and which a \
+                 third one has overwritten since: replay the graph that makes them first, or give the graphs pools of \
+                 their own",
+                output.size_bytes,
+                output.address
+            );
         }
         Ok(())
     }
@@ -141,9 +142,9 @@ fn refusal(hazards: &[&Hazard]) -> Error {
         1 => String::new(),
         count => format!(", and {} more", count - 1),
     };
-    Error::invalid(format!(
+    invalid!(
         "the replay would overwrite {size_bytes} bytes at {address:#x} ({label}){more}: live outputs of a graph that shares the \
          pool and was captured later. Copy what is still needed (`Tensor::deep_clone`, `Buffer::duplicate`) and call `release_outputs` on that \
          graph; or give the graphs pools of their own; or let the pool keep such outputs by copying (`OverwritePolicy::Preserve`)"
-    ))
+    )
 }

@@ -22,6 +22,7 @@ use thalweg_lock::{Mutex, MutexGuard};
 
 use super::buffer::{Buffer, Memory};
 use crate::graph::{GraphPool, HeldMemory};
+use crate::refuse;
 use crate::{Error, Event, Result, Stream};
 
 /// The handle by which the owner of a graph reaches an output that a caller holds as a [`Buffer`].
@@ -223,7 +224,7 @@ impl Buffer {
         label: Label,
     ) -> Result<(HeldMemory, OutputHandle)> {
         let Memory::Owned(block) = &self.memory else {
-            return Err(Error::invalid("make_graph_output: the buffer is already an output of a graph"));
+            refuse!("make_graph_output: the buffer is already an output of a graph");
         };
         let output = GraphOutput::new(pool, block.address(), block.requested_bytes(), label);
         match std::mem::replace(&mut self.memory, Memory::GraphOutput(output.clone())) {

@@ -26,6 +26,7 @@ use super::outside_capture;
 use super::upstream::{DriverUpstream, upstream_error};
 use crate::device::from_allocation;
 use crate::{Device, Error, Result, Stream};
+use crate::{invalid, refuse, refuse_if};
 
 impl MemorySharing for DriverUpstream {
     fn export_allocation(&self, base_address: u64) -> Result<[u8; 64], UpstreamError> {
@@ -103,9 +104,9 @@ impl Buffer {
     pub fn share(&self) -> Result<SharedHandle> {
         let (device, size_bytes) = (self.device(), self.size_bytes());
         let Memory::Owned(block) = &self.memory else {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "{device}: sharing a buffer of {size_bytes} bytes: it is an output of a graph, which will write it again, or memory of another library; share a copy"
-            )));
+            );
         };
         let shared = block.share().map_err(|error| {
             let advice =
@@ -130,8 +131,7 @@ impl Device {
     /// again.
     pub fn open_shared(&self, handle: &SharedHandle) -> Result<SharedBuffer> {
         let SharedHandle { bytes, offset_bytes, size_bytes } = handle;
-        let decoded =
-            MemoryHandle::decode(bytes).map_err(|error| Error::invalid(format!("{self}: {error}")))?;
+        let decoded = MemoryHandle::decode(bytes).map_err(|error| invalid!("{self}: {error}"))?;
         let memory = self.allocator().open_shared(&decoded).map_err(|error| {
             let advice = "the process that shared it, another one on a GPU and this one on a simulated device, must still \
                           have it, on this device";
@@ -146,12 +146,11 @@ impl Device {
                 bytes - (memory.address() - start.address())
             }
         };
-        if offset_bytes.checked_add(*size_bytes).is_none_or(|end| end > extent_bytes) {
-            return Err(Error::invalid(format!(
-                "{self}: {size_bytes} bytes at offset {offset_bytes} are not within the {extent_bytes} bytes that were \
-                 shared; send the offset and the size as `Buffer::share` gave them"
-            )));
-        }
+        refuse_if!(
+            offset_bytes.checked_add(*size_bytes).is_none_or(|end| end > extent_bytes),
+            "{self}: {size_bytes} bytes at offset {offset_bytes} are not within the {extent_bytes} bytes that were \
+             shared; send the offset and the size as `Buffer::share` gave them"
+        );
         let pointer = DevicePointer::new(memory.address()).offset(*offset_bytes);
         Ok(SharedBuffer { device: self.clone(), memory, pointer, size_bytes: *size_bytes })
     }

@@ -8,6 +8,7 @@ use thalweg_kernels::matmul::warp_groups::Tiles as GroupTiles;
 use thalweg_kernels::matmul::{Matmul, Operand};
 
 use crate::aligned::Operands;
+use crate::invalid;
 use crate::library::Precision;
 use crate::{Error, Result};
 
@@ -90,7 +91,7 @@ impl Shape {
     /// # Errors
     /// A sentence that explains why this is not the name of a product.
     pub(super) fn parse(signature: &Signature) -> Result<Self> {
-        let fail = |why: &str| Error::invalid(format!("{signature}: {why}"));
+        let fail = |why: &str| invalid!("{signature}: {why}");
         let (kind, element) = signature
             .operator
             .split_once("TunableOp_")

@@ -10,6 +10,7 @@ use thalweg_kernels::matmul::warp_groups::Tiles;
 use super::settings::{Effective, Tolerances};
 use super::signature::{Shape, Solution};
 use crate::aligned::Operands;
+use crate::invalid;
 use crate::library::Precision;
 use crate::memory::outside_capture;
 use crate::{Buffer, Error, Event, Result, Stream};
@@ -291,5 +292,5 @@ fn numbers(dtype: DType, count: u32) -> Vec<u8> {
 
 /// Returns an error of a file.
 pub(super) fn file_error(path: &std::path::Path, what: &str, error: &std::io::Error) -> Error {
-    Error::invalid(format!("{}: {what}: {error}", path.display()))
+    invalid!("{}: {what}: {error}", path.display())
 }

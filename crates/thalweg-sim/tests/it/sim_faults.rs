@@ -1,7 +1,7 @@
 //! Asynchronous errors: kernels that fault, panic, or touch undeclared memory.
 
 use thalweg_driver::{Access, Code, Driver, EventFlags, HostFault, HostFlags, Label, PhysicalFlags};
-use thalweg_sim::Fault;
+use thalweg_sim::{Fault, SimConfig, SimDriver};
 
 use super::sim_support::{Gate, append, code, launch, number, read, sim};
 
@@ -153,4 +153,19 @@ fn an_injected_failure_of_a_command_loses_its_device_alone() {
         assert_eq!(read(&driver, other, sound), 1);
         driver.memory_free(lost).expect("memory of a lost device can be given back");
     }
+}
+
+#[test]
+fn the_child_of_a_fork_is_refused() {
+    let driver = SimDriver::new(SimConfig { memory_bytes: 1 << 20, ..SimConfig::default() }).unwrap();
+    let inherited = driver.clone();
+    let refused = move || {
+        let stream = inherited.default_stream(0).is_err_and(|error| error.code() == Code::Forked);
+        let waited = inherited.device_synchronize(0).is_err_and(|error| error.code() == Code::Forked);
+        drop(inherited);
+        stream && waited
+    };
+    assert!(thalweg_conformance::holds_in_child(refused), "the child was refused");
+    driver.device_synchronize(0).expect("the parent goes on");
+    assert_eq!(std::sync::Arc::strong_count(&driver), 1);
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 
 use super::hooks::title;
 use super::{Node, no_grad};
@@ -116,10 +116,7 @@ pub(super) fn check(node: &Node, results: &[Option<Tensor>]) -> Result<()> {
             continue;
         };
         if no_grad(|| result.detach().isnan()?.any()?.to_vec::<u8>())?[0] != 0 {
-            return Err(Error::invalid(format!(
-                "Function '{}' returned nan values in its {output}th output.",
-                node.title()
-            )));
+            refuse!("Function '{}' returned nan values in its {output}th output.", node.title());
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Label, Result, within};
+use thalweg_runtime::{Error, Label, Result, refuse, refuse_if, within};
 
 use super::{BackwardOptions, Edge, engine, no_grad};
 use crate::caller::at_line;
@@ -43,10 +43,10 @@ impl Tensor {
         at_line(Location::caller(), || {
             let gradient = self.starting_gradient("backward", gradient, options)?;
             let Some(edge) = self.gradient_edge() else {
-                return Err(Error::invalid(
+                refuse!(
                     "backward: this tensor does not require grad and does not have a grad_fn: it depends on no leaf that requires a \
-                     gradient (was it computed under no_grad? is it made of gradients of a pass without create_graph?)",
-                ));
+                     gradient (was it computed under no_grad? is it made of gradients of a pass without create_graph?)"
+                );
             };
             options.run(|| engine::run(edge, gradient, options))
         })
@@ -63,19 +63,17 @@ impl Tensor {
             self.check_gradient(operator, gradient)?;
             return Ok(options.given(gradient));
         }
-        if self.elements() != 1 {
-            return Err(Error::invalid(format!(
-                "{operator}: shape {:?} has {} elements, and grad can be implicitly created only for scalar outputs; give a gradient, \
-                 or reduce it to one",
-                self.shape(),
-                self.elements()
-            )));
-        }
-        if self.dtype().is_complex() {
-            return Err(Error::invalid(format!(
-                "{operator}: grad can be implicitly created only for real scalar outputs, and this one is complex; give a gradient"
-            )));
-        }
+        refuse_if!(
+            self.elements() != 1,
+            "{operator}: shape {:?} has {} elements, and grad can be implicitly created only for scalar outputs; give a gradient, \
+             or reduce it to one",
+            self.shape(),
+            self.elements()
+        );
+        refuse_if!(
+            self.dtype().is_complex(),
+            "{operator}: grad can be implicitly created only for real scalar outputs, and this one is complex; give a gradient"
+        );
         no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))
     }
 }
@@ -116,13 +114,12 @@ pub fn gradients_with(
 ) -> Result<Vec<Option<Tensor>>> {
     let _call = within(Label::here("gradients"));
     at_line(Location::caller(), || {
-        if outputs.len() != output_gradients.len() {
-            return Err(Error::invalid(format!(
-                "gradients: {} outputs and {} gradients of outputs",
-                outputs.len(),
-                output_gradients.len()
-            )));
-        }
+        refuse_if!(
+            outputs.len() != output_gradients.len(),
+            "gradients: {} outputs and {} gradients of outputs",
+            outputs.len(),
+            output_gradients.len()
+        );
         let mut roots = Vec::new();
         for (output, gradient) in outputs.iter().zip(output_gradients) {
             let Some(edge) = output.gradient_edge() else { continue };

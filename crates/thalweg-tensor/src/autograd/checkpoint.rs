@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Device, Error, Result, Stream};
+use thalweg_runtime::{Device, Error, Result, Stream, refuse};
 
 use super::saved::{Pack, Saved, Unpack, check_version, with_pack};
 use super::{enable_grad, is_grad_enabled, no_grad, pass};
@@ -331,9 +331,7 @@ impl Frame {
 /// Returns a tensor that was computed again, ready on the current stream.
 fn taken(tensor: Option<Recomputed>) -> Result<Tensor> {
     let Some(Recomputed { tensor, version, stream }) = tensor else {
-        return Err(Error::invalid(
-            "a saved tensor of a checkpointed function was asked for twice by one run of a node",
-        ));
+        refuse!("a saved tensor of a checkpointed function was asked for twice by one run of a node");
     };
     check_version(&tensor, version)?;
     let current = tensor.device().current_stream();
@@ -387,9 +385,7 @@ impl Run {
             }
             if self.early_stop && state.count == self.places.len() {
                 state.is_left = true;
-                return Err(Error::invalid(
-                    "a checkpointed function has all that backward needs, and is left",
-                ));
+                refuse!("a checkpointed function has all that backward needs, and is left");
             }
             let tensor = tensor.clone();
             let unpack: Unpack = Arc::new(move || no_grad(|| Ok(tensor.clone())));

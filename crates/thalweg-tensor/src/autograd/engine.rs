@@ -18,7 +18,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_profiler::record_operator_with;
-use thalweg_runtime::{Device, Error, Result, Stream};
+use thalweg_runtime::{Device, Error, Result, Stream, invalid, refuse_if};
 
 use super::pass::{RunningPass, Runs};
 use super::request::{Asked, Request};
@@ -386,14 +386,13 @@ impl Pass {
         let results = run_function(node, gradients, &request)
             .map_err(|error| error.context(format!("backward of {}", public_name(name))))?;
         drop(request);
-        if results.len() != node.edges.len() && !node.edges.is_empty() {
-            return Err(Error::invalid(format!(
-                "backward of {} gave {} gradients for {} inputs",
-                public_name(name),
-                results.len(),
-                node.edges.len()
-            )));
-        }
+        refuse_if!(
+            results.len() != node.edges.len() && !node.edges.is_empty(),
+            "backward of {} gave {} gradients for {} inputs",
+            public_name(name),
+            results.len(),
+            node.edges.len()
+        );
         anomaly::check(node, &results)?;
         node.run_after(results, gradients)
     }
@@ -555,7 +554,7 @@ impl Backward for Undifferentiable {
     }
 
     fn backward(&self, _: &[Option<Tensor>]) -> Result<Gradients> {
-        Err(Error::invalid(format!("the gradient of {} cannot be differentiated again", self.0)))
+        Err(invalid!("the gradient of {} cannot be differentiated again", self.0))
     }
 }
 

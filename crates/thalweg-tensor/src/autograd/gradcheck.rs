@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::{BackwardOptions, enable_grad, gradients_with};
 use crate::caller::at_line;
@@ -64,7 +64,7 @@ fn check_gradients(function: &Function<'_>, inputs: &[Tensor], options: Gradchec
         let numerical = numerical.iter().map(|by_output| &by_output[place]);
         if !output.requires_grad() {
             if numerical.flatten().flatten().any(|&slope| slope != 0.0) {
-                return Err(Error::invalid("Numerical gradient for function expected to be zero"));
+                refuse!("Numerical gradient for function expected to be zero");
             }
             continue;
         }
@@ -77,13 +77,12 @@ fn check_gradients(function: &Function<'_>, inputs: &[Tensor], options: Gradchec
         let is_same = |first: f64, second: f64| {
             (first - second).abs() <= options.nondet_tol || first.to_bits() == second.to_bits()
         };
-        if !pairs.all(|(&first, &second)| is_same(first, second)) {
-            return Err(Error::invalid(format!(
-                "Backward is not reentrant, i.e., running backward with same input and grad_output multiple times gives different \
-                     values, although analytical gradient matches numerical gradient. The tolerance for nondeterminism was {}.",
-                options.nondet_tol
-            )));
-        }
+        refuse_if!(
+            !pairs.all(|(&first, &second)| is_same(first, second)),
+            "Backward is not reentrant, i.e., running backward with same input and grad_output multiple times gives different \
+             values, although analytical gradient matches numerical gradient. The tolerance for nondeterminism was {}.",
+            options.nondet_tol
+        );
     }
     Ok(())
 }
@@ -141,18 +140,16 @@ fn drawn(outputs: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 fn check_inputs(inputs: &[Tensor]) -> Result<()> {
-    if !inputs.iter().any(Tensor::requires_grad) {
-        return Err(Error::invalid(
-            "gradcheck expects at least one input tensor to require gradient, but none of the them have requires_grad=True.",
-        ));
-    }
+    refuse_if!(
+        !inputs.iter().any(Tensor::requires_grad),
+        "gradcheck expects at least one input tensor to require gradient, but none of the them have requires_grad=True."
+    );
     for (place, input) in inputs.iter().enumerate().filter(|(_, input)| input.requires_grad()) {
-        if input.layout().may_overlap() {
-            return Err(Error::invalid(format!(
-                "The {place}th input has a dimension with stride 0. gradcheck only supports inputs that are non-overlapping to be able \
-                 to compute the numerical gradients correctly. You should call .contiguous on the input before passing it to gradcheck."
-            )));
-        }
+        refuse_if!(
+            input.layout().may_overlap(),
+            "The {place}th input has a dimension with stride 0. gradcheck only supports inputs that are non-overlapping to be able \
+             to compute the numerical gradients correctly. You should call .contiguous on the input before passing it to gradcheck."
+        );
     }
     Ok(())
 }
@@ -226,7 +223,7 @@ fn compare(
     if numerical.iter().flatten().zip(analytical.iter().flatten()).all(is_close) {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "Jacobian mismatch for output {output} with respect to input {input},\nnumerical:{numerical:?}\nanalytical:{analytical:?}\n"
-    )))
+    ))
 }

@@ -8,7 +8,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_runtime::{Error, Label, Result, within};
+use thalweg_runtime::{Error, Label, Result, refuse, within};
 
 use super::engine::{self, RetainedNode};
 use super::{BackwardOptions, Edge, Node};
@@ -59,10 +59,10 @@ pub fn backward_input(
         let options = BackwardOptions::default();
         let gradient = output.starting_gradient("backward", gradient, options)?;
         let Some(edge) = output.gradient_edge() else {
-            return Err(Error::invalid(
+            refuse!(
                 "backward: this tensor does not require grad and does not have a grad_fn: it depends on no leaf that requires a gradient \
-                 (was it computed under no_grad?)",
-            ));
+                 (was it computed under no_grad?)"
+            );
         };
         options.run(|| engine::first_half(edge, gradient, input.gradient_edge()))
     })

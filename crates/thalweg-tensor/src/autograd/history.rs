@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::apart::edge_apart;
 use super::leaf::Accumulate;
@@ -63,23 +63,21 @@ impl Tensor {
     #[track_caller]
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
         in_call("requires_grad", &[self], Location::caller(), || {
-            if requires_grad && !self.dtype().is_differentiable() {
-                return Err(Error::invalid(format!(
-                    "only floating-point and complex tensors have gradients, this one is {}",
-                    self.dtype()
-                )));
-            }
-            if requires_grad && self.is_inference() && !is_inference_mode_enabled() {
-                return Err(Error::invalid(
-                    "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.",
-                ));
-            }
+            refuse_if!(
+                requires_grad && !self.dtype().is_differentiable(),
+                "only floating-point and complex tensors have gradients, this one is {}",
+                self.dtype()
+            );
+            refuse_if!(
+                requires_grad && self.is_inference() && !is_inference_mode_enabled(),
+                "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed."
+            );
             if self.is_leaf() {
                 self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);
             } else if !requires_grad {
-                return Err(Error::invalid(
-                    "it is the result of an operator, and only a leaf can be taken out of the graph; use `detach`",
-                ));
+                refuse!(
+                    "it is the result of an operator, and only a leaf can be taken out of the graph; use `detach`"
+                );
             }
             Ok(())
         })

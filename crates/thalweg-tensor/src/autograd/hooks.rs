@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::hook_list::HookList;
 use super::leaf::{KeptGradient, TensorHook};
@@ -191,22 +191,18 @@ impl Node {
 
     fn replace(&self, gradients: &mut Gradients, replaced: Option<Gradients>) -> Result<()> {
         let Some(replaced) = replaced else { return Ok(()) };
-        if replaced.len() != gradients.len() {
-            return Err(Error::invalid(format!(
-                "a hook of {} has returned an incorrect number of values (got {}, but expected {})",
-                self.name(),
-                replaced.len(),
-                gradients.len()
-            )));
-        }
+        refuse_if!(
+            replaced.len() != gradients.len(),
+            "a hook of {} has returned an incorrect number of values (got {}, but expected {})",
+            self.name(),
+            replaced.len(),
+            gradients.len()
+        );
         for (former, now) in gradients.iter().zip(&replaced) {
             match (former, now) {
                 (Some(former), Some(now)) => self.check_replaced(former, now)?,
                 (None, Some(_)) => {
-                    return Err(Error::invalid(format!(
-                        "a hook of {} can't replace a None gradient with a non-None value",
-                        self.name()
-                    )));
+                    refuse!("a hook of {} can't replace a None gradient with a non-None value", self.name());
                 }
                 (_, None) => {}
             }
@@ -226,7 +222,7 @@ impl Node {
         } else {
             return Ok(());
         };
-        Err(Error::invalid(format!("a hook of {} has changed the {changed}", self.name())))
+        Err(invalid!("a hook of {} has changed the {changed}", self.name()))
     }
 
     fn in_hook(&self, error: Error) -> Error {
@@ -294,9 +290,7 @@ impl Tensor {
         in_call("register_post_accumulate_grad_hook", &[self], Location::caller(), || {
             self.check_hookable()?;
             if !self.is_leaf() {
-                return Err(Error::invalid(
-                    "post accumulate grad hooks cannot be registered on non-leaf tensors",
-                ));
+                refuse!("post accumulate grad hooks cannot be registered on non-leaf tensors");
             }
             self.kept().set_leaf(self);
             let kept = Arc::downgrade(self.kept());
@@ -315,9 +309,7 @@ impl Tensor {
     #[track_caller]
     pub fn retain_grad(&self) -> Result<()> {
         in_call("retain_grad", &[self], Location::caller(), || {
-            if !self.requires_grad() {
-                return Err(Error::invalid("can't retain_grad on Tensor that has requires_grad=False"));
-            }
+            refuse_if!(!self.requires_grad(), "can't retain_grad on Tensor that has requires_grad=False");
             if let Some(node) = self.grad_fn() {
                 let edge = self.gradient_edge().expect("it has a node");
                 node.retain(edge.input, self.kept());
@@ -349,7 +341,7 @@ impl Tensor {
         if self.requires_grad() {
             return Ok(());
         }
-        Err(Error::invalid("cannot register a hook on a tensor that doesn't require gradient"))
+        Err(invalid!("cannot register a hook on a tensor that doesn't require gradient"))
     }
 
     fn kept(&self) -> &Arc<KeptGradient> {

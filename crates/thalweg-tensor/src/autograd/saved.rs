@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use thalweg_ir::{DType, Layout};
 use thalweg_lock::Mutex;
 use thalweg_ops::schema::{Kind, Schema};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::node::{Edge, Node, running_node};
 use super::{is_grad_enabled, no_grad};
@@ -177,17 +177,17 @@ impl Saved {
         let state = self.state.lock().clone();
         let tensor = match state {
             None => {
-                return Err(Error::invalid(
+                refuse!(
                     "Calling register_hooks on a saved tensor after it has been freed. Saved intermediate values of the graph are \
                      freed when you call .backward() or autograd.grad(). Specify `BackwardOptions::retain_graph` if you need to \
-                     backward through the graph a second time or if you need to access saved variables after calling backward.",
-                ));
+                     backward through the graph a second time or if you need to access saved variables after calling backward."
+                );
             }
             Some(State::Packed(_)) => {
-                return Err(Error::invalid(
+                refuse!(
                     "Calling register_hooks on a saved tensor whose hooks have already been set. Hint: only one pair of hooks is \
-                     allowed at a time.",
-                ));
+                     allowed at a time."
+                );
             }
             Some(State::Tensor { tensor, version, .. }) => {
                 check_version(&tensor, version)?;
@@ -242,11 +242,11 @@ impl<'a> SavedPlace<'a> {
 
 /// Returns the error of a tensor that a pass has freed.
 pub(crate) fn freed() -> Error {
-    Error::invalid(
+    invalid!(
         "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). \
          Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify \
          `BackwardOptions::retain_graph` if you need to backward through the graph a second time or if you need to access saved \
-         tensors after calling backward.",
+         tensors after calling backward."
     )
 }
 
@@ -254,14 +254,14 @@ pub(super) fn check_version(tensor: &Tensor, version: u32) -> Result<()> {
     if tensor.version() == version {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor {:?} {}, which \
          backward needs as it was in the forward pass, is at version {}; expected version {version} instead. Hint: compute out of \
          place, or run backward first",
         tensor.shape(),
         tensor.dtype(),
-        tensor.version(),
-    )))
+        tensor.version()
+    ))
 }
 
 impl Packed {
@@ -269,12 +269,11 @@ impl Packed {
     fn new(tensor: &Tensor, pack: &Pack) -> Result<Option<Self>> {
         let version = tensor.version();
         let unpack = without_hooks(|| no_grad(|| pack(&tensor.detach())))?;
-        if tensor.version() != version {
-            return Err(Error::invalid(
-                "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook can not be \
-                 modified by in-place operations as this can lead to unexpected side-effects.",
-            ));
-        }
+        refuse_if!(
+            tensor.version() != version,
+            "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook can not be \
+             modified by in-place operations as this can lead to unexpected side-effects."
+        );
         let (layout, dtype) = (tensor.layout().clone(), tensor.dtype());
         Ok(unpack.map(|unpack| Self { unpack, layout, dtype, device: tensor.device().clone() }))
     }
@@ -291,14 +290,13 @@ impl Packed {
         let fits = tensor.shape() == self.layout.shape()
             && tensor.dtype() == self.dtype
             && *tensor.device() == self.device;
-        if !fits {
-            return Err(Error::invalid(format!(
-                "a saved tensor unpack hook gave {tensor:?} in place of {:?} {} on {}",
-                self.layout.shape(),
-                self.dtype,
-                self.device
-            )));
-        }
+        refuse_if!(
+            !fits,
+            "a saved tensor unpack hook gave {tensor:?} in place of {:?} {} on {}",
+            self.layout.shape(),
+            self.dtype,
+            self.device
+        );
         // A kernel that saved a contiguous tensor relies on it being contiguous.
         let tensor = if self.layout.is_contiguous() { no_grad(|| tensor.contiguous())? } else { tensor };
         UNPACKED.with_borrow_mut(|list| list.push((self.clone(), tensor.clone())));

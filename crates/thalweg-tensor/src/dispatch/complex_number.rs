@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, c128};
 use thalweg_ops::schema::{Kind, Parameter};
-use thalweg_runtime::{Device, Error, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse};
 
 use super::definition::{Body, Complex};
 use super::registry::{built_in, find_operator, operators};
@@ -29,13 +29,11 @@ pub(super) fn with_complex_number(
         .iter()
         .find_map(|argument| if let Argument::Device(device) = argument { Some(*device) } else { None })
         .or(device)
-        .ok_or_else(|| Error::invalid("a call without tensors must name a device"))?;
+        .ok_or_else(|| invalid!("a call without tensors must name a device"))?;
     if matches!(operator.complex, Complex::EachPart) {
         return made(operator, arguments, device, label);
     }
-    let refused = || {
-        Error::invalid(format!("the operator takes `{}`: no number of it can be complex", operator.schema()))
-    };
+    let refused = || invalid!("the operator takes `{}`: no number of it can be complex", operator.schema());
     let target = of_tensors(operator).unwrap_or(operator);
     let is_wide = matches!(operator.complex, Complex::Wide)
         || arguments.iter().any(|argument| {
@@ -106,7 +104,7 @@ fn added(
 ) -> Result<Tensors> {
     let &[Argument::Tensor(input), Argument::Tensor(a), Argument::Tensor(b), ref factors @ ..] = arguments
     else {
-        return Err(Error::invalid("three tensors stand in front of the factors"));
+        refuse!("three tensors stand in front of the factors");
     };
     let times = |x: &Tensor, place: usize| match factors.get(place) {
         None => Ok(x.clone()),
@@ -114,7 +112,7 @@ fn added(
         Some(Argument::Scalar(number)) => x.mul_scalar(*number),
         Some(Argument::Int(number)) => x.mul_scalar(*number),
         Some(Argument::Float(number)) => x.mul_scalar(*number),
-        Some(other) => Err(Error::invalid(format!("a factor cannot be {}", other.kind()))),
+        Some(other) => Err(invalid!("a factor cannot be {}", other.kind())),
     };
     let product = product.call(&[a.into(), b.into()], None, label)?.swap_remove(0);
     let input = if factors.len() > 1 { times(input, 0)? } else { input.clone() };
@@ -127,7 +125,7 @@ fn scale(values: &mut [Value], alpha: c128, dtype: DType, device: &Device) -> Re
     let scaled = match values.last() {
         Some(Value::Tensor(other)) => other.mul(&factor)?,
         Some(Value::Scalar(number)) => factor.mul_scalar(*number)?,
-        _ => return Err(Error::invalid("a factor `alpha` stands behind what it multiplies")),
+        _ => return Err(invalid!("a factor `alpha` stands behind what it multiplies")),
     };
     *values.last_mut().expect("it was just read") = Value::Tensor(scaled);
     Ok(())

@@ -9,7 +9,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ops::schema::{Alias, Kind, Schema, Type};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::definition::{Body, single};
 use super::offers::{Taker, offer, recorded_offer};
@@ -76,9 +76,7 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
     let target = call.tensor(0);
     target.check_inference_write()?;
     if is_grad_enabled() && target.requires_grad() && target.is_leaf() {
-        return Err(Error::invalid(
-            "a leaf Variable that requires grad is being used in an in-place operation.",
-        ));
+        refuse!("a leaf Variable that requires grad is being used in an in-place operation.");
     }
     let view = functional.call(call.arguments, None, call.label)?.swap_remove(0);
     target.set_layout(view.layout().clone());
@@ -168,25 +166,23 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
 
 /// Refuses a result that does not fit the tensor that it is written into, with PyTorch's message.
 pub(super) fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
-    if result.shape() != target.shape() {
-        return Err(Error::invalid(format!(
-            "output with shape {:?} doesn't match the broadcast shape {:?}",
-            target.shape(),
-            result.shape()
-        )));
-    }
+    refuse_if!(
+        result.shape() != target.shape(),
+        "output with shape {:?} doesn't match the broadcast shape {:?}",
+        target.shape(),
+        result.shape()
+    );
     check_cast(result, target)
 }
 
 /// Refuses a tensor whose dtype is of a lower category than that of the result that is written into it, with PyTorch's message.
 pub(super) fn check_cast(result: &Tensor, target: &Tensor) -> Result<()> {
-    if result.dtype().category() > target.dtype().category() {
-        return Err(Error::invalid(format!(
-            "result type {} can't be cast to the desired output type {}",
-            named(result.dtype()),
-            named(target.dtype())
-        )));
-    }
+    refuse_if!(
+        result.dtype().category() > target.dtype().category(),
+        "result type {} can't be cast to the desired output type {}",
+        named(result.dtype()),
+        named(target.dtype())
+    );
     Ok(())
 }
 

@@ -53,7 +53,7 @@ use thalweg_ir::{DType, Scalar};
 use thalweg_lock::RwLock;
 use thalweg_ops::schema::{Kind, Schema};
 use thalweg_profiler::record_operator;
-use thalweg_runtime::{Device, Error, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse, refuse_if};
 
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
@@ -417,7 +417,7 @@ impl Operator {
     /// Returns the arguments in the form in which kernels read them, with defaults.
     fn with_defaults<'a>(&'a self, arguments: &[Argument<'a>]) -> Result<SmallVec<[Argument<'a>; 8]>> {
         let parameters = &self.schema.parameters;
-        let refused = |why: String| Error::invalid(format!("the operator takes `{}`: {why}", self.schema));
+        let refused = |why: String| invalid!("the operator takes `{}`: {why}", self.schema);
         if arguments.len() > parameters.len() {
             return Err(refused(format!("{} arguments are too many", arguments.len())));
         }
@@ -450,18 +450,17 @@ impl Operator {
             (Some(tensor), _) => tensor.device(),
             (None, Some(device)) => device,
             (None, None) if arguments.iter().any(|argument| matches!(argument, Argument::Tensors([]))) => {
-                return Err(Error::invalid("expected a non-empty list of tensors"));
+                refuse!("expected a non-empty list of tensors");
             }
-            (None, None) => return Err(Error::invalid("a call without tensors must name a device")),
+            (None, None) => return Err(invalid!("a call without tensors must name a device")),
         };
         for tensor in &tensors {
             check_memory(tensor)?;
-            if tensor.device() != device {
-                return Err(Error::invalid(format!(
-                    "tensors are on {}; all of a call are on one device (move some with `to_device`)",
-                    device.told_apart(tensor.device())
-                )));
-            }
+            refuse_if!(
+                tensor.device() != device,
+                "tensors are on {}; all of a call are on one device (move some with `to_device`)",
+                device.told_apart(tensor.device())
+            );
         }
         let mut keys = DispatchKeySet::EMPTY.with(DispatchKey::of_device(device));
         if tensors.iter().any(|tensor| tensor.requires_grad()) {
@@ -502,7 +501,7 @@ impl Call<'_> {
                 }
             }
         }
-        Err(Error::invalid(format!("no kernel is registered for {:?}", self.keys)))
+        Err(invalid!("no kernel is registered for {:?}", self.keys))
     }
 
     /// Calls the operator's next kernel, without the keys already handled, with the same number of other tensors. Not for

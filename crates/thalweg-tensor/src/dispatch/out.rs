@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, contiguous_strides};
 use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, refuse, refuse_if};
 
 use super::definition::{Body, OutRule};
 use super::in_place::{check_cast, check_result, offer_to};
@@ -210,18 +210,13 @@ fn call_out(
     })?;
     let mut run = || {
         if results.len() != out.len() {
-            return Err(Error::invalid(format!(
-                "there are {} results and {} tensors for them",
-                results.len(),
-                out.len()
-            )));
+            refuse!("there are {} results and {} tensors for them", results.len(), out.len());
         }
-        if is_grad_enabled() && results.iter().chain(out).any(Tensor::requires_grad) {
-            return Err(Error::invalid(
-                "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires \
-                 grad; call it inside `no_grad`",
-            ));
-        }
+        refuse_if!(
+            is_grad_enabled() && results.iter().chain(out).any(Tensor::requires_grad),
+            "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires \
+             grad; call it inside `no_grad`"
+        );
         let takes_any = operator.out_rules().iter().any(|rule| matches!(rule, OutRule::AnyDType));
         if operator.out_rules().iter().any(|rule| matches!(rule, OutRule::KeepsShape)) {
             for (result, target) in results.iter_mut().zip(out) {
@@ -270,9 +265,7 @@ fn of_dtype<'a>(
             _ if parameter.name != "dtype" || !is_given(schema, parameter) => {}
             Argument::DType(wanted) if wanted != dtype => {
                 let [wanted, dtype] = [wanted, dtype].map(named);
-                return Err(Error::invalid(format!(
-                    "dtype {wanted} does not match dtype of out parameter ({dtype})"
-                )));
+                refuse!("dtype {wanted} does not match dtype of out parameter ({dtype})");
             }
             _ => *argument = Argument::DType(dtype),
         }
@@ -291,22 +284,20 @@ fn offers(operator: &'static Operator, inputs: &[&Tensor], out: &[Tensor]) -> Of
 
 /// Refuses a given tensor that does not fit its result.
 fn check_target(result: &Tensor, target: &Tensor, takes_any: bool) -> Result<()> {
-    if result.device() != target.device() {
-        return Err(Error::invalid(format!(
-            "Expected all tensors to be on the same device, but the result is on {} and out on {}",
-            result.device(),
-            target.device()
-        )));
-    }
+    refuse_if!(
+        result.device() != target.device(),
+        "Expected all tensors to be on the same device, but the result is on {} and out on {}",
+        result.device(),
+        target.device()
+    );
     if !takes_any {
         check_cast(result, target)?;
     }
-    if target.layout().may_overlap() {
-        return Err(Error::invalid(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() the \
-             tensor before performing the operation.",
-        ));
-    }
+    refuse_if!(
+        target.layout().may_overlap(),
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() the \
+         tensor before performing the operation."
+    );
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use thalweg_lock::RwLock;
 use thalweg_ops::LoopOp;
 use thalweg_ops::schema::{Kind, Parameter, Schema, base_name};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 
 use super::complex_number::with_complex_number;
 use super::definition::{Body, OpDef, leaked};
@@ -58,10 +58,7 @@ impl Registry {
         let schema = Schema::parse(definition.schema).map_err(|error| Error::invalid(error.to_string()))?;
         let mut names = self.0.write();
         if names.operators.contains_key(schema.name.as_str()) {
-            return Err(Error::invalid(format!(
-                "operator {} is defined already; register kernels on it instead",
-                schema.name
-            )));
+            refuse!("operator {} is defined already; register kernels on it instead", schema.name);
         }
         let name = leaked(schema.name.clone().into());
         let default = |parameter: &Parameter| Some(default_of(parameter).ok()?.to_value());
@@ -154,10 +151,8 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
     if let Some(operator) = find(name) {
         return Ok(operator);
     }
-    let missing = || {
-        Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"))
-            .at(location)
-    };
+    let missing =
+        || invalid!("there is no operator {name}; define it with `dispatch::define_operator`").at(location);
     let named = read().forms.get(name).copied();
     let functional = match named {
         Some(named) => Some(named).filter(|operator| operator.in_place == Some(name)),
@@ -210,10 +205,7 @@ pub fn define_loop(entry: &'static LoopOp) -> Result<&'static Operator> {
         _ => None,
     });
     if own.chain(thalweg_ops::structured::structured()).any(is_other) {
-        return Err(Error::invalid(format!(
-            "a loop of the name {} exists already; choose another",
-            entry.name
-        )));
+        refuse!("a loop of the name {} exists already; choose another", entry.name);
     }
     registry().define(&OpDef::of_loop(entry))
 }

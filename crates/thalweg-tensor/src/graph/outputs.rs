@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use thalweg_ir::{DType, Layout};
 use thalweg_runtime::graph::HeldMemory;
-use thalweg_runtime::{DevicePointer, Error, GraphPool, Label, OutputHandle, Result, Stream};
+use thalweg_runtime::{DevicePointer, Error, GraphPool, Label, OutputHandle, Result, Stream, refuse};
 
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -91,11 +91,11 @@ impl Outputs {
         let mut held_memories = Vec::new();
         for mut storage in storages {
             let Some(owned) = Arc::get_mut(&mut storage) else {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "the function keeps a result of {} bytes for itself, which every replay overwrites: let it return the \
                      result only, or keep a copy",
                     storage.buffer().size_bytes()
-                )));
+                );
             };
             let (held, _) = owned.buffer_mut().make_graph_output(pool, label)?;
             memories.push((held.address(), held.size_bytes()));

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{CAUSAL_SOFTMAX, SCALED_SOFTMAX};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, refuse};
 
 use super::matmul::multiply_into;
 use crate::autograd::{Backward, Gradients, Saved, no_grad, record};
@@ -48,10 +48,7 @@ fn parts(packed: &Tensor) -> Result<[Tensor; 3]> {
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let packed = call.tensors[0].detach();
     let &[tokens, heads, 3, features] = packed.shape() else {
-        return Err(Error::invalid(format!(
-            "the input is (tokens, heads, 3, features), not {:?}",
-            packed.shape()
-        )));
+        refuse!("the input is (tokens, heads, 3, features), not {:?}", packed.shape());
     };
     let [query, key, value] = parts(&packed)?;
     let stream = call.device.current_stream();

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::bags::{BagMode, BagProducts, Bags};
-use thalweg_runtime::{DevicePointer, Error, Result};
+use thalweg_runtime::{DevicePointer, Error, Result, invalid, refuse, refuse_if};
 
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -13,18 +13,14 @@ use crate::tensor::{Tensor, Tensors};
 pub(crate) fn mode_of(call: &impl Arguments, place: usize) -> Result<BagMode> {
     let number = call.int(place);
     let mode = usize::try_from(number).ok().and_then(|number| BagMode::ALL.get(number).copied());
-    mode.ok_or_else(|| Error::invalid(format!("the mode is 0 (sum), 1 (mean) or 2 (max), not {number}")))
+    mode.ok_or_else(|| invalid!("the mode is 0 (sum), 1 (mean) or 2 (max), not {number}"))
 }
 
 /// Refuses tensors that are not a list of int64.
 fn check_list(name: &str, list: &Tensor) -> Result<()> {
     match list.dtype() == DType::I64 && list.rank() == 1 {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "the {name} are a list of int64, not {} {:?}",
-            list.dtype(),
-            list.shape()
-        ))),
+        false => Err(invalid!("the {name} are a list of int64, not {} {:?}", list.dtype(), list.shape())),
     }
 }
 
@@ -32,11 +28,7 @@ fn check_list(name: &str, list: &Tensor) -> Result<()> {
 fn check_table(table: &Tensor) -> Result<[usize; 2]> {
     match *table.shape() {
         [rows, features] if table.dtype().is_floating_point() => Ok([rows, features]),
-        _ => Err(Error::invalid(format!(
-            "the table is a matrix of floats, not {} {:?}",
-            table.dtype(),
-            table.shape()
-        ))),
+        _ => Err(invalid!("the table is a matrix of floats, not {} {:?}", table.dtype(), table.shape())),
     }
 }
 
@@ -51,18 +43,17 @@ pub(crate) fn bags(call: &Call<'_>) -> Result<Tensors> {
     check_list("offsets", &offsets)?;
     let count = indices.elements();
     let bags = usize::try_from(call.int(6)).ok().filter(|&bags| bags <= offsets.elements());
-    let bags = bags.ok_or_else(|| {
-        Error::invalid(format!("{} offsets begin no {} bags", offsets.elements(), call.int(6)))
-    })?;
+    let bags =
+        bags.ok_or_else(|| invalid!("{} offsets begin no {} bags", offsets.elements(), call.int(6)))?;
     if let Some(factors) = &factors
         && (factors.shape() != indices.shape() || factors.dtype() != table.dtype())
     {
-        return Err(Error::invalid(format!(
+        refuse!(
             "{count} rows of {} have a factor each, not {} {:?}",
             table.dtype(),
             factors.dtype(),
             factors.shape()
-        )));
+        );
     }
     let stream = call.device.current_stream();
     let result = Tensor::result_on(&[bags, features], table.dtype(), &stream, call.label)?;
@@ -109,17 +100,16 @@ pub(crate) fn products(call: &Call<'_>) -> Result<Tensors> {
         && gradient.shape()[1] == features
         && gradient.dtype() == table.dtype()
         && bags_of.shape() == indices.shape();
-    if !fits {
-        return Err(Error::invalid(format!(
-            "a gradient {:?} {}, a table {:?} {}, indices {:?} and their bags {:?} do not fit together",
-            gradient.shape(),
-            gradient.dtype(),
-            table.shape(),
-            table.dtype(),
-            indices.shape(),
-            bags_of.shape()
-        )));
-    }
+    refuse_if!(
+        !fits,
+        "a gradient {:?} {}, a table {:?} {}, indices {:?} and their bags {:?} do not fit together",
+        gradient.shape(),
+        gradient.dtype(),
+        table.shape(),
+        table.dtype(),
+        indices.shape(),
+        bags_of.shape()
+    );
     let (table, indices, bags_of) = (table.contiguous()?, indices.contiguous()?, bags_of.contiguous()?);
     let is_in_rows = features < 2 || gradient.layout().strides()[1] == 1;
     let gradient = if is_in_rows { gradient.clone() } else { gradient.contiguous()? };

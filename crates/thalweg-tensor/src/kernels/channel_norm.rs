@@ -6,7 +6,7 @@
 use thalweg_execute::to_runtime_error;
 use thalweg_ir::{DType, Layout};
 use thalweg_ops::lower::{ChannelNorm, ChannelNormGradient, Operand};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, invalid, refuse_if};
 
 use super::normalized::Normalized;
 use crate::autograd::formula::{Formula, GradientCall};
@@ -19,9 +19,9 @@ use crate::tensor::{Tensor, Tensors};
 fn extents(shape: &[usize], groups: i64) -> Result<ChannelNorm> {
     let extents = usize::try_from(groups).ok().and_then(|groups| ChannelNorm::new(shape, groups));
     extents.ok_or_else(|| {
-        Error::invalid(format!(
+        invalid!(
             "an input of shape {shape:?} must be (batch, channels, …), and its channels divisible by {groups} groups"
-        ))
+        )
     })
 }
 
@@ -58,15 +58,14 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [x, weight, bias] = [0, 1, 2].map(|at| call.tensor(at));
     let norm = extents(x.shape(), call.int(3))?;
     let channels = x.shape()[1];
-    if !x.dtype().is_floating_point() || [weight, bias].iter().any(|list| list.shape() != [channels]) {
-        return Err(Error::invalid(format!(
-            "an input of shape {:?} {} must be of floats, with a weight and a bias for each channel, not {:?} and {:?}",
-            x.shape(),
-            x.dtype(),
-            weight.shape(),
-            bias.shape()
-        )));
-    }
+    refuse_if!(
+        !x.dtype().is_floating_point() || [weight, bias].iter().any(|list| list.shape() != [channels]),
+        "an input of shape {:?} {} must be of floats, with a weight and a bias for each channel, not {:?} and {:?}",
+        x.shape(),
+        x.dtype(),
+        weight.shape(),
+        bias.shape()
+    );
     let (x, view) = dense_layout(x, &norm)?;
     let (result, seen) = result_like(&x, &view, call.label)?;
     let operands = [operand(&x, &view), operand(weight, weight.layout()), operand(bias, bias.layout())];

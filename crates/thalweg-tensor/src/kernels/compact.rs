@@ -4,7 +4,7 @@ use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::compact::{Compact, MOST_DIMENSIONS, Work};
 use thalweg_runtime::graph::audit::ObstacleKind;
-use thalweg_runtime::{DevicePointer, Error, Label, Result};
+use thalweg_runtime::{DevicePointer, Error, Label, Result, refuse};
 
 use crate::tensor::Tensor;
 
@@ -56,9 +56,7 @@ impl Flags {
     /// after them.
     pub(crate) fn write_coordinates(&self, extents: &[usize], fill: i64, result: &Tensor) -> Result<()> {
         if extents.len() > MOST_DIMENSIONS {
-            return Err(Error::invalid(format!(
-                "nonzero is not supported for tensor with more than {MOST_DIMENSIONS} dimensions"
-            )));
+            refuse!("nonzero is not supported for tensor with more than {MOST_DIMENSIONS} dimensions");
         }
         let strides = result.layout().strides();
         let mut kernel = Compact {

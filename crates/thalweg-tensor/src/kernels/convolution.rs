@@ -13,7 +13,7 @@ use thalweg_ops::table;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
     ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, Error, Label,
-    Result, element_format,
+    Result, element_format, invalid, refuse, refuse_if,
 };
 
 use crate::autograd::formula::Formula;
@@ -40,9 +40,9 @@ impl Computed {
             0 => Ok(Self::Output),
             1 => Ok(Self::Input),
             2 => Ok(Self::Weight),
-            _ => Err(Error::invalid(format!(
+            _ => Err(invalid!(
                 "convolution: `computed` is {number}; 0 is the output, 1 the input, 2 the weight"
-            ))),
+            )),
         }
     }
 
@@ -118,10 +118,10 @@ fn shape_of(
         && (input[0], output[1]) == (output[0], weight[0])
         && (weight[1] as u64).checked_mul(groups) == Some(input[1] as u64);
     let (true, Some(format)) = (agree, format_of(dtype)) else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "convolution: an input {input:?}, a weight {weight:?} and an output {output:?} of {dtype} in {} groups do not belong together",
             call.int(7)
-        )));
+        );
     };
     let axes = |numbers: &mut dyn Iterator<Item = u64>, rest: u64| {
         let mut all = [rest; 3];
@@ -147,7 +147,7 @@ fn shape_of(
     };
     match shape.fault() {
         None => Ok(shape),
-        Some(fault) => Err(Error::invalid(format!("convolution: {fault}"))),
+        Some(fault) => Err(invalid!("convolution: {fault}")),
     }
 }
 
@@ -155,10 +155,7 @@ fn shape_of(
 fn readable_bias(call: &Call<'_>, bias: &Tensor, channels: usize) -> Result<Tensor> {
     let (of, dtype) = (call.tensor(0).dtype(), bias.dtype());
     if bias.shape() != [channels] || dtype != of {
-        return Err(Error::invalid(format!(
-            "convolution: a bias {:?} of {dtype} for {channels} channels of {of}",
-            bias.shape()
-        )));
+        refuse!("convolution: a bias {:?} of {dtype} for {channels} channels of {of}", bias.shape());
     }
     readable(bias, false, call.label)
 }
@@ -244,15 +241,14 @@ fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> R
 /// Computes one of input, weight and output from the other two.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let (first, second, computed) = (call.tensor(0), call.tensor(1), Computed::of(call.int(2))?);
-    if first.dtype() != second.dtype() {
-        return Err(Error::invalid(format!(
-            "convolution: Input type ({}) and weight type ({}) should be the same",
-            first.dtype(),
-            second.dtype()
-        )));
-    }
+    refuse_if!(
+        first.dtype() != second.dtype(),
+        "convolution: Input type ({}) and weight type ({}) should be the same",
+        first.dtype(),
+        second.dtype()
+    );
     let size: Option<Shape> = call.ints(3).iter().map(|&extent| usize::try_from(extent).ok()).collect();
-    let size = size.ok_or_else(|| Error::invalid("convolution: a size of the result is negative"))?;
+    let size = size.ok_or_else(|| invalid!("convolution: a size of the result is negative"))?;
     let shapes: [&[usize]; 3] = match computed {
         Computed::Output => [first.shape(), second.shape(), &size],
         Computed::Input => [&size, second.shape(), first.shape()],
@@ -304,9 +300,7 @@ pub(crate) static GRADIENT: Formula = Formula {
         let computed = Computed::of(gradient_call.int(2))?;
         let window = [4, 5, 6].map(|place| gradient_call.ints(place));
         if gradient_call.bool(9) {
-            return Err(Error::invalid(
-                "convolution: with the rectified linear unit in it, it has no gradient",
-            ));
+            refuse!("convolution: with the rectified linear unit in it, it has no gradient");
         }
         gradient_call.each(|place| {
             if place == 2 {

@@ -3,7 +3,7 @@
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::default_dtype;
 use thalweg_ops::structured::FULL;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 
 use crate::dispatch::Call;
 use crate::dtype_name::overflow_text;
@@ -51,5 +51,5 @@ pub(crate) fn convertible(value: Scalar, dtype: DType) -> Result<Scalar> {
     if whole || range.contains(&number) || (dtype.is_floating_point() && !number.is_finite()) {
         return Ok(value);
     }
-    Err(Error::invalid(format!("{}: {number}", overflow_text(dtype))))
+    Err(invalid!("{}: {number}", overflow_text(dtype)))
 }

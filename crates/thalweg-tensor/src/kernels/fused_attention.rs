@@ -18,7 +18,7 @@ use thalweg_kernels::attention::{
     Addresses, Attention, AttentionPass, CHUNK, Dropout, KeptAddresses, KeptWeights, LibraryAttention, Mask,
     MaskStrides, Pass, PerOperand, Strides, TensorCores,
 };
-use thalweg_runtime::{Device, Error, Label, Result, Stream};
+use thalweg_runtime::{Device, Error, Label, Result, Stream, invalid, refuse, refuse_if};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
@@ -53,9 +53,7 @@ fn strides_of(tensor: &Tensor) -> Strides {
 fn whole_mask(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<Tensor> {
     if mask.dtype() != query.dtype() && mask.dtype() != DType::Bool {
         let (found, wanted) = (mask.dtype(), query.dtype());
-        return Err(Error::invalid(format!(
-            "attention: the mask is of truth values or of the queries' dtype {wanted}, not {found}"
-        )));
+        refuse!("attention: the mask is of truth values or of the queries' dtype {wanted}, not {found}");
     }
     let (q, keys) = (query.shape(), key.shape()[2]);
     mask.detach().expand(&[q[0], q[1], q[2], keys])
@@ -153,9 +151,9 @@ impl Options {
         match (self.dropout, state.filter(is_state)) {
             (0.0, _) => Ok(None),
             (0.0..=1.0, Some(state)) if state.is_contiguous() => Ok(Some(state)),
-            (p, _) => Err(Error::invalid(format!(
-                "attention: dropout with a probability of {p} draws from a state of two int64"
-            ))),
+            (p, _) => {
+                Err(invalid!("attention: dropout with a probability of {p} draws from a state of two int64"))
+            }
         }
     }
 }
@@ -190,9 +188,7 @@ impl Operands<'_> {
                 done => return done,
             }
         }
-        if !is_flash {
-            return Err(Error::invalid("attention: none of the backends of this call is a fused one"));
-        }
+        refuse_if!(!is_flash, "attention: none of the backends of this call is a fused one");
         if !is_backward {
             return self.launch(Pass::Forward, at, attention, stream, label);
         }
@@ -304,12 +300,12 @@ fn check(query: &Tensor, key: &Tensor, value: &Tensor, like_query: &[&Tensor]) -
             .all(|tensor| tensor.dtype() == query.dtype());
     match fits {
         true if [q, k].iter().all(|shape| !shape.contains(&0)) => Ok(()),
-        true => Err(Error::invalid("attention: every operand has elements")),
-        false => Err(Error::invalid(format!(
+        true => Err(invalid!("attention: every operand has elements")),
+        false => Err(invalid!(
             "attention: operands are (batch, heads, tokens, features) of one dtype, keys and values of one shape; but those are {q:?}, {k:?} \
              and {:?}",
             value.shape()
-        ))),
+        )),
     }
 }
 
@@ -317,9 +313,7 @@ fn check(query: &Tensor, key: &Tensor, value: &Tensor, like_query: &[&Tensor]) -
 fn check_lse(query: &Tensor, lse: &Tensor) -> Result<()> {
     match lse.dtype() == DType::F32 && lse.shape() == &query.shape()[..3] && lse.is_contiguous() {
         true => Ok(()),
-        false => {
-            Err(Error::invalid("attention: the logarithms are contiguous float32 (batch, heads, tokens)"))
-        }
+        false => Err(invalid!("attention: the logarithms are contiguous float32 (batch, heads, tokens)")),
     }
 }
 
@@ -447,7 +441,7 @@ pub(crate) fn backward_of_mask(call: &Call<'_>) -> Result<Tensors> {
     let options = Options::with_dropout(call, 8);
     let Known { gradient, query, key, value, mask, state, result, lse } = Known::of(call, options)?;
     let Some(mask) = mask.filter(|mask| mask.dtype() == query.dtype()) else {
-        return Err(Error::invalid("attention: only a mask of numbers has a gradient"));
+        refuse!("attention: only a mask of numbers has a gradient");
     };
     let [q, k, v, o, grad_o] = [query, key, value, result, gradient].map(readable);
     let (q, k, v, o, grad_o) = (q?, k?, v?, o?, grad_o?);
@@ -473,7 +467,7 @@ pub(crate) fn kept_weights(call: &Call<'_>) -> Result<Tensors> {
     let (Some(shape), Some(state), Some(dropout)) =
         (sizes.filter(|sizes| sizes.len() == 4), state, Dropout::of(call.float(2)))
     else {
-        return Err(Error::invalid("attention: kept weights have four sizes, and a probability above 0"));
+        refuse!("attention: kept weights have four sizes, and a probability above 0");
     };
     let stream = call.device.current_stream();
     let kept = Tensor::empty_on(&shape, DType::Bool, &stream, call.label)?;
@@ -565,7 +559,7 @@ fn by_operators(
     let of_scores = of_mask.mul_scalar(scale)?;
     let narrow = |tensor: &Tensor, like: &Tensor| -> Result<Tensor> {
         let &[batch, heads, tokens, features] = like.shape() else {
-            return Err(Error::invalid("four dimensions"));
+            refuse!("four dimensions");
         };
         let of_groups = tensor.reshape(&[batch, heads, tensor.shape()[1] / heads, tokens, features])?;
         of_groups.sum(&[2], false)?.to_dtype(like.dtype())
@@ -593,7 +587,7 @@ pub(crate) fn packed(call: &Call<'_>) -> Result<Tensors> {
     let packed = call.tensor(0).detach();
     if !matches!(packed.shape(), [_, _, 3, _]) || packed.elements() == 0 {
         let shape = packed.shape();
-        return Err(Error::invalid(format!("the input is (tokens, heads, 3, features), not {shape:?}")));
+        refuse!("the input is (tokens, heads, 3, features), not {shape:?}");
     }
     let [query, key, value] = parts(&packed)?;
     let (q, k, v) = (readable(&query)?, readable(&key)?, readable(&value)?);

@@ -5,7 +5,7 @@ use std::panic::Location;
 use thalweg_ir::element_count;
 use thalweg_kernels::Placed;
 use thalweg_kernels::grid_sample::{GridSample, Interpolation, Padding};
-use thalweg_runtime::{DevicePointer, Error, Result};
+use thalweg_runtime::{DevicePointer, Error, Result, refuse, refuse_if};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
@@ -34,11 +34,7 @@ fn described(call: &impl Arguments, [x, grid, output]: [&Tensor; 3], backward: b
     let choice = |place: usize| usize::try_from(call.int(place)).unwrap_or(usize::MAX);
     let (interpolation, padding) = (Interpolation::ALL.get(choice(2)), Padding::ALL.get(choice(3)));
     let (Some(&interpolation), Some(&padding)) = (interpolation, padding) else {
-        return Err(Error::invalid(format!(
-            "grid_sample: there is no interpolation {} with padding {}",
-            call.int(2),
-            call.int(3)
-        )));
+        refuse!("grid_sample: there is no interpolation {} with padding {}", call.int(2), call.int(3));
     };
     let extent = |tensor: &Tensor, dim: usize| tensor.shape()[dim] as u64;
     Ok(GridSample {
@@ -61,15 +57,14 @@ fn described(call: &impl Arguments, [x, grid, output]: [&Tensor; 3], backward: b
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let (x, grid) = (call.tensor(0).detach(), call.tensor(1).detach());
     let fits = x.rank() == 4 && grid.rank() == 4 && x.shape()[0] == grid.shape()[0] && grid.shape()[3] == 2;
-    if !fits || x.dtype() != grid.dtype() || x.shape()[2..].contains(&0) {
-        return Err(Error::invalid(format!(
-            "grid_sample: images {:?} {} and a grid {:?} {} do not fit together",
-            x.shape(),
-            x.dtype(),
-            grid.shape(),
-            grid.dtype()
-        )));
-    }
+    refuse_if!(
+        !fits || x.dtype() != grid.dtype() || x.shape()[2..].contains(&0),
+        "grid_sample: images {:?} {} and a grid {:?} {} do not fit together",
+        x.shape(),
+        x.dtype(),
+        grid.shape(),
+        grid.dtype()
+    );
     let shape = [x.shape()[0], x.shape()[1], grid.shape()[1], grid.shape()[2]];
     element_count(&shape)?;
     let stream = call.device.current_stream();

@@ -18,7 +18,9 @@ use thalweg_kernels::sort::SortIndices;
 use thalweg_kernels::{NativeKernel, Placed};
 use thalweg_ops::Placement;
 use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY};
-use thalweg_runtime::{DevicePointer, Error, Label, OutOfRangeReport, RangeOf, Result};
+use thalweg_runtime::{
+    DevicePointer, Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if,
+};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::destination::for_kernel_over;
@@ -34,14 +36,9 @@ pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
 /// Returns the numbers of rows and features of an embedding, and its indices as one contiguous dimension.
 fn sizes(weight: &Tensor, indices: &Tensor) -> Result<([usize; 2], Tensor)> {
     let &[embeddings, features] = weight.shape() else {
-        return Err(Error::invalid(format!(
-            "the weight is (embeddings, features), not {:?}",
-            weight.shape()
-        )));
+        refuse!("the weight is (embeddings, features), not {:?}", weight.shape());
     };
-    if indices.dtype() != DType::I64 {
-        return Err(Error::invalid(format!("the indices are {}, not int64", indices.dtype())));
-    }
+    refuse_if!(indices.dtype() != DType::I64, "the indices are {}, not int64", indices.dtype());
     Ok(([embeddings, features], indices.reshape(&[indices.elements()])?.contiguous()?))
 }
 
@@ -115,10 +112,7 @@ impl Backward for EmbeddingBackward {
 /// Returns a tensor's three extents, or an error if it does not have three dimensions.
 fn three(tensor: &Tensor) -> Result<[usize; 3]> {
     tensor.shape().try_into().map_err(|_| {
-        Error::invalid(format!(
-            "a tensor (outer, extent, inner) has three dimensions, not {:?}",
-            tensor.shape()
-        ))
+        invalid!("a tensor (outer, extent, inner) has three dimensions, not {:?}", tensor.shape())
     })
 }
 
@@ -128,20 +122,18 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
     if index.dtype() == DType::I64 && shape[0] == outer && shape[2] == inner {
         return Ok(shape);
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "the indices are int64 ({outer}, count, {inner}), not {} {:?}",
         index.dtype(),
         index.shape()
-    )))
+    ))
 }
 
 /// Reports indices that are not from 0 on below an extent, nor the one that is allowed besides. Returns one element, which nothing is
 /// written to.
 pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
     let index = call.tensor(0);
-    if index.dtype() != DType::I64 {
-        return Err(Error::invalid(format!("the indices are {}, not int64", index.dtype())));
-    }
+    refuse_if!(index.dtype() != DType::I64, "the indices are {}, not int64", index.dtype());
     let result = Tensor::empty_on(&[1], DType::I64, &call.device.current_stream(), call.label)?;
     if index.elements() > 0 {
         launch_placed(
@@ -221,9 +213,7 @@ pub(crate) fn combine_of(call: &impl Arguments) -> Result<Combine> {
     let found = Combine::ALL.into_iter().find(|combine| combine.name() == name);
     found.ok_or_else(|| {
         let known = Combine::ALL.map(Combine::name).join(", ");
-        Error::invalid(format!(
-            "thalweg::scatter: reduce=\"{name}\" does not combine elements: use one of {known}"
-        ))
+        invalid!("thalweg::scatter: reduce=\"{name}\" does not combine elements: use one of {known}")
     })
 }
 
@@ -242,10 +232,7 @@ pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let [outer, extent, inner] = three(target)?;
     let rows = check_index([outer, extent, inner], index)?;
     if source.shape() != rows || source.dtype() != target.dtype() {
-        return Err(Error::invalid(format!(
-            "the source must be {} {rows:?} as target and indices are, not {source:?}",
-            target.dtype()
-        )));
+        refuse!("the source must be {} {rows:?} as target and indices are, not {source:?}", target.dtype());
     }
     Scatter { index, source, combine, label: call.label }.onto(Target::Copied(target))
 }
@@ -256,12 +243,8 @@ pub(crate) fn gather_backward(call: &Call<'_>) -> Result<Tensors> {
     let (source, index) = (call.tensor(0), call.tensor(1));
     let [outer, _, inner] = three(source)?;
     let rows = check_index([outer, 0, inner], index)?;
-    let extent = usize::try_from(call.int(2)).map_err(|_| Error::invalid("an extent is not negative"))?;
-    if source.shape() != rows {
-        return Err(Error::invalid(format!(
-            "the source must be {rows:?} as the indices are, not {source:?}"
-        )));
-    }
+    let extent = usize::try_from(call.int(2)).map_err(|_| invalid!("an extent is not negative"))?;
+    refuse_if!(source.shape() != rows, "the source must be {rows:?} as the indices are, not {source:?}");
     let scatter = Scatter { index, source, combine: Combine::Sum, label: call.label };
     scatter.onto(Target::Zeros([outer, extent, inner]))
 }
@@ -587,9 +570,9 @@ pub(crate) fn index_copy(
         return Err(Error::index(format!("index is out of bounds for dimension {dimension} with size 0")));
     }
     let Some((shape, strides)) = around(target, dimension)? else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "{target:?} cannot be walked along dimension {dimension} with even strides; make it contiguous"
-        )));
+        );
     };
     let source = match around(source, dimension)? {
         Some(_) => source.clone(),

@@ -9,7 +9,7 @@ use thalweg_kernels::matmul::few_rows::FewRows;
 use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::{structured, table};
-use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
+use thalweg_runtime::{Error, Label, MatmulEpilogue, Result, invalid, refuse};
 
 use super::matmul::{matrix, product, summed_product, summed_rows};
 use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
@@ -39,14 +39,12 @@ impl<'a> Operands<'a> {
 
     fn check(&self) -> Result<()> {
         let &[rows, inputs] = self.input.shape() else {
-            return Err(Error::invalid(format!("the input has 2 dimensions, not {:?}", self.input.shape())));
+            refuse!("the input has 2 dimensions, not {:?}", self.input.shape());
         };
         let outputs = match self.weight.shape() {
             &[outputs, width] if width == inputs => outputs,
             other => {
-                return Err(Error::invalid(format!(
-                    "the weight is (out, {inputs}) for an input of {inputs} features, not {other:?}"
-                )));
+                refuse!("the weight is (out, {inputs}) for an input of {inputs} features, not {other:?}");
             }
         };
         for (name, tensor, shape) in
@@ -55,16 +53,16 @@ impl<'a> Operands<'a> {
             if let Some(tensor) = tensor
                 && tensor.shape() != shape
             {
-                return Err(Error::invalid(format!("the {name} is {shape:?}, not {:?}", tensor.shape())));
+                refuse!("the {name} is {shape:?}, not {:?}", tensor.shape());
             }
         }
         let dtype = self.input.dtype();
         let others = [Some(self.weight), self.bias, self.addend];
         match others.into_iter().flatten().find(|tensor| tensor.dtype() != dtype) {
-            Some(other) => Err(Error::invalid(format!(
+            Some(other) => Err(invalid!(
                 "the dtypes differ ({dtype} and {}); convert one with `to_dtype`",
                 other.dtype()
-            ))),
+            )),
             None => Ok(()),
         }
     }
@@ -192,13 +190,13 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
     if let Some(part) =
         norm.iter().find(|part| part.shape() != &input.shape()[1..] || part.dtype() != input.dtype())
     {
-        return Err(Error::invalid(format!(
+        refuse!(
             "the norm's weight and bias are {:?} {}, not {:?} {}",
             &input.shape()[1..],
             input.dtype(),
             part.shape(),
             part.dtype()
-        )));
+        );
     }
     let (product, [a, b]) = product(input, &transposed(weight)?)?;
     let stream = call.device.current_stream();

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, refuse};
 
 use super::linear::layer;
 use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
@@ -162,7 +162,7 @@ pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Labe
     check(a, b)?;
     let ((a, a_matrix), (b, b_matrix)) = (matrix(a)?, matrix(b)?);
     let &[batch, m, n] = result.shape() else {
-        return Err(Error::invalid(format!("the result has 3 dimensions, not {:?}", result.shape())));
+        refuse!("the result has 3 dimensions, not {:?}", result.shape());
     };
     let strides = result.layout().strides();
     let product = Matmul {

@@ -7,7 +7,8 @@
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::Matmul;
 use thalweg_runtime::{
-    Activation, ActivationPass, Error, Label, MatmulActivation, MatmulEpilogue, Result, Stream,
+    Activation, ActivationPass, Error, Label, MatmulActivation, MatmulEpilogue, Result, Stream, invalid,
+    refuse, refuse_if,
 };
 
 use super::linear::transposed;
@@ -49,25 +50,24 @@ fn check(
     let ([&[rows, inputs], &[hidden, own], &[outputs, middle]], true) =
         (shapes, tensors.iter().all(|tensor| tensor.dtype() == tensors[0].dtype()))
     else {
-        return Err(Error::invalid(format!("mlp: three matrices of one dtype, not {shapes:?}")));
+        refuse!("mlp: three matrices of one dtype, not {shapes:?}");
     };
     let fits = |bias: Option<&Tensor>, length: usize| {
         bias.is_none_or(|bias| bias.shape() == [length] && bias.dtype() == tensors[0].dtype())
     };
     let biases_fit =
         biases[0].is_some() == biases[1].is_some() && fits(biases[0], hidden) && fits(biases[1], outputs);
-    if own != inputs || middle != hidden || !biases_fit {
-        return Err(Error::invalid(format!(
-            "mlp: (rows, in), (hidden, in) and (out, hidden), with biases (hidden) and (out) or without, not {shapes:?}"
-        )));
-    }
+    refuse_if!(
+        own != inputs || middle != hidden || !biases_fit,
+        "mlp: (rows, in), (hidden, in) and (out, hidden), with biases (hidden) and (out) or without, not {shapes:?}"
+    );
     let [m, n, k] = [rows, hidden, inputs].map(|extent| extent as u64);
     let product = Matmul::contiguous(m, n, k, 1, tensors[0].dtype());
     match stream.takes_activation(&product, function) && outputs > 0 && rows > 0 {
         true => Ok(()),
-        false => Err(Error::invalid(
-            "mlp: no library here takes the activation of this product; take the layers apart",
-        )),
+        false => {
+            Err(invalid!("mlp: no library here takes the activation of this product; take the layers apart"))
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Scalar, Shape};
 use thalweg_ops::Placement;
 use thalweg_ops::structured::{INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
-use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result, invalid, refuse};
 
 use super::indexing::strided;
 use crate::autograd::formula::{Formula, GradientCall};
@@ -24,16 +24,16 @@ fn checked(call: &Call<'_>) -> Result<[usize; 3]> {
     let (x, target) = (call.tensor(0), call.tensor(1));
     let dimension = usize::try_from(call.int(4)).ok().filter(|&dimension| dimension < x.rank());
     let Some(dimension) = dimension else {
-        return Err(Error::invalid(format!("{x:?} has no dimension {} of classes", call.int(4))));
+        refuse!("{x:?} has no dimension {} of classes", call.int(4));
     };
     let mut rows: Shape = x.shape().into();
     let classes = rows.remove(dimension);
     if target.shape() != rows.as_slice() || target.dtype() != DType::I64 {
-        return Err(Error::invalid(format!("the classes are int64 {rows:?}, not {target:?}")));
+        refuse!("the classes are int64 {rows:?}, not {target:?}");
     }
     match call.optional_tensor(2) {
         Some(weight) if weight.shape() != [classes] || weight.dtype() != x.dtype() => {
-            Err(Error::invalid(format!("the weights are {} [{classes}], not {weight:?}", x.dtype())))
+            Err(invalid!("the weights are {} [{classes}], not {weight:?}", x.dtype()))
         }
         _ => Ok(extents_around(x.shape(), dimension)),
     }

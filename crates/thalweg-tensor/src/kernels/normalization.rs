@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{ADD_LAYER_NORM, LAYER_NORM_AFFINE};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, refuse_if};
 
 use super::normalized::{Normalized, kept_shape, over_rows, weighted};
 use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
@@ -33,15 +33,14 @@ pub(crate) fn fork(call: &Call<'_>) -> Result<Tensors> {
 /// place.)
 pub(crate) fn add(call: &Call<'_>) -> Result<Tensors> {
     let [x, branch] = [call.tensors[0], call.tensors[1]];
-    if x.shape() != branch.shape() || x.dtype().promote(branch.dtype()).ok() != Some(x.dtype()) {
-        return Err(Error::invalid(format!(
-            "the branch must have the shape {:?}, and a dtype that can be added to {}; it is {:?} {}",
-            x.shape(),
-            x.dtype(),
-            branch.shape(),
-            branch.dtype()
-        )));
-    }
+    refuse_if!(
+        x.shape() != branch.shape() || x.dtype().promote(branch.dtype()).ok() != Some(x.dtype()),
+        "the branch must have the shape {:?}, and a dtype that can be added to {}; it is {:?} {}",
+        x.shape(),
+        x.dtype(),
+        branch.shape(),
+        branch.dtype()
+    );
     normalize(&ADD_LAYER_NORM, call)
 }
 
@@ -55,11 +54,10 @@ fn normalize(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
     let fits = !dimensions.is_empty()
         && dimensions.iter().copied().eq(rows..x.rank())
         && parameters.iter().all(|parameter| parameter.shape() == &x.shape()[rows..]);
-    if !fits {
-        return Err(Error::invalid(format!(
-            "dimensions {dimensions:?} must be the last ones, in their order, and weight and bias have their shape"
-        )));
-    }
+    refuse_if!(
+        !fits,
+        "dimensions {dimensions:?} must be the last ones, in their order, and weight and bias have their shape"
+    );
     let spread =
         parameters.iter().map(|tensor| tensor.detach().expand(x.shape())).collect::<Result<Tensors>>()?;
     let tensors: SmallVec<[&Tensor; 4]> = inputs.iter().copied().chain(&spread).collect();

@@ -1,7 +1,7 @@
 //! Normalized rows, with gradients of gradients, and the dimensions of a row.
 
 use thalweg_ir::Shape;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use crate::autograd::is_grad_enabled;
 use crate::dispatch::Ints;
@@ -72,12 +72,11 @@ pub(crate) fn normalized_shape(
     list: &Ints,
     parameters: &[(&str, Option<&Tensor>)],
 ) -> Result<Shape> {
-    if list.is_empty() {
-        return Err(Error::invalid(
-            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got \
-             normalized_shape = []",
-        ));
-    }
+    refuse_if!(
+        list.is_empty(),
+        "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got \
+         normalized_shape = []"
+    );
     let is = |shape: &[usize]| {
         shape.len() == list.len() && shape.iter().zip(list).all(|(&extent, &wanted)| extent as i64 == wanted)
     };
@@ -85,20 +84,20 @@ pub(crate) fn normalized_shape(
         if let Some(parameter) = parameter
             && !is(parameter.shape())
         {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "Expected {name} to be of same shape as normalized_shape, but got {name} of shape {} and normalized_shape = \
                  {list:?}",
                 sizes(parameter.shape())
-            )));
+            );
         }
     }
     let rows = input.rank().checked_sub(list.len()).filter(|&rows| is(&input.shape()[rows..]));
     rows.map(|rows| input.shape()[rows..].into()).ok_or_else(|| {
         let wanted: Vec<String> = list.iter().map(ToString::to_string).collect();
-        Error::invalid(format!(
+        invalid!(
             "Given normalized_shape={list:?}, expected input with shape [*, {}], but got input of size{}",
             wanted.join(", "),
             sizes(input.shape())
-        ))
+        )
     })
 }

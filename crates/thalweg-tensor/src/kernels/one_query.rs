@@ -3,7 +3,7 @@
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::one_query::{OneQuery, Steps};
-use thalweg_runtime::{DevicePointer, Error, Label, Result};
+use thalweg_runtime::{DevicePointer, Error, Label, Result, refuse_if};
 
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -51,15 +51,14 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         && (query.shape()[0], query.shape()[3]) == (key.shape()[0], key.shape()[3])
         && [key, value].iter().all(|tensor| tensor.dtype() == query.dtype())
         && takes(query, key, mask);
-    if !fits {
-        return Err(Error::invalid(format!(
-            "attention of one query: it takes (batch, heads, 1, features), keys and values of one shape, and a mask of truth values; not \
-             {:?}, {:?} and {:?}",
-            query.shape(),
-            key.shape(),
-            value.shape()
-        )));
-    }
+    refuse_if!(
+        !fits,
+        "attention of one query: it takes (batch, heads, 1, features), keys and values of one shape, and a mask of truth values; not \
+         {:?}, {:?} and {:?}",
+        query.shape(),
+        key.shape(),
+        value.shape()
+    );
     let shape = [query.shape()[0], query.shape()[1], 1, query.shape()[3]];
     let stream = call.device.current_stream();
     let result = Tensor::empty_on(&shape, query.dtype(), &stream, call.label)?;

@@ -3,7 +3,7 @@
 use thalweg_ir::{DType, element_count};
 use thalweg_kernels::Placed;
 use thalweg_kernels::random::{Distribution, Draw, Operands};
-use thalweg_runtime::{DevicePointer, Error, Result};
+use thalweg_runtime::{DevicePointer, Error, Result, invalid, refuse_if};
 
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -25,9 +25,7 @@ pub(crate) fn drawn(call: &Call<'_>, distribution: Distribution) -> Result<Tenso
 pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
     let (source, elements, keep) =
         (call.tensor(0).detach().contiguous()?, count(call, 5)?, call.scalar(4).to_f64());
-    if source.shape() != [elements] {
-        return Err(Error::invalid(format!("it drops of {elements} elements, not of {:?}", source.shape())));
-    }
+    refuse_if!(source.shape() != [elements], "it drops of {elements} elements, not of {:?}", source.shape());
     let stream = call.device.current_stream();
     let empty = |dtype| Tensor::result_on(&[elements], dtype, &stream, call.label);
     let (result, mask) = (empty(source.dtype())?, empty(DType::Bool)?);
@@ -49,13 +47,13 @@ pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
 fn count(call: &Call<'_>, place: usize) -> Result<usize> {
     let sizes = call.ints(place);
     let sizes: Option<Vec<usize>> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
-    let sizes = sizes.ok_or_else(|| Error::invalid("it draws no negative number of elements"))?;
+    let sizes = sizes.ok_or_else(|| invalid!("it draws no negative number of elements"))?;
     Ok(element_count(&sizes)?)
 }
 
 fn threads(call: &Call<'_>, place: usize) -> Result<u64> {
     let threads = call.scalar(place).to_i64();
-    u64::try_from(threads).map_err(|_| Error::invalid(format!("random numbers of {threads} threads")))
+    u64::try_from(threads).map_err(|_| invalid!("random numbers of {threads} threads"))
 }
 
 /// Returns the addresses of seed and offset, the tensors from a position on.
@@ -63,6 +61,6 @@ fn state(call: &Call<'_>, place: usize) -> Result<[DevicePointer; 2]> {
     let state = [place, place + 1].map(|place| call.tensor(place));
     match state.iter().all(|number| number.dtype() == DType::I64 && number.elements() == 1) {
         true => Ok(state.map(Tensor::pointer)),
-        false => Err(Error::invalid("seed and offset are an int64 each")),
+        false => Err(invalid!("seed and offset are an int64 each")),
     }
 }

@@ -8,7 +8,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape, inverse_order};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, invalid};
 
 use super::indexing::index_copy;
 use crate::autograd::{Backward, Edge, Gradients, Node, Region, Saved, ViewOf, is_grad_enabled};
@@ -97,7 +97,7 @@ impl Recording {
     /// base autograd does not know, or if it is an inference tensor outside inference mode.
     pub(crate) fn new(target: &Tensor, source: &Tensor) -> Result<Option<Self>> {
         target.check_inference_write()?;
-        let refused = |why: &str| Err(Error::invalid(format!("{target:?} {why}")));
+        let refused = |why: &str| Err(invalid!("{target:?} {why}"));
         if !is_grad_enabled() {
             return Ok(None);
         }

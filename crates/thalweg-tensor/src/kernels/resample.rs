@@ -6,7 +6,7 @@ use std::panic::Location;
 use thalweg_ir::{Shape, element_count};
 use thalweg_kernels::Placed;
 use thalweg_kernels::resample::{Resample, ResampleBy};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{self, Argument, Arguments, Call, Ints, Operator, built_in};
@@ -54,17 +54,17 @@ fn run(call: &Call<'_>, backward: bool) -> Result<Tensors> {
     let x = call.tensor(0);
     let (by, size, before) = (call.int(1), call.ints(2), call.ints(4));
     let Argument::Floats(scale) = call.argument(3) else {
-        return Err(Error::invalid("resample: scale is a list of numbers"));
+        refuse!("resample: scale is a list of numbers");
     };
     let by = usize::try_from(by).ok().and_then(|by| ResampleBy::ALL.get(by).copied());
     let extents: Option<Shape> = size.iter().map(|&extent| usize::try_from(extent).ok()).collect();
     let axes = size.len();
     let fits = (1..=3).contains(&axes) && x.rank() == axes + 2 && [scale.len(), before.len()] == [axes; 2];
     let (Some(by), Some(extents), true) = (by, extents, fits) else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "resample: images of shape {:?} do not have the axes of size {size:?}, scale {scale:?} and padding {before:?}",
             x.shape()
-        )));
+        );
     };
     let x = x.detach();
     let shape: Shape = x.shape()[..2].iter().copied().chain(extents.iter().copied()).collect();
@@ -141,7 +141,7 @@ fn parts_of(x: &Tensor, channels_last: bool) -> Result<Tensor> {
 fn gradient(call: &GradientCall<'_>, operator: &'static Operator) -> Result<Tensor> {
     let size: Ints = call.shape(0)[2..].iter().map(|&extent| extent as i64).collect();
     let Argument::Floats(scale) = call.argument(3) else {
-        return Err(Error::invalid("resample: scale is a list of numbers"));
+        refuse!("resample: scale is a list of numbers");
     };
     self::call(operator, &call.gradient()?, call.int(1), (&size, scale, &call.ints(4)))
 }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
 pub(crate) use thalweg_ops::lower::{LoopArguments, Points};
 use thalweg_ops::{LoopOp, Sizes, Space};
-use thalweg_runtime::{Device, Error, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse_if};
 
 use super::Resolved;
 use crate::dispatch::{Argument, Call};
@@ -98,11 +98,8 @@ impl LoopCall<'_> {
 
 /// Returns integers as extents or dimensions, which are at least 0.
 fn unsigned(list: &[i64]) -> Result<Shape> {
-    let to_runtime_error = |_| {
-        Error::invalid(format!(
-            "{list:?} must be at least 0; what is below has more elements than can be addressed"
-        ))
-    };
+    let to_runtime_error =
+        |_| invalid!("{list:?} must be at least 0; what is below has more elements than can be addressed");
     list.iter().map(|&number| usize::try_from(number).map_err(to_runtime_error)).collect()
 }
 
@@ -111,7 +108,7 @@ fn check_sizes(operator: &LoopOp, tensors: &[&Tensor], points: &Points) -> Resul
     let integers = points.integers();
     let counted = |what: &str, count: usize| match integers.len() == count {
         true => Ok(()),
-        false => Err(Error::invalid(format!("the operator takes {count} {what}, not {}", integers.len()))),
+        false => Err(invalid!("the operator takes {count} {what}, not {}", integers.len())),
     };
     match operator.sizes {
         Sizes::None => counted("extents", 0),
@@ -133,9 +130,7 @@ fn check_dimensions(list: &[usize], tensor: &Tensor) -> Result<()> {
                 tensor.shape()
             )));
         }
-        if list[..index].contains(&dimension) {
-            return Err(Error::invalid(format!("the dimensions {list:?} repeat")));
-        }
+        refuse_if!(list[..index].contains(&dimension), "the dimensions {list:?} repeat");
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_ops::lower::{LaunchNumbers, LoopLaunch, Operand, Place, Steps};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
-use thalweg_runtime::{Device, Error, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result, refuse};
 
 use crate::deferred::{self, Deferral, SharedLaunch};
 use crate::tensor::{Tensor, Tensors, check_memory};
@@ -104,7 +104,7 @@ pub(crate) fn launch_placed(
     if let Some((tensor, output)) =
         is_written.into_iter().find(|(tensor, output)| tensor.dtype() != output.dtype)
     {
-        return Err(Error::invalid(format!("a result must be {}, not {}", output.dtype, tensor.dtype())));
+        refuse!("a result must be {}, not {}", output.dtype, tensor.dtype());
     }
     let lowered = LoopLaunch {
         id: forward.id,

@@ -9,7 +9,7 @@ use std::panic::Location;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes, inverse_order};
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result};
+use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable, Kernel};
 use super::index::{checked, gathered, long, number_like};
@@ -83,12 +83,11 @@ operators! {
         fn masked_fill_tensor(mask: tensor, value: tensor)
         = Composite(|call| {
         let value = call.tensor(2);
-        if value.rank() != 0 {
-            return Err(Error::invalid(format!(
-                "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {} dimension(s).",
-                value.rank()
-            )));
-        }
+        refuse_if!(
+            value.rank() != 0,
+            "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {} dimension(s).",
+            value.rank()
+        );
         let dtype = call.tensor(0).dtype();
         if value.dtype().is_complex() && !dtype.is_complex() {
             return Err(overflow(dtype));
@@ -116,21 +115,19 @@ operators! {
     "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
         fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {
             let (x, index, source) = (call.tensor(0), flat_index(call, "put_")?, call.tensor(2));
-            if source.dtype() != x.dtype() {
-                return Err(Error::invalid(format!(
-                    "put_(): self and source expected to have the same dtype, but got self.dtype = {} and source.dtype = {}",
-                    x.dtype(),
-                    source.dtype()
-                )));
-            }
-            if source.elements() != index.elements() {
-                return Err(Error::invalid(format!(
-                    "put_(): Expected source and index to have the same number of elements, but got source.numel() = {}, \
-                     index.numel() = {}",
-                    source.elements(),
-                    index.elements()
-                )));
-            }
+            refuse_if!(
+                source.dtype() != x.dtype(),
+                "put_(): self and source expected to have the same dtype, but got self.dtype = {} and source.dtype = {}",
+                x.dtype(),
+                source.dtype()
+            );
+            refuse_if!(
+                source.elements() != index.elements(),
+                "put_(): Expected source and index to have the same number of elements, but got source.numel() = {}, \
+                 index.numel() = {}",
+                source.elements(),
+                index.elements()
+            );
             let rows = x.reshape(&[1, x.elements(), 1])?;
             let combine = if call.bool(3) { Combine::Sum } else { Combine::Replace };
             scatter(&rows, &index, &source.reshape(index.shape())?, combine)?.reshape(x.shape()).map(single)
@@ -293,10 +290,10 @@ pub(crate) fn truth_values(mask: &Tensor) -> Result<Tensor> {
 /// Returns values broadcast to the shape of the written part.
 fn broadcast_values(values: &Tensor, shape: &[usize]) -> Result<Tensor> {
     values.expand(shape).map_err(|_| {
-        Error::invalid(format!(
+        invalid!(
             "shape mismatch: value tensor of shape {:?} cannot be broadcast to indexing result of shape {shape:?}",
             values.shape()
-        ))
+        )
     })
 }
 
@@ -306,9 +303,9 @@ fn check_written(x: &Tensor, values: &Tensor) -> Result<()> {
         return Ok(());
     }
     let [own, given] = [x.dtype(), values.dtype()].map(named);
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "Index put requires the source and destination dtypes match, got {own} for the destination and {given} for the source."
-    )))
+    ))
 }
 
 /// Returns the only index of a call, if it is a mask whose extents match the tensor's, as a mask over all of the tensor's
@@ -392,11 +389,9 @@ fn coordinates(x: &Tensor, label: Label) -> Result<Tensors> {
 fn check_flags(x: &Tensor, mask: &Tensor) -> Result<()> {
     match x.shape() == mask.shape() {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "the flags have the shape {:?}, not the tensor's {:?}",
-            mask.shape(),
-            x.shape()
-        ))),
+        false => {
+            Err(invalid!("the flags have the shape {:?}, not the tensor's {:?}", mask.shape(), x.shape()))
+        }
     }
 }
 
@@ -411,17 +406,14 @@ fn compact(call: &Call<'_>) -> Result<Tensors> {
 fn replace(call: &Call<'_>) -> Result<Tensors> {
     let (x, mask, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
     check_flags(x, mask)?;
-    if source.dtype() != x.dtype() {
-        return Err(Error::invalid(format!("the source must be {}, not {}", x.dtype(), source.dtype())));
-    }
+    refuse_if!(source.dtype() != x.dtype(), "the source must be {}, not {}", x.dtype(), source.dtype());
     let selection = Selection::new(mask, call.label)?;
-    if source.elements() < selection.count {
-        return Err(Error::invalid(format!(
-            "masked_scatter: expected the number of elements in source to be at least the {} true elements of the mask, but got {}",
-            selection.count,
-            source.elements()
-        )));
-    }
+    refuse_if!(
+        source.elements() < selection.count,
+        "masked_scatter: expected the number of elements in source to be at least the {} true elements of the mask, but got {}",
+        selection.count,
+        source.elements()
+    );
     selection.replaced(x, source).map(single)
 }
 
@@ -467,9 +459,7 @@ static REPLACE: Formula = Formula {
 fn check_mask(mask: &Tensor, operator: &str) -> Result<()> {
     match mask.dtype() {
         DType::Bool => Ok(()),
-        other => Err(Error::invalid(format!(
-            "{operator} only supports boolean masks, but got mask with dtype {other}"
-        ))),
+        other => Err(invalid!("{operator} only supports boolean masks, but got mask with dtype {other}")),
     }
 }
 
@@ -493,10 +483,7 @@ fn masked_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensor> {
 fn masked_select(call: &Call<'_>) -> Result<Tensor> {
     let (x, mask) = (call.tensor(0), call.tensor(1));
     if mask.dtype() != DType::Bool {
-        return Err(Error::invalid(format!(
-            "masked_select: expected BoolTensor for mask, but got {}",
-            mask.dtype()
-        )));
+        refuse!("masked_select: expected BoolTensor for mask, but got {}", mask.dtype());
     }
     let shape = broadcast_shapes(x.shape(), mask.shape())?;
     let (x, mask) = (x.expand(&shape)?, mask.expand(&shape)?);
@@ -507,13 +494,12 @@ fn masked_select(call: &Call<'_>) -> Result<Tensor> {
 fn masked_scatter(call: &Call<'_>) -> Result<Tensor> {
     let (x, mask, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
     check_mask(mask, "masked_scatter_")?;
-    if source.dtype() != x.dtype() {
-        return Err(Error::invalid(format!(
-            "masked_scatter: expected self and source to have same dtypes but got {} and {}",
-            x.dtype(),
-            source.dtype()
-        )));
-    }
+    refuse_if!(
+        source.dtype() != x.dtype(),
+        "masked_scatter: expected self and source to have same dtypes but got {} and {}",
+        x.dtype(),
+        source.dtype()
+    );
     let shape = broadcast_shapes(x.shape(), mask.shape())?;
     call_replace(&x.expand(&shape)?, &mask.expand(&shape)?, source, call.label)
 }
@@ -522,14 +508,9 @@ fn masked_scatter(call: &Call<'_>) -> Result<Tensor> {
 fn flat_index(call: &Call<'_>, operator: &str) -> Result<Tensor> {
     let (x, index) = (call.tensor(0), call.tensor(1));
     if index.dtype() != DType::I64 {
-        return Err(Error::invalid(format!(
-            "{operator}(): Expected a long tensor for index, but got {}",
-            index.dtype()
-        )));
+        refuse!("{operator}(): Expected a long tensor for index, but got {}", index.dtype());
     }
-    if x.elements() == 0 && index.elements() > 0 {
-        return Err(Error::invalid(format!("{operator}(): tried to take from an empty tensor")));
-    }
+    refuse_if!(x.elements() == 0 && index.elements() > 0, "{operator}(): tried to take from an empty tensor");
     let index = index.reshape(&[1, index.elements(), 1])?;
     let count = x.elements();
     checked(&index, (-(count as i64), count), (call.label.operator, RangeOf::Elements))
@@ -537,23 +518,17 @@ fn flat_index(call: &Call<'_>, operator: &str) -> Result<Tensor> {
 
 fn one_hot(call: &Call<'_>) -> Result<Tensor> {
     let (x, classes) = (call.tensor(0), call.int(1));
-    if x.dtype() != DType::I64 {
-        return Err(Error::invalid("one_hot is only applicable to index tensor of type LongTensor."));
-    }
+    refuse_if!(x.dtype() != DType::I64, "one_hot is only applicable to index tensor of type LongTensor.");
     let x = long(x, "one_hot")?;
-    if x.elements() == 0 && classes <= 0 {
-        return Err(Error::invalid("Can not infer total number of classes from empty tensor."));
-    }
+    refuse_if!(x.elements() == 0 && classes <= 0, "Can not infer total number of classes from empty tensor.");
     let classes = match classes {
         -1 => {
             let list = x.to_vec::<i64>()?;
-            if list.iter().any(|&class| class < 0) {
-                return Err(Error::invalid("Class values must be non-negative."));
-            }
+            refuse_if!(list.iter().any(|&class| class < 0), "Class values must be non-negative.");
             list.into_iter().max().unwrap_or(0).saturating_add(1)
         }
         1.. => classes,
-        _ => return Err(Error::invalid("num_classes should be positive")),
+        _ => return Err(invalid!("num_classes should be positive")),
     };
     let all = Tensor::arange(classes as usize, 0i64, 1i64, DType::I64, x.device())?;
     let x = checked(&x, (0, classes as usize), ("one_hot", RangeOf::Classes))?;

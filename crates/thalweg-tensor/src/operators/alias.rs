@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::view::transpose;
@@ -51,10 +51,10 @@ operators! {
     "matrix_H(Tensor(a) self) -> Tensor(a)" = Composite(|call| match call.tensor(0).rank() {
         0 => call.tensor(0).conj().map(single),
         2 => transposed(&call.tensor(0).conj()?, "H"),
-        rank => Err(Error::invalid(format!(
+        rank => Err(invalid!(
             "tensor.H is only supported on matrices (2-D tensors). Got {rank}-D tensor. For batches of matrices, consider using \
              tensor.mH"
-        ))),
+        )),
     }), autocast: Parts;
     /// Returns all dimensions in reverse order.
     "numpy_T(Tensor(a) self) -> Tensor(a)" = Composite(|call| {
@@ -64,7 +64,7 @@ operators! {
     }), autocast: Parts;
     /// Returns the tensor, which must not have truth values.
     "positive(Tensor(a) self) -> Tensor(a)" fn positive() = Composite(|call| match call.tensor(0).dtype() {
-        DType::Bool => Err(Error::invalid("The `+` operator, on a bool tensor is not supported.")),
+        DType::Bool => Err(invalid!("The `+` operator, on a bool tensor is not supported.")),
         _ => Ok(single(call.tensor(0).clone())),
     }), autocast: Parts;
     /// Returns the tensor, whose elements are never kept negated.
@@ -73,7 +73,7 @@ operators! {
     "narrow.Tensor(Tensor(a) self, int dim, Tensor start, SymInt length) -> Tensor(a)" = Composite(|call| {
         let start = call.tensor(2);
         if start.rank() != 0 || start.dtype().is_floating_point() || start.dtype() == DType::Bool {
-            return Err(Error::invalid("start must be an 0-dim integral Tensor."));
+            refuse!("start must be an 0-dim integral Tensor.");
         }
         let start: i64 = start.detach().to_dtype(DType::I64)?.item()?;
         let arguments = [call.tensor(0).into(), call.int(1).into(), start.into(), call.int(3).into()];
@@ -82,7 +82,7 @@ operators! {
     /// Returns the elements in another dtype on a device; the tensor itself if it already is and no copy is requested.
     "to.device(Tensor(a) self, Device device, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
-            let [_, _, dtype, rest @ ..] = call.arguments else { return Err(Error::invalid("a dtype is missing")) };
+            let [_, _, dtype, rest @ ..] = call.arguments else { return Err(invalid!("a dtype is missing")) };
             let there = &super::create::on_device(call, 1)?;
             let arguments: Vec<_> = [there.into(), *dtype].into_iter().chain(rest.iter().copied()).collect();
             built_in!("to.dtype")?.call(&arguments, None, call.label)
@@ -96,10 +96,7 @@ operators! {
         let fits = shape.len() <= x.rank()
             && shape.iter().rev().zip(x.shape().iter().rev()).all(|(&to, &from)| to == from || to == 1);
         if !fits {
-            return Err(Error::invalid(format!(
-                "size {{{shape:?}}} is not expandable to size {{{:?}}}.",
-                x.shape()
-            )));
+            refuse!("size {{{shape:?}}} is not expandable to size {{{:?}}}.", x.shape());
         }
         if shape.is_empty() { x.sum(&[], false) } else { x.sum_to_shape(&shape) }.map(single)
     }), autocast: Parts;
@@ -153,11 +150,11 @@ fn check_power(base: &Tensor, exponent: DType) -> Result<()> {
     let result = if is_complex { DType::C128 } else { DType::F64 };
     match base.dtype() == result {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
+        false => Err(invalid!(
             "the base given to float_power_ has dtype {} but the operation's result requires dtype {}",
             named(base.dtype()),
             named(result)
-        ))),
+        )),
     }
 }
 
@@ -169,19 +166,18 @@ fn widest(x: &Tensor) -> Result<Tensor> {
 fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {
     let (size, order) = (super::view::extents(&call.ints(0))?, call.ints(1));
     super::view::check_options(call.optional_int(3), call.optional_bool(5))?;
-    if size.len() != order.len() {
-        return Err(Error::invalid(format!(
-            "Number of dimensions in size does not match the length of the physical_layout; i.e. len(size) = {} is not equal to \
-             len(physical_layout) = {}",
-            size.len(),
-            order.len()
-        )));
-    }
+    refuse_if!(
+        size.len() != order.len(),
+        "Number of dimensions in size does not match the length of the physical_layout; i.e. len(size) = {} is not equal to \
+         len(physical_layout) = {}",
+        size.len(),
+        order.len()
+    );
     let mut inverse = vec![usize::MAX; size.len()];
     for (place, &dim) in order.iter().enumerate() {
         match usize::try_from(dim).ok().and_then(|dim| inverse.get_mut(dim)) {
             Some(slot) if *slot == usize::MAX => *slot = place,
-            Some(_) => return Err(Error::invalid("Duplicate dim not allowed")),
+            Some(_) => return Err(invalid!("Duplicate dim not allowed")),
             None => {
                 return Err(Error::index(format!(
                     "Dimension out of range (expected to be between 0 and {}, but got {dim} at index {place})",
@@ -201,11 +197,10 @@ fn renamed(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
 }
 
 fn transposed(x: &Tensor, name: &str) -> Result<Tensors> {
-    if x.rank() < 2 {
-        return Err(Error::invalid(format!(
-            "tensor.{name} is only supported on matrices or batches of matrices. Got {}-D tensor.",
-            x.rank()
-        )));
-    }
+    refuse_if!(
+        x.rank() < 2,
+        "tensor.{name} is only supported on matrices or batches of matrices. Got {}-D tensor.",
+        x.rank()
+    );
     transpose(x, -2, -1).map(single)
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape, broadcast_shapes};
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::create::pad;
@@ -92,7 +92,7 @@ fn all_at_least(list: &[Tensor], rank: usize) -> Result<Tensors> {
 
 fn not_empty<'a>(call: &'a Call<'a>, name: &str) -> Result<&'a [Tensor]> {
     match call.tensor_list(0) {
-        [] => Err(Error::invalid(format!("{name} expects a non-empty TensorList"))),
+        [] => Err(invalid!("{name} expects a non-empty TensorList")),
         list => Ok(list),
     }
 }
@@ -100,10 +100,10 @@ fn not_empty<'a>(call: &'a Call<'a>, name: &str) -> Result<&'a [Tensor]> {
 fn block_diag(call: &Call<'_>) -> Result<Tensor> {
     let list = call.tensor_list(0);
     if let Some((place, x)) = list.iter().enumerate().find(|(_, x)| x.rank() > 2) {
-        return Err(Error::invalid(format!(
+        refuse!(
             "torch.block_diag: Input tensors must have 2 or fewer dimensions. Input {place} has {} dimensions",
             x.rank()
-        )));
+        );
     }
     let blocks = all_at_least(list, 2)?;
     if blocks.is_empty() {
@@ -127,10 +127,10 @@ fn block_diag(call: &Call<'_>) -> Result<Tensor> {
 fn cartesian_prod(call: &Call<'_>) -> Result<Tensor> {
     let list = call.tensor_list(0);
     if let Some(x) = list.iter().find(|x| x.rank() != 1) {
-        return Err(Error::invalid(format!("Expect a 1D vector, but got shape {:?}", x.shape())));
+        refuse!("Expect a 1D vector, but got shape {:?}", x.shape());
     }
     match list {
-        [] => Err(Error::invalid("meshgrid expects a non-empty TensorList")),
+        [] => Err(invalid!("meshgrid expects a non-empty TensorList")),
         [only] => Ok(only.clone()),
         _ => {
             let grid: Shape = list.iter().map(Tensor::elements).collect();
@@ -149,11 +149,9 @@ fn cartesian_prod(call: &Call<'_>) -> Result<Tensor> {
 
 fn combinations(call: &Call<'_>) -> Result<Tensor> {
     let (x, r, repeats) = (call.tensor(0), call.int(1), call.bool(2));
-    if x.rank() != 1 {
-        return Err(Error::invalid(format!("Expect a 1D vector, but got shape {:?}", x.shape())));
-    }
+    refuse_if!(x.rank() != 1, "Expect a 1D vector, but got shape {:?}", x.shape());
     let Ok(r) = usize::try_from(r) else {
-        return Err(Error::invalid(format!("Expect a non-negative number, but got {r}")));
+        refuse!("Expect a non-negative number, but got {r}");
     };
     if r == 0 {
         return Tensor::empty(&[0], x.dtype(), x.device());
@@ -170,7 +168,7 @@ fn places_of_combinations(n: usize, r: usize, repeats: bool) -> Result<Vec<i64>>
     let mut count = usize::from(r <= choices);
     for step in 0..r.min(choices) {
         let Some(next) = count.checked_mul(choices - step) else {
-            return Err(Error::invalid("combinations: there are more than can be counted"));
+            refuse!("combinations: there are more than can be counted");
         };
         count = next / (step + 1);
     }

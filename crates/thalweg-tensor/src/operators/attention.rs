@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{LOG_SOFTMAX_BACKWARD, SOFTMAX_BACKWARD};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Lowered};
 use super::create::pad;
@@ -54,9 +54,7 @@ operators! {
 fn softmax_backward<'a>(call: &'a Call<'a>, operator: &'static LoopOp) -> Result<LoopCall<'a>> {
     let (gradient, y) = (call.tensor(0), call.tensor(1));
     if gradient.shape() != y.shape() || gradient.dtype() != y.dtype() || !y.dtype().is_floating_point() {
-        return Err(Error::invalid(
-            "grad_output and output of a softmax must have the same shape and dtype of floats",
-        ));
+        refuse!("grad_output and output of a softmax must have the same shape and dtype of floats");
     }
     let dim = match y.rank() {
         0 => None,
@@ -83,7 +81,7 @@ fn safe_softmax(x: &Tensor, dim: i64) -> Result<Tensor> {
 fn attention(call: &Call<'_>) -> Result<Tensor> {
     let [query, key, value] = [0, 1, 2].map(|place| call.tensor(place));
     let (mask, p, is_causal) = (call.optional_tensor(3), call.float(4), call.bool(5));
-    let refused = |why: String| Err(Error::invalid(format!("scaled_dot_product_attention: {why}")));
+    let refused = |why: String| Err(invalid!("scaled_dot_product_attention: {why}"));
     if [query, key, value].iter().any(|tensor| tensor.rank() < 2) {
         return refused("Expected query, key, and value to all be at least 2 dimensional".into());
     }
@@ -147,8 +145,7 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
 
 /// Returns the heads of key or value, each repeated for the heads of the query that share it.
 fn repeated_heads(query: &Tensor, shared: &Tensor) -> Result<Tensor> {
-    let refused =
-        || Error::invalid("Number of heads in key and value must divide the number of heads in query");
+    let refused = || invalid!("Number of heads in key and value must divide the number of heads in query");
     if query.rank() < 3 || shared.rank() < 3 {
         return Err(refused());
     }
@@ -162,25 +159,20 @@ fn repeated_heads(query: &Tensor, shared: &Tensor) -> Result<Tensor> {
 fn bilinear(call: &Call<'_>) -> Result<Tensor> {
     let [x, y, weight] = [0, 1, 2].map(|place| call.tensor(place));
     let &[outputs, left, right] = weight.shape() else {
-        return Err(Error::invalid(format!("bilinear(): weight must be 3-D, but got {}-D", weight.rank())));
+        refuse!("bilinear(): weight must be 3-D, but got {}-D", weight.rank());
     };
     if x.rank() == 0 || x.rank() != y.rank() || x.shape()[..x.rank() - 1] != y.shape()[..y.rank() - 1] {
-        return Err(Error::invalid(format!(
-            "bilinear(): input batch dimensions do not match: got {:?} and {:?}",
-            x.shape(),
-            y.shape()
-        )));
+        refuse!("bilinear(): input batch dimensions do not match: got {:?} and {:?}", x.shape(), y.shape());
     }
-    if x.shape()[x.rank() - 1] != left || y.shape()[y.rank() - 1] != right {
-        return Err(Error::invalid(format!(
-            "bilinear(): input sizes {:?} and {:?} do not match those of the weight {:?}",
-            x.shape(),
-            y.shape(),
-            weight.shape()
-        )));
-    }
+    refuse_if!(
+        x.shape()[x.rank() - 1] != left || y.shape()[y.rank() - 1] != right,
+        "bilinear(): input sizes {:?} and {:?} do not match those of the weight {:?}",
+        x.shape(),
+        y.shape(),
+        weight.shape()
+    );
     if x.dtype() != weight.dtype() || y.dtype() != weight.dtype() {
-        return Err(Error::invalid("bilinear(): inputs and weight must have the same dtype"));
+        refuse!("bilinear(): inputs and weight must have the same dtype");
     }
     let batch: Shape = x.shape()[..x.rank() - 1].into();
     let rows: usize = batch.iter().product();
@@ -191,10 +183,7 @@ fn bilinear(call: &Call<'_>) -> Result<Tensor> {
     let mut result = forms.mul(&b.unsqueeze(1)?)?.sum(&[2], false)?;
     if let Some(bias) = call.optional_tensor(3) {
         if bias.shape() != [outputs] {
-            return Err(Error::invalid(format!(
-                "bilinear(): bias must have {outputs} elements, not {:?}",
-                bias.shape()
-            )));
+            refuse!("bilinear(): bias must have {outputs} elements, not {:?}", bias.shape());
         }
         result = result.add(&bias.to_dtype(wide)?)?;
     }
@@ -205,30 +194,20 @@ fn bilinear(call: &Call<'_>) -> Result<Tensor> {
 fn prelu(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.tensor(1));
     if weight.dtype() != x.dtype() {
-        return Err(Error::invalid(format!(
-            "prelu: Type promoting not supported. Got {} and {}",
-            x.dtype(),
-            weight.dtype()
-        )));
+        refuse!("prelu: Type promoting not supported. Got {} and {}", x.dtype(), weight.dtype());
     }
     if weight.rank() > 1 {
-        return Err(Error::invalid(format!(
-            "prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {}",
-            weight.rank()
-        )));
+        refuse!("prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {}", weight.rank());
     }
     let mut shape = Shape::from_elem(1, x.rank());
     if weight.elements() != 1 {
-        if x.rank() == 0 {
-            return Err(Error::invalid("prelu: Not allow zero-dim input tensor."));
-        }
+        refuse_if!(x.rank() == 0, "prelu: Not allow zero-dim input tensor.");
         let channels = x.shape().get(1).copied().unwrap_or(1);
-        if channels != weight.elements() {
-            return Err(Error::invalid(format!(
-                "Mismatch of parameter numbers and input channel size. Found parameter numbers = {} and channel size = {channels}.",
-                weight.elements()
-            )));
-        }
+        refuse_if!(
+            channels != weight.elements(),
+            "Mismatch of parameter numbers and input channel size. Found parameter numbers = {} and channel size = {channels}.",
+            weight.elements()
+        );
         if x.rank() > 1 {
             shape[1] = channels;
         }
@@ -246,36 +225,31 @@ fn same(call: &Call<'_>, convolution: &'static Operator, axes: usize) -> Result<
         "valid" => {}
         "same" => {
             if stride.iter().any(|&stride| stride != 1) {
-                return Err(Error::invalid("padding='same' is not supported for strided convolutions"));
+                refuse!("padding='same' is not supported for strided convolutions");
             }
-            if weight.rank() != axes + 2 || x.rank() < axes {
-                return Err(Error::invalid(format!(
-                    "Expected {0}-dimensional input for {0}-dimensional weight{1:?}, but got {2}-dimensional input of size {3:?} instead",
-                    weight.rank(),
-                    weight.shape(),
-                    x.rank(),
-                    x.shape()
-                )));
-            }
+            refuse_if!(
+                weight.rank() != axes + 2 || x.rank() < axes,
+                "Expected {0}-dimensional input for {0}-dimensional weight{1:?}, but got {2}-dimensional input of size {3:?} instead",
+                weight.rank(),
+                weight.shape(),
+                x.rank(),
+                x.shape()
+            );
             if !matches!(dilation.len(), 1 | 3) && dilation.len() != axes {
-                return Err(Error::invalid(format!(
-                    "dilation must either be a single int, or a tuple of {axes} ints, not {dilation:?}"
-                )));
+                refuse!("dilation must either be a single int, or a tuple of {axes} ints, not {dilation:?}");
             }
             // If the two sides differ, the trailing one is one element wider.
             let mut wider: SmallVec<[i64; 6]> = SmallVec::from_elem(0, 2 * axes);
             for axis in 0..axes {
                 let dilation = dilation[if dilation.len() == 1 { 0 } else { axis }];
                 let total = (weight.shape()[2 + axis] as i64).saturating_sub(1).saturating_mul(dilation);
-                if !(0..1 << 40).contains(&total) {
-                    return Err(Error::invalid(format!("a dilation of {dilation} cannot keep the size")));
-                }
+                refuse_if!(!(0..1 << 40).contains(&total), "a dilation of {dilation} cannot keep the size");
                 padding[axis] = total / 2;
                 wider[2 * (axes - 1 - axis) + 1] = total % 2;
             }
             input = pad(x, &wider, Scalar::I64(0))?;
         }
-        other => return Err(Error::invalid(format!("Invalid padding string: '{other}'"))),
+        other => return Err(invalid!("Invalid padding string: '{other}'")),
     }
     let arguments = [
         (&input).into(),

@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, Scalar};
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::view::{check_has_dimensions, wrap, wrap_all};
@@ -87,7 +87,7 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
     let ends = [call.optional_tensor(3), call.optional_tensor(4)];
     for end in ends.into_iter().flatten() {
         if end.rank() != x.rank() {
-            return Err(Error::invalid("diff expects prepend or append to be the same dimension as input"));
+            refuse!("diff expects prepend or append to be the same dimension as input");
         }
     }
     let dim = wrap(dim, x.rank())? as i64;
@@ -95,17 +95,15 @@ fn diff(call: &Call<'_>) -> Result<Tensor> {
         let other =
             (0..x.rank()).find(|&place| place as i64 != dim && end.shape()[place] != x.shape()[place]);
         if let Some(place) = other {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "diff expects the shape of tensor to prepend or append to match that of input except along the differencing dimension; \
                  input.size({place}) = {}, but got tensor.size({place}) = {}",
                 x.shape()[place],
                 end.shape()[place]
-            )));
+            );
         }
     }
-    if n < 0 {
-        return Err(Error::invalid(format!("order must be non-negative but got {n}")));
-    }
+    refuse_if!(n < 0, "order must be non-negative but got {n}");
     if n == 0 {
         return x.copied(call.label.location);
     }
@@ -151,34 +149,28 @@ fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensor
     let (x, edge_order) = (call.tensor(0), call.int(call.arguments.len() - 1));
     let parameters = &call.operator.schema().parameters;
     let names_dimensions = parameters.iter().any(|parameter| parameter.name == "dim" && parameter.ty.list);
-    if spacing.len() != dims.len() && names_dimensions {
-        return Err(Error::invalid(format!(
-            "torch.gradient expected spacing to be unspecified, a scalar or it's spacing and dim arguments to have the same length, but \
-             got a spacing argument of length {} and a dim argument of length {}.",
-            spacing.len(),
-            dims.len()
-        )));
-    }
-    if spacing.len() != dims.len() {
-        return Err(Error::invalid(format!(
-            "torch.gradient expected spacing to be unspecified, a scalar, or a list of length equal to 'self.dim() = {}', but got a \
-             list of length {}",
-            dims.len(),
-            spacing.len()
-        )));
-    }
-    if !(1..=2).contains(&edge_order) {
-        return Err(Error::invalid("torch.gradient only supports edge_order=1 and edge_order=2."));
-    }
+    refuse_if!(
+        spacing.len() != dims.len() && names_dimensions,
+        "torch.gradient expected spacing to be unspecified, a scalar or it's spacing and dim arguments to have the same length, but \
+         got a spacing argument of length {} and a dim argument of length {}.",
+        spacing.len(),
+        dims.len()
+    );
+    refuse_if!(
+        spacing.len() != dims.len(),
+        "torch.gradient expected spacing to be unspecified, a scalar, or a list of length equal to 'self.dim() = {}', but got a \
+         list of length {}",
+        dims.len(),
+        spacing.len()
+    );
+    refuse_if!(!(1..=2).contains(&edge_order), "torch.gradient only supports edge_order=1 and edge_order=2.");
     let dims = wrap_all(dims, x.rank())?;
     check_has_dimensions(x, "torch.gradient expects a tensor with dimensions")?;
     (dims.iter().zip(spacing))
         .map(|(&dim, spacing)| {
             let extent = x.shape()[dim];
             if extent <= edge_order as usize {
-                return Err(Error::invalid(
-                    "torch.gradient expected each dimension size to be at least edge_order+1",
-                ));
+                refuse!("torch.gradient expected each dimension size to be at least edge_order+1");
             }
             let distances = match spacing {
                 Spacing::Even(distance) => return even_slopes(x, dim, *distance, edge_order == 2),
@@ -187,10 +179,10 @@ fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensor
                     after.sub(&before)?
                 }
                 Spacing::At(places) => {
-                    return Err(Error::invalid(format!(
+                    refuse!(
                         "torch.gradient expected each element of 'spacing' to have a size of {extent}, but got {:?}",
                         places.shape()
-                    )));
+                    );
                 }
             };
             slopes(x, dim, &distances, edge_order == 2)
@@ -282,11 +274,7 @@ fn even_areas(call: &Call<'_>, distance: f64, dim: usize, name: &str) -> Result<
 }
 
 fn check_integrable(y: &Tensor, name: &str) -> Result<()> {
-    if y.dtype() == DType::Bool {
-        return Err(Error::invalid(format!(
-            "{name}: received a bool input for `y`, but bool is not supported"
-        )));
-    }
+    refuse_if!(y.dtype() == DType::Bool, "{name}: received a bool input for `y`, but bool is not supported");
     check_has_dimensions(y, "the integrand has no dimensions")
 }
 
@@ -294,11 +282,7 @@ fn check_integrable(y: &Tensor, name: &str) -> Result<()> {
 fn areas(call: &Call<'_>, name: &str) -> Result<Tensor> {
     let (y, x) = (call.tensor(0), call.tensor(1));
     check_integrable(y, name)?;
-    if x.dtype() == DType::Bool {
-        return Err(Error::invalid(format!(
-            "{name}: received a bool input for `x`, but bool is not supported"
-        )));
-    }
+    refuse_if!(x.dtype() == DType::Bool, "{name}: received a bool input for `x`, but bool is not supported");
     let dim = wrap(call.int(2), y.rank())?;
     let along = (dim + x.rank()).checked_sub(y.rank());
     let x = match x.rank() {
@@ -308,7 +292,7 @@ fn areas(call: &Call<'_>, name: &str) -> Result<Tensor> {
             x.reshape(&shape)?
         }
         1 => {
-            return Err(Error::invalid(format!("{name}: There must be one `x` value for each sample point")));
+            refuse!("{name}: There must be one `x` value for each sample point");
         }
         _ if along.is_some_and(|along| x.shape()[along] == y.shape()[dim]) => {
             let mut shape = vec![1; y.rank() - x.rank().min(y.rank())];
@@ -316,7 +300,7 @@ fn areas(call: &Call<'_>, name: &str) -> Result<Tensor> {
             x.reshape(&shape)?
         }
         _ => {
-            return Err(Error::invalid(format!("{name}: There must be one `x` value for each sample point")));
+            refuse!("{name}: There must be one `x` value for each sample point");
         }
     };
     let along = (dim + x.rank() - y.rank()) as i64;

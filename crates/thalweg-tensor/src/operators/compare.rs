@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::{operators, single};
@@ -39,9 +39,9 @@ operators! {
         = Composite(|call| {
         let x = call.tensor(0);
         match x.elements() {
-            0 => Err(Error::invalid("Boolean value of Tensor with no values is ambiguous")),
+            0 => Err(invalid!("Boolean value of Tensor with no values is ambiguous")),
             1 => x.detach().reshape(())?.to_dtype(DType::Bool).map(single),
-            _ => Err(Error::invalid("Boolean value of Tensor with more than one value is ambiguous")),
+            _ => Err(invalid!("Boolean value of Tensor with more than one value is ambiguous")),
         }
     }), autocast: Parts;
     /// Returns whether each element is a real number.
@@ -71,14 +71,10 @@ operators! {
 fn isclose(call: &Call<'_>) -> Result<Tensor> {
     let (x, y, relative, absolute) =
         (call.tensor(0).detach(), call.tensor(1).detach(), call.float(2), call.float(3));
-    if x.dtype() != y.dtype() {
-        return Err(Error::invalid(format!("{} did not match {}", x.dtype(), y.dtype())));
-    }
+    refuse_if!(x.dtype() != y.dtype(), "{} did not match {}", x.dtype(), y.dtype());
     for (name, tolerance) in [("rtol", relative), ("atol", absolute)] {
         if tolerance < 0.0 || tolerance.is_nan() {
-            return Err(Error::invalid(format!(
-                "{name} must be greater than or equal to zero, but got {tolerance}"
-            )));
+            refuse!("{name} must be greater than or equal to zero, but got {tolerance}");
         }
     }
     let mut close = x.eq(&y)?;
@@ -101,7 +97,7 @@ fn only(call: &Call<'_>, refusal: &str) -> Result<Tensor> {
     let x = call.tensor(0);
     match x.elements() {
         1 => x.detach().reshape(()),
-        count => Err(Error::invalid(format!("a Tensor with {count} elements {refusal}"))),
+        count => Err(invalid!("a Tensor with {count} elements {refusal}")),
     }
 }
 

@@ -12,7 +12,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
@@ -40,7 +40,7 @@ operators! {
     /// Returns a view of the imaginary parts of complex numbers.
     "imag(Tensor(a) self) -> Tensor(a)" fn imag() = Composite(|call| match call.tensor(0) {
         x if x.dtype().is_complex() => x.view_as_real()?.select(-1, 1).map(single),
-        _ => Err(Error::invalid("imag is not implemented for tensors with non-complex dtypes.")),
+        _ => Err(invalid!("imag is not implemented for tensors with non-complex dtypes.")),
     }), autocast: Parts;
     /// Returns the complex conjugates, in new memory; the tensor itself if it is real.
     "conj(Tensor(a) self) -> Tensor(a)" fn conj() = Composite(|call| conjugate(call).map(single)), autocast: Parts;
@@ -115,9 +115,7 @@ static ANGLE: Formula = Formula {
 };
 
 fn view_as_real(x: &Tensor) -> Result<Tensor> {
-    if !x.dtype().is_complex() {
-        return Err(Error::invalid("view_as_real is only supported for complex tensors"));
-    }
+    refuse_if!(!x.dtype().is_complex(), "view_as_real is only supported for complex tensors");
     let shape: Shape = x.shape().iter().copied().chain([2]).collect();
     let strides: Shape = x.layout().strides().iter().map(|&stride| 2 * stride).chain([1]).collect();
     let layout = Layout::new(&shape, &strides, 2 * x.layout().offset())?;
@@ -126,12 +124,11 @@ fn view_as_real(x: &Tensor) -> Result<Tensor> {
 
 fn view_as_complex(x: &Tensor) -> Result<Tensor> {
     let refuse = |why: &str| Err(Error::invalid(why.to_owned()));
-    if !matches!(x.dtype(), DType::F32 | DType::F64) {
-        return Err(Error::invalid(format!(
-            "view_as_complex is only supported for float and double tensors, but got a tensor of scalar type: {}",
-            x.dtype()
-        )));
-    }
+    refuse_if!(
+        !matches!(x.dtype(), DType::F32 | DType::F64),
+        "view_as_complex is only supported for float and double tensors, but got a tensor of scalar type: {}",
+        x.dtype()
+    );
     let (Some((&last, shape)), Some((&step, strides))) =
         (x.shape().split_last(), x.layout().strides().split_last())
     else {
@@ -169,20 +166,18 @@ pub(super) fn of_parts(re: &Tensor, im: &Tensor) -> Result<Tensor> {
 }
 
 fn check_parts(a: &Tensor, b: &Tensor) -> Result<()> {
-    if ![a, b].iter().all(|part| matches!(part.dtype(), DType::F32 | DType::F64)) {
-        return Err(Error::invalid(format!(
-            "Expected both inputs to be Half, Float or Double tensors but got {} and {}",
-            named(a.dtype()),
-            named(b.dtype())
-        )));
-    }
-    if a.dtype() != b.dtype() {
-        return Err(Error::invalid(format!(
-            "Expected object of scalar type {} but got scalar type {} for second argument",
-            named(a.dtype()),
-            named(b.dtype())
-        )));
-    }
+    refuse_if!(
+        ![a, b].iter().all(|part| matches!(part.dtype(), DType::F32 | DType::F64)),
+        "Expected both inputs to be Half, Float or Double tensors but got {} and {}",
+        named(a.dtype()),
+        named(b.dtype())
+    );
+    refuse_if!(
+        a.dtype() != b.dtype(),
+        "Expected object of scalar type {} but got scalar type {} for second argument",
+        named(a.dtype()),
+        named(b.dtype())
+    );
     Ok(())
 }
 
@@ -307,16 +302,15 @@ pub(super) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let (x, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let combine = combine_of(call)?;
     if [x, index, source].iter().any(|tensor| tensor.rank() != 3) {
-        return Err(Error::invalid("the tensor, indices and source are (outer, extent, inner)"));
+        refuse!("the tensor, indices and source are (outer, extent, inner)");
     }
-    if x.dtype() != source.dtype() || !matches!(combine, Combine::Replace | Combine::Sum) {
-        return Err(Error::invalid(format!(
-            "scatter of {} into {} by `{}` is not implemented for complex numbers",
-            source.dtype(),
-            x.dtype(),
-            combine.name()
-        )));
-    }
+    refuse_if!(
+        x.dtype() != source.dtype() || !matches!(combine, Combine::Replace | Combine::Sum),
+        "scatter of {} into {} by `{}` is not implemented for complex numbers",
+        source.dtype(),
+        x.dtype(),
+        combine.name()
+    );
     let of_parts = |z: &Tensor| {
         let [outer, extent, inner] = [0, 1, 2].map(|dimension| z.shape()[dimension]);
         z.view_as_real()?.reshape(&[outer, extent, 2 * inner])

@@ -1,7 +1,7 @@
 //! Factors and inverses of complex matrices, by operators on complex numbers, through which gradients flow.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 
 use super::complex_matrices::{Stack, adjoint, identity};
 use super::complex_spectra::{spectrum_of, triangle};
@@ -13,7 +13,7 @@ use crate::tensor::{Tensor, Tensors};
 /// first pivot that is 0.
 fn eliminated(matrices: &Tensor, pivot: bool) -> Result<[Tensor; 3]> {
     let &[batch, rows, columns] = matrices.shape() else {
-        return Err(Error::invalid("matrices are (batch, rows, columns)"));
+        refuse!("matrices are (batch, rows, columns)");
     };
     let device = matrices.device();
     let places = Tensor::arange(rows, 0, 1, DType::I64, device)?.unsqueeze(0)?.expand(&[batch, rows])?;

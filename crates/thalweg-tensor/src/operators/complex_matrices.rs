@@ -2,7 +2,7 @@
 //! flow; and those of the real matrix of twice the size, in which the block (a, −b) over (b, a) replaces a + b i.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::complex::{of_parts, parts};
 use super::decompose::transposed;
@@ -21,7 +21,7 @@ impl Stack {
     /// Reads an argument of the operator of this name.
     pub(super) fn new(name: &str, x: &Tensor) -> Result<Self> {
         let &[ref batch @ .., rows, columns] = x.shape() else {
-            return Err(Error::invalid(format!("{name}: The input tensor must have at least 2 dimensions.")));
+            refuse!("{name}: The input tensor must have at least 2 dimensions.");
         };
         let matrices = x.to_dtype(DType::C128)?.reshape(&[batch.iter().product(), rows, columns])?;
         Ok(Self { matrices, batch: batch.into(), dtype: x.dtype() })
@@ -31,9 +31,9 @@ impl Stack {
     pub(super) fn square(name: &str, x: &Tensor) -> Result<Self> {
         let stack = Self::new(name, x)?;
         match *stack.matrices.shape() {
-            [_, rows, columns] if rows != columns => Err(Error::invalid(format!(
+            [_, rows, columns] if rows != columns => Err(invalid!(
                 "{name}: A must be batches of square matrices, but they are {rows} by {columns} matrices"
-            ))),
+            )),
             _ => Ok(stack),
         }
     }
@@ -192,19 +192,14 @@ pub(super) fn householder_product(call: &Call<'_>) -> Result<Tensor> {
     let (name, tau) = ("torch.linalg.householder_product", call.tensor(1));
     let a = Stack::new(name, call.tensor(0))?;
     let [count, rows, columns] = a.sizes();
-    if rows < columns {
-        return Err(Error::invalid(format!(
-            "{name}: input.shape[-2] must be greater than or equal to input.shape[-1]"
-        )));
-    }
+    refuse_if!(rows < columns, "{name}: input.shape[-2] must be greater than or equal to input.shape[-1]");
     let steps = tau.shape().last().copied().unwrap_or(0);
-    if tau.elements() != count * steps || tau.rank() == 0 || steps > columns {
-        return Err(Error::invalid(format!(
-            "{name}: a factor per reflector is needed, but {:?} do not fit {:?}",
-            tau.shape(),
-            call.tensor(0).shape()
-        )));
-    }
+    refuse_if!(
+        tau.elements() != count * steps || tau.rank() == 0 || steps > columns,
+        "{name}: a factor per reflector is needed, but {:?} do not fit {:?}",
+        tau.shape(),
+        call.tensor(0).shape()
+    );
     let ones = identity(&a.matrices, rows)?.narrow(1, 0, steps)?;
     let vectors = a.matrices.narrow(2, 0, steps)?.tril(-1)?.add(&ones)?;
     a.to_result(&product(&vectors, &tau.to_dtype(DType::C128)?.reshape(&[count, steps])?, columns)?)

@@ -5,7 +5,7 @@
 //! eigenvectors of ((0, A), (Aᴴ, 0)), whose eigenvalues are the singular values and their negatives: no square loses digits.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 
 use super::complex::parts;
 use super::complex_matrices::{Stack, adjoint, identity, qr};
@@ -50,7 +50,7 @@ pub(super) fn eigen(x: &Tensor, upper: bool) -> Result<Tensors> {
 /// least as many rows as columns; with `is_full` the left ones are completed to a basis.
 fn tall(a: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
     let &[count, rows, columns] = a.shape() else {
-        return Err(Error::invalid("matrices are (batch, rows, columns)"));
+        refuse!("matrices are (batch, rows, columns)");
     };
     let zeros = |size: usize| Tensor::zeros(&[count, size, size], DType::C128, a.device());
     let upper = Tensor::cat(&[zeros(rows)?, a.clone()], 2)?;
@@ -103,9 +103,7 @@ pub(super) fn triangular(call: &Call<'_>) -> Result<Tensors> {
 /// Returns the solutions X of A X = B, or, if not `left`, X A = B, with triangular matrices A, whose diagonal may be ones.
 pub(super) fn triangle(a: &Tensor, b: &Tensor, [upper, left, unit]: [bool; 3]) -> Result<Tensor> {
     if a.rank() < 2 || b.rank() < 2 || a.dtype() != b.dtype() {
-        return Err(Error::invalid(format!(
-            "linalg.solve_triangular: A and B are matrices of one dtype, but they are {a:?} and {b:?}"
-        )));
+        refuse!("linalg.solve_triangular: A and B are matrices of one dtype, but they are {a:?} and {b:?}");
     }
     let inside = i64::from(unit);
     let mut whole = if upper { a.triu(inside)? } else { a.tril(-inside)? };

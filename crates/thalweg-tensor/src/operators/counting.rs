@@ -7,7 +7,7 @@ use thalweg_kernels::histogram::Histogram as CountBins;
 use thalweg_kernels::search::Search;
 use thalweg_ops::default_dtype;
 use thalweg_runtime::graph::audit::ObstacleKind;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Kernel};
 use super::index::long;
@@ -32,12 +32,11 @@ operators! {
         fn searchsorted_scalar(input: scalar)
         = Composite(|call| {
             let [sequence, number] = as_one_dtype(call.tensor(0), call.scalar(1))?;
-            if sequence.rank() != 1 {
-                return Err(Error::invalid(format!(
-                    "torch.searchsorted(): input value can be a scalar only when sorted_sequence has 1 dimension, but got {}",
-                    sequence.rank()
-                )));
-            }
+            refuse_if!(
+                sequence.rank() != 1,
+                "torch.searchsorted(): input value can be a scalar only when sorted_sequence has 1 dimension, but got {}",
+                sequence.rank()
+            );
             let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.into();
             (arguments[0], arguments[1]) = ((&sequence).into(), (&number).into());
             built_in!("searchsorted.Tensor")?.call(&arguments, None, call.label)
@@ -55,10 +54,7 @@ operators! {
         = Kernel(|call| {
             let (x, boundaries) = (call.tensor(0), call.tensor(1));
             if boundaries.rank() != 1 {
-                return Err(Error::invalid(format!(
-                    "boundaries tensor must be 1 dimension, but got dim({})",
-                    boundaries.rank()
-                )));
+                refuse!("boundaries tensor must be 1 dimension, but got dim({})", boundaries.rank());
             }
             as_int32(&search(call, boundaries, x, call.bool(3))?, call.bool(2)).map(single)
         });
@@ -81,7 +77,7 @@ operators! {
             let range = match call.argument(2) {
                 Argument::Floats(&[low, high]) => Some([low, high]),
                 Argument::None => None,
-                _ => return Err(Error::invalid("torch.histogram(): range should have 2 elements")),
+                _ => return Err(invalid!("torch.histogram(): range should have 2 elements")),
             };
             let edges = edges(call, x, bins, range)?;
             histogram(call, &edges, call.optional_tensor(3), call.bool(4))
@@ -180,7 +176,7 @@ fn search(call: &Call<'_>, sorted: &Tensor, values: &Tensor, right: bool) -> Res
 
 fn searchsorted(call: &Call<'_>) -> Result<Tensors> {
     let (sorted, values, sorter) = (call.tensor(0), call.tensor(1), call.optional_tensor(5));
-    let refused = |why: String| Err(Error::invalid(format!("torch.searchsorted(): {why}")));
+    let refused = |why: String| Err(invalid!("torch.searchsorted(): {why}"));
     let right = match (call.optional_str(4), call.bool(3)) {
         (Some("left"), true) => {
             return refused(
@@ -223,10 +219,8 @@ fn searchsorted(call: &Call<'_>) -> Result<Tensors> {
 
 fn bincount(call: &Call<'_>) -> Result<Tensor> {
     let (x, weights, least) = (call.tensor(0), call.optional_tensor(1), call.int(2));
-    if least < 0 {
-        return Err(Error::invalid("minlength should be >= 0"));
-    }
-    let refused = || Error::invalid("bincount only supports 1-d non-negative integral inputs.");
+    refuse_if!(least < 0, "minlength should be >= 0");
+    let refused = || invalid!("bincount only supports 1-d non-negative integral inputs.");
     if x.dtype().is_floating_point() || x.dtype() == DType::Bool {
         return Err(Error::not_implemented(format!("\"bincount\" not implemented for '{}'", x.dtype())));
     }
@@ -236,7 +230,7 @@ fn bincount(call: &Call<'_>) -> Result<Tensor> {
     if let Some(weights) = weights
         && weights.shape() != x.shape()
     {
-        return Err(Error::invalid("weights should be 1-d and have the same length as input"));
+        refuse!("weights should be 1-d and have the same length as input");
     }
     let x = match x.dtype() {
         DType::I32 | DType::I64 => x.detach(),
@@ -283,7 +277,7 @@ fn bin_count(bins: i64) -> Result<usize> {
     usize::try_from(bins)
         .ok()
         .filter(|&bins| bins > 0 && bins < 1 << 40)
-        .ok_or_else(|| Error::invalid(format!("bins must be > 0, but got {bins}")))
+        .ok_or_else(|| invalid!("bins must be > 0, but got {bins}"))
 }
 
 /// Returns the bounds of bins: the given ones, or the least and greatest element, moved apart by a margin if they are equal.
@@ -296,14 +290,12 @@ fn bounds(x: &Tensor, given: [f64; 2], margin: f64, name: &str) -> Result<[f64; 
     }
     if !low.is_finite() || !high.is_finite() {
         let range = format!("[{low}, {high}]").to_lowercase();
-        return Err(Error::invalid(format!("{name} {range} is not finite")));
+        refuse!("{name} {range} is not finite");
     }
     if low == high {
         [low, high] = [low - margin, high + margin];
     }
-    if low > high {
-        return Err(Error::invalid("max must be larger than min"));
-    }
+    refuse_if!(low > high, "max must be larger than min");
     Ok([low, high])
 }
 
@@ -326,9 +318,7 @@ fn histc(call: &Call<'_>) -> Result<Tensor> {
     check_floats(&x, "histogram_cpu")?;
     let bins = bin_count(call.int(1))?;
     let given = [call.scalar(2).to_f64(), call.scalar(3).to_f64()];
-    if given[0] > given[1] {
-        return Err(Error::invalid("torch.histc: max must be larger than min"));
-    }
+    refuse_if!(given[0] > given[1], "torch.histc: max must be larger than min");
     let [low, high] = bounds(&x, given, 1.0, "range of")?;
     counts(call, &x, bins, [low, high])?.to_dtype(x.dtype())
 }
@@ -337,7 +327,7 @@ fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> R
     check_floats(x, "histogram")?;
     let [low, high] = match range {
         Some([low, high]) if low > high => {
-            return Err(Error::invalid("torch.histogramdd: min should not exceed max"));
+            refuse!("torch.histogramdd: min should not exceed max");
         }
         // A given range applies regardless of the elements.
         Some([low, high]) if low == high && low.is_finite() => [low - 0.5, high + 0.5],
@@ -355,38 +345,35 @@ fn histogram(call: &Call<'_>, edges: &Tensor, weight: Option<&Tensor>, density: 
     check_floats(&x, "histogram")?;
     if edges.dtype() != x.dtype() {
         let [x, edges] = [x.dtype(), edges.dtype()].map(cpp_type);
-        return Err(Error::invalid(format!(
+        refuse!(
             "torch.histogram(): input tensor and bins tensors should have the same dtype, but got input with dtype {x} and bins with \
              dtype {edges}"
-        )));
+        );
     }
-    if edges.rank() != 1 {
-        return Err(Error::invalid(format!(
-            "torch.histogram(): bins tensor should have one dimension, but got {} dimensions in the bins tensor",
-            edges.rank()
-        )));
-    }
+    refuse_if!(
+        edges.rank() != 1,
+        "torch.histogram(): bins tensor should have one dimension, but got {} dimensions in the bins tensor",
+        edges.rank()
+    );
     if edges.elements() == 0 {
-        return Err(Error::invalid(
-            "torch.histogram(): bins tensor should have at least 1 element, but got 0",
-        ));
+        refuse!("torch.histogram(): bins tensor should have at least 1 element, but got 0");
     }
     let flat = x.reshape(&[x.elements()])?;
     let source = match weight {
         Some(weight) if weight.dtype() != x.dtype() => {
             let [x, weight] = [x.dtype(), weight.dtype()].map(cpp_type);
-            return Err(Error::invalid(format!(
+            refuse!(
                 "torch.histogram(): if weight tensor is provided, input tensor and weight tensor should have the same dtype, but got \
                  input({x}), and weight({weight})"
-            )));
+            );
         }
         Some(weight) if weight.shape() != x.shape() => {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "torch.histogram(): if weight tensor is provided it should have the same shape as the input tensor excluding its \
                  innermost dimension, but got input with shape {:?} and weight with shape {:?}",
                 x.shape(),
                 weight.shape()
-            )));
+            );
         }
         Some(weight) => weight.detach().reshape(&[x.elements()])?,
         None => Tensor::ones(&[x.elements()], x.dtype(), x.device())?,
@@ -415,7 +402,7 @@ fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
     let (x, repeats, dim, total) =
         (call.tensor(0), call.tensor(1), call.optional_int(2), call.optional_int(3));
     if repeats.rank() > 1 || !matches!(repeats.dtype(), DType::I64 | DType::I32) {
-        return Err(Error::invalid("repeats must be 0-dim or 1-dim tensor of Long or Int"));
+        refuse!("repeats must be 0-dim or 1-dim tensor of Long or Int");
     }
     let (rows, dim) = match dim {
         Some(dim) => (x.clone(), wrap(dim, x.rank())? as i64),
@@ -424,12 +411,11 @@ fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
     let rows = if rows.rank() == 0 { rows.reshape(&[1])? } else { rows };
     let extent = rows.size(dim)?;
     let repeats = long(&repeats.detach(), "repeat_interleave")?.reshape(&[repeats.elements()])?;
-    if repeats.elements() != 1 && repeats.elements() != extent {
-        return Err(Error::invalid(format!(
-            "repeats must have the same size as input along dim, but got repeats.size(0) = {} and input.size({dim}) = {extent}",
-            repeats.elements()
-        )));
-    }
+    refuse_if!(
+        repeats.elements() != 1 && repeats.elements() != extent,
+        "repeats must have the same size as input along dim, but got repeats.size(0) = {} and input.size({dim}) = {extent}",
+        repeats.elements()
+    );
     let repeats = repeats.expand(&[extent])?;
     if extent == 0 {
         return Ok(rows);
@@ -439,14 +425,12 @@ fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
         Some(total) => total,
         None => {
             let [least, last] = both::<i64>(&repeats.min()?, &ends.narrow(0, extent - 1, 1)?)?;
-            if least < 0 {
-                return Err(Error::invalid("repeats can not be negative"));
-            }
+            refuse_if!(least < 0, "repeats can not be negative");
             last
         }
     };
     let Ok(total) = usize::try_from(total) else {
-        return Err(Error::invalid(format!("repeats add up to {total}")));
+        refuse!("repeats add up to {total}");
     };
     let places = Tensor::arange(total, 0, 1, DType::I64, x.device())?;
     let index = no_grad(|| search(call, &ends, &places, true))?;
@@ -523,9 +507,7 @@ fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Resu
 fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
     let (x, size, fill) = (call.tensor(0).detach(), call.int(1), call.int(2));
     let Some(size) = usize::try_from(size).ok().filter(|&size| size < 1 << 40) else {
-        return Err(Error::invalid(format!(
-            "nonzero_static: 'size' must be an non-negative integer, but got {size}"
-        )));
+        refuse!("nonzero_static: 'size' must be an non-negative integer, but got {size}");
     };
     let (count, device) = (x.elements(), call.device);
     if x.rank() == 0 || size == 0 {
@@ -577,13 +559,12 @@ fn with_bounds(call: &Call<'_>, operator: &'static crate::dispatch::Operator) ->
     let mut arguments: Vec<Argument<'_>> = call.arguments.to_vec();
     for argument in &mut arguments[..2] {
         let Argument::Tensor(bound) = *argument else { continue };
-        if bound.rank() != 0 {
-            return Err(Error::invalid(format!(
-                "{} only supports 0-dimensional start and end tensors, but got one with {} dimension(s)",
-                operator.base_name(),
-                bound.rank()
-            )));
-        }
+        refuse_if!(
+            bound.rank() != 0,
+            "{} only supports 0-dimensional start and end tensors, but got one with {} dimension(s)",
+            operator.base_name(),
+            bound.rank()
+        );
         let bound = bound.detach();
         *argument = Argument::Scalar(match bound.dtype().is_floating_point() {
             true => bound.to_dtype(DType::F64)?.item::<f64>()?.into(),

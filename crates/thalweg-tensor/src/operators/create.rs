@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Layout, Scalar, Shape, byte_count, element_count, inverse_order};
 use thalweg_ops::structured::{REVERSE, TRIANGLE};
 use thalweg_ops::{Placement, default_dtype};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::join::copy_into;
@@ -129,12 +129,11 @@ operators! {
         fn fill_tensor(value: tensor)
         = Differentiable(|call| {
         let (x, value) = (call.tensor(0), call.tensor(1));
-        if value.rank() != 0 {
-            return Err(Error::invalid(format!(
-                "fill_ only supports 0-dimension value tensor but got tensor with {} dimensions.",
-                value.rank()
-            )));
-        }
+        refuse_if!(
+            value.rank() != 0,
+            "fill_ only supports 0-dimension value tensor but got tensor with {} dimensions.",
+            value.rank()
+        );
         value.detach().to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
     }, &FILL), first: Filled, complex: Taken;
     /// Returns the elements of the second tensor, broadcast to the shape of the first and converted to its dtype and device.
@@ -171,11 +170,10 @@ operators! {
     "repeat(Tensor self, SymInt[] repeats) -> Tensor"
         fn repeat(repeats: sizes) = Composite(|call| {
             let repeats = call.ints(1);
-            if repeats.len() < call.tensor(0).rank() {
-                return Err(Error::invalid(
-                    "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor",
-                ));
-            }
+            refuse_if!(
+                repeats.len() < call.tensor(0).rank(),
+                "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor"
+            );
             repeat(call.tensor(0), &repeats).map(single)
         });
     /// Returns the tensor repeated along each dimension; fewer numbers than dimensions apply to the last ones.
@@ -305,23 +303,20 @@ fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Te
 fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype: DType) -> Result<Tensor> {
     let (call, named) = options(call, at)?;
     let dtype = named.unwrap_or(dtype);
-    if size.len() != stride.len() {
-        return Err(Error::invalid(format!(
-            "dimensionality of sizes ({}) must match dimensionality of strides ({})",
-            size.len(),
-            stride.len()
-        )));
-    }
+    refuse_if!(
+        size.len() != stride.len(),
+        "dimensionality of sizes ({}) must match dimensionality of strides ({})",
+        size.len(),
+        stride.len()
+    );
     let shape = extents(size)?;
-    let strides: Shape =
-        stride.iter().map(|&stride| usize::try_from(stride)).collect::<std::result::Result<_, _>>().map_err(
-            |_| Error::invalid(format!("empty_strided: negative strides are not supported, got {stride:?}")),
-        )?;
-    let too_large = || {
-        Error::invalid(format!(
-            "sizes {size:?} and strides {stride:?} have more elements than can be addressed"
-        ))
-    };
+    let strides: Shape = stride
+        .iter()
+        .map(|&stride| usize::try_from(stride))
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|_| invalid!("empty_strided: negative strides are not supported, got {stride:?}"))?;
+    let too_large =
+        || invalid!("sizes {size:?} and strides {stride:?} have more elements than can be addressed");
     let elements = match element_count(&shape)? {
         0 => 0,
         _ => (shape.iter().zip(&strides))
@@ -340,20 +335,14 @@ fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result
     let (call, named) = options(call, at)?;
     let dtype = named.unwrap_or(if whole { DType::I64 } else { default_dtype() });
     let [from, to, by] = [start, end, step].map(Scalar::to_f64);
-    if by == 0.0 || by.is_nan() {
-        return Err(Error::invalid("step must be nonzero"));
-    }
-    if !from.is_finite() || !to.is_finite() {
-        return Err(Error::invalid(format!("unsupported range: {from} -> {to}")));
-    }
+    refuse_if!(by == 0.0 || by.is_nan(), "step must be nonzero");
+    refuse_if!(!from.is_finite() || !to.is_finite(), "unsupported range: {from} -> {to}");
     if (by > 0.0 && to < from) || (by < 0.0 && to > from) {
-        return Err(Error::invalid("upper bound and lower bound inconsistent with step sign"));
+        refuse!("upper bound and lower bound inconsistent with step sign");
     }
     let count = if dtype.is_floating_point() || !whole {
         let parts = if dtype.is_floating_point() { [from, to, by] } else { [from, to, by].map(f64::trunc) };
-        if parts[2] == 0.0 {
-            return Err(Error::invalid("step must be nonzero"));
-        }
+        refuse_if!(parts[2] == 0.0, "step must be nonzero");
         Some(((parts[1] - parts[0]) / parts[2]).ceil())
             .filter(|&count| count < 2f64.powi(62))
             .map(|count| count as usize)
@@ -361,7 +350,7 @@ fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result
         let [from, to, by] = [start, end, step].map(|number| i128::from(number.to_i64()));
         usize::try_from((to - from + by - by.signum()) / by).ok()
     };
-    let count = count.ok_or_else(|| Error::invalid("invalid size, possible overflow?"))?;
+    let count = count.ok_or_else(|| invalid!("invalid size, possible overflow?"))?;
     let [start, step] = match dtype.is_floating_point() {
         true => [start, step],
         false => [start, step].map(|number| Scalar::I64(number.to_i64())),
@@ -374,7 +363,7 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
     let (call, named) = options(call, 3)?;
     let dtype = named.unwrap_or_else(default_dtype);
     let Ok(steps) = usize::try_from(call.int(2)) else {
-        return Err(Error::invalid("number of steps must be non-negative"));
+        refuse!("number of steps must be non-negative");
     };
     if dtype == DType::Bool {
         return Err(Error::not_implemented("\"linspace\" not implemented for 'Bool'"));
@@ -397,9 +386,7 @@ fn linspace(call: &Call<'_>) -> Result<Tensor> {
 
 fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
     for (extent, name) in size.iter().zip(["n", "m"]) {
-        if *extent < 0 {
-            return Err(Error::invalid(format!("{name} must be greater or equal to 0, got {extent}")));
-        }
+        refuse_if!(*extent < 0, "{name} must be greater or equal to 0, got {extent}");
     }
     let (call, named) = options(call, at)?;
     let dtype = named.unwrap_or_else(default_dtype);
@@ -414,7 +401,7 @@ fn triangle(call: &Call<'_>, is_lower: bool) -> Result<Tensors> {
     let x = call.tensor(0);
     let &[.., rows, columns] = x.shape() else {
         let name = call.operator.base_name();
-        return Err(Error::invalid(format!("{name}: input tensor must have at least 2 dimensions")));
+        refuse!("{name}: input tensor must have at least 2 dimensions");
     };
     // Beyond the corners all diagonals are the same.
     let (lowest, highest) = (-(rows as i64) - 1, columns as i64 + 1);
@@ -477,18 +464,15 @@ fn converted(
 fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
     let (x, padding) = (call.tensor(0), call.ints(1));
     if !padding.len().is_multiple_of(2) {
-        return Err(Error::invalid(format!(
-            "Length of pad must be even but instead it equals {}",
-            padding.len()
-        )));
+        refuse!("Length of pad must be even but instead it equals {}", padding.len());
     }
     let Some(kept) = x.rank().checked_sub(padding.len() / 2) else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "Length of pad should be no more than twice the number of dimensions of the input. Pad length is {} while the input has \
              {} dimensions.",
             padding.len(),
             x.rank()
-        )));
+        );
     };
     let mut shape: Shape = x.shape().into();
     let (mut source, mut target) = (x.layout().clone(), Shape::new());
@@ -499,10 +483,10 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
         let Some(whole) =
             extent.checked_add(before).and_then(|sum| sum.checked_add(after)).filter(|&sum| sum >= 0)
         else {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "The input size {extent}, plus negative padding {before} and {after}, resulted in a negative output size, which is \
                  invalid. Check dimension {dim} of your input."
-            )));
+            );
         };
         shape[dim] = whole as usize;
         let first = before.min(0).unsigned_abs().min(extent as u64) as usize;
@@ -549,7 +533,7 @@ fn repeat(x: &Tensor, repeats: &[i64]) -> Result<Tensor> {
 fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
     let (x, repeats) = (call.tensor(0), call.int(1));
     let Ok(repeats) = usize::try_from(repeats) else {
-        return Err(Error::invalid("Repeats must be non-negative"));
+        refuse!("Repeats must be non-negative");
     };
     let (x, dim) = match call.optional_int(2) {
         Some(dim) if x.rank() > 0 => (x.clone(), wrap(dim, x.rank())?),
@@ -561,7 +545,7 @@ fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
     let mut whole: Shape = x.shape().into();
     whole[dim] = whole[dim].saturating_mul(repeats);
     if call.optional_int(3).is_some_and(|wanted| wanted != whole[dim] as i64) {
-        return Err(Error::invalid("Allocated size does not match required size"));
+        refuse!("Allocated size does not match required size");
     }
     element_count(&whole)?;
     let mut repeated: Shape = x.shape().into();
@@ -638,15 +622,9 @@ fn roll(call: &Call<'_>) -> Result<Tensor> {
         let flat = x.reshape(&[x.elements()])?;
         return rolled(&flat, 0, shifts[0])?.reshape(x.shape());
     }
-    if shifts.is_empty() {
-        return Err(Error::invalid("`shifts` required"));
-    }
+    refuse_if!(shifts.is_empty(), "`shifts` required");
     if shifts.len() != dims.len() {
-        return Err(Error::invalid(format!(
-            "shifts and dimensions must align. shifts: {}, dims:{}",
-            shifts.len(),
-            dims.len()
-        )));
+        refuse!("shifts and dimensions must align. shifts: {}, dims:{}", shifts.len(), dims.len());
     }
     let mut result = x.copied(call.label.location)?;
     for (&dim, &shift) in dims.iter().zip(&shifts) {
@@ -669,22 +647,15 @@ fn rolled(x: &Tensor, dim: usize, shift: i64) -> Result<Tensor> {
 }
 
 fn meshgrid(tensors: &[Tensor], indexing: &str) -> Result<Tensors> {
-    if tensors.is_empty() {
-        return Err(Error::invalid("meshgrid expects a non-empty TensorList"));
-    }
+    refuse_if!(tensors.is_empty(), "meshgrid expects a non-empty TensorList");
     if !["ij", "xy"].contains(&indexing) {
-        return Err(Error::invalid(format!(
-            "torch.meshgrid: indexing must be one of \"xy\" or \"ij\", but received: {indexing}"
-        )));
+        refuse!("torch.meshgrid: indexing must be one of \"xy\" or \"ij\", but received: {indexing}");
     }
     if let Some(x) = tensors.iter().find(|x| x.rank() > 1) {
-        return Err(Error::invalid(format!(
-            "torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: {:?}",
-            x.shape()
-        )));
+        refuse!("torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: {:?}", x.shape());
     }
     if tensors.iter().any(|x| x.dtype() != tensors[0].dtype()) {
-        return Err(Error::invalid("torch.meshgrid expects all tensors to have the same dtype"));
+        refuse!("torch.meshgrid expects all tensors to have the same dtype");
     }
     let shape: Shape = tensors.iter().map(Tensor::elements).collect();
     let swaps = indexing == "xy" && tensors.len() >= 2;

@@ -2,7 +2,7 @@
 //! sequence of labels, summed over all its alignments with time.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse};
 
 use super::Body::Composite;
 use super::{operators, single};
@@ -37,9 +37,7 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
         3 => given.clone(),
         2 => given.unsqueeze(1)?,
         _ => {
-            return Err(Error::invalid(format!(
-                "ctc_loss: log_probs are (time, batch, labels), not {given:?}"
-            )));
+            refuse!("ctc_loss: log_probs are (time, batch, labels), not {given:?}");
         }
     };
     let [time, batch, labels] = [0, 1, 2].map(|dim| x.shape()[dim]);
@@ -97,7 +95,7 @@ fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
 }
 
 fn check(call: &Call<'_>, x: &Tensor, times: &[i64], counts: &[i64]) -> Result<()> {
-    let refuse = |why: String| Err(Error::invalid(format!("ctc_loss: {why}")));
+    let refuse = |why: String| Err(invalid!("ctc_loss: {why}"));
     let (targets, blank) = (call.tensor(1), call.int(4));
     let [time, batch, labels] = [0, 1, 2].map(|dim| x.shape()[dim]);
     if !x.dtype().is_floating_point() || !matches!(targets.dtype(), DType::I64 | DType::I32) {

@@ -7,7 +7,7 @@
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::decompose::{Decompose, Method};
-use thalweg_runtime::{DevicePointer, Error, Label, Result};
+use thalweg_runtime::{DevicePointer, Error, Label, Result, invalid, refuse};
 
 use super::Body::{Differentiable, Kernel};
 use super::{call_all, decompose_library, operators, single};
@@ -59,7 +59,7 @@ operators! {
 pub(super) fn sizes(x: &Tensor) -> Result<[usize; 3]> {
     match *x.shape() {
         [batch, rows, columns] if x.dtype() == DType::F64 => Ok([batch, rows, columns]),
-        _ => Err(Error::invalid(format!("matrices are (batch, rows, columns) of float64, not {x:?}"))),
+        _ => Err(invalid!("matrices are (batch, rows, columns) of float64, not {x:?}")),
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) fn sizes(x: &Tensor) -> Result<[usize; 3]> {
 pub(super) fn square(x: &Tensor) -> Result<[usize; 2]> {
     match sizes(x)? {
         [batch, rows, columns] if rows == columns => Ok([batch, rows]),
-        _ => Err(Error::invalid(format!("the matrices must be square, not {x:?}"))),
+        _ => Err(invalid!("the matrices must be square, not {x:?}")),
     }
 }
 
@@ -140,9 +140,7 @@ fn triangular(call: &Call<'_>) -> Result<Tensors> {
     let (a, b) = (call.tensor(0).detach().contiguous()?, call.tensor(1));
     let [batch, n, columns] = sizes(b)?;
     if square(&a)? != [batch, n] || a.device() != b.device() {
-        return Err(Error::invalid(format!(
-            "the triangular matrices {a:?} do not fit the right sides {b:?}"
-        )));
+        refuse!("the triangular matrices {a:?} do not fit the right sides {b:?}");
     }
     let flags = (2..5).map(|place| u64::from(call.bool(place)) << (place - 2)).sum();
     let result = row_major_copy(b, call.label)?;
@@ -218,12 +216,12 @@ fn lu(call: &Call<'_>) -> Result<Tensors> {
 
 fn permutation(call: &Call<'_>) -> Result<Tensor> {
     let pivots = call.tensor(0).contiguous_as(DType::I32)?;
-    let &[batch, count] = pivots.shape() else { return Err(Error::invalid("pivots are (batch, rows)")) };
-    let rows = usize::try_from(call.int(1)).map_err(|_| Error::invalid("rows are not negative"))?;
+    let &[batch, count] = pivots.shape() else { return Err(invalid!("pivots are (batch, rows)")) };
+    let rows = usize::try_from(call.int(1)).map_err(|_| invalid!("rows are not negative"))?;
     batch
         .checked_mul(rows)
         .filter(|&elements| elements < 1 << 60)
-        .ok_or_else(|| Error::invalid("so many rows have no place in memory"))?;
+        .ok_or_else(|| invalid!("so many rows have no place in memory"))?;
     let order = empty(&pivots, &[batch, rows], DType::I64, call.label)?;
     launch(Method::Permutation, [batch, rows, count], [0, 0], &[&pivots, &order], call.label)?;
     Ok(order)
@@ -256,7 +254,7 @@ pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<
 /// Returns the factors L (rows, least) and U (least, columns) from a tensor that holds both.
 pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
     let &[_, rows, columns] = factors.shape() else {
-        return Err(Error::invalid("factors are (batch, rows, columns)"));
+        refuse!("factors are (batch, rows, columns)");
     };
     let least = rows.min(columns);
     let ones = Tensor::ones(&[least], DType::F64, factors.device())?.diag_embed(0, 0, 1)?;
@@ -353,9 +351,7 @@ static QR: Formula = Formula {
             let (of_q, of_r) = (call.gradient_of(0)?, call.gradient_of(1)?);
             let [_, rows, columns] = sizes(&x)?;
             if call.bool(1) && rows > columns {
-                return Err(Error::invalid(
-                    "The QR decomposition is not differentiable when mode='complete' and nrows > ncols.",
-                ));
+                refuse!("The QR decomposition is not differentiable when mode='complete' and nrows > ncols.");
             }
             if rows >= columns {
                 return qr_backward(&q, &r, &of_q, &of_r);

@@ -1,7 +1,7 @@
 //! Distances and similarities of rows.
 
 use thalweg_ir::{Scalar, Shape, broadcast_shapes};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::{operators, single};
@@ -63,9 +63,7 @@ operators! {
 /// Returns the p-norm of the rows' differences, plus eps in each element.
 pub(super) fn pairwise(x: &Tensor, y: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
     let distance = x.sub(y)?.add_scalar(eps)?;
-    if distance.rank() == 0 {
-        return Err(Error::invalid("pairwise_distance takes at least one dimension"));
-    }
+    refuse_if!(distance.rank() == 0, "pairwise_distance takes at least one dimension");
     distance.vector_norm(p, &[-1], keepdim)
 }
 
@@ -73,30 +71,21 @@ fn cdist(call: &Call<'_>) -> Result<Tensor> {
     let (x, y, p) = (call.tensor(0), call.tensor(1), call.float(2));
     for (name, tensor) in [("X1", x), ("X2", y)] {
         if !tensor.dtype().is_floating_point() {
-            return Err(Error::invalid(format!(
-                "cdist only supports floating-point dtypes, {name} got: {}",
-                tensor.dtype()
-            )));
+            refuse!("cdist only supports floating-point dtypes, {name} got: {}", tensor.dtype());
         }
         if tensor.rank() < 2 {
-            return Err(Error::invalid(format!(
-                "cdist only supports at least 2D tensors, {name} got: {}D",
-                tensor.rank()
-            )));
+            refuse!("cdist only supports at least 2D tensors, {name} got: {}D", tensor.rank());
         }
     }
-    if x.shape()[x.rank() - 1] != y.shape()[y.rank() - 1] {
-        return Err(Error::invalid(format!(
-            "X1 and X2 must have the same number of columns. X1: {} X2: {}",
-            x.shape()[x.rank() - 1],
-            y.shape()[y.rank() - 1]
-        )));
-    }
-    if p < 0.0 || p.is_nan() {
-        return Err(Error::invalid("cdist only supports non-negative p values"));
-    }
+    refuse_if!(
+        x.shape()[x.rank() - 1] != y.shape()[y.rank() - 1],
+        "X1 and X2 must have the same number of columns. X1: {} X2: {}",
+        x.shape()[x.rank() - 1],
+        y.shape()[y.rank() - 1]
+    );
+    refuse_if!(p < 0.0 || p.is_nan(), "cdist only supports non-negative p values");
     if call.optional_int(3).is_some_and(|mode| !(0..=2).contains(&mode)) {
-        return Err(Error::invalid("possible modes: 0, 1, 2, but was another"));
+        refuse!("possible modes: 0, 1, 2, but was another");
     }
     let [rows, columns] = [x.shape()[x.rank() - 2], y.shape()[y.rank() - 2]];
     if x.shape()[x.rank() - 1] == 0 {
@@ -152,15 +141,9 @@ static EUCLIDEAN: Formula = Formula {
 
 fn pdist(call: &Call<'_>) -> Result<Tensor> {
     let (x, p) = (call.tensor(0), call.float(1));
-    if x.rank() != 2 {
-        return Err(Error::invalid(format!("pdist only supports 2D tensors, got: {}D", x.rank())));
-    }
-    if !x.dtype().is_floating_point() {
-        return Err(Error::invalid("pdist only supports floating-point dtypes"));
-    }
-    if p < 0.0 || p.is_nan() {
-        return Err(Error::invalid("pdist only supports non-negative p values"));
-    }
+    refuse_if!(x.rank() != 2, "pdist only supports 2D tensors, got: {}D", x.rank());
+    refuse_if!(!x.dtype().is_floating_point(), "pdist only supports floating-point dtypes");
+    refuse_if!(p < 0.0 || p.is_nan(), "pdist only supports non-negative p values");
     let rows = x.shape()[0] as i64;
     let pairs = || (0..rows).flat_map(move |i| (i + 1..rows).map(move |j| (i, j)));
     let mut list = crate::host_room::host_room((rows * (rows - 1).max(0) / 2) as usize)?;
@@ -179,9 +162,7 @@ fn cosine_similarity(call: &Call<'_>) -> Result<Tensor> {
     let (x, y, dim, eps) = (call.tensor(0), call.tensor(1), call.int(2), call.float(3));
     let dtype = x.dtype().promote(y.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
     if !dtype.is_floating_point() {
-        return Err(Error::invalid(format!(
-            "expected common dtype to be floating point, yet common dtype is {dtype}"
-        )));
+        refuse!("expected common dtype to be floating point, yet common dtype is {dtype}");
     }
     let shape = broadcast_shapes(x.shape(), y.shape())?;
     let unit = |tensor: &Tensor| {
@@ -196,17 +177,10 @@ fn cosine_similarity(call: &Call<'_>) -> Result<Tensor> {
 
 fn renorm(call: &Call<'_>) -> Result<Tensor> {
     let (x, p, dim, most) = (call.tensor(0), call.scalar(1).to_f64(), call.int(2), call.scalar(3).to_f64());
-    if p <= 0.0 || p.is_nan() {
-        return Err(Error::invalid("renorm: non-positive-norm not supported"));
-    }
-    if most < 0.0 || most.is_nan() {
-        return Err(Error::invalid(format!("renorm: expected maxnorm to be >= 0 but got {most}")));
-    }
+    refuse_if!(p <= 0.0 || p.is_nan(), "renorm: non-positive-norm not supported");
+    refuse_if!(most < 0.0 || most.is_nan(), "renorm: expected maxnorm to be >= 0 but got {most}");
     if x.rank() < 2 {
-        return Err(Error::invalid(format!(
-            "renorm: input needs at least 2 dimensions, got {} dimensions",
-            x.rank()
-        )));
+        refuse!("renorm: input needs at least 2 dimensions, got {} dimensions", x.rank());
     }
     let kept = super::view::wrap(dim, x.rank())?;
     let others: Ints = (0..x.rank()).filter(|&dim| dim != kept).map(|dim| dim as i64).collect();

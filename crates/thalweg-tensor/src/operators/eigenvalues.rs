@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, Shape};
 use thalweg_kernels::decompose::Method;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 
 use super::Body::{Composite, Differentiable};
 use super::decompose::{differences, empty, launch, row_major_copy, transposed};
@@ -26,10 +26,10 @@ operators! {
     "thalweg::eig(Tensor self) -> (Tensor values, Tensor vectors)" = Differentiable(|call| {
         let x = call.tensor(0);
         let &[batch, n, columns] = x.shape() else {
-            return Err(Error::invalid(format!("matrices are (batch, rows, rows), not {x:?}")));
+            refuse!("matrices are (batch, rows, rows), not {x:?}");
         };
         if n != columns || x.dtype() != DType::C128 {
-            return Err(Error::invalid(format!("matrices are square and of complex128, not {x:?}")));
+            refuse!("matrices are square and of complex128, not {x:?}");
         }
         let matrices = row_major_copy(x, call.label)?;
         let vectors = empty(x, &[batch, n, n], DType::C128, call.label)?;
@@ -42,26 +42,22 @@ operators! {
 fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let x = call.tensor(0);
     let &[ref batch @ .., rows, columns] = x.shape() else {
-        return Err(Error::invalid(format!("{name}: The input tensor must have at least 2 dimensions.")));
+        refuse!("{name}: The input tensor must have at least 2 dimensions.");
     };
     if rows != columns {
-        return Err(Error::invalid(format!(
-            "{name}: A must be batches of square matrices, but they are {rows} by {columns} matrices"
-        )));
+        refuse!("{name}: A must be batches of square matrices, but they are {rows} by {columns} matrices");
     }
     let narrow = match x.dtype() {
         DType::F32 | DType::C64 => DType::C64,
         DType::F64 | DType::C128 => DType::C128,
         dtype => {
-            return Err(Error::invalid(format!(
-                "{name}: Expected a tensor of float32, float64 or complex numbers. Got {dtype}"
-            )));
+            refuse!("{name}: Expected a tensor of float32, float64 or complex numbers. Got {dtype}");
         }
     };
     let count: usize = batch.iter().product();
     let matrices = x.to_dtype(DType::C128)?.reshape(&[count, rows, rows])?;
     if x.elements() > 0 && !x.device().is_meta() && x.detach().isfinite()?.all()?.item::<u8>()? == 0 {
-        return Err(Error::invalid(format!("{name}: input tensor should not contain infs or NaNs.")));
+        refuse!("{name}: input tensor should not contain infs or NaNs.");
     }
     // Scaled by the largest element, so that squares of elements do not overflow.
     let scale = match x.elements() {

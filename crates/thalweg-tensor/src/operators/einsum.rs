@@ -1,7 +1,7 @@
 //! Sums of products by labels of dimensions.
 
 use thalweg_ir::{Shape, inverse_order};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 
 use super::Body::Composite;
 use super::{call as call_operator, operators, single};
@@ -23,7 +23,7 @@ enum Label {
 }
 
 fn fail<T>(why: impl Into<String>) -> Result<T> {
-    Err(Error::invalid(format!("einsum(): {}", why.into())))
+    Err(invalid!("einsum(): {}", why.into()))
 }
 
 /// Returns the labels of an operand or of the result; `hidden` is the number of dimensions covered by `...`.

@@ -3,7 +3,7 @@
 use thalweg_ir::Scalar;
 use thalweg_kernels::bags::BagMode;
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::index::{gathered, long, number_like};
@@ -77,9 +77,7 @@ static EMBEDDING_BACKWARD: Formula = Formula {
     backward: |call| {
         call.one(0, || {
             if call.bool(4) {
-                return Err(Error::invalid(
-                    "embedding: a gradient that is scaled by frequency cannot be differentiated again",
-                ));
+                refuse!("embedding: a gradient that is scaled by frequency cannot be differentiated again");
             }
             let (gradient, indices) = (call.gradient()?, call.saved(1)?);
             let arguments = [Argument::Tensor(&gradient), Argument::Tensor(&indices)];
@@ -93,12 +91,8 @@ static EMBEDDING_BACKWARD: Formula = Formula {
 
 fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let (weight, indices) = (call.tensor(0), long(call.tensor(1), "embedding")?);
-    if weight.rank() != 2 {
-        return Err(Error::invalid("'weight' must be 2-D"));
-    }
-    if call.bool(4) {
-        return Err(Error::invalid("embedding: there are no sparse gradients; leave `sparse` out"));
-    }
+    refuse_if!(weight.rank() != 2, "'weight' must be 2-D");
+    refuse_if!(call.bool(4), "embedding: there are no sparse gradients; leave `sparse` out");
     let arguments = [weight.into(), (&indices).into(), Argument::Scalar(Scalar::I64(call.int(2)))];
     super::call(built_in!("thalweg::embedding")?, &arguments, None, call.label.location).map(single)
 }
@@ -114,15 +108,14 @@ fn embedding_dense_backward(
 ) -> Result<Tensor> {
     let count = indices.elements();
     let features = gradient.shape().last().copied().unwrap_or(0);
-    if gradient.rank() != indices.rank() + 1 || gradient.shape()[..indices.rank()] != *indices.shape() {
-        return Err(Error::invalid(format!(
-            "the gradient {:?} must have the shape of the indices {:?}, and features",
-            gradient.shape(),
-            indices.shape()
-        )));
-    }
+    refuse_if!(
+        gradient.rank() != indices.rank() + 1 || gradient.shape()[..indices.rank()] != *indices.shape(),
+        "the gradient {:?} must have the shape of the indices {:?}, and features",
+        gradient.shape(),
+        indices.shape()
+    );
     if !gradient.dtype().is_floating_point() {
-        return Err(Error::invalid(format!("the gradient must be of floats, not {}", gradient.dtype())));
+        refuse!("the gradient must be of floats, not {}", gradient.dtype());
     }
     let mut gradient = gradient.reshape(&[count, features])?;
     if scales {
@@ -138,7 +131,7 @@ fn embedding_dense_backward(
 
 fn check_bags(call: &Call<'_>) -> Result<()> {
     let (weight, indices, offsets, mode) = (call.tensor(0), call.tensor(1), call.tensor(2), call.int(4));
-    let refused = |why: &str| Err(Error::invalid(format!("embedding_bag: {why}")));
+    let refused = |why: &str| Err(invalid!("embedding_bag: {why}"));
     if weight.rank() != 2 || !weight.dtype().is_floating_point() {
         return refused("the weight has to be a matrix of floats");
     }
@@ -256,7 +249,7 @@ fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
     let rows = weight.shape()[0] as i64;
     let padding = match padding {
         Some(padding) if !(-rows..rows).contains(&padding) => {
-            return Err(Error::invalid("padding_idx must be within the number of embeddings"));
+            refuse!("padding_idx must be within the number of embeddings");
         }
         Some(padding) => padding.rem_euclid(rows),
         None => -1,
@@ -278,11 +271,7 @@ fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
 }
 
 fn of_sample_weights(call: &Call<'_>) -> Result<Tensor> {
-    if call.int(5) != 0 {
-        return Err(Error::invalid(
-            "embedding_bag_backward: per_sample_weights only supported for mode='sum'",
-        ));
-    }
+    refuse_if!(call.int(5) != 0, "embedding_bag_backward: per_sample_weights only supported for mode='sum'");
     let (indices, bag) = (long(call.tensor(2), "embedding_bag")?, long(call.tensor(4), "embedding_bag")?);
     let arguments =
         [call.tensor(0).into(), call.tensor(1).into(), (&indices).into(), (&bag).into(), call.int(6).into()];

@@ -11,7 +11,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, inverse_order};
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Device, Error, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::create::options;
@@ -41,7 +41,7 @@ operators! {
             let x = call.tensor(0);
             let dims = dimensions(x, &call.ints(1))?;
             let Some((&last, others)) = dims.split_last() else {
-                return Err(Error::invalid("_fft_r2c transforms at least one dimension"));
+                refuse!("_fft_r2c transforms at least one dimension");
             };
             let size = sizes_of(x, &dims);
             if call.bool(3)
@@ -63,7 +63,7 @@ operators! {
             let (x, size) = (call.tensor(0), call.int(3));
             let dims = dimensions(x, &call.ints(1))?;
             let Some((&last, others)) = dims.split_last() else {
-                return Err(Error::invalid("_fft_c2r transforms at least one dimension"));
+                refuse!("_fft_c2r transforms at least one dimension");
             };
             let size = usize::try_from(size).ok().filter(|&size| size > 0).ok_or_else(|| too_few(size))?;
             let count = sizes_of(x, others) * size as f64;
@@ -205,7 +205,7 @@ fn c2c(x: &Tensor, dims: &[i64], normalization: i64, forward: bool) -> Result<Te
 // ---- The arguments ------------------------------------------------------------------------------------------------
 
 fn too_few(size: i64) -> Error {
-    Error::invalid(format!("Invalid number of data points ({size}) specified"))
+    invalid!("Invalid number of data points ({size}) specified")
 }
 
 /// Returns the dimensions, and refuses repeated ones.
@@ -216,9 +216,7 @@ fn dimensions(x: &Tensor, dims: &[i64]) -> Result<Shape> {
             return Err(Error::index(format!("Dimension specified as {dim} but tensor has no dimensions")));
         }
         let dim = wrap(dim, x.rank())?;
-        if wrapped.contains(&dim) {
-            return Err(Error::invalid("FFT dims must be unique"));
-        }
+        refuse_if!(wrapped.contains(&dim), "FFT dims must be unique");
         wrapped.push(dim);
     }
     Ok(wrapped)
@@ -230,7 +228,7 @@ fn normalization(norm: Option<&str>, forward: bool) -> Result<i64> {
         (None | Some("backward"), true) | (Some("forward"), false) => Ok(0),
         (None | Some("backward"), false) | (Some("forward"), true) => Ok(2),
         (Some("ortho"), _) => Ok(1),
-        (Some(other), _) => Err(Error::invalid(format!("Invalid normalization mode: \"{other}\""))),
+        (Some(other), _) => Err(invalid!("Invalid normalization mode: \"{other}\"")),
     }
 }
 
@@ -238,7 +236,7 @@ fn normalization(norm: Option<&str>, forward: bool) -> Result<i64> {
 fn promoted(x: &Tensor, is_complex: bool) -> Result<Tensor> {
     let dtype = match x.dtype() {
         DType::F16 | DType::Bf16 | DType::F8E4m3 | DType::F8E5m2 => {
-            return Err(Error::invalid(format!("Unsupported dtype {}", x.dtype())));
+            refuse!("Unsupported dtype {}", x.dtype());
         }
         dtype if dtype.is_differentiable() => dtype,
         _ => default_dtype(),
@@ -247,9 +245,7 @@ fn promoted(x: &Tensor, is_complex: bool) -> Result<Tensor> {
 }
 
 fn check_real(x: &Tensor, name: &str) -> Result<()> {
-    if x.dtype().is_complex() {
-        return Err(Error::invalid(format!("{name} expects a real input tensor, but got {}", x.dtype())));
-    }
+    refuse_if!(x.dtype().is_complex(), "{name} expects a real input tensor, but got {}", x.dtype());
     Ok(())
 }
 
@@ -333,18 +329,16 @@ impl Region {
             (Some(dims), given) => {
                 let dims = dimensions(x, &dims)?;
                 if given.as_ref().is_some_and(|given| given.len() != dims.len()) {
-                    return Err(Error::invalid(
-                        "When given, dim and shape arguments must have the same length",
-                    ));
+                    refuse!("When given, dim and shape arguments must have the same length");
                 }
                 dims
             }
             (None, Some(given)) if given.len() > x.rank() => {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "Got shape with {} values but input tensor only has {} dimensions.",
                     given.len(),
                     x.rank()
-                )));
+                );
             }
             (None, Some(given)) => (x.rank() - given.len()..x.rank()).collect(),
             (None, None) => (0..x.rank()).collect(),
@@ -391,7 +385,7 @@ impl Region {
 
     fn check_any(&self, name: &str) -> Result<()> {
         match self.dims.is_empty() {
-            true => Err(Error::invalid(format!("{name} must transform at least one axis"))),
+            true => Err(invalid!("{name} must transform at least one axis")),
             false => Ok(()),
         }
     }
@@ -434,8 +428,7 @@ fn over_to_real(call: &Call<'_>, forward: bool) -> Result<Tensors> {
 
 fn points(call: &Call<'_>) -> Result<usize> {
     options(call, 2)?;
-    usize::try_from(call.int(0))
-        .map_err(|_| Error::invalid(format!("{} points are not a number", call.int(0))))
+    usize::try_from(call.int(0)).map_err(|_| invalid!("{} points are not a number", call.int(0)))
 }
 
 fn frequencies(call: &Call<'_>, places: &Tensor) -> Result<Tensors> {
@@ -486,9 +479,7 @@ fn normalized(x: Tensor, count: f64, normalization: i64) -> Result<Tensor> {
         1 => 1.0 / count.sqrt(),
         2 => 1.0 / count,
         other => {
-            return Err(Error::invalid(format!(
-                "there is no normalization {other}; 0 is none, 1 is 1/√n, 2 is 1/n"
-            )));
+            refuse!("there is no normalization {other}; 0 is none, 1 is 1/√n, 2 is 1/n");
         }
     };
     x.mul_scalar_(factor)?;
@@ -497,9 +488,7 @@ fn normalized(x: Tensor, count: f64, normalization: i64) -> Result<Tensor> {
 
 /// Transforms along several dimensions in turn.
 fn many(x: &Tensor, dims: &[usize], forward: bool, label: Label) -> Result<Tensor> {
-    if !x.dtype().is_complex() {
-        return Err(Error::invalid(format!("a transform of complex numbers cannot be of {}", x.dtype())));
-    }
+    refuse_if!(!x.dtype().is_complex(), "a transform of complex numbers cannot be of {}", x.dtype());
     let dims: Shape = dims.iter().copied().filter(|&dim| x.shape()[dim] > 1).collect();
     if dims.is_empty() || x.elements() == 0 {
         return Ok(x.clone());

@@ -1,7 +1,7 @@
 //! Images sampled at the points of a grid.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid};
 
 use super::Body::Composite;
 use super::window::is_recorded;
@@ -122,7 +122,7 @@ impl Axis {
 
 fn check(call: &Call<'_>, axes: usize) -> Result<()> {
     let (x, grid) = (call.tensor(0), call.tensor(1));
-    let refused = |why: String| Err(Error::invalid(format!("grid_sampler(): {why}")));
+    let refused = |why: String| Err(invalid!("grid_sampler(): {why}"));
     if x.rank() < 2 || grid.rank() == 0 {
         return refused(format!(
             "expected 4D or 5D input and grid, but got {:?} and {:?}",

@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, Shape};
 use thalweg_kernels::decompose::Method;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::Body::{Composite, Kernel};
 use super::decompose::{empty, launch, row_major_copy};
@@ -40,9 +40,10 @@ operators! {
     "thalweg::ldl_solve(Tensor LD, Tensor pivots, Tensor B) -> Tensor" = Kernel(|call| {
         let (a, pivots, b) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?, call.tensor(2));
         let [batch, n, columns] = super::decompose::sizes(b)?;
-        if super::decompose::square(&a)? != [batch, n] || *pivots.shape() != [batch, n] || pivots.dtype() != DType::I32 {
-            return Err(Error::invalid(format!("the factors {a:?} and rows {pivots:?} do not fit the right sides {b:?}")));
-        }
+        refuse_if!(
+            super::decompose::square(&a)? != [batch, n] || *pivots.shape() != [batch, n] || pivots.dtype() != DType::I32,
+            "the factors {a:?} and rows {pivots:?} do not fit the right sides {b:?}"
+        );
         let result = row_major_copy(b, call.label)?;
         launch(Method::IndefiniteSolve, [batch, n, columns], [0, 0], &[&a, &pivots, &result], call.label)?;
         Ok(single(result))
@@ -67,17 +68,13 @@ fn solve(call: &Call<'_>) -> Result<Tensor> {
     let name = "torch.linalg.ldl_solve";
     let (a, b) = (Stack::square(name, call.tensor(0))?, Stack::new(name, call.tensor(2))?);
     let pivots = call.tensor(1);
-    if *pivots.shape() != call.tensor(0).shape()[..call.tensor(0).rank() - 1] {
-        return Err(Error::invalid(format!(
-            "{name}: Expected LD.shape[:-1] and pivots.shape to be the same, but got pivots with shape {:?} instead",
-            pivots.shape()
-        )));
-    }
+    refuse_if!(
+        *pivots.shape() != call.tensor(0).shape()[..call.tensor(0).rank() - 1],
+        "{name}: Expected LD.shape[:-1] and pivots.shape to be the same, but got pivots with shape {:?} instead",
+        pivots.shape()
+    );
     if pivots.dtype() != DType::I32 {
-        return Err(Error::invalid(format!(
-            "{name}: Expected pivots to be integers of int32. Got {}",
-            pivots.dtype()
-        )));
+        refuse!("{name}: Expected pivots to be integers of int32. Got {}", pivots.dtype());
     }
     let n = a.rows();
     let [a, b, batch] = Stack::together(&a, &b, name)?;

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result};
+use thalweg_runtime::{Error, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable, Kernel, Pair};
 use super::create::pad;
@@ -215,9 +215,7 @@ pub(super) fn number_like(x: &Tensor, number: Scalar) -> Result<Tensor> {
 pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
     match index.dtype() {
         DType::I64 | DType::I32 => index.to_dtype(DType::I64),
-        other => Err(Error::invalid(format!(
-            "{operator}(): Expected dtype int32/int64 for index, but got {other}"
-        ))),
+        other => Err(invalid!("{operator}(): Expected dtype int32/int64 for index, but got {other}")),
     }
 }
 
@@ -254,7 +252,7 @@ fn former_reduction(reduce: &str) -> Result<Combine> {
     match reduce {
         "add" => Ok(Combine::Sum),
         "multiply" => Ok(Combine::Product),
-        _ => Err(Error::invalid("reduce argument must be either add or multiply.")),
+        _ => Err(invalid!("reduce argument must be either add or multiply.")),
     }
 }
 
@@ -268,18 +266,17 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
     }
     let index = long(index, "gather")?;
     if x.rank().max(1) != index.rank().max(1) {
-        return Err(Error::invalid("Index tensor must have the same number of dimensions as input tensor"));
+        refuse!("Index tensor must have the same number of dimensions as input tensor");
     }
     let (mut source, wide) = (at_least_1d(x)?, at_least_1d(&index)?);
     for other in (0..wide.rank()).filter(|&other| other != dim) {
-        if wide.shape()[other] > source.shape()[other] {
-            return Err(Error::invalid(format!(
-                "Size does not match at dimension {other} expected index {:?} to be no larger than self {:?} apart from dimension \
-                 {dim}",
-                index.shape(),
-                x.shape()
-            )));
-        }
+        refuse_if!(
+            wide.shape()[other] > source.shape()[other],
+            "Size does not match at dimension {other} expected index {:?} to be no larger than self {:?} apart from dimension \
+             {dim}",
+            index.shape(),
+            x.shape()
+        );
         source = source.narrow(other as i64, 0, wide.shape()[other])?;
     }
     let _report = OutOfRangeReport::of("gather", RangeOf::Dimension(dim));
@@ -301,9 +298,7 @@ pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tenso
     let source = at_least_1d(x)?;
     let count = index.elements();
     if x.rank() == 0 && count != 1 {
-        return Err(Error::invalid(format!(
-            "index_select(): Index to scalar can have only 1 value, got {count} value(s)"
-        )));
+        refuse!("index_select(): Index to scalar can have only 1 value, got {count} value(s)");
     }
     let mut shape: Shape = source.shape().into();
     shape[dim] = count;
@@ -335,21 +330,18 @@ impl<'a> Along<'a> {
         let Self { operator, reported, x, .. } = *self;
         let dim = wrap(self.dim, x.rank())?;
         let index = long(self.index, operator)?;
-        if source.dtype() != x.dtype() {
-            return Err(Error::invalid(format!(
-                "{operator}(): Expected self.dtype to be equal to src.dtype, but got {} and {}",
-                x.dtype(),
-                source.dtype()
-            )));
-        }
+        refuse_if!(
+            source.dtype() != x.dtype(),
+            "{operator}(): Expected self.dtype to be equal to src.dtype, but got {} and {}",
+            x.dtype(),
+            source.dtype()
+        );
         if index.elements() == 0 {
             return Ok(Write { x: x.clone(), dim, source: source.clone(), parts: None });
         }
         for (other, name) in [(x, "self"), (source, "src")] {
             if other.rank().max(1) != index.rank().max(1) {
-                return Err(Error::invalid(format!(
-                    "Index tensor must have the same number of dimensions as {name} tensor"
-                )));
+                refuse!("Index tensor must have the same number of dimensions as {name} tensor");
             }
         }
         let (target, index, mut source) = (at_least_1d(x)?, at_least_1d(&index)?, at_least_1d(source)?);
@@ -360,15 +352,14 @@ impl<'a> Along<'a> {
         let mut padding: SmallVec<[i64; 12]> = SmallVec::new();
         for at in (0..index.rank()).rev() {
             let [whole, count, available] = [&target, &index, &source].map(|tensor| tensor.shape()[at]);
-            if count > available || (at != dim && count > whole) {
-                return Err(Error::invalid(format!(
-                    "Expected index {:?} to be no larger than self {:?} apart from dimension {dim} and to be no larger size than \
-                     src {:?}",
-                    index.shape(),
-                    target.shape(),
-                    source.shape()
-                )));
-            }
+            refuse_if!(
+                count > available || (at != dim && count > whole),
+                "Expected index {:?} to be no larger than self {:?} apart from dimension {dim} and to be no larger size than \
+                 src {:?}",
+                index.shape(),
+                target.shape(),
+                source.shape()
+            );
             source = source.narrow(at as i64, 0, count)?;
             padding.extend([0, if at == dim { 0 } else { (whole - count) as i64 }]);
         }
@@ -427,9 +418,7 @@ impl Write {
             "amax" => (Combine::Max, false),
             "amin" => (Combine::Min, false),
             _ => {
-                return Err(Error::invalid(format!(
-                    "reduce argument must be either sum, prod, mean, amax or amin, got {reduce}"
-                )));
+                refuse!("reduce argument must be either sum, prod, mean, amax or amin, got {reduce}");
             }
         };
         let Some([index, source]) = &self.parts else { return self.combined(combine) };
@@ -491,10 +480,7 @@ fn neutral(combine: Combine, dtype: DType) -> Scalar {
 fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
     let (x, indices) = (call.tensor(0), call.tensor(1));
     if indices.dtype() != DType::I64 {
-        return Err(Error::invalid(format!(
-            "torch.take_along_dim(): dtype of indices should be Long but got {}",
-            indices.dtype()
-        )));
+        refuse!("torch.take_along_dim(): dtype of indices should be Long but got {}", indices.dtype());
     }
     // Negative indices are counted from the end.
     let wrapped = |extent: usize, indexed: RangeOf| {
@@ -505,14 +491,13 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
         let flat = x.reshape(&[x.elements()])?;
         return flat.gather(0, &indices.reshape(&[indices.elements()])?).map(single);
     };
-    if x.rank() != indices.rank() {
-        return Err(Error::invalid(format!(
-            "torch.take_along_dim(): input and indices should have the same number of dimensions, but got {} dimensions for input, \
-             and {} dimensions for indices",
-            x.rank(),
-            indices.rank()
-        )));
-    }
+    refuse_if!(
+        x.rank() != indices.rank(),
+        "torch.take_along_dim(): input and indices should have the same number of dimensions, but got {} dimensions for input, \
+         and {} dimensions for indices",
+        x.rank(),
+        indices.rank()
+    );
     let at = wrap(dim, x.rank())?;
     if x.rank() == 0 {
         return x.gather(0, &wrapped(1, RangeOf::Dimension(0))?).map(single);
@@ -534,7 +519,7 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
 fn gather_backward_of_complex(call: &Call<'_>) -> Result<Tensors> {
     let (gradient, index) = (call.tensor(0), call.tensor(1));
     let &[outer, _, inner] = gradient.shape() else {
-        return Err(Error::invalid("the gradient is (outer, count, inner)"));
+        refuse!("the gradient is (outer, count, inner)");
     };
     let zeros = Tensor::zeros(&[outer, extents(&[call.int(2)])?[0], inner], gradient.dtype(), call.device)?;
     scatter(&zeros, index, gradient, Combine::Sum).map(single)

@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, Shape};
 use thalweg_kernels::scatter::Combine;
-use thalweg_runtime::{Error, RangeOf, Result};
+use thalweg_runtime::{Error, RangeOf, Result, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::index::{Write, at_least_1d, checked, long, name_of, number_like, outer_inner};
@@ -32,12 +32,11 @@ operators! {
         fn index_fill_tensor(dim: int, index: tensor, value: tensor)
         = Composite(|call| {
         let value = call.tensor(3);
-        if value.rank() != 0 {
-            return Err(Error::invalid(format!(
-                "index_fill_ only supports a 0-dimensional value tensor, but got tensor with {} dimension(s).",
-                value.rank()
-            )));
-        }
+        refuse_if!(
+            value.rank() != 0,
+            "index_fill_ only supports a 0-dimensional value tensor, but got tensor with {} dimension(s).",
+            value.rank()
+        );
         index_fill(call, &value.to_dtype(call.tensor(0).dtype())?)
     }), first: Consumed;
     /// Returns the tensor with the slices of a source combined with those at a list of indices: `prod`, `mean`, `amax` or `amin`.
@@ -63,31 +62,28 @@ impl Places {
         if index.rank() > 1 {
             return Err(Error::index(format!("{operator}(): Index is supposed to be a vector")));
         }
-        if source.dtype() != x.dtype() {
-            return Err(Error::invalid(format!(
-                "{operator}(): self ({}) and source ({}) must have the same scalar type",
-                x.dtype(),
-                source.dtype()
-            )));
-        }
+        refuse_if!(
+            source.dtype() != x.dtype(),
+            "{operator}(): self ({}) and source ({}) must have the same scalar type",
+            x.dtype(),
+            source.dtype()
+        );
         let index = long(index, operator)?;
         let count = index.elements();
         let along = source.shape().get(dim).copied().unwrap_or(1);
-        if source.rank() == 0 && count != 1 || along != count {
-            return Err(Error::invalid(format!(
-                "{operator}(): Number of indices ({count}) should be equal to source.size(dim): ({along}), for dim: {dim}"
-            )));
-        }
+        refuse_if!(
+            source.rank() == 0 && count != 1 || along != count,
+            "{operator}(): Number of indices ({count}) should be equal to source.size(dim): ({along}), for dim: {dim}"
+        );
         let mut wanted: Shape = at_least_1d(x)?.shape().into();
         wanted[dim] = count;
-        if at_least_1d(source)?.shape() != wanted.as_slice() {
-            return Err(Error::invalid(format!(
-                "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = {:?} \
-                 source.shape = {:?}",
-                x.shape(),
-                source.shape()
-            )));
-        }
+        refuse_if!(
+            at_least_1d(source)?.shape() != wanted.as_slice(),
+            "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = {:?} \
+             source.shape = {:?}",
+            x.shape(),
+            source.shape()
+        );
         let extent = at_least_1d(x)?.shape()[dim];
         let index = checked(&index, (0, extent), (name_of(call), RangeOf::Dimension(dim)))?;
         Ok(Places { x: x.clone(), dim, index })
@@ -109,9 +105,7 @@ impl Places {
 
     fn reduce(&self, source: &Tensor, reduce: &str, include_self: bool) -> Result<Tensor> {
         if reduce == "sum" {
-            return Err(Error::invalid(
-                "index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got sum.",
-            ));
+            refuse!("index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got sum.");
         }
         self.write(source)?.reduced(reduce, include_self)
     }
@@ -124,9 +118,7 @@ fn index_add(call: &Call<'_>) -> Result<Tensors> {
         return places.scatter(source, Combine::Sum).map(single);
     }
     if alpha.is_floating_point() && !source.dtype().is_floating_point() {
-        return Err(Error::invalid(
-            "For integral input tensors, argument alpha must not be a floating point number.",
-        ));
+        refuse!("For integral input tensors, argument alpha must not be a floating point number.");
     }
     let scaled = source.mul(&number_like(source, alpha)?)?;
     places.scatter(&scaled, Combine::Sum).map(single)

@@ -5,7 +5,7 @@ use thalweg_ir::{DType, Layout, Shape};
 use thalweg_kernels::Placed;
 use thalweg_kernels::join::{Join, JoinPart, Joined, PARTS};
 use thalweg_ops::structured::COPY;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::view::{format_of, layout_in};
@@ -65,9 +65,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
     let Some(first) = list.iter().find(|tensor| !is_skipped(tensor.shape())).or(list.first()) else {
         return Err(Error::value("torch.cat(): expected a non-empty list of Tensors"));
     };
-    if first.rank() == 0 {
-        return Err(Error::invalid("zero-dimensional tensor (at position 0) cannot be concatenated"));
-    }
+    refuse_if!(first.rank() == 0, "zero-dimensional tensor (at position 0) cannot be concatenated");
     let dim = first.layout().dimension(call.int(1))?;
     let mut shape: Shape = first.shape().into();
     let mut dtype = first.dtype();
@@ -78,20 +76,16 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
             continue;
         }
         if tensor.rank() != shape.len() {
-            return Err(Error::invalid(format!(
-                "Tensors must have same number of dimensions: got {} and {}",
-                shape.len(),
-                tensor.rank()
-            )));
+            refuse!("Tensors must have same number of dimensions: got {} and {}", shape.len(), tensor.rank());
         }
         for (dimension, (&extent, wanted)) in tensor.shape().iter().zip(&mut shape).enumerate() {
             if dimension == dim {
                 *wanted += extent;
             } else if extent != *wanted {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "Sizes of tensors must match except in dimension {dim}. Expected size {wanted} but got size {extent} for \
                      tensor number {position} in the list."
-                )));
+                );
             }
         }
     }
@@ -169,7 +163,7 @@ pub(super) fn copy_into(call: &Call<'_>, source: &Tensor, target: &Tensor, dtype
 
 fn chunk_cat(call: &Call<'_>) -> Result<Tensors> {
     let (list, dim, chunks) = (call.tensor_list(0), call.int(1), call.int(2));
-    let refuse = |why: &str| Err(Error::invalid(format!("_chunk_cat expects {why}")));
+    let refuse = |why: &str| Err(invalid!("_chunk_cat expects {why}"));
     let Some(first) = list.first() else { return refuse("a non-empty input tensor list") };
     let Some(chunks) = usize::try_from(chunks).ok().filter(|&chunks| chunks > 0) else {
         return refuse("positive num_chunks");
@@ -206,15 +200,15 @@ fn chunk_cat(call: &Call<'_>) -> Result<Tensors> {
 fn stack(call: &Call<'_>) -> Result<Tensors> {
     let list = call.tensor_list(0);
     let Some(first) = list.first() else {
-        return Err(Error::invalid("stack expects a non-empty TensorList"));
+        refuse!("stack expects a non-empty TensorList");
     };
     if let Some((position, other)) = list.iter().enumerate().find(|(_, other)| other.shape() != first.shape())
     {
-        return Err(Error::invalid(format!(
+        refuse!(
             "stack expects each tensor to be equal size, but got {:?} at entry 0 and {:?} at entry {position}",
             first.shape(),
             other.shape()
-        )));
+        );
     }
     let parts: SmallVec<[Tensor; 4]> =
         list.iter().map(|tensor| tensor.unsqueeze(call.int(1))).collect::<Result<_>>()?;

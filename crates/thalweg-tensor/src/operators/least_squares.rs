@@ -1,7 +1,7 @@
 //! Least squares, and the exponential of matrices.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::solve::{Stack, are_vectors, values};
@@ -45,9 +45,9 @@ impl Driver {
             "gels" => Ok(Self::Gels),
             "gelsy" => Ok(Self::Gelsy),
             "gelsd" | "gelss" => Ok(Self::Gelsd),
-            _ => Err(Error::invalid(format!(
+            _ => Err(invalid!(
                 "{name}: parameter `driver` should be one of (gels, gelsy, gelsd, gelss), but got {driver}"
-            ))),
+            )),
         }
     }
 }
@@ -59,20 +59,17 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
         return of_complex(call, name);
     }
     let a = Stack::new(name, x)?;
-    if b.rank() == 0 || !(0..=1).contains(&(x.rank() as i64 - b.rank() as i64)) || b.dtype() != x.dtype() {
-        return Err(Error::invalid(format!(
-            "{name}: input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1, of one dtype, but got \
-             {x:?} and {b:?}"
-        )));
-    }
+    refuse_if!(
+        b.rank() == 0 || !(0..=1).contains(&(x.rank() as i64 - b.rank() as i64)) || b.dtype() != x.dtype(),
+        "{name}: input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1, of one dtype, but got \
+         {x:?} and {b:?}"
+    );
     let driver = Driver::of(call.optional_str(3).unwrap_or("gels"), name)?;
     let is_vector = are_vectors(x, b);
     let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
     let right = Stack::new(name, &columns)?;
     if right.rows() != a.rows() || right.count() != a.count() {
-        return Err(Error::invalid(format!(
-            "{name}: input and other must have the same rows and batch, but got {x:?} and {b:?}"
-        )));
+        refuse!("{name}: input and other must have the same rows and batch, but got {x:?} and {b:?}");
     }
     let [rows, width] = [a.rows(), a.columns()];
     let epsilon = if x.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
@@ -124,9 +121,7 @@ fn of_complex(call: &Call<'_>, name: &str) -> Result<Tensors> {
     let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
     let fits = x.rank() >= 2 && columns.rank() == x.rank() && columns.dtype() == x.dtype();
     if !fits || x.elements() == 0 || columns.shape()[..x.rank() - 1] != x.shape()[..x.rank() - 1] {
-        return Err(Error::invalid(format!(
-            "{name}: input and other must have the same rows, batch and dtype, but got {x:?} and {b:?}"
-        )));
+        refuse!("{name}: input and other must have the same rows, batch and dtype, but got {x:?} and {b:?}");
     }
     let [rows, width] = [x.rank() - 2, x.rank() - 1].map(|dim| x.shape()[dim]);
     let epsilon = if x.dtype() == DType::C128 { f64::EPSILON } else { f64::from(f32::EPSILON) };
@@ -156,18 +151,14 @@ const DEGREE: usize = 18;
 
 fn exponential(x: &Tensor) -> Result<Tensor> {
     let &[ref batch @ .., rows, columns] = x.shape() else {
-        return Err(Error::invalid("linalg.matrix_exp: The input tensor must have at least 2 dimensions."));
+        refuse!("linalg.matrix_exp: The input tensor must have at least 2 dimensions.");
     };
-    if rows != columns {
-        return Err(Error::invalid(format!(
-            "linalg.matrix_exp: A must be batches of square matrices, but they are {rows} by {columns} matrices"
-        )));
-    }
+    refuse_if!(
+        rows != columns,
+        "linalg.matrix_exp: A must be batches of square matrices, but they are {rows} by {columns} matrices"
+    );
     if !x.dtype().is_differentiable() {
-        return Err(Error::invalid(format!(
-            "linalg.matrix_exp: Expected a floating point or complex tensor as input. Got {}",
-            x.dtype()
-        )));
+        refuse!("linalg.matrix_exp: Expected a floating point or complex tensor as input. Got {}", x.dtype());
     }
     if x.elements() == 0 {
         return x.copied(std::panic::Location::caller());

@@ -1,7 +1,7 @@
 //! Products of matrices and vectors, over `thalweg::matmul` of two matrices or two batches.
 
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Pair};
 use super::{call as call_operator, complex, operators, single};
@@ -85,9 +85,7 @@ operators! {
             }
             let is_fraction = [3, 4].iter().any(|&place| matches!(call.scalar(place), Scalar::F64(_)));
             if !input.dtype().is_floating_point() && is_fraction {
-                return Err(Error::invalid(
-                    "For integral input tensors, argument alpha must not be a floating point number.",
-                ));
+                refuse!("For integral input tensors, argument alpha must not be a floating point number.");
             }
             blend(call, outer(a, b)?)
         }), first: Consumed, autocast: Lower, complex: Sum("outer");
@@ -111,11 +109,7 @@ fn check_dtypes(a: &Tensor, b: &Tensor) -> Result<()> {
     if a.dtype() == b.dtype() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "expected m1 and m2 to have the same dtype, but got: {} != {}",
-        a.dtype(),
-        b.dtype()
-    )))
+    Err(invalid!("expected m1 and m2 to have the same dtype, but got: {} != {}", a.dtype(), b.dtype()))
 }
 
 fn mm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -128,11 +122,10 @@ fn mm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 fn in_dtype(call: &Call<'_>, count: usize, operator: &'static Operator) -> Result<Tensors> {
     let (own, wanted) = (call.tensor(count - 1).dtype(), call.dtype(count));
     let is_wider = wanted == DType::F32 && matches!(own, DType::F16 | DType::Bf16);
-    if wanted != own && !is_wider {
-        return Err(Error::invalid(format!(
-            "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs, not {wanted} of {own}"
-        )));
-    }
+    refuse_if!(
+        wanted != own && !is_wider,
+        "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs, not {wanted} of {own}"
+    );
     let tensors: Vec<Tensor> =
         (0..count).map(|place| call.tensor(place).to_dtype(wanted)).collect::<Result<_>>()?;
     let mut arguments: Vec<Argument<'_>> = tensors.iter().map(Into::into).collect();
@@ -144,17 +137,11 @@ fn in_dtype(call: &Call<'_>, count: usize, operator: &'static Operator) -> Resul
 
 fn check_matrices(a: &Tensor, b: &Tensor) -> Result<()> {
     for (name, matrix) in [("self", a), ("mat2", b)] {
-        if matrix.rank() != 2 {
-            return Err(Error::invalid(format!("{name} must be a matrix")));
-        }
+        refuse_if!(matrix.rank() != 2, "{name} must be a matrix");
     }
     check_dtypes(a, b)?;
     if a.shape()[1] != b.shape()[0] {
-        return Err(Error::invalid(format!(
-            "mat1 and mat2 shapes cannot be multiplied ({} and {})",
-            by(a.shape()),
-            by(b.shape())
-        )));
+        refuse!("mat1 and mat2 shapes cannot be multiplied ({} and {})", by(a.shape()), by(b.shape()));
     }
     Ok(())
 }
@@ -166,20 +153,17 @@ fn bmm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 fn check_batches(a: &Tensor, b: &Tensor) -> Result<()> {
     for (name, batch) in [("batch1", a), ("batch2", b)] {
-        if batch.rank() != 3 {
-            return Err(Error::invalid(format!("{name} must be a 3D tensor")));
-        }
+        refuse_if!(batch.rank() != 3, "{name} must be a 3D tensor");
     }
     check_dtypes(a, b)?;
-    if a.shape()[0] != b.shape()[0] || a.shape()[2] != b.shape()[1] {
-        return Err(Error::invalid(format!(
-            "Expected size for first two dimensions of batch2 tensor to be: [{}, {}] but got: [{}, {}].",
-            a.shape()[0],
-            a.shape()[2],
-            b.shape()[0],
-            b.shape()[1]
-        )));
-    }
+    refuse_if!(
+        a.shape()[0] != b.shape()[0] || a.shape()[2] != b.shape()[1],
+        "Expected size for first two dimensions of batch2 tensor to be: [{}, {}] but got: [{}, {}].",
+        a.shape()[0],
+        a.shape()[2],
+        b.shape()[0],
+        b.shape()[1]
+    );
     Ok(())
 }
 
@@ -190,30 +174,23 @@ fn mv(matrix: &Tensor, vector: &Tensor) -> Result<Tensor> {
 
 fn check_vector(matrix: &Tensor, vector: &Tensor) -> Result<()> {
     if matrix.rank() != 2 || vector.rank() != 1 {
-        return Err(Error::invalid(format!(
-            "vector + matrix @ vector expected, got 1, {}, {}",
-            matrix.rank(),
-            vector.rank()
-        )));
+        refuse!("vector + matrix @ vector expected, got 1, {}, {}", matrix.rank(), vector.rank());
     }
     check_dtypes(matrix, vector)?;
-    if matrix.shape()[1] != vector.shape()[0] {
-        return Err(Error::invalid(format!(
-            "size mismatch, got input ({0}), mat ({0}x{1}), vec ({2})",
-            matrix.shape()[0],
-            matrix.shape()[1],
-            vector.shape()[0]
-        )));
-    }
+    refuse_if!(
+        matrix.shape()[1] != vector.shape()[0],
+        "size mismatch, got input ({0}), mat ({0}x{1}), vec ({2})",
+        matrix.shape()[0],
+        matrix.shape()[1],
+        vector.shape()[0]
+    );
     Ok(())
 }
 
 fn addmv(call: &Call<'_>) -> Result<Tensors> {
     let (input, matrix, vector) = (call.tensor(0), call.tensor(1), call.tensor(2));
     check_vector(matrix, vector)?;
-    if input.rank() > 1 {
-        return Err(Error::invalid(format!("vector + matrix @ vector expected, got {}, 2, 1", input.rank())));
-    }
+    refuse_if!(input.rank() > 1, "vector + matrix @ vector expected, got {}, 2, 1", input.rank());
     if !input.dtype().is_floating_point() {
         return blend(call, mv(matrix, vector)?);
     }
@@ -223,37 +200,25 @@ fn addmv(call: &Call<'_>) -> Result<Tensors> {
 
 fn dot(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.rank() != 1 || b.rank() != 1 {
-        return Err(Error::invalid(format!(
-            "1D tensors expected, but got {}D and {}D tensors",
-            a.rank(),
-            b.rank()
-        )));
+        refuse!("1D tensors expected, but got {}D and {}D tensors", a.rank(), b.rank());
     }
     if a.dtype() != b.dtype() {
-        return Err(Error::invalid(format!(
-            "dot : expected both vectors to have same dtype, but found {} and {}",
-            a.dtype(),
-            b.dtype()
-        )));
+        refuse!("dot : expected both vectors to have same dtype, but found {} and {}", a.dtype(), b.dtype());
     }
-    if a.elements() != b.elements() {
-        return Err(Error::invalid(format!(
-            "inconsistent tensor size, expected tensor [{0}] and src [{1}] to have the same number of elements, but got {0} and \
-             {1} elements respectively",
-            a.elements(),
-            b.elements()
-        )));
-    }
+    refuse_if!(
+        a.elements() != b.elements(),
+        "inconsistent tensor size, expected tensor [{0}] and src [{1}] to have the same number of elements, but got {0} and \
+         {1} elements respectively",
+        a.elements(),
+        b.elements()
+    );
     product(&a.unsqueeze(0)?, &b.unsqueeze(1)?)?.reshape(())
 }
 
 fn outer(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     for (name, vector) in [("self", a), ("vec2", b)] {
         if vector.rank() != 1 {
-            return Err(Error::invalid(format!(
-                "outer: Expected 1-D argument {name}, but got {}-D",
-                vector.rank()
-            )));
+            refuse!("outer: Expected 1-D argument {name}, but got {}-D", vector.rank());
         }
     }
     a.unsqueeze(1)?.mul(b)
@@ -265,13 +230,12 @@ fn inner(call: &Call<'_>) -> Result<Tensors> {
         return a.mul(b).map(single);
     }
     let [left, right] = [a, b].map(|tensor| tensor.shape()[tensor.rank() - 1]);
-    if left != right {
-        return Err(Error::invalid(format!(
-            "inner() the last dimension must match on both input tensors but got shapes {:?} and {:?}",
-            a.shape(),
-            b.shape()
-        )));
-    }
+    refuse_if!(
+        left != right,
+        "inner() the last dimension must match on both input tensors but got shapes {:?} and {:?}",
+        a.shape(),
+        b.shape()
+    );
     let rest = |tensor: &Tensor| -> Shape { tensor.shape()[..tensor.rank() - 1].into() };
     let rows = |tensor: &Tensor| tensor.reshape(&[rest(tensor).iter().product(), left]);
     let shape: Shape = rest(a).into_iter().chain(rest(b)).collect();
@@ -311,10 +275,7 @@ fn check_added(input: &Tensor, dtype: DType) -> Result<()> {
     if input.dtype() == dtype {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "self and mat2 must have the same dtype, but got {} and {dtype}",
-        input.dtype()
-    )))
+    Err(invalid!("self and mat2 must have the same dtype, but got {} and {dtype}", input.dtype()))
 }
 
 /// Returns beta · self + alpha · `product`, for the first tensor of a call and its last two numbers.
@@ -342,13 +303,12 @@ fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
 
 /// Multiplies as `torch.matmul` does, by the ranks of both tensors.
 fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    if a.rank() == 0 || b.rank() == 0 {
-        return Err(Error::invalid(format!(
-            "both arguments to matmul need to be at least 1D, but they are {}D and {}D",
-            a.rank(),
-            b.rank()
-        )));
-    }
+    refuse_if!(
+        a.rank() == 0 || b.rank() == 0,
+        "both arguments to matmul need to be at least 1D, but they are {}D and {}D",
+        a.rank(),
+        b.rank()
+    );
     match (a.rank(), b.rank()) {
         (1, 1) => return dot(a, b),
         (2, 1) => return mv(a, b),
@@ -362,13 +322,12 @@ fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let right = if b.rank() == 1 { b.unsqueeze(1)? } else { b.clone() };
     let [m, k] = [2, 1].map(|back| left.shape()[left.rank() - back]);
     let [rows, n] = [2, 1].map(|back| right.shape()[right.rank() - back]);
-    if k != rows {
-        return Err(Error::invalid(format!(
-            "mat1 and mat2 shapes cannot be multiplied ({} and {}): {k} columns on the left, {rows} rows on the right",
-            by(left.shape()),
-            by(right.shape())
-        )));
-    }
+    refuse_if!(
+        k != rows,
+        "mat1 and mat2 shapes cannot be multiplied ({} and {}): {k} columns on the left, {rows} rows on the right",
+        by(left.shape()),
+        by(right.shape())
+    );
     let (left_batch, right_batch) = (&left.shape()[..left.rank() - 2], &right.shape()[..right.rank() - 2]);
     let batch = broadcast_shapes(left_batch, right_batch)?;
     let result = if right.rank() == 2 {
@@ -402,17 +361,11 @@ fn linear(call: &Call<'_>) -> Result<Tensors> {
         let result = matmul(input, &transposed)?;
         return bias.map_or(Ok(result.clone()), |bias| result.add(bias)).map(single);
     };
-    if input.rank() == 0 {
-        return Err(Error::invalid(
-            "both arguments to linear need to be at least 1D, but they are 0D and 2D",
-        ));
-    }
+    refuse_if!(input.rank() == 0, "both arguments to linear need to be at least 1D, but they are 0D and 2D");
     let (rows, &width) = (&input.shape()[..input.rank() - 1], &input.shape()[input.rank() - 1]);
     let count: usize = rows.iter().product();
     if width != inputs {
-        return Err(Error::invalid(format!(
-            "mat1 and mat2 shapes cannot be multiplied ({count}x{width} and {inputs}x{outputs})"
-        )));
+        refuse!("mat1 and mat2 shapes cannot be multiplied ({count}x{width} and {inputs}x{outputs})");
     }
     let bias = match bias {
         Some(bias) if bias.shape() != [outputs] => Some(bias.expand(&[outputs])?),

@@ -1,7 +1,7 @@
 //! Losses. Elementwise ones are computed in f32 for 16-bit floats, and rounded at the end.
 
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
-use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result};
+use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::{call, operators, single};
@@ -89,11 +89,7 @@ pub(super) fn wide(tensor: &Tensor) -> Result<Tensor> {
 pub(super) fn check_weights(weight: Option<&Tensor>, x: &Tensor) -> Result<()> {
     let expected = dtype_in_full(x);
     match weight.map(dtype_in_full).filter(|&found| found != expected) {
-        Some(found) => Err(Error::invalid(format!(
-            "expected scalar type {} but found {}",
-            named(expected),
-            named(found)
-        ))),
+        Some(found) => Err(invalid!("expected scalar type {} but found {}", named(expected), named(found))),
         None => Ok(()),
     }
 }
@@ -163,9 +159,7 @@ fn elements_of_pair(call: &Call<'_>, [_, elements]: [&'static Operator; 2]) -> R
 
 fn smooth_l1_loss(call: &Call<'_>) -> Result<Tensors> {
     let beta = call.float(3);
-    if beta < 0.0 || beta.is_nan() {
-        return Err(Error::invalid("smooth_l1_loss does not support negative values for beta."));
-    }
+    refuse_if!(beta < 0.0 || beta.is_nan(), "smooth_l1_loss does not support negative values for beta.");
     match beta {
         0.0 => of_pair(call, loss!("l1_loss"), call.int(2), &[]),
         _ => of_pair(call, loss!("smooth_l1_loss"), call.int(2), &[beta]),
@@ -174,9 +168,7 @@ fn smooth_l1_loss(call: &Call<'_>) -> Result<Tensors> {
 
 fn huber_loss(call: &Call<'_>) -> Result<Tensors> {
     let delta = call.float(3);
-    if delta.is_nan() || delta <= 0.0 {
-        return Err(Error::invalid("huber_loss does not support non-positive values for delta."));
-    }
+    refuse_if!(delta.is_nan() || delta <= 0.0, "huber_loss does not support non-positive values for delta.");
     of_pair(call, loss!("huber_loss"), call.int(2), &[delta])
 }
 
@@ -282,7 +274,7 @@ fn check_target(x: &Tensor, target: &Tensor, rows: &[usize]) -> Result<()> {
     match refusal {
         Some(why) => Err(Error::invalid(why)),
         None if target.dtype() == DType::I64 || is_of_bytes => Ok(()),
-        None => Err(Error::invalid(format!("expected scalar type Long but found {}", named(target.dtype())))),
+        None => Err(invalid!("expected scalar type Long but found {}", named(target.dtype()))),
     }
 }
 
@@ -295,9 +287,7 @@ struct Classes {
 
 impl Classes {
     fn of(x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Self> {
-        if x.rank() == 0 {
-            return Err(Error::invalid("input tensor should be 1D or 2D"));
-        }
+        refuse_if!(x.rank() == 0, "input tensor should be 1D or 2D");
         let dimension = usize::from(x.rank() > 1);
         let mut rows: Shape = x.shape().into();
         let count = rows.remove(dimension);
@@ -306,10 +296,10 @@ impl Classes {
         if let Some(weight) = weight
             && weight.shape() != [count]
         {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "weight tensor should be defined either for all {count} classes or no classes but got weight tensor of shape: {:?}",
                 weight.shape()
-            )));
+            );
         }
         Ok(Self { dimension, count, target: target.to_dtype(DType::I64)? })
     }
@@ -380,7 +370,7 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     let (reduction, ignored, smoothing) = (call.int(3), call.int(4), call.float(5));
     if !(0.0..=1.0).contains(&smoothing) {
-        return Err(Error::invalid(format!("label_smoothing must be between 0.0 and 1.0. Got: {smoothing}")));
+        refuse!("label_smoothing must be between 0.0 and 1.0. Got: {smoothing}");
     }
     if !(0..=2).contains(&reduction) {
         return Err(Error::value(format!("{reduction} is not a valid value for reduction")));
@@ -453,26 +443,24 @@ fn smoothed(
 /// Returns −Σ target · ln softmax(x), where the target assigns a probability to every class.
 fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
-    if x.shape() != target.shape() || x.rank() == 0 {
-        return Err(Error::invalid(format!(
-            "a target of floats gives every class a probability: it has the input's shape {:?}, not {:?}; classes are of int64 (expected \
-             scalar type Long but found {})",
-            x.shape(),
-            target.shape(),
-            named(target.dtype())
-        )));
-    }
+    refuse_if!(
+        x.shape() != target.shape() || x.rank() == 0,
+        "a target of floats gives every class a probability: it has the input's shape {:?}, not {:?}; classes are of int64 (expected \
+         scalar type Long but found {})",
+        x.shape(),
+        target.shape(),
+        named(target.dtype())
+    );
     let dimension = usize::from(x.rank() > 1);
     let classes = Classes { dimension, count: x.shape()[dimension], target: target.clone() };
     let mut logarithms = wide(x)?.log_softmax(dimension as i64)?;
     if let Some(weight) = weight {
-        if weight.shape() != [classes.count] {
-            return Err(Error::invalid(format!(
-                "cross_entropy: weight tensor should be defined either for all {} classes or no classes but got weight tensor of shape: {:?}",
-                classes.count,
-                weight.shape()
-            )));
-        }
+        refuse_if!(
+            weight.shape() != [classes.count],
+            "cross_entropy: weight tensor should be defined either for all {} classes or no classes but got weight tensor of shape: {:?}",
+            classes.count,
+            weight.shape()
+        );
         logarithms = logarithms.mul(&classes.spread(&wide(weight)?, x.shape())?)?;
     }
     let mut target = wide(target)?;

@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::distance::pairwise;
@@ -52,20 +52,18 @@ operators! {
 fn cosine_embedding_loss(call: &Call<'_>) -> Result<Tensors> {
     let (x, y, target, margin) = (call.tensor(0), call.tensor(1), call.tensor(2), call.float(3));
     let dims = target.rank() + 1;
-    if target.rank() > 1 {
-        return Err(Error::invalid(format!(
-            "0D or 1D target tensor expected, multi-target not supported, but the target has shape {:?}",
-            target.shape()
-        )));
-    }
-    if x.rank() != dims || y.rank() != dims {
-        return Err(Error::invalid(format!(
-            "{}D target tensor expects {dims}D input tensors, but found inputs with sizes {:?} and {:?}.",
-            target.rank(),
-            x.shape(),
-            y.shape()
-        )));
-    }
+    refuse_if!(
+        target.rank() > 1,
+        "0D or 1D target tensor expected, multi-target not supported, but the target has shape {:?}",
+        target.shape()
+    );
+    refuse_if!(
+        x.rank() != dims || y.rank() != dims,
+        "{}D target tensor expects {dims}D input tensors, but found inputs with sizes {:?} and {:?}.",
+        target.rank(),
+        x.shape(),
+        y.shape()
+    );
     let dim = [dims as i64 - 1];
     let dtype = x.dtype().promote(y.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
     let dtype = if dtype.is_floating_point() { dtype } else { default_dtype() };
@@ -85,15 +83,14 @@ fn triplet_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     if margin <= 0.0 || margin.is_nan() {
         return Err(Error::value(format!("margin must be greater than 0, got {margin}")));
     }
-    if anchor.rank() != positive.rank() || anchor.rank() != negative.rank() {
-        return Err(Error::invalid(format!(
-            "The anchor, positive, and negative tensors are expected to have the same number of dimensions, but got: anchor {}D, \
-             positive {}D, and negative {}D inputs",
-            anchor.rank(),
-            positive.rank(),
-            negative.rank()
-        )));
-    }
+    refuse_if!(
+        anchor.rank() != positive.rank() || anchor.rank() != negative.rank(),
+        "The anchor, positive, and negative tensors are expected to have the same number of dimensions, but got: anchor {}D, \
+         positive {}D, and negative {}D inputs",
+        anchor.rank(),
+        positive.rank(),
+        negative.rank()
+    );
     let near = pairwise(anchor, positive, p, eps, false)?;
     let mut apart = pairwise(anchor, negative, p, eps, false)?;
     if call.bool(6) {
@@ -122,12 +119,11 @@ fn poisson_nll_loss(call: &Call<'_>) -> Result<Tensors> {
 /// Returns scores as rows of classes, if they are floats of at most two dimensions with classes.
 fn rows_of_classes(x: &Tensor) -> Result<Tensor> {
     let is_empty = x.rank() > 2 || x.rank() > 0 && x.shape()[x.rank() - 1] == 0;
-    if is_empty {
-        return Err(Error::invalid(format!(
-            "Expected non-empty vector or matrix with optional 0-dim batch size, but got: {:?}",
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        is_empty,
+        "Expected non-empty vector or matrix with optional 0-dim batch size, but got: {:?}",
+        x.shape()
+    );
     if !x.dtype().is_floating_point() {
         return Err(Error::not_implemented(format!("the loss is not implemented for '{}'", x.dtype())));
     }
@@ -138,7 +134,7 @@ fn rows_of_classes(x: &Tensor) -> Result<Tensor> {
 fn check_classes(target: &Tensor) -> Result<()> {
     match target.dtype() {
         DType::I64 => Ok(()),
-        other => Err(Error::invalid(format!("expected scalar type Long but found {}", named(other)))),
+        other => Err(invalid!("expected scalar type Long but found {}", named(other))),
     }
 }
 
@@ -151,16 +147,10 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let rows = wide(&rows_of_classes(x)?)?;
     let [count, classes] = [rows.shape()[0], rows.shape()[1]];
     if target.rank() > 1 || target.elements() != count {
-        return Err(Error::invalid(format!(
-            "inconsistent target size, expected {count} but got {:?}",
-            target.shape()
-        )));
+        refuse!("inconsistent target size, expected {count} but got {:?}", target.shape());
     }
     if let Some(weight) = weight.filter(|weight| weight.rank() > 1 || weight.elements() != classes) {
-        return Err(Error::invalid(format!(
-            "inconsistent weight size, expected {classes} but got {:?}",
-            weight.shape()
-        )));
+        refuse!("inconsistent weight size, expected {classes} but got {:?}", weight.shape());
     }
     check_classes(target)?;
     check_weights(weight, x)?;
@@ -183,15 +173,13 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
 fn multilabel_margin_loss(call: &Call<'_>) -> Result<Tensors> {
     let (x, target) = (call.tensor(0), call.tensor(1));
     let rows = wide(&rows_of_classes(x)?)?;
-    if target.shape() != x.shape()
-        && !(target.rank() < 2 && x.rank() < 2 && target.elements() == x.elements())
-    {
-        return Err(Error::invalid(format!(
-            "inconsistent target size: {:?} for input of size: {:?}",
-            target.shape(),
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        target.shape() != x.shape()
+            && !(target.rank() < 2 && x.rank() < 2 && target.elements() == x.elements()),
+        "inconsistent target size: {:?} for input of size: {:?}",
+        target.shape(),
+        x.shape()
+    );
     check_classes(target)?;
     let [count, classes] = [rows.shape()[0], rows.shape()[1]];
     let target = target.reshape(&[count, classes])?;

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape, broadcast_shapes};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::view::{check_options, diagonal, wrap, wrap_all};
@@ -17,7 +17,7 @@ operators! {
         fn diag(diagonal: int) = Composite(|call| match call.tensor(0).rank() {
             1 => diag_embed(call.tensor(0), call.int(1), 0, 1).map(single),
             2 => diagonal(call.tensor(0), call.int(1), 0, 1)?.copied(call.label.location).map(single),
-            rank => Err(Error::invalid(format!("diag(): Supports 1D or 2D tensors. Got {rank}D"))),
+            rank => Err(invalid!("diag(): Supports 1D or 2D tensors. Got {rank}D")),
         }), autocast: Parts;
     /// Returns matrices whose diagonals are the last dimension's rows, in two dimensions of the result.
     "diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor"
@@ -38,7 +38,7 @@ operators! {
         let x = call.tensor(0);
         match x.rank() {
             2 => diagonal(x, 0, 0, 1)?.sum(&[], false).map(single),
-            _ => Err(Error::invalid("trace: expected a matrix")),
+            _ => Err(invalid!("trace: expected a matrix")),
         }
     });
     /// Returns the rows and columns of the elements of a matrix up to a diagonal.
@@ -81,7 +81,7 @@ operators! {
             let dim = match call.optional_int(2) {
                 Some(dim) => dim,
                 None => x.shape().iter().position(|&extent| extent == 3).map(|dim| dim as i64).ok_or_else(|| {
-                    Error::invalid("no dimension of size 3 in input")
+                    invalid!("no dimension of size 3 in input")
                 })?,
             };
             cross(x, y, dim).map(single)
@@ -95,25 +95,21 @@ fn check_same_dtype(name: &str, x: &Tensor, y: &Tensor) -> Result<()> {
     if x.dtype() == y.dtype() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "{name}: Expected x and y to have the same dtype, but got {} and {} instead",
         x.dtype(),
         y.dtype()
-    )))
+    ))
 }
 
 fn diag_embed(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
     let [first, second] = [wrap(dim1, x.rank() + 1)?, wrap(dim2, x.rank() + 1)?];
-    if x.rank() == 0 {
-        return Err(Error::invalid("diag_embed needs at least one dimension"));
-    }
-    if first == second {
-        return Err(Error::invalid(format!("diagonal dimensions cannot be identical {dim1}, {dim2}")));
-    }
+    refuse_if!(x.rank() == 0, "diag_embed needs at least one dimension");
+    refuse_if!(first == second, "diagonal dimensions cannot be identical {dim1}, {dim2}");
     let length = x.shape()[x.rank() - 1];
     let extent = usize::try_from(offset.unsigned_abs()).ok().and_then(|offset| offset.checked_add(length));
     let Some(extent) = extent else {
-        return Err(Error::invalid(format!("the offset {offset} is too large")));
+        refuse!("the offset {offset} is too large");
     };
     let mut rest = x.shape()[..x.rank() - 1].iter().copied();
     let shape: Shape = (0..=x.rank())
@@ -133,9 +129,7 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
     check_options(call.optional_int(4), call.optional_bool(6))?;
     let [rows, columns, offset] = [0, 1, 2].map(|place| call.int(place));
     for (name, extent) in [("row", rows), ("col", columns)] {
-        if extent < 0 {
-            return Err(Error::invalid(format!("{name} must be non-negative, got{extent}")));
-        }
+        refuse_if!(extent < 0, "{name} must be non-negative, got{extent}");
     }
     // The columns of a range in each row.
     let range = |row: i64| {
@@ -148,7 +142,7 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
     };
     if rows.checked_mul(columns).is_none_or(|count| count > 1 << 32) || columns == 0 {
         let is_empty = columns == 0 || rows == 0;
-        let refusal = || Error::invalid("the matrix has more places than there is memory for");
+        let refusal = || invalid!("the matrix has more places than there is memory for");
         return if is_empty {
             Tensor::empty(&[2, 0], index_dtype(call)?, call.device)
         } else {
@@ -201,12 +195,8 @@ fn kron(call: &Call<'_>) -> Result<Tensor> {
 
 fn tensordot(call: &Call<'_>) -> Result<Tensor> {
     let (x, y, first, second) = (call.tensor(0), call.tensor(1), call.ints(2), call.ints(3));
-    if first.len() != second.len() {
-        return Err(Error::invalid("both dimension lists should have same length"));
-    }
-    if x.dtype() != y.dtype() {
-        return Err(Error::invalid("both inputs should have same dtype"));
-    }
+    refuse_if!(first.len() != second.len(), "both dimension lists should have same length");
+    refuse_if!(x.dtype() != y.dtype(), "both inputs should have same dtype");
     let (dims_x, dims_y) = (wrap_all(&first, x.rank())?, wrap_all(&second, y.rank())?);
     let (mut left, mut right) = (x.clone(), y.clone());
     for (&dx, &dy) in dims_x.iter().zip(&dims_y) {
@@ -216,9 +206,9 @@ fn tensordot(call: &Call<'_>) -> Result<Tensor> {
             (1, _) => right = right.sum(&[dy as i64], true)?.to_dtype(y.dtype())?,
             (_, 1) => left = left.sum(&[dx as i64], true)?.to_dtype(x.dtype())?,
             (a, b) => {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "contracted dimensions need to match, but first has size {a} in dim {dx} and second has size {b} in dim {dy}"
-                )));
+                );
             }
         }
     }
@@ -244,10 +234,7 @@ fn tensordot(call: &Call<'_>) -> Result<Tensor> {
 fn multi_dot(call: &Call<'_>) -> Result<Tensor> {
     let list = call.tensor_list(0);
     if list.len() < 2 {
-        return Err(Error::invalid(format!(
-            "multi_dot(): expected at least 2 tensors but got {}",
-            list.len()
-        )));
+        refuse!("multi_dot(): expected at least 2 tensors but got {}", list.len());
     }
     let last = list.len() - 1;
     let mut matrices: Vec<Tensor> = list.to_vec();
@@ -258,33 +245,27 @@ fn multi_dot(call: &Call<'_>) -> Result<Tensor> {
             (1, true) => matrices[place] = x.unsqueeze(if place == 0 { 0 } else { 1 })?,
             (rank, true) => {
                 let which = if place == 0 { "first" } else { "last" };
-                return Err(Error::invalid(format!(
-                    "multi_dot(): the {which} tensor must be 1D or 2D but got {rank}D"
-                )));
+                refuse!("multi_dot(): the {which} tensor must be 1D or 2D but got {rank}D");
             }
             (rank, false) => {
-                return Err(Error::invalid(format!(
-                    "multi_dot(): tensor {place} must be 2D but got {rank}D"
-                )));
+                refuse!("multi_dot(): tensor {place} must be 2D but got {rank}D");
             }
         }
-        if x.dtype() != list[0].dtype() {
-            return Err(Error::invalid(format!(
-                "multi_dot(): all tensors must have be the same dtype but tensor 0 is {} and tensor {place} {}",
-                list[0].dtype(),
-                x.dtype()
-            )));
-        }
+        refuse_if!(
+            x.dtype() != list[0].dtype(),
+            "multi_dot(): all tensors must have be the same dtype but tensor 0 is {} and tensor {place} {}",
+            list[0].dtype(),
+            x.dtype()
+        );
     }
     for (place, pair) in matrices.windows(2).enumerate() {
-        if pair[0].shape()[1] != pair[1].shape()[0] {
-            return Err(Error::invalid(format!(
-                "multi_dot(): tensors {place} and {} with shapes {:?} and {:?} cannot be multiplied",
-                place + 1,
-                pair[0].shape(),
-                pair[1].shape()
-            )));
-        }
+        refuse_if!(
+            pair[0].shape()[1] != pair[1].shape()[0],
+            "multi_dot(): tensors {place} and {} with shapes {:?} and {:?} cannot be multiplied",
+            place + 1,
+            pair[0].shape(),
+            pair[1].shape()
+        );
     }
     let mut shape = Shape::new();
     shape.extend((list[0].rank() == 2).then(|| list[0].shape()[0]));
@@ -329,9 +310,7 @@ fn vander(call: &Call<'_>) -> Result<Tensor> {
     let x = call.tensor(0);
     let x = if x.rank() == 0 { x.unsqueeze(-1)? } else { x.clone() };
     let powers = call.optional_int(1).unwrap_or(x.shape()[x.rank() - 1] as i64);
-    if powers <= 1 {
-        return Err(Error::invalid("N must be greater than 1."));
-    }
+    refuse_if!(powers <= 1, "N must be greater than 1.");
     let x = if x.dtype().is_floating_point() { x } else { x.to_dtype(DType::I64)? };
     let mut shape: Shape = x.shape().into();
     shape.push(1);
@@ -342,17 +321,15 @@ fn vander(call: &Call<'_>) -> Result<Tensor> {
 }
 
 fn cross(x: &Tensor, y: &Tensor, dim: i64) -> Result<Tensor> {
-    if x.rank() != y.rank() {
-        return Err(Error::invalid("linalg.cross: inputs must have the same number of dimensions."));
-    }
+    refuse_if!(x.rank() != y.rank(), "linalg.cross: inputs must have the same number of dimensions.");
     let at = wrap(dim, x.rank())?;
     let extents = [x, y].map(|tensor| tensor.shape().get(at).copied().unwrap_or(1));
-    if extents != [3, 3] {
-        return Err(Error::invalid(format!(
-            "linalg.cross: inputs dimension {dim} must have length 3. Got {} and {}",
-            extents[0], extents[1]
-        )));
-    }
+    refuse_if!(
+        extents != [3, 3],
+        "linalg.cross: inputs dimension {dim} must have length 3. Got {} and {}",
+        extents[0],
+        extents[1]
+    );
     let shape = broadcast_shapes(x.shape(), y.shape())?;
     let [x, y] = [x.expand(&shape)?, y.expand(&shape)?];
     // The elements shifted by one and by two.
@@ -367,15 +344,12 @@ fn cross(x: &Tensor, y: &Tensor, dim: i64) -> Result<Tensor> {
 /// Returns matrices to the power of an integer, by squaring; for a negative exponent those of the inverses.
 pub(super) fn matrix_power(x: &Tensor, exponent: i64) -> Result<Tensor> {
     let &[.., rows, columns] = x.shape() else {
-        return Err(Error::invalid(
-            "linalg.matrix_power: The input tensor A must have at least 2 dimensions.",
-        ));
+        refuse!("linalg.matrix_power: The input tensor A must have at least 2 dimensions.");
     };
-    if rows != columns {
-        return Err(Error::invalid(format!(
-            "linalg.matrix_power: A must be batches of square matrices, but they are {rows} by {columns} matrices"
-        )));
-    }
+    refuse_if!(
+        rows != columns,
+        "linalg.matrix_power: A must be batches of square matrices, but they are {rows} by {columns} matrices"
+    );
     if exponent < 0 {
         return matrix_power(&x.linalg_inv()?, exponent.checked_neg().unwrap_or(i64::MAX));
     }
@@ -409,24 +383,15 @@ pub(super) fn matrix_power(x: &Tensor, exponent: i64) -> Result<Tensor> {
 fn rot90(call: &Call<'_>) -> Result<Tensor> {
     let (x, k, dims) = (call.tensor(0), call.int(1), call.ints(2));
     let &[from, to] = dims.as_slice() else {
-        return Err(Error::invalid(format!(
-            "expected total rotation dims == 2, but got dims = {}",
-            dims.len()
-        )));
+        refuse!("expected total rotation dims == 2, but got dims = {}", dims.len());
     };
-    if x.rank() < 2 {
-        return Err(Error::invalid(format!("expected total dims >= 2, but got total dims = {}", x.rank())));
-    }
+    refuse_if!(x.rank() < 2, "expected total dims >= 2, but got total dims = {}", x.rank());
     let rank = x.rank() as i64;
     if from == to || from.saturating_sub(to).saturating_abs() == rank {
-        return Err(Error::invalid(format!(
-            "expected rotation dims to be different, but got dim0 = {from} and dim1 = {to}"
-        )));
+        refuse!("expected rotation dims to be different, but got dim0 = {from} and dim1 = {to}");
     }
     for (place, dim) in [from, to].into_iter().enumerate() {
-        if !(-rank..rank).contains(&dim) {
-            return Err(Error::invalid(format!("Rotation dim{place} out of range, dim{place} = {dim}")));
-        }
+        refuse_if!(!(-rank..rank).contains(&dim), "Rotation dim{place} out of range, dim{place} = {dim}");
     }
     match k.rem_euclid(4) {
         1 => x.flip(&[to])?.transpose(from, to),

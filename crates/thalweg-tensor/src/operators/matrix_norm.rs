@@ -1,7 +1,7 @@
 //! Norms, ranks, powers and pseudoinverses of matrices, and equations over tensors.
 
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::decompose::{symmetric, transposed};
@@ -80,16 +80,15 @@ operators! {
         = Composite(|call| {
             let (x, rows) = (call.tensor(0), call.int(1));
             let Some(rows) = usize::try_from(rows).ok().filter(|&rows| rows > 0) else {
-                return Err(Error::invalid("Expected a strictly positive integer for 'ind'"));
+                refuse!("Expected a strictly positive integer for 'ind'");
             };
             let (of_rows, of_columns) = x.shape().split_at(rows.min(x.rank()));
             let [height, width] = [of_rows, of_columns].map(|shape| shape.iter().product::<usize>());
-            if height != width {
-                return Err(Error::invalid(format!(
-                    "Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got {width} != \
-                     {height}"
-                )));
-            }
+            refuse_if!(
+                height != width,
+                "Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got {width} != \
+                 {height}"
+            );
             let shape: Shape = of_columns.iter().chain(of_rows).copied().collect();
             x.reshape(&[height, width])?.linalg_inv()?.reshape(&shape).map(single)
         }), autocast: Parts;
@@ -105,11 +104,10 @@ operators! {
             }
             let shape: Shape = a.shape().get(b.rank()..).unwrap_or(&[]).into();
             let (rows, columns) = (b.elements(), shape.iter().product::<usize>());
-            if rows * columns != a.elements() || rows != columns {
-                return Err(Error::invalid(
-                    "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == prod(self.shape[:other.ndim])",
-                ));
-            }
+            refuse_if!(
+                rows * columns != a.elements() || rows != columns,
+                "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == prod(self.shape[:other.ndim])"
+            );
             a.reshape(&[rows, columns])?.linalg_solve(&b.reshape(&[rows])?)?.reshape(&shape).map(single)
         }), autocast: Parts;
 }
@@ -127,9 +125,9 @@ impl Ord {
         match ord {
             "fro" => Ok(Self::Frobenius),
             "nuc" => Ok(Self::Nuclear),
-            other => Err(Error::invalid(format!(
+            other => Err(invalid!(
                 "linalg.matrix_norm: Order {other} not supported. Only the orders 'fro' and 'nuc' have names."
-            ))),
+            )),
         }
     }
 }
@@ -152,37 +150,30 @@ fn norm(call: &Call<'_>, ord: Option<Ord>) -> Result<Tensor> {
         (None, 1) => vec![0],
         (None, 2) => vec![0, 1],
         (None, rank) => {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D. Got {rank}D."
-            )));
+            );
         }
     };
     match (dims.len(), ord) {
         (1, Ord::Number(ord)) => vector(ord, x, &dims),
         (2, ord) => matrix_norm(x, ord, &dims, keepdim, dtype),
-        (count, _) => Err(Error::invalid(format!(
+        (count, _) => Err(invalid!(
             "linalg.norm: If dim is specified, it must be of length 1 or 2. Got {count} for this order"
-        ))),
+        )),
     }
 }
 
 fn matrix_norm(x: &Tensor, ord: Ord, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensor> {
     let name = "linalg.matrix_norm";
-    if x.rank() < 2 {
-        return Err(Error::invalid(format!("{name}: The input tensor A must have at least 2 dimensions.")));
-    }
+    refuse_if!(x.rank() < 2, "{name}: The input tensor A must have at least 2 dimensions.");
     let &[row, column] = dim else {
-        return Err(Error::invalid(format!("{name}: dim must be a 2-tuple. Got {dim:?}")));
+        refuse!("{name}: dim must be a 2-tuple. Got {dim:?}");
     };
     let (row, column) = (wrap(row, x.rank())?, wrap(column, x.rank())?);
-    if row == column {
-        return Err(Error::invalid(format!("{name}: dims must be different. Got ({row}, {column})")));
-    }
+    refuse_if!(row == column, "{name}: dims must be different. Got ({row}, {column})");
     if !x.dtype().is_floating_point() {
-        return Err(Error::invalid(format!(
-            "{name}: Expected a floating point or complex tensor as input. Got {}",
-            x.dtype()
-        )));
+        refuse!("{name}: Expected a floating point or complex tensor as input. Got {}", x.dtype());
     }
     let x = &x.to_dtype(dtype.unwrap_or(x.dtype()))?;
     let others = (0..x.rank()).filter(|&dim| dim != row && dim != column);
@@ -203,7 +194,7 @@ fn matrix_norm(x: &Tensor, ord: Ord, dim: &[i64], keepdim: bool, dtype: Option<D
             } else if size == f64::INFINITY {
                 extremum(&matrices.abs()?.sum(&[-1], false)?, -1, is_least)?
             } else {
-                return Err(Error::invalid(format!("{name}: Order {} not supported.", number.to_f64())));
+                refuse!("{name}: Order {} not supported.", number.to_f64());
             }
         }
     };

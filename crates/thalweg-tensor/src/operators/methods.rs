@@ -7,7 +7,7 @@ use std::panic::Location;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::structured;
-use thalweg_runtime::{Device, Error, Result};
+use thalweg_runtime::{Device, Error, Result, refuse, refuse_if};
 
 use crate::autograd::Saved;
 use crate::caller::{in_call, label_at};
@@ -183,15 +183,14 @@ impl Tensor {
                 && source.shape() == wanted.as_slice()
                 && source.dtype() == self.dtype()
                 && [index, source].iter().all(|tensor| tensor.device() == self.device());
-            if !fits {
-                return Err(Error::invalid(format!(
-                    "along dimension {dimension} of {self:?} the index {index:?} must be int64 of one dimension, and \
-                     the source {source:?} {wanted:?} {}, on the same device",
-                    self.dtype()
-                )));
-            }
+            refuse_if!(
+                !fits,
+                "along dimension {dimension} of {self:?} the index {index:?} must be int64 of one dimension, and \
+                 the source {source:?} {wanted:?} {}, on the same device",
+                self.dtype()
+            );
             if source.shares_storage_with(self) {
-                return Err(Error::invalid("the source shares memory with the target; copy it first"));
+                refuse!("the source shares memory with the target; copy it first");
             }
             let label = label_at("index_copy_", Location::caller());
             let index = index.reshape(&[index.elements()])?.contiguous()?;
@@ -209,12 +208,11 @@ impl Tensor {
 
     /// Refuses a write in place that the layout forbids.
     fn check_writable(&self) -> Result<()> {
-        if self.layout().may_overlap() {
-            return Err(Error::invalid(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please \
-                 clone() the tensor before performing the operation.",
-            ));
-        }
+        refuse_if!(
+            self.layout().may_overlap(),
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please \
+             clone() the tensor before performing the operation."
+        );
         Ok(())
     }
 
@@ -226,7 +224,7 @@ impl Tensor {
                 return Ok(self.clone());
             }
             let Some(added) = self.rank().checked_sub(shape.len()) else {
-                return Err(Error::invalid(format!("shape {:?} does not sum to {shape:?}", self.shape())));
+                refuse!("shape {:?} does not sum to {shape:?}", self.shape());
             };
             let summed: SmallVec<[i64; 6]> = (0..self.rank())
                 .filter(|&d| d < added || (shape[d - added] == 1 && self.shape()[d] != 1))

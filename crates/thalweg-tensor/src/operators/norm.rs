@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::table;
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::{operators, single};
@@ -181,10 +181,7 @@ fn check_per_channel(list: &[(&str, Option<&Tensor>)], channels: usize) -> Resul
         if let Some(tensor) = tensor
             && tensor.shape() != [channels]
         {
-            return Err(Error::invalid(format!(
-                "{name} should contain {channels} elements not {}",
-                tensor.elements()
-            )));
+            refuse!("{name} should contain {channels} elements not {}", tensor.elements());
         }
     }
     Ok(())
@@ -199,31 +196,27 @@ fn group_norm(
     let x = call.tensor(0);
     check_floats("GroupNormKernelImpl", x)?;
     if x.rank() < 2 {
-        return Err(Error::invalid(format!(
-            "Expected at least 2 dimensions for input tensor but received {}",
-            x.rank()
-        )));
+        refuse!("Expected at least 2 dimensions for input tensor but received {}", x.rank());
     }
     let channels = x.shape()[1];
     let Some(groups) = usize::try_from(groups).ok().filter(|&groups| groups > 0) else {
-        return Err(Error::invalid(format!("num groups must be greater than 0, got {groups}")));
+        refuse!("num groups must be greater than 0, got {groups}");
     };
-    if !channels.is_multiple_of(groups) {
-        return Err(Error::invalid(format!(
-            "Expected number of channels in input to be divisible by num_groups, but got input of shape {} and num_groups={groups}",
-            sizes(x.shape())
-        )));
-    }
+    refuse_if!(
+        !channels.is_multiple_of(groups),
+        "Expected number of channels in input to be divisible by num_groups, but got input of shape {} and num_groups={groups}",
+        sizes(x.shape())
+    );
     for (name, parameter) in ["weight", "bias"].into_iter().zip(parameters) {
         if let Some(parameter) = parameter
             && parameter.shape() != [channels]
         {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape {} and \
                  input of shape {}",
                 sizes(parameter.shape()),
                 sizes(x.shape())
-            )));
+            );
         }
     }
     let mut results = channel_norm(call, parameters, groups as i64, epsilon)?;
@@ -239,10 +232,7 @@ fn native_group_norm(call: &Call<'_>) -> Result<Tensors> {
         && x.shape()[1] as i64 == channels
         && x.shape()[2..].iter().product::<usize>() as i64 == plane;
     if !fits {
-        return Err(Error::invalid(format!(
-            "native_group_norm: an input of shape {:?} is not ({batch}, {channels}, {plane})",
-            x.shape()
-        )));
+        refuse!("native_group_norm: an input of shape {:?} is not ({batch}, {channels}, {plane})", x.shape());
     }
     group_norm(call, call.int(6), [call.optional_tensor(1), call.optional_tensor(2)], call.float(7))
 }
@@ -276,10 +266,7 @@ fn batch_norm(
     let (x, parameters) = (call.tensor(0), [call.optional_tensor(1), call.optional_tensor(2)]);
     check_floats("batch_norm", x)?;
     if x.rank() < 2 {
-        return Err(Error::invalid(format!(
-            "Expected 2 or more dimensions for the input of batch_norm, but got {}",
-            x.rank()
-        )));
+        refuse!("Expected 2 or more dimensions for the input of batch_norm, but got {}", x.rank());
     }
     let channels = x.shape()[1];
     let [weight, bias] = parameters;
@@ -289,9 +276,7 @@ fn batch_norm(
     )?;
     if !training {
         let [Some(mean), Some(variance)] = running else {
-            return Err(Error::invalid(
-                "Expected running_mean and running_var to be defined when training=False",
-            ));
+            refuse!("Expected running_mean and running_var to be defined when training=False");
         };
         let compute = x.dtype().compute();
         let inverse = variance.to_dtype(compute)?.add_scalar(epsilon)?.rsqrt()?;
@@ -349,10 +334,7 @@ fn instance_norm(call: &Call<'_>) -> Result<Tensors> {
     }
     check_floats("instance_norm", x)?;
     if x.rank() < 2 {
-        return Err(Error::invalid(format!(
-            "Expected 2 or more dimensions for the input of instance_norm, but got {}",
-            x.rank()
-        )));
+        refuse!("Expected 2 or more dimensions for the input of instance_norm, but got {}", x.rank());
     }
     let [weight, bias] = parameters;
     check_per_channel(

@@ -1,7 +1,7 @@
 //! The gradients of normalizations, as separate operators and for gradients of gradients.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::operators;
@@ -35,7 +35,7 @@ operators! {
 fn mask(call: &Call<'_>, place: usize) -> Result<[bool; 3]> {
     match call.argument(place) {
         Argument::Bools(&[input, weight, bias]) => Ok([input, weight, bias]),
-        _ => Err(Error::invalid("output_mask has three truth values: for input, weight and bias")),
+        _ => Err(invalid!("output_mask has three truth values: for input, weight and bias")),
     }
 }
 
@@ -53,13 +53,13 @@ fn check(call: &Call<'_>, gradient: &Tensor, x: &Tensor) -> Result<()> {
     if gradient.shape() == x.shape() && x.dtype().is_floating_point() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "{}: a gradient of shape {:?} does not fit an input of floats of shape {:?}, but {}",
         call.operator.base_name(),
         gradient.shape(),
         x.shape(),
         x.dtype()
-    )))
+    ))
 }
 
 /// Returns whether the kernels of the nodes compute a call: gradient, input and weight have one dtype, and nothing is recorded.
@@ -108,16 +108,15 @@ fn rms_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     check(call, gradient, x)?;
     let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
     let Argument::Bools(&[of_input, of_weight]) = call.argument(5) else {
-        return Err(Error::invalid("output_mask has two truth values: for input and weight"));
+        refuse!("output_mask has two truth values: for input and weight");
     };
     let (rank, inverse) = (x.rank() - shape.len(), call.tensor(3));
     let count: usize = x.shape()[..rank].iter().product();
-    if inverse.elements() != count {
-        return Err(Error::invalid(format!(
-            "_fused_rms_norm_backward: rstd has one number for each of {count} rows, and not the shape {:?}",
-            inverse.shape()
-        )));
-    }
+    refuse_if!(
+        inverse.elements() != count,
+        "_fused_rms_norm_backward: rstd has one number for each of {count} rows, and not the shape {:?}",
+        inverse.shape()
+    );
     let (dtype, compute) = (weight.map_or(x.dtype(), Tensor::dtype), x.dtype().compute());
     let of_weight = of_weight && weight.is_some();
     if is_of_kernels(call, weight) {
@@ -170,7 +169,7 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     check(call, gradient, x)?;
     let numbers = [5, 6, 7, 8].map(|place| usize::try_from(call.int(place)).ok());
     let [Some(batch), Some(channels), Some(plane), Some(groups)] = numbers else {
-        return Err(Error::invalid("native_group_norm_backward: N, C, HxW and group are not negative"));
+        refuse!("native_group_norm_backward: N, C, HxW and group are not negative");
     };
     let fits = x.rank() >= 2
         && x.shape()[..2] == [batch, channels]
@@ -179,13 +178,12 @@ fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
         && channels.is_multiple_of(groups)
         && [call.tensor(2), call.tensor(3)].iter().all(|statistic| statistic.elements() == batch * groups)
         && weight.is_none_or(|weight| weight.shape() == [channels]);
-    if !fits {
-        return Err(Error::invalid(format!(
-            "native_group_norm_backward: an input of shape {:?} is not ({batch}, {channels}, {plane}) in {groups} groups, with \
-             statistics per group and a weight per channel",
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        !fits,
+        "native_group_norm_backward: an input of shape {:?} is not ({batch}, {channels}, {plane}) in {groups} groups, with \
+         statistics per group and a weight per channel",
+        x.shape()
+    );
     let [of_input, of_weight, of_bias] = mask(call, 9)?;
     if is_of_kernels(call, weight) {
         return group_norm_by_kernels(call, groups, [of_input, of_weight, of_bias]);
@@ -243,10 +241,10 @@ fn batch_norm_backward(call: &Call<'_>) -> Result<Tensors> {
     let [Some(first), Some(second)] = places
         .map(|place| call.optional_tensor(place).filter(|statistic| Some(statistic.elements()) == channels))
     else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "native_batch_norm_backward: an input of shape {:?} needs a mean and a deviation for each channel",
             x.shape()
-        )));
+        );
     };
     let (mean, second) = (first.to_dtype(compute)?, second.to_dtype(compute)?);
     let inverse = if is_training { second } else { second.add_scalar(call.float(8))?.rsqrt()? };

@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, Scalar};
 use thalweg_kernels::resample::ResampleBy;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::create::pad as pad_constant;
@@ -46,17 +46,14 @@ enum Mode {
 
 fn pad(call: &Call<'_>) -> Result<Tensor> {
     let (x, padding, mode, value) = (call.tensor(0), call.ints(1), call.str(2), call.optional_float(3));
-    if !padding.len().is_multiple_of(2) {
-        return Err(Error::invalid("Padding length must be divisible by 2"));
-    }
-    if padding.len() > x.rank() * 2 {
-        return Err(Error::invalid(format!(
-            "Padding length should be less than or equal to two times the input dimension but got padding length {} and input of \
-             dimension {}",
-            padding.len(),
-            x.rank()
-        )));
-    }
+    refuse_if!(!padding.len().is_multiple_of(2), "Padding length must be divisible by 2");
+    refuse_if!(
+        padding.len() > x.rank() * 2,
+        "Padding length should be less than or equal to two times the input dimension but got padding length {} and input of \
+         dimension {}",
+        padding.len(),
+        x.rank()
+    );
     if mode == "constant" {
         let padded = pad_constant(x, &padding, number(value.unwrap_or(0.0), x.dtype()))?;
         return if padding.iter().all(|&count| count == 0) {
@@ -66,26 +63,21 @@ fn pad(call: &Call<'_>) -> Result<Tensor> {
         };
     }
     if value.is_some_and(|value| value != 0.0) {
-        return Err(Error::invalid(format!("Padding mode \"{mode}\" doesn't take in value argument")));
+        refuse!("Padding mode \"{mode}\" doesn't take in value argument");
     }
     let mode = match mode {
         "reflect" => Mode::Reflect,
         "replicate" => Mode::Replicate,
         "circular" => Mode::Circular,
-        _ => return Err(Error::invalid(format!("Unrecognised padding mode {mode}"))),
+        _ => return Err(invalid!("Unrecognised padding mode {mode}")),
     };
     let axes = padding.len() / 2;
     if !(1..=3).contains(&axes) || !(axes + 1..=axes + 2).contains(&x.rank()) {
-        return Err(Error::invalid(
-            "Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now",
-        ));
+        refuse!("Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now");
     }
     let batch = if x.rank() == axes + 2 { 1 } else { 0 };
     if x.shape()[batch..].contains(&0) {
-        return Err(Error::invalid(format!(
-            "Expected a tensor with non-zero size for padding, but got: {:?}",
-            x.shape()
-        )));
+        refuse!("Expected a tensor with non-zero size for padding, but got: {:?}", x.shape());
     }
     padded(x, &padding, mode)
 }
@@ -94,25 +86,20 @@ fn pad(call: &Call<'_>) -> Result<Tensor> {
 fn border(call: &Call<'_>, dimensions: usize, mode: Mode) -> Result<Tensor> {
     let (x, padding) = (call.tensor(0), call.ints(1));
     if padding.len() != 2 * dimensions {
-        return Err(Error::invalid(format!(
-            "padding size is expected to be {}, but got: {}",
-            2 * dimensions,
-            padding.len()
-        )));
+        refuse!("padding size is expected to be {}, but got: {}", 2 * dimensions, padding.len());
     }
     let has_batch = x.rank() == dimensions + 2;
     let is_valid = (has_batch || x.rank() == dimensions + 1)
         && x.shape()[usize::from(has_batch)..].iter().all(|&extent| extent > 0);
-    if !is_valid {
-        return Err(Error::invalid(format!(
-            "{}: Expected {}D or {}D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but \
-             got: {:?}",
-            call.operator.name(),
-            dimensions + 1,
-            dimensions + 2,
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        !is_valid,
+        "{}: Expected {}D or {}D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but \
+         got: {:?}",
+        call.operator.name(),
+        dimensions + 1,
+        dimensions + 2,
+        x.shape()
+    );
     padded(x, &padding, mode)
 }
 
@@ -159,18 +146,17 @@ impl Mode {
             Self::Circular => (extent, ""),
             Self::Replicate => (i64::MAX, ""),
         };
-        if before > limit || after > limit {
-            return Err(Error::invalid(format!(
-                "{argument}Padding size should be less than the corresponding input dimension, but got: padding ({before}, {after}) at \
-                 dimension {dim} of input {:?}",
-                x.shape()
-            )));
-        }
+        refuse_if!(
+            before > limit || after > limit,
+            "{argument}Padding size should be less than the corresponding input dimension, but got: padding ({before}, {after}) at \
+             dimension {dim} of input {:?}",
+            x.shape()
+        );
         let size = extent.checked_add(before).and_then(|size| size.checked_add(after));
         size.filter(|&size| size > 0).map(|size| size as usize).ok_or_else(|| {
-            Error::invalid(format!(
+            invalid!(
                 "input (dimension {dim}: {extent}) is too small, or too large, with padding ({before}, {after})"
-            ))
+            )
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::{LoopOp, table};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Lowered};
 use super::{complex, operators, single};
@@ -51,7 +51,7 @@ operators! {
     "frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)"
         fn frexp() -> 2 = Composite(|call| {
             if !call.tensor(0).dtype().is_floating_point() {
-                return Err(Error::invalid("torch.frexp() only supports floating-point dtypes"));
+                refuse!("torch.frexp() only supports floating-point dtypes");
             }
             let arguments = [call.tensor(0).into()];
             let part = |operator: &'static Operator| super::call(operator, &arguments, None, call.label.location);
@@ -166,9 +166,7 @@ operators! {
             if call.tensor(0).dtype().is_floating_point() || exponent.is_floating_point() {
                 return Ok(with_numbers(call, &table::power_scalar, [exponent]));
             }
-            if exponent.to_i64() < 0 {
-                return Err(Error::invalid("Integers to negative integer powers are not allowed."));
-            }
+            refuse_if!(exponent.to_i64() < 0, "Integers to negative integer powers are not allowed.");
             Ok(with_numbers(call, &table::integer_power_scalar, [exponent]))
         }), in_place: "pow_.Scalar", autocast: Full, complex: Parts(complex::power_by_number);
     /// Returns a number to the power of each element of exponent; for integers an integer.
@@ -187,7 +185,7 @@ operators! {
                 (Some(_), None) => &table::clamp_above,
                 (None, Some(_)) => &table::clamp_below,
                 (None, None) => {
-                    return Err(Error::invalid("torch.clamp: At least one of 'min' or 'max' must not be None"));
+                    refuse!("torch.clamp: At least one of 'min' or 'max' must not be None");
                 }
             };
             Ok(with_numbers(call, body, []))
@@ -248,7 +246,7 @@ operators! {
     "heaviside(Tensor self, Tensor values) -> Tensor"
         fn heaviside(values: tensor) = Lowered(|call| match call.tensor(0).dtype() == call.tensor(1).dtype() {
             true => Ok(with_numbers(call, &table::heaviside, [])),
-            false => Err(Error::invalid("heaviside is not yet implemented for tensors with different dtypes.")),
+            false => Err(invalid!("heaviside is not yet implemented for tensors with different dtypes.")),
         });
     /// Returns self where it is above the threshold, else value. Integers stay integers.
     "threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"
@@ -268,26 +266,21 @@ operators! {
     "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"
         fn softshrink(lambd: scalar) = Lowered(|call| {
             let lambd = call.scalar(1);
-            if lambd.to_f64().is_nan() || lambd.to_f64() < 0.0 {
-                return Err(Error::invalid(format!(
-                    "lambda must be in range [0, 3.40282e+38] for input dtype Float, but found {}",
-                    lambd.to_f64()
-                )));
-            }
+            refuse_if!(
+                lambd.to_f64().is_nan() || lambd.to_f64() < 0.0,
+                "lambda must be in range [0, 3.40282e+38] for input dtype Float, but found {}",
+                lambd.to_f64()
+            );
             Ok(with_numbers(call, &table::softshrink_of, [lambd]))
         });
     /// Returns one half of a dimension times the sigmoid of the other.
     "glu(Tensor self, int dim=-1) -> Tensor"
         fn glu(dim: int) = Composite(|call| {
             let (x, dim) = (call.tensor(0), call.int(1));
-            if x.rank() == 0 {
-                return Err(Error::invalid("glu does not support 0-dimensional tensors"));
-            }
+            refuse_if!(x.rank() == 0, "glu does not support 0-dimensional tensors");
             let size = x.size(dim)?;
             if !size.is_multiple_of(2) {
-                return Err(Error::invalid(format!(
-                    "Halving dimension must be even, but dimension {dim} is size {size}"
-                )));
+                refuse!("Halving dimension must be even, but dimension {dim} is size {size}");
             }
             let gate = x.narrow(dim, size / 2, size / 2)?.sigmoid()?;
             over(&gate, |gate| x.narrow(dim, 0, size / 2)?.mul(gate)).map(single)
@@ -352,10 +345,7 @@ fn check_one_dtype(call: &Call<'_>) -> Result<()> {
         let may_differ = parameter.name == "weight" && tensor.rank() == 0;
         if tensor.dtype() != dtype && !may_differ {
             let [dtype, found] = [dtype, tensor.dtype()].map(unaliased_cpp_type);
-            return Err(Error::invalid(format!(
-                "expected dtype {dtype} for `{}` but got dtype {found}",
-                parameter.name
-            )));
+            refuse!("expected dtype {dtype} for `{}` but got dtype {found}", parameter.name);
         }
     }
     Ok(())
@@ -364,9 +354,7 @@ fn check_one_dtype(call: &Call<'_>) -> Result<()> {
 /// Returns the call of a loop that PyTorch has for real numbers only.
 fn of_real<'a>(call: &'a Call<'a>, body: &'static LoopOp) -> Result<LoopCall<'a>> {
     match call.tensor(0).dtype().is_complex() {
-        true => {
-            Err(Error::invalid(format!("{} does not support complex inputs.", call.operator.base_name())))
-        }
+        true => Err(invalid!("{} does not support complex inputs.", call.operator.base_name())),
         false => Ok(with_numbers(call, body, [])),
     }
 }
@@ -381,12 +369,10 @@ fn check_alpha(alpha: Scalar, tensors: &[&Tensor]) -> Result<()> {
     let is_floating_point = tensors.iter().any(|tensor| tensor.dtype().is_differentiable());
     let is_bool = tensors.iter().all(|tensor| tensor.dtype() == DType::Bool);
     match alpha {
-        Scalar::F64(_) if !is_floating_point => Err(Error::invalid(
-            "For integral input tensors, argument alpha must not be a floating point number.",
-        )),
-        Scalar::Bool(_) if !is_bool => {
-            Err(Error::invalid("Boolean alpha only supported for Boolean results."))
+        Scalar::F64(_) if !is_floating_point => {
+            Err(invalid!("For integral input tensors, argument alpha must not be a floating point number."))
         }
+        Scalar::Bool(_) if !is_bool => Err(invalid!("Boolean alpha only supported for Boolean results.")),
         _ => Ok(()),
     }
 }
@@ -425,7 +411,7 @@ fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
         (Some(min), None) => with_numbers(call, &table::clamp_min, [min]),
         (None, Some(max)) => with_numbers(call, &table::clamp_max, [max]),
         (None, None) => {
-            return Err(Error::invalid("torch.clamp: At least one of 'min' or 'max' must not be None"));
+            refuse!("torch.clamp: At least one of 'min' or 'max' must not be None");
         }
     };
     let compute = signature(lowered.operator, &lowered.tensors, &lowered.arguments)?.compute;
@@ -437,9 +423,7 @@ fn gelu<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
     match call.str(1) {
         "none" => Ok(with_numbers(call, &table::gelu, [])),
         "tanh" => Ok(with_numbers(call, &table::gelu_tanh, [])),
-        other => {
-            Err(Error::invalid(format!("approximate argument must be either none or tanh, not {other}")))
-        }
+        other => Err(invalid!("approximate argument must be either none or tanh, not {other}")),
     }
 }
 
@@ -449,9 +433,9 @@ fn rounded(call: &Call<'_>, bodies: [&'static LoopOp; 3]) -> Result<&'static Loo
         None => Ok(bodies[0]),
         Some("trunc") => Ok(bodies[1]),
         Some("floor") => Ok(bodies[2]),
-        Some(other) => Err(Error::invalid(format!(
+        Some(other) => Err(invalid!(
             "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{other}'"
-        ))),
+        )),
     }
 }
 

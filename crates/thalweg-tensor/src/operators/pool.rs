@@ -4,7 +4,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{self, Composite, Differentiable};
 use super::index::gathered;
@@ -231,10 +231,10 @@ impl Pool {
             kind.check_shape(call, shape)?;
             let (axes, name) = (kind.axes, &call.schema().name);
             if let Some(dim) = (1..gradient.len()).find(|&dim| gradient[dim] == 0) {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "{name}(): Expected grad_output to have non-zero size for non-batch dimensions, but grad_output has sizes \
                      {gradient:?} with dimension {dim} being empty"
-                )));
+                );
             }
             let windows = gradient.len().checked_sub(axes).map_or([1; 3], |_| extents_of(gradient, axes));
             let geometry = Geometry { extents: extents_of(shape, axes), windows, placing: Placing::Adaptive };
@@ -242,13 +242,12 @@ impl Pool {
         } else {
             Self::of(call, kind, shape, 2)?
         };
-        if pool.output.as_slice() != gradient {
-            return Err(Error::invalid(format!(
-                "{}: Expected grad_output to have shape {:?}, but got {gradient:?}",
-                call.schema().name,
-                pool.output
-            )));
-        }
+        refuse_if!(
+            pool.output.as_slice() != gradient,
+            "{}: Expected grad_output to have shape {:?}, but got {gradient:?}",
+            call.schema().name,
+            pool.output
+        );
         Ok(pool)
     }
 
@@ -261,9 +260,7 @@ impl Pool {
     /// Returns kernel, stride, padding and dilation of a call.
     fn numbers(call: &impl Arguments, Kind { axes, is_max, .. }: Kind, first: usize) -> Result<[PerAxis; 4]> {
         let positive = |name: &str, list: &Ints| match list.iter().find(|&&number| number <= 0) {
-            Some(number) => {
-                Err(Error::invalid(format!("{name} must be greater than zero, but got {number}")))
-            }
+            Some(number) => Err(invalid!("{name} must be greater than zero, but got {number}")),
             None => per_axis(name, list, axes, 1),
         };
         let kernel = positive("kernel_size", &call.ints(first))?;
@@ -274,17 +271,18 @@ impl Pool {
         let dilation = if is_max { positive("dilation", &call.ints(first + 3))? } else { [1; 3] };
         let padding = call.ints(first + 2);
         if let Some(negative) = padding.iter().find(|&&number| number < 0) {
-            return Err(Error::invalid(format!("pad must be non-negative, but got pad: {negative}")));
+            refuse!("pad must be non-negative, but got pad: {negative}");
         }
         let padding = per_axis("padding", &padding, axes, 0)?;
         for axis in 0..3 {
             let reach = dilation[axis].saturating_mul(kernel[axis] - 1).saturating_add(1);
-            if padding[axis] > reach / 2 {
-                return Err(Error::invalid(format!(
-                    "pad should be at most half of effective kernel size, but got pad={}, kernel_size={} and dilation={}",
-                    padding[axis], kernel[axis], dilation[axis]
-                )));
-            }
+            refuse_if!(
+                padding[axis] > reach / 2,
+                "pad should be at most half of effective kernel size, but got pad={}, kernel_size={} and dilation={}",
+                padding[axis],
+                kernel[axis],
+                dilation[axis]
+            );
         }
         Ok([kernel, stride, padding, dilation])
     }
@@ -313,19 +311,17 @@ impl Pool {
                 let numbers = std::iter::once(channels).chain(list.into_iter().skip(first));
                 numbers.map(|number| number.to_string()).collect::<Vec<_>>().join("x")
             };
-            return Err(Error::invalid(format!(
+            refuse!(
                 "Given input size: ({}). Calculated output size: ({}). Output size is too small",
                 joined(extents.map(|extent| extent as i128)),
                 joined(windows)
-            )));
+            );
         }
         let mut geometry = strided(extents, numbers, axes, ceil_mode)?;
         if let (Placing::Strided { counts_padding, divisor, .. }, false) = (&mut geometry.placing, is_max) {
             *counts_padding = call.bool(first + 4);
             *divisor = if axes == 1 { 0 } else { call.optional_int(first + 5).unwrap_or(0) };
-            if axes > 1 && call.optional_int(first + 5) == Some(0) {
-                return Err(Error::invalid("divisor must be not zero"));
-            }
+            refuse_if!(axes > 1 && call.optional_int(first + 5) == Some(0), "divisor must be not zero");
         }
         Ok(geometry)
     }
@@ -378,7 +374,7 @@ impl Kind {
     /// dimension but the first.
     fn check_adaptive(self, name: &str, shape: &[usize]) -> Result<()> {
         let Self { axes, is_max, .. } = self;
-        let refused = |why: String| Err(Error::invalid(format!("{name}(): {why}")));
+        let refused = |why: String| Err(invalid!("{name}(): {why}"));
         let [one, batch] = [axes + 1, axes + 2];
         if !(one..=batch).contains(&shape.len()) {
             return refused(format!("Expected {one}D or {batch}D tensor, but got: {shape:?}"));
@@ -418,12 +414,12 @@ fn check_gradient(call: &Call<'_>) -> Result<()> {
     if gradient.dtype().is_floating_point() && gradient.dtype() == call.tensor(1).dtype() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
+    Err(invalid!(
         "{}: the gradient is {}, and must be floating-point as the input, which is {}",
         call.operator.base_name(),
         gradient.dtype(),
         call.tensor(1).dtype()
-    )))
+    ))
 }
 
 fn average_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
@@ -500,15 +496,14 @@ fn greatest_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     let (gradient, shape) = (call.tensor(0).detach(), call.tensor(1).shape());
     let pool = Pool::of_backward(call, kind, shape, gradient.shape())?;
     let places = call.tensor(call.arguments.len() - 1).detach();
-    if places.dtype() != DType::I64 || places.shape() != gradient.shape() {
-        return Err(Error::invalid(format!(
-            "{}: the indices must be int64 {:?} as the gradient is, not {} {:?}",
-            call.operator.base_name(),
-            gradient.shape(),
-            places.dtype(),
-            places.shape()
-        )));
-    }
+    refuse_if!(
+        places.dtype() != DType::I64 || places.shape() != gradient.shape(),
+        "{}: the indices must be int64 {:?} as the gradient is, not {} {:?}",
+        call.operator.base_name(),
+        gradient.shape(),
+        places.dtype(),
+        places.shape()
+    );
     let result = pool.geometry.greatest_backward([&gradient, &places], pool.planes, shape, call.label)?;
     in_format(&result, format_of(call.tensor(1))).map(single)
 }

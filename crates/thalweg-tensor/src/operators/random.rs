@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::create::options;
@@ -137,9 +137,7 @@ operators! {
         = Composite(|call| write_any(call, |x| {
             let [from, to] = [call.float(1), call.float(2)];
             if from > to {
-                return Err(Error::invalid(format!(
-                    "uniform_ expects to return a [from, to) range, but found from={from} > to={to}"
-                )));
+                refuse!("uniform_ expects to return a [from, to) range, but found from={from} > to={to}");
             }
             uniform(call, x.shape(), [from, to], x.dtype())
         }));
@@ -170,9 +168,7 @@ operators! {
     "geometric_(Tensor(a!) self, float p, *, Generator? generator=None) -> Tensor(a!)"
         = Composite(|call| write_any(call, |x| {
             let p = call.float(1);
-            if !(p > 0.0 && p < 1.0) {
-                return Err(Error::invalid(format!("geometric_ expects p to be in (0, 1), but got p={p}")));
-            }
+            refuse_if!(!(p > 0.0 && p < 1.0), "geometric_ expects p to be in (0, 1), but got p={p}");
             drawn(call, x, built_in!("thalweg::geometric")?, &[1.0 / (-p).ln_1p()])
         }));
     /// Returns indices that are drawn from each row with probabilities in proportion to its elements, without repetition unless
@@ -263,14 +259,14 @@ fn check_positive(name: &str, parameter: &str, number: f64) -> Result<()> {
     if number > 0.0 {
         return Ok(());
     }
-    Err(Error::invalid(format!("{name} expects {parameter} > 0.0, but found {parameter}={number}")))
+    Err(invalid!("{name} expects {parameter} > 0.0, but found {parameter}={number}"))
 }
 
 pub(super) fn check_probability(p: f64) -> Result<()> {
     if (0.0..=1.0).contains(&p) {
         return Ok(());
     }
-    Err(Error::invalid(format!("dropout probability has to be between 0 and 1, but got {p}")))
+    Err(invalid!("dropout probability has to be between 0 and 1, but got {p}"))
 }
 
 fn check_floats(dtype: DType, name: &str) -> Result<()> {
@@ -290,9 +286,7 @@ fn uniform(call: &Call<'_>, shape: &[usize], [low, high]: [f64; 2], dtype: DType
 
 fn normal(call: &Call<'_>, shape: &[usize], [mean, deviation]: [f64; 2], dtype: DType) -> Result<Tensor> {
     check_floats(dtype, "normal")?;
-    if deviation < 0.0 || deviation.is_nan() {
-        return Err(Error::invalid(format!("normal expects std >= 0.0, but found std {deviation}")));
-    }
+    refuse_if!(deviation < 0.0 || deviation.is_nan(), "normal expects std >= 0.0, but found std {deviation}");
     default_generator(call.device)?.normal(shape, mean, deviation, dtype)
 }
 
@@ -305,11 +299,7 @@ fn drawn(call: &Call<'_>, x: &Tensor, operator: &'static Operator, numbers: &[f6
 /// Draws integers: as the remainder of 63 random bits. For a larger range, one half of int64's range is chosen in proportion to
 /// its share of the range.
 fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DType) -> Result<Tensor> {
-    if low >= high {
-        return Err(Error::invalid(format!(
-            "random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
-        )));
-    }
+    refuse_if!(low >= high, "random_ expects 'from' to be less than 'to', but got from={low} >= to={high}");
     check_bounds([low, high - 1], dtype)?;
     let generator = default_generator(call.device)?;
     if let Some(range) = high.checked_sub(low) {
@@ -337,9 +327,7 @@ fn check_bounds(bounds: [i64; 2], dtype: DType) -> Result<()> {
         if dtype == DType::I64 || dtype.is_complex() || (least..end).contains(&i128::from(bound)) {
             continue;
         }
-        if !dtype.is_floating_point() {
-            return Err(Error::invalid(format!("{name} is out of bounds for {}", unaliased_cpp_type(dtype))));
-        }
+        refuse_if!(!dtype.is_floating_point(), "{name} is out of bounds for {}", unaliased_cpp_type(dtype));
         warn(&format!(
             "{name} is out of bounds [{least}, {}]. Due to precision limitations {} can support discrete uniform distribution only within \
              this range.",
@@ -369,7 +357,7 @@ fn end_of(dtype: DType) -> i64 {
 /// Draws 1 with a probability, else 0.
 fn trials(call: &Call<'_>, shape: &[usize], probability: f64, dtype: DType) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&probability) {
-        return Err(Error::invalid(format!("bernoulli_ expects p to be in [0, 1], but got p={probability}")));
+        refuse!("bernoulli_ expects p to be in [0, 1], but got p={probability}");
     }
     default_generator(call.device)?.bernoulli(shape, probability, dtype)
 }
@@ -387,30 +375,19 @@ fn bernoulli(call: &Call<'_>, probabilities: &Tensor) -> Result<Tensor> {
 
 fn multinomial(call: &Call<'_>) -> Result<Tensor> {
     let (x, count, replacement) = (call.tensor(0).detach(), call.int(1), call.bool(2));
-    if !(1..=2).contains(&x.rank()) {
-        return Err(Error::invalid("prob_dist must be 1 or 2 dim"));
-    }
+    refuse_if!(!(1..=2).contains(&x.rank()), "prob_dist must be 1 or 2 dim");
     if !x.dtype().is_floating_point() {
-        return Err(Error::invalid(format!(
-            "multinomial only supports floating-point dtypes for input, got: {}",
-            x.dtype()
-        )));
+        refuse!("multinomial only supports floating-point dtypes for input, got: {}", x.dtype());
     }
     let categories = x.shape()[x.rank() - 1];
     let Some(count) = usize::try_from(count).ok().filter(|&count| count > 0) else {
-        return Err(Error::invalid("cannot sample n_sample <= 0 samples"));
+        refuse!("cannot sample n_sample <= 0 samples");
     };
     if !replacement && count > categories {
-        return Err(Error::invalid(
-            "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
-        ));
+        refuse!("cannot sample n_sample > prob_dist.size(-1) samples without replacement");
     }
-    if categories > 1 << 24 {
-        return Err(Error::invalid("number of categories cannot exceed 2^24"));
-    }
-    if categories == 0 {
-        return Err(Error::invalid("invalid multinomial distribution (with no categories)"));
-    }
+    refuse_if!(categories > 1 << 24, "number of categories cannot exceed 2^24");
+    refuse_if!(categories == 0, "invalid multinomial distribution (with no categories)");
     let weights = x.to_dtype(x.dtype().compute())?;
     if weights.elements() == 0 {
         return Tensor::empty(&[0, count], DType::I64, x.device());
@@ -419,12 +396,11 @@ fn multinomial(call: &Call<'_>) -> Result<Tensor> {
     let [least, greatest] = [weights.amin(&[], false)?, weights.amax(&[], false)?];
     let is_right = least.ge_scalar(0)?.logical_and(&greatest.lt_scalar(f64::INFINITY)?)?;
     let is_empty = weights.amax(&[-1], false)?.le_scalar(0)?.any()?;
-    if is_right.logical_and(&is_empty.logical_not()?)?.to_dtype(DType::U8)?.item::<u8>()? == 0 {
-        return Err(Error::invalid(
-            "probability tensor contains either `inf`, `nan` or element < 0, or a row of an invalid multinomial distribution (sum of \
-             probabilities <= 0)",
-        ));
-    }
+    refuse_if!(
+        is_right.logical_and(&is_empty.logical_not()?)?.to_dtype(DType::U8)?.item::<u8>()? == 0,
+        "probability tensor contains either `inf`, `nan` or element < 0, or a row of an invalid multinomial distribution (sum of \
+         probabilities <= 0)"
+    );
     // The first of exponentially distributed waiting times is that of an element with the element's probability; the next one is
     // drawn in the same way from the rest.
     if !replacement || count == 1 {
@@ -462,9 +438,7 @@ fn drop(call: &Call<'_>, by_channel: bool, is_alpha: bool) -> Result<Tensor> {
     if p == 0.0 || !train || x.elements() == 0 {
         return Ok(x.clone());
     }
-    if by_channel && x.rank() < 2 {
-        return Err(Error::invalid("Feature dropout requires at least 2 dimensions in the input"));
-    }
+    refuse_if!(by_channel && x.rank() < 2, "Feature dropout requires at least 2 dimensions in the input");
     if p == 1.0 {
         return x.mul(&Tensor::zeros(&[], x.dtype(), x.device())?);
     }
@@ -490,12 +464,8 @@ fn drop(call: &Call<'_>, by_channel: bool, is_alpha: bool) -> Result<Tensor> {
 
 fn rrelu(call: &Call<'_>) -> Result<Tensor> {
     let (x, lower, upper) = (call.tensor(0), call.scalar(1).to_f64(), call.scalar(2).to_f64());
-    if lower > upper {
-        return Err(Error::invalid("Lower bound should be less than or equal to the upper bound"));
-    }
-    if !lower.is_finite() || !upper.is_finite() {
-        return Err(Error::invalid("rrelu: lower bound and upper bound must be finite"));
-    }
+    refuse_if!(lower > upper, "Lower bound should be less than or equal to the upper bound");
+    refuse_if!(!lower.is_finite() || !upper.is_finite(), "rrelu: lower bound and upper bound must be finite");
     check_floats(x.dtype(), "rrelu")?;
     let slopes = match call.bool(3) {
         true => no_grad(|| uniform(call, x.shape(), [lower, upper], x.dtype()))?,

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{GRU_STEP, GRU_STEP_BACKWARD, LSTM_STEP, LSTM_STEP_BACKWARD};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, refuse_if};
 
 use super::Body::Differentiable;
 use super::operators;
@@ -67,15 +67,14 @@ fn step<const STATES: usize>(
         Some((&features, batch)) => [batch, &[count * features]].concat(),
         None => Vec::new(),
     };
-    if of_gates.is_empty() || of_input.shape() != of_gates || of_hidden.shape() != of_gates {
-        return Err(Error::invalid(format!(
-            "{}: a state {:?} has {count} gates by input and by hidden state, one behind the other in the last dimension, not {:?} and {:?}",
-            call.operator.base_name(),
-            state.shape(),
-            of_input.shape(),
-            of_hidden.shape()
-        )));
-    }
+    refuse_if!(
+        of_gates.is_empty() || of_input.shape() != of_gates || of_hidden.shape() != of_gates,
+        "{}: a state {:?} has {count} gates by input and by hidden state, one behind the other in the last dimension, not {:?} and {:?}",
+        call.operator.base_name(),
+        state.shape(),
+        of_input.shape(),
+        of_hidden.shape()
+    );
     let mut inputs = gates(of_input, count)?;
     inputs.extend(gates(of_hidden, count)?);
     inputs.push(state.detach());

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, RecurrentKind, Result};
+use thalweg_runtime::{Error, RecurrentKind, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Kernel};
 use super::operators;
@@ -91,12 +91,11 @@ impl Options {
 fn weights(params: &[Tensor], has_biases: bool, count: usize) -> Result<Vec<LayerWeights>> {
     let width = params.len().checked_div(count).unwrap_or(0);
     let least = if has_biases { 4 } else { 2 };
-    if count == 0 || params.len() != width * count || !(least..=least + 1).contains(&width) {
-        return Err(Error::invalid(format!(
-            "got an incorrect number of RNN parameters: {} for {count} layers and directions",
-            params.len()
-        )));
-    }
+    refuse_if!(
+        count == 0 || params.len() != width * count || !(least..=least + 1).contains(&width),
+        "got an incorrect number of RNN parameters: {} for {count} layers and directions",
+        params.len()
+    );
     let each = params.chunks(width).map(|of| LayerWeights {
         of_input: of[0].clone(),
         of_hidden: of[1].clone(),
@@ -120,7 +119,7 @@ fn run(
     let weights = weights(params, options.has_biases, count)?;
     if first.len() != crate::recurrent::states(kind) {
         let expected = if kind.has_cell() { "two hidden states" } else { "one hidden state" };
-        return Err(Error::invalid(format!("{name} expects {expected}")));
+        refuse!("{name} expects {expected}");
     }
     let dropped = |rows: &Tensor| {
         let arguments = [rows.into(), options.dropout.into(), true.into()];
@@ -141,9 +140,7 @@ fn first<'c>(call: &'c Call<'_>, kind: RecurrentKind, place: usize) -> &'c [Tens
 fn even(call: &Call<'_>, kind: RecurrentKind) -> Result<Tensors> {
     let (options, batch_first) = (Options::at(call, 3), call.bool(8));
     let input = call.tensor(0);
-    if input.rank() != 3 {
-        return Err(Error::invalid(format!("input must have 3 dimensions, got {}", input.rank())));
-    }
+    refuse_if!(input.rank() != 3, "input must have 3 dimensions, got {}", input.rank());
     let turned = if batch_first { input.transpose(0, 1)? } else { input.clone() };
     let mut results = run(
         (&turned, call.operator.base_name()),
@@ -186,9 +183,7 @@ fn by_library(call: &Call<'_>) -> Result<Tensors> {
     let first: Vec<Tensor> = [call.tensor(4)].into_iter().chain(call.optional_tensor(5)).cloned().collect();
     let mut results =
         library::whole(&network, &input, &first, sizes.as_deref(), call.bool(12))?.ok_or_else(|| {
-            Error::invalid(format!(
-                "_cudnn_rnn: the library does not support {input:?} with these weights and states"
-            ))
+            invalid!("_cudnn_rnn: the library does not support {input:?} with these weights and states")
         })?;
     if turns {
         results[0] = results[0].transpose(0, 1)?;
@@ -206,9 +201,7 @@ fn batch_sizes(call: &Call<'_>, place: usize) -> Option<Vec<usize>> {
 fn by_library_backward(call: &Call<'_>) -> Result<Tensors> {
     let (kind, bidirectional) = (library::kind_of(call.int(10))?, call.bool(17));
     let Argument::Bools(&[of_input, of_hidden, of_cell, of_weights]) = call.argument(21) else {
-        return Err(Error::invalid(
-            "output_mask has four truth values: for input, states, cells and weights",
-        ));
+        refuse!("output_mask has four truth values: for input, states, cells and weights");
     };
     let count = call.int(13).saturating_mul(1 + i64::from(bidirectional));
     let weights = weights(call.tensor_list(1), call.int(2) >= 4, usize::try_from(count).unwrap_or(0))?;

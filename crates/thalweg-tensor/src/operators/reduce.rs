@@ -7,7 +7,7 @@ use thalweg_kernels::extremum_columns::{ExtremumColumns, Phase};
 use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_ops::default_dtype;
 use thalweg_ops::structured;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::view::wrap;
@@ -67,11 +67,10 @@ operators! {
         fn aminmax() -> 2
         = Composite(|call| {
             let dim = Ints::from_iter(call.optional_int(1));
-            if dim.is_empty() && call.tensor(0).elements() == 0 {
-                return Err(Error::invalid(
-                    "aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity.",
-                ));
-            }
+            refuse_if!(
+                dim.is_empty() && call.tensor(0).elements() == 0,
+                "aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity."
+            );
             [&AMIN, &AMAX].iter().map(|operator| extremum_of(call, operator, &dim, call.bool(2))).collect()
         }), out: [DTypeOfFirst];
     /// Returns the product of all elements. Integers and truth values are multiplied in i64.
@@ -89,7 +88,7 @@ operators! {
             let (x, value) = (call.tensor(0), call.tensor(1));
             match value.rank() == 0 && value.dtype() == x.dtype() && !x.dtype().is_complex() {
                 true => Ok(single(value.detach())),
-                false => Err(Error::invalid("the value is one of the tensor's, without dimensions")),
+                false => Err(invalid!("the value is one of the tensor's, without dimensions")),
             }
         }, &VALUE_AMONG);
     /// Returns the product over dimensions.
@@ -229,9 +228,7 @@ static LOG_SOFTMAX: BuiltIn = BuiltIn::new("thalweg::log_softmax");
 const MOST_DIMENSIONS: usize = 64;
 
 fn check_rank(x: &Tensor) -> Result<()> {
-    if x.rank() > MOST_DIMENSIONS {
-        return Err(Error::invalid(format!("only tensors with up to {MOST_DIMENSIONS} dims are supported")));
-    }
+    refuse_if!(x.rank() > MOST_DIMENSIONS, "only tensors with up to {MOST_DIMENSIONS} dims are supported");
     Ok(())
 }
 
@@ -249,9 +246,7 @@ pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
         sorted.sort_unstable();
     }
     match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => {
-            Err(Error::invalid(format!("dim {} appears multiple times in the list of dims", pair[0])))
-        }
+        Some(pair) => Err(invalid!("dim {} appears multiple times in the list of dims", pair[0])),
         None => Ok(sorted),
     }
 }
@@ -303,13 +298,12 @@ fn sum(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Res
 /// Returns the mean of floats or complex numbers, in a requested dtype.
 fn mean(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     let x = call.tensor(0);
-    if !dtype.unwrap_or(x.dtype()).is_differentiable() {
-        return Err(Error::invalid(format!(
-            "mean(): could not infer output dtype. {} dtype must be either a floating point or complex dtype. Got: {}",
-            if dtype.is_some() { "Optional" } else { "Input" },
-            named(dtype.unwrap_or(x.dtype()))
-        )));
-    }
+    refuse_if!(
+        !dtype.unwrap_or(x.dtype()).is_differentiable(),
+        "mean(): could not infer output dtype. {} dtype must be either a floating point or complex dtype. Got: {}",
+        if dtype.is_some() { "Optional" } else { "Input" },
+        named(dtype.unwrap_or(x.dtype()))
+    );
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
     let count = count_of(x, &dimensions(x, dim)?);
     reduce_tensor(call, &MEAN, converted.as_ref().unwrap_or(x), dim, keepdim, &[count])
@@ -571,9 +565,7 @@ fn deviation(
     keepdim: bool,
 ) -> Result<Tensors> {
     let x = call.tensor(0);
-    if !x.dtype().is_differentiable() {
-        return Err(Error::invalid("std and var only support floating point and complex dtypes"));
-    }
+    refuse_if!(!x.dtype().is_differentiable(), "std and var only support floating point and complex dtypes");
     let reduced = dimensions(x, dim)?;
     let count: f64 = count_of(x, &reduced);
     let has_results = x.shape().iter().enumerate().all(|(dim, &extent)| extent > 0 || reduced.contains(&dim));
@@ -614,7 +606,7 @@ fn deviation(
 fn nanmean(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     if !x.dtype().is_floating_point() {
-        return Err(Error::invalid("nanmean(): expected input to have floating point or complex dtype"));
+        refuse!("nanmean(): expected input to have floating point or complex dtype");
     }
     let (dim, keepdim, dtype) = (dims(call, 1), call.bool(2), call.optional_dtype(3));
     let sum = reduce(call, &NANSUM, &dim, keepdim, dtype)?.swap_remove(0);
@@ -631,24 +623,22 @@ fn exponent(call: &Call<'_>) -> f64 {
 fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     let x = call.tensor(0);
     let wanted = dtype.unwrap_or(x.dtype());
-    if !x.dtype().is_floating_point() || !wanted.is_floating_point() {
-        return Err(Error::invalid(format!(
-            "linalg.vector_norm: Expected a floating point or complex tensor as input. Got {}",
-            if x.dtype().is_floating_point() { wanted } else { x.dtype() }
-        )));
-    }
+    refuse_if!(
+        !x.dtype().is_floating_point() || !wanted.is_floating_point(),
+        "linalg.vector_norm: Expected a floating point or complex tensor as input. Got {}",
+        if x.dtype().is_floating_point() { wanted } else { x.dtype() }
+    );
     let converted = x.to_dtype(wanted)?;
     let reduced = |operator: &BuiltIn, x: &Tensor, numbers: &[f64]| {
         reduce_tensor(call, operator, x, dim, keepdim, numbers)
     };
     if exponent < 0.0 || exponent == f64::INFINITY {
         let empty = dimensions(x, dim)?.iter().any(|&dimension| x.shape()[dimension] == 0);
-        if empty {
-            return Err(Error::invalid(format!(
-                "linalg.vector_norm cannot compute the {exponent} norm on an empty tensor because the operation does not have an \
-                 identity"
-            )));
-        }
+        refuse_if!(
+            empty,
+            "linalg.vector_norm cannot compute the {exponent} norm on an empty tensor because the operation does not have an \
+             identity"
+        );
     }
     match exponent {
         f64::INFINITY => reduced(&AMAX, &converted.abs()?, &[]),
@@ -671,7 +661,7 @@ fn half_to_float(call: &Call<'_>) -> Result<Option<DType>> {
     match (call.bool(2), call.tensor(0).dtype()) {
         (false, _) => Ok(None),
         (true, DType::F16 | DType::Bf16) => Ok(Some(DType::F32)),
-        (true, _) => Err(Error::invalid("conversion is supported for Half type only")),
+        (true, _) => Err(invalid!("conversion is supported for Half type only")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_ir::{DType, Shape};
 use thalweg_kernels::resample::ResampleBy;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::view::{format_of, in_format};
@@ -105,10 +105,7 @@ fn places(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> 
     let x = call.tensor(0);
     let rank = axes + 2;
     if x.rank() != rank {
-        return Err(Error::invalid(format!(
-            "It is expected input_size equals to {rank}, but got size {}",
-            x.rank()
-        )));
+        refuse!("It is expected input_size equals to {rank}, but got size {}", x.rank());
     }
     let extents = &x.shape()[2..];
     let are_apart = call.operator.schema().parameters.len() == factors + 2;
@@ -126,22 +123,19 @@ fn places(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> 
             extents.iter().zip(scales).map(|(&extent, scale)| (extent as f64 * scale) as i64).collect()
         }
         _ => {
-            return Err(Error::invalid("Must specify exactly one of output_size and scale_factors"));
+            refuse!("Must specify exactly one of output_size and scale_factors");
         }
     };
     if sizes.len() != axes || scales.as_ref().is_some_and(|scales| scales.len() != axes) {
-        return Err(Error::invalid(format!(
-            "It is expected output_size equals to {axes}, but got size {}",
-            sizes.len()
-        )));
+        refuse!("It is expected output_size equals to {axes}, but got size {}", sizes.len());
     }
     let list = (0..axes).map(|axis| {
         let (extent, size) = (extents[axis], sizes[axis]);
         let wanted = usize::try_from(size).ok().filter(|&size| size > 0 && extent > 0);
         let Some(size) = wanted else {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "Input and output sizes should be greater than 0, but got input {extents:?} output {sizes:?}"
-            )));
+            );
         };
         let given = match are_apart {
             true => call.optional_float(factors + axis),
@@ -252,10 +246,10 @@ fn smoothed(call: &Call<'_>, filter: fn(&Tensor) -> Result<Tensor>, reach: f64) 
 /// Returns the dimensions of images before the channels, and channels, height and width.
 fn image(x: &Tensor, name: &str) -> Result<(Shape, [usize; 3])> {
     let Some(front) = x.rank().checked_sub(3) else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "{name} expects input to have at least 3 dimensions, but got input with {} dimension(s)",
             x.rank()
-        )));
+        );
     };
     let last = &x.shape()[front..];
     Ok((x.shape()[..front].into(), [last[0], last[1], last[2]]))
@@ -266,7 +260,7 @@ fn factor(number: i64, name: &str) -> Result<usize> {
     usize::try_from(number)
         .ok()
         .filter(|&factor| factor > 0 && factor < 1 << 31)
-        .ok_or_else(|| Error::invalid(format!("{name} expects a positive factor, but got {number}")))
+        .ok_or_else(|| invalid!("{name} expects a positive factor, but got {number}"))
 }
 
 /// Permutes the dimensions after the leading ones.
@@ -283,13 +277,12 @@ fn pixel_shuffle(call: &Call<'_>) -> Result<Tensor> {
     let x = call.tensor(0);
     let (front, [channels, height, width]) = image(x, "pixel_shuffle")?;
     let r = factor(call.int(1), "pixel_shuffle")?;
-    if channels % (r * r) != 0 {
-        return Err(Error::invalid(format!(
-            "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, but \
-             input.size(-3)={channels} is not divisible by {}",
-            r * r
-        )));
-    }
+    refuse_if!(
+        channels % (r * r) != 0,
+        "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, but \
+         input.size(-3)={channels} is not divisible by {}",
+        r * r
+    );
     let split = x.reshape(&shape_of(&front, &[channels / (r * r), r, r, height, width]))?;
     let transposed = permuted(&split, front.len(), &[0, 3, 1, 4, 2])?.copied(Location::caller())?;
     transposed.reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
@@ -299,12 +292,11 @@ fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
     let x = call.tensor(0);
     let (front, [channels, height, width]) = image(x, "pixel_unshuffle")?;
     let r = factor(call.int(1), "pixel_unshuffle")?;
-    if height % r != 0 || width % r != 0 {
-        return Err(Error::invalid(format!(
-            "pixel_unshuffle expects height and width to be divisible by downscale_factor, but {height} and {width} are not \
-             divisible by {r}"
-        )));
-    }
+    refuse_if!(
+        height % r != 0 || width % r != 0,
+        "pixel_unshuffle expects height and width to be divisible by downscale_factor, but {height} and {width} are not \
+         divisible by {r}"
+    );
     let split = x.reshape(&shape_of(&front, &[channels, height / r, r, width / r, r]))?;
     let transposed = permuted(&split, front.len(), &[0, 2, 4, 1, 3])?.copied(Location::caller())?;
     transposed.reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
@@ -313,17 +305,13 @@ fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
 fn channel_shuffle(call: &Call<'_>) -> Result<Tensor> {
     let x = call.tensor(0);
     if x.rank() < 3 {
-        return Err(Error::invalid(format!(
-            "channel_shuffle expects input with > 2 dims, but got input with sizes {:?}",
-            x.shape()
-        )));
+        refuse!("channel_shuffle expects input with > 2 dims, but got input with sizes {:?}", x.shape());
     }
     let (channels, groups) = (x.shape()[1], factor(call.int(1), "channel_shuffle")?);
-    if channels % groups != 0 {
-        return Err(Error::invalid(format!(
-            "Number of channels must be divisible by groups. Got {channels} channels and {groups} groups."
-        )));
-    }
+    refuse_if!(
+        channels % groups != 0,
+        "Number of channels must be divisible by groups. Got {channels} channels and {groups} groups."
+    );
     let plane: usize = x.shape()[2..].iter().product();
     x.reshape(&[x.shape()[0], groups, channels / groups, plane])?.transpose(1, 2)?.reshape(x.shape())
 }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::scan::{Scan, ScanOp};
-use thalweg_runtime::{DevicePointer, Error, Label, Result};
+use thalweg_runtime::{DevicePointer, Error, Label, Result, refuse};
 
 use super::Body::{Composite, Differentiable};
 use super::reduce::{dimensions, rows_along};
@@ -42,7 +42,7 @@ operators! {
             check(call, ScanOp::Recurrence)?;
             let (x, factors) = (call.tensor(0).detach().contiguous()?, call.tensor(1).detach().contiguous()?);
             if x.shape() != factors.shape() || x.dtype() != factors.dtype() {
-                return Err(Error::invalid("a recurrence takes a factor per element, of its dtype"));
+                refuse!("a recurrence takes a factor per element, of its dtype");
             }
             scan(&x, Some(&factors), call.int(2), ScanOp::Recurrence, call.bool(3), call.label).map(single)
         }, &RECURRENCE);

@@ -1,7 +1,7 @@
 //! Reductions of segments of a dimension.
 
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::index::long;
@@ -22,36 +22,32 @@ operators! {
 fn offsets(call: &Call<'_>, axis: usize) -> Result<Tensor> {
     let (x, lengths, offsets) = (call.tensor(0), call.optional_tensor(2), call.optional_tensor(4));
     if call.optional_tensor(3).is_some() {
-        return Err(Error::invalid("segment_reduce(): indices based reduction is not supported yet."));
+        refuse!("segment_reduce(): indices based reduction is not supported yet.");
     }
     let given = match (lengths, offsets) {
         (Some(given), None) | (None, Some(given)) => given,
-        _ => return Err(Error::invalid("segment_reduce(): Either lengths or offsets must be defined.")),
+        _ => return Err(invalid!("segment_reduce(): Either lengths or offsets must be defined.")),
     };
-    if given.rank() != axis + 1 || given.shape()[..axis] != x.shape()[..axis] {
-        return Err(Error::invalid(format!(
-            "segment_reduce(): Expected lengths or offsets to have the dimensions of data in front of axis {axis} and one more, but \
-             got {:?} for {:?}",
-            given.shape(),
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        given.rank() != axis + 1 || given.shape()[..axis] != x.shape()[..axis],
+        "segment_reduce(): Expected lengths or offsets to have the dimensions of data in front of axis {axis} and one more, but \
+         got {:?} for {:?}",
+        given.shape(),
+        x.shape()
+    );
     let given = long(given, "segment_reduce")?;
     let Some(lengths) = lengths else { return Ok(given) };
     let lengths = long(lengths, "segment_reduce")?;
     if !call.bool(6) && !x.device().is_meta() && lengths.elements() > 0 {
         let least: i64 = lengths.amin(&[], false)?.item()?;
-        if least < 0 {
-            return Err(Error::invalid("lengths contains negative value!"));
-        }
+        refuse_if!(least < 0, "lengths contains negative value!");
         let sums: Vec<i64> =
             lengths.sum(&[-1], false)?.reshape(&[lengths.elements() / lengths.shape()[axis]])?.to_vec()?;
-        if sums.iter().any(|&sum| sum as usize != x.shape()[axis]) {
-            return Err(Error::invalid(
-                "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(lengths.dim()-1) when \
-                 !unsafe.",
-            ));
-        }
+        refuse_if!(
+            sums.iter().any(|&sum| sum as usize != x.shape()[axis]),
+            "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(lengths.dim()-1) when \
+             !unsafe."
+        );
     }
     let ends = lengths.cumsum(-1)?;
     let mut shape: Shape = ends.shape().into();
@@ -62,18 +58,12 @@ fn offsets(call: &Call<'_>, axis: usize) -> Result<Tensor> {
 fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     if x.elements() == 0 || x.rank() == 0 || !x.dtype().is_floating_point() {
-        return Err(Error::invalid(format!(
-            "segment_reduce(): data must be floats and not empty, but got {} {:?}",
-            x.dtype(),
-            x.shape()
-        )));
+        refuse!("segment_reduce(): data must be floats and not empty, but got {} {:?}", x.dtype(), x.shape());
     }
     let axis = wrap(call.int(5), x.rank())?;
     let offsets = offsets(call, axis)?;
     let Some(segments) = offsets.shape()[axis].checked_sub(1) else {
-        return Err(Error::invalid(
-            "segment_reduce(): offsets have one element more than there are segments",
-        ));
+        refuse!("segment_reduce(): offsets have one element more than there are segments");
     };
     let (kind, neutral, is_mean) = match call.str(1) {
         "sum" => ("sum", 0.0, false),
@@ -82,9 +72,7 @@ fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
         "max" => ("amax", f64::NEG_INFINITY, false),
         "min" => ("amin", f64::INFINITY, false),
         other => {
-            return Err(Error::invalid(format!(
-                "segment_reduce(): {other} is not one of `max`, `mean`, `min`, `sum`, `prod`"
-            )));
+            refuse!("segment_reduce(): {other} is not one of `max`, `mean`, `min`, `sum`, `prod`");
         }
     };
     let outer: usize = x.shape()[..axis].iter().product();

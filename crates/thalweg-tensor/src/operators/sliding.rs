@@ -1,6 +1,6 @@
 //! Sliding blocks of images as columns, and images as the sums of such blocks.
 
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 
 use super::Body::Composite;
 use super::operators;
@@ -62,21 +62,19 @@ fn pair([_, height, width]: PerAxis) -> String {
 
 fn im2col(call: &Call<'_>) -> Result<Tensors> {
     let shape = call.tensor(0).shape();
-    if !(3..=4).contains(&shape.len()) || shape[shape.len() - 3..].contains(&0) {
-        return Err(Error::invalid(format!(
-            "Expected 3D or 4D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but got: {shape:?}"
-        )));
-    }
+    refuse_if!(
+        !(3..=4).contains(&shape.len()) || shape[shape.len() - 3..].contains(&0),
+        "Expected 3D or 4D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but got: {shape:?}"
+    );
     let (blocks, extents) = (Blocks::of(call, 1)?, extents_of(shape, 2));
     let [rows, columns] = blocks.counts(extents);
-    if rows < 1 || columns < 1 {
-        return Err(Error::invalid(format!(
-            "Given input with spatial size {}, {}, calculated shape of the array of sliding blocks as ({rows}, {columns}), but its \
-             components must be at least one.",
-            pair(extents),
-            blocks.words()
-        )));
-    }
+    refuse_if!(
+        rows < 1 || columns < 1,
+        "Given input with spatial size {}, {}, calculated shape of the array of sliding blocks as ({rows}, {columns}), but its \
+         components must be at least one.",
+        pair(extents),
+        blocks.words()
+    );
     let (x, made) = in_batch(call.tensor(0), 4)?;
     out_of_batch(unfolded(&x, blocks.given.each_ref())?, made)
 }

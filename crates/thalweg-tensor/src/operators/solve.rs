@@ -5,7 +5,7 @@
 //! forms do not.
 
 use thalweg_ir::{DType, Shape, broadcast_shapes};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::decompose::{
@@ -89,9 +89,10 @@ operators! {
         fn lu_unpack(lu_pivots: tensor, unpack_data: bool, unpack_pivots: bool) -> 3
         = Composite(|call| {
             let a = Stack::new("torch.lu_unpack", call.tensor(0))?;
-            if call.tensor(1).dtype() != DType::I32 {
-                return Err(Error::invalid("torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype."));
-            }
+            refuse_if!(
+                call.tensor(1).dtype() != DType::I32,
+                "torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype."
+            );
             let order = if call.bool(3) { a.give_rows(&permutations(&pivots_of(&a, call.tensor(1))?, a.rows())?)? } else { a.nothing()? };
             let [lower, upper] = if call.bool(2) {
                 let [lower, upper] = unpacked(&a.matrices)?;
@@ -161,11 +162,10 @@ operators! {
         = Composite(|call| {
             let a = Stack::new("torch.linalg.householder_product", call.tensor(0))?;
             let [rows, columns] = [a.rows(), a.columns()];
-            if rows < columns {
-                return Err(Error::invalid(
-                    "torch.linalg.householder_product: input.shape[-2] must be greater than or equal to input.shape[-1]",
-                ));
-            }
+            refuse_if!(
+                rows < columns,
+                "torch.linalg.householder_product: input.shape[-2] must be greater than or equal to input.shape[-1]"
+            );
             let eye = identity(&a.matrices, rows)?.narrow(1, 0, columns)?.unsqueeze(0)?;
             let start = eye.expand(&[a.count(), rows, columns])?;
             a.to_result(&reflected(&a, call.tensor(1), &start, true)?).map(single)
@@ -230,7 +230,7 @@ pub(super) struct Stack {
 
 /// Refuses reflectors whose shapes do not fit the other matrices, for any dtypes.
 fn check_reflectors(a: &Tensor, tau: &Tensor, other: &Tensor, left: bool) -> Result<()> {
-    let refused = |why: &str| Err(Error::invalid(format!("torch.ormqr: {why}")));
+    let refused = |why: &str| Err(invalid!("torch.ormqr: {why}"));
     let (&[.., columns], &[.., rows, other_columns]) = (a.shape(), other.shape()) else {
         return refused("input must have at least 2 dimensions.");
     };
@@ -246,19 +246,15 @@ impl Stack {
     /// Reads an argument of the operator of this name.
     pub(super) fn new(name: &str, x: &Tensor) -> Result<Self> {
         let &[ref batch @ .., rows, columns] = x.shape() else {
-            return Err(Error::invalid(format!("{name}: The input tensor must have at least 2 dimensions.")));
+            refuse!("{name}: The input tensor must have at least 2 dimensions.");
         };
         match x.dtype() {
             DType::F32 | DType::F64 => {}
             dtype if dtype.is_floating_point() => {
-                return Err(Error::invalid(format!(
-                    "{name}: Low precision dtypes not supported. Got {dtype}"
-                )));
+                refuse!("{name}: Low precision dtypes not supported. Got {dtype}");
             }
             dtype => {
-                return Err(Error::invalid(format!(
-                    "{name}: Expected a floating point or complex tensor as input. Got {dtype}"
-                )));
+                refuse!("{name}: Expected a floating point or complex tensor as input. Got {dtype}");
             }
         }
         let count = batch.iter().product();
@@ -271,9 +267,9 @@ impl Stack {
     pub(super) fn square(name: &str, x: &Tensor) -> Result<Self> {
         let stack = Self::new(name, x)?;
         match [stack.rows(), stack.columns()] {
-            [rows, columns] if rows != columns => Err(Error::invalid(format!(
+            [rows, columns] if rows != columns => Err(invalid!(
                 "{name}: A must be batches of square matrices, but they are {rows} by {columns} matrices"
-            ))),
+            )),
             _ => Ok(stack),
         }
     }
@@ -328,21 +324,20 @@ impl Stack {
 
     /// Broadcasts the batches of square matrices and of right sides, and returns these with the batch shape.
     pub(super) fn together(a: &Self, b: &Self, name: &str) -> Result<[Self; 3]> {
-        if a.dtype != b.dtype {
-            return Err(Error::invalid(format!(
-                "{name}: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
-                a.dtype, b.dtype
-            )));
-        }
-        if a.columns() != b.rows() {
-            return Err(Error::invalid(format!(
-                "{name}: Incompatible shapes of A and B for the equation AX = B ({}x{} and {}x{})",
-                a.rows(),
-                a.columns(),
-                b.rows(),
-                b.columns()
-            )));
-        }
+        refuse_if!(
+            a.dtype != b.dtype,
+            "{name}: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
+            a.dtype,
+            b.dtype
+        );
+        refuse_if!(
+            a.columns() != b.rows(),
+            "{name}: Incompatible shapes of A and B for the equation AX = B ({}x{} and {}x{})",
+            a.rows(),
+            a.columns(),
+            b.rows(),
+            b.columns()
+        );
         let batch = broadcast_shapes(&a.batch, &b.batch)?;
         let broadcast = |stack: &Self| -> Result<Self> {
             let [rows, columns] = [stack.rows(), stack.columns()];
@@ -425,13 +420,12 @@ fn cholesky(call: &Call<'_>, name: &str, upper: bool, checks: bool) -> Result<Te
 /// Returns swapped rows of any batch as (batch, rows).
 fn pivots_of(a: &Stack, pivots: &Tensor) -> Result<Tensor> {
     let count = pivots.shape().last().copied().unwrap_or(0);
-    if pivots.elements() != a.count() * count || pivots.rank() == 0 {
-        return Err(Error::invalid(format!(
-            "pivots must be a row per matrix, but {:?} do not fit matrices {:?}",
-            pivots.shape(),
-            a.matrices.shape()
-        )));
-    }
+    refuse_if!(
+        pivots.elements() != a.count() * count || pivots.rank() == 0,
+        "pivots must be a row per matrix, but {:?} do not fit matrices {:?}",
+        pivots.shape(),
+        a.matrices.shape()
+    );
     pivots.reshape(&[a.count(), count])
 }
 
@@ -476,9 +470,7 @@ fn solved(factors: &Tensor, pivots: &Tensor, b: &Tensor, transpose: bool) -> Res
 fn lu_solve(factors: &Tensor, pivots: &Tensor, b: &Tensor, [left, transpose]: [bool; 2]) -> Result<Tensor> {
     let name = "torch.linalg.lu_solve";
     let (a, b) = (Stack::square(name, factors)?, Stack::new(name, b)?);
-    if pivots.dtype() != DType::I32 {
-        return Err(Error::invalid(format!("{name}: pivots should be a Tensor of scalar type torch.int32")));
-    }
+    refuse_if!(pivots.dtype() != DType::I32, "{name}: pivots should be a Tensor of scalar type torch.int32");
     let rows = pivots_of(&a, pivots)?;
     let b = if left { b } else { b.transposed()? };
     let of_factors = a.batch.clone();
@@ -555,9 +547,9 @@ fn sign_and_log(x: &Tensor) -> Result<Tensors> {
 fn check_mode(mode: &str) -> Result<()> {
     match mode {
         "reduced" | "complete" | "r" => Ok(()),
-        _ => Err(Error::invalid(format!(
+        _ => Err(invalid!(
             "qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
-        ))),
+        )),
     }
 }
 
@@ -577,13 +569,12 @@ fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
 /// Applies reflectors I − τ v vᵀ to matrices, from the last to the first, or from the first to the last.
 fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Result<Tensor> {
     let count = tau.shape().last().copied().unwrap_or(0);
-    if tau.elements() != a.count() * count || tau.rank() == 0 || count > a.columns() || count > a.rows() {
-        return Err(Error::invalid(format!(
-            "a factor per reflector is needed, but {:?} do not fit {:?}",
-            tau.shape(),
-            a.matrices.shape()
-        )));
-    }
+    refuse_if!(
+        tau.elements() != a.count() * count || tau.rank() == 0 || count > a.columns() || count > a.rows(),
+        "a factor per reflector is needed, but {:?} do not fit {:?}",
+        tau.shape(),
+        a.matrices.shape()
+    );
     let tau = tau.to_dtype(DType::F64)?.reshape(&[a.count(), count, 1, 1])?;
     let vectors = a.matrices.narrow(2, 0, count)?.tril(-1)?;
     let ones = identity(&a.matrices, a.rows())?.narrow(1, 0, count)?;
@@ -604,7 +595,7 @@ fn check_triangle(uplo: &str) -> Result<bool> {
     match uplo {
         "U" | "u" => Ok(true),
         "L" | "l" => Ok(false),
-        other => Err(Error::invalid(format!("Expected UPLO argument to be 'L' or 'U', but got {other}"))),
+        other => Err(invalid!("Expected UPLO argument to be 'L' or 'U', but got {other}")),
     }
 }
 
@@ -653,9 +644,7 @@ mod of_complex {
     use super::*;
 
     fn blocks(z: &Tensor) -> Result<Tensor> {
-        if z.rank() < 2 {
-            return Err(Error::invalid("linalg.solve: The input tensor must have at least 2 dimensions."));
-        }
+        refuse_if!(z.rank() < 2, "linalg.solve: The input tensor must have at least 2 dimensions.");
         let [re, im] = parts(z)?;
         let upper = Tensor::cat(&[re.clone(), im.neg()?], -1)?;
         Tensor::cat(&[upper, Tensor::cat(&[im, re], -1)?], -2)
@@ -669,19 +658,16 @@ mod of_complex {
 
     pub(super) fn solve(call: &Call<'_>, left: bool) -> Result<Tensor> {
         let (a, b) = (call.tensor(0), call.tensor(1));
-        if a.dtype() != b.dtype() {
-            return Err(Error::invalid(format!(
-                "torch.linalg.solve: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
-                a.dtype(),
-                b.dtype()
-            )));
-        }
+        refuse_if!(
+            a.dtype() != b.dtype(),
+            "torch.linalg.solve: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
+            a.dtype(),
+            b.dtype()
+        );
         let is_vector = are_vectors(a, b);
         let is_transposed = !left && !is_vector;
         if a.rank() < 2 || b.rank() < 2 && !is_vector {
-            return Err(Error::invalid(
-                "torch.linalg.solve: The input tensor must have at least 2 dimensions.",
-            ));
+            refuse!("torch.linalg.solve: The input tensor must have at least 2 dimensions.");
         }
         let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
         let [a, columns] = match is_transposed {

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::sort::{Select, SelectOne, Sort};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::reduce::{dimensions, rows_along, value_among};
@@ -60,7 +60,7 @@ operators! {
             return if x.dtype().is_floating_point() {
                 Tensor::full(&[], f64::NAN, x.dtype(), x.device()).map(single)
             } else {
-                Err(Error::invalid("median() of an empty tensor of integers"))
+                Err(invalid!("median() of an empty tensor of integers"))
             };
         }
         let flat = x.reshape(&[x.elements()])?;
@@ -145,13 +145,12 @@ fn select(call: &Call<'_>) -> Result<Tensors> {
     let (k, dim) = (call.int(1), call.int(2));
     let x = call.tensor(0).detach().contiguous()?;
     let kernel = Select { sort: rows(&x, dim, call.bool(3))?, count: k as u64 };
-    if !kernel.is_possible() {
-        return Err(Error::invalid(format!(
-            "thalweg::select takes 1 to 1024 of the floats of each row, not {k} of {} of {:?}",
-            x.dtype(),
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        !kernel.is_possible(),
+        "thalweg::select takes 1 to 1024 of the floats of each row, not {k} of {} of {:?}",
+        x.dtype(),
+        x.shape()
+    );
     let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(x.shape());
     shape[x.layout().dimension(dim)?] = k as usize;
     let stream = x.device().current_stream();
@@ -205,7 +204,7 @@ fn topk(call: &Call<'_>) -> Result<Tensors> {
     let dimension = dimensions(x, &[dim])?.first().copied();
     let length = dimension.map_or(1, |dimension| x.shape()[dimension]);
     let Some(k) = usize::try_from(k).ok().filter(|&k| k <= length) else {
-        return Err(Error::invalid("selected index k out of range"));
+        refuse!("selected index k out of range");
     };
     let selected = Select { sort: rows(x, dim, call.bool(3))?, count: k as u64 };
     if selected.is_better() {
@@ -220,7 +219,7 @@ fn topk(call: &Call<'_>) -> Result<Tensors> {
     match dimension {
         Some(_) => results.iter().map(|result| result.narrow(dim, 0, k)?.contiguous()).collect(),
         None if k == 1 => Ok(results),
-        None => Err(Error::invalid("selected index k out of range")),
+        None => Err(invalid!("selected index k out of range")),
     }
 }
 
@@ -297,11 +296,7 @@ fn select_one(call: &Call<'_>) -> Result<Tensors> {
     shape.truncate(x.rank() - 1);
     let kernel = SelectOne { sort: rows(&transposed, -1, false)?, place: place as u64, takes_nan };
     if !kernel.is_possible() {
-        return Err(Error::invalid(format!(
-            "a point of the order of rows cannot be selected from {} of {:?}",
-            x.dtype(),
-            x.shape()
-        )));
+        refuse!("a point of the order of rows cannot be selected from {} of {:?}", x.dtype(), x.shape());
     }
     let stream = x.device().current_stream();
     let empty = |dtype| Tensor::empty_on(&shape, dtype, &stream, call.label);
@@ -351,7 +346,7 @@ fn kthvalue(call: &Call<'_>) -> Result<Tensors> {
     let Some(place) = usize::try_from(k).ok().filter(|&k| (1..=length).contains(&k)) else {
         return Err(match length {
             0 => Error::index(format!("kthvalue(): Expected reduction dim {dim} to have non-zero size.")),
-            _ => Error::invalid(format!("kthvalue(): selected number k out of range for dimension {dim}")),
+            _ => invalid!("kthvalue(): selected number k out of range for dimension {dim}"),
         });
     };
     at_place(x, (dim, call.bool(3)), (place - 1, false), call)

@@ -4,7 +4,7 @@ use thalweg_ir::{DType, Scalar, broadcast_shapes};
 use thalweg_kernels::Placed;
 use thalweg_kernels::special::{Function, Special};
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse_if};
 
 use super::Body::{Composite, Differentiable, Kernel};
 use super::{operators, single};
@@ -173,9 +173,7 @@ fn of_second(
     call: &GradientCall<'_>,
     slope: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<Gradients> {
-    if call.wants(0) {
-        return Err(Error::invalid("the derivative for 'self' is not implemented; only that for 'other' is"));
-    }
+    refuse_if!(call.wants(0), "the derivative for 'self' is not implemented; only that for 'other' is");
     let (x, y) = (call.saved(0)?, call.saved(1)?);
     let gradient =
         call.gradient()?.mul(&slope(&x, &y)?)?.sum_to_shape(call.shape(1))?.to_dtype(call.dtype_of(1))?;
@@ -202,9 +200,7 @@ static UPPER_GAMMA: Formula =
 
 fn polygamma(call: &Call<'_>) -> Result<Tensor> {
     let (n, x) = (call.int(0), call.tensor(1));
-    if n < 0 {
-        return Err(Error::invalid("polygamma(n, x) does not support negative n."));
-    }
+    refuse_if!(n < 0, "polygamma(n, x) does not support negative n.");
     match n {
         0 => return x.digamma(),
         1 => return super::call(built_in!("thalweg::trigamma")?, &[x.into()], None, call.label.location),
@@ -221,9 +217,7 @@ fn polygamma(call: &Call<'_>) -> Result<Tensor> {
 
 fn mvlgamma(call: &Call<'_>) -> Result<Tensor> {
     let (x, p) = (call.tensor(0), call.int(1));
-    if p < 1 {
-        return Err(Error::invalid("p has to be greater than or equal to 1"));
-    }
+    refuse_if!(p < 1, "p has to be greater than or equal to 1");
     if x.dtype() == DType::Bool || p > 1 << 20 {
         return Err(Error::not_implemented(format!(
             "\"mvlgamma\" not implemented for '{}' and p = {p}",

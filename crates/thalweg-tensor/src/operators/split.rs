@@ -1,7 +1,7 @@
 //! Parts of a dimension by their number or by the indices between them, and windows of a dimension.
 
 use thalweg_ir::{DType, Layout, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::view::{chunk, extents, parts, split, strided, wrap};
@@ -67,14 +67,13 @@ fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
     check_divisible(x)?;
     let dim = wrap(dim, x.rank())?;
     let Some(count) = usize::try_from(sections).ok().filter(|&count| count > 0) else {
-        return Err(Error::invalid(format!("number of sections must be larger than 0, got {sections}")));
+        refuse!("number of sections must be larger than 0, got {sections}");
     };
     let extent = x.shape()[dim];
-    if count > MOST_SECTIONS.max(extent) {
-        return Err(Error::invalid(format!(
-            "tensor_split of {extent} places into {sections} sections: all but {extent} of them are empty; ask for at most {MOST_SECTIONS}"
-        )));
-    }
+    refuse_if!(
+        count > MOST_SECTIONS.max(extent),
+        "tensor_split of {extent} places into {sections} sections: all but {extent} of them are empty; ask for at most {MOST_SECTIONS}"
+    );
     let mut lengths = host_room(count)?;
     lengths.extend((0..count).map(|part| extent / count + usize::from(part < extent % count)));
     parts(x, dim, lengths)
@@ -82,8 +81,8 @@ fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
 
 fn check_divisible(x: &Tensor) -> Result<()> {
     match x.rank() {
-        0 => Err(Error::invalid(
-            "tensor_split expected at least a 1-dimensional tensor, but got a tensor with 0 dims",
+        0 => Err(invalid!(
+            "tensor_split expected at least a 1-dimensional tensor, but got a tensor with 0 dims"
         )),
         _ => Ok(()),
     }
@@ -106,20 +105,19 @@ fn at_indices(x: &Tensor, indices: &[i64], dim: i64) -> Result<Tensors> {
 fn by_tensor(call: &Call<'_>) -> Result<Tensors> {
     let (x, which, dim) = (call.tensor(0), call.tensor(1), call.int(2));
     check_divisible(x)?;
-    if which.dtype() != DType::I64 {
-        return Err(Error::invalid(format!(
-            "tensor_split expected tensor_indices_or_sections to have dtype of long, but got {}",
-            crate::dtype_name::named(which.dtype())
-        )));
-    }
+    refuse_if!(
+        which.dtype() != DType::I64,
+        "tensor_split expected tensor_indices_or_sections to have dtype of long, but got {}",
+        crate::dtype_name::named(which.dtype())
+    );
     let numbers = || which.detach().to_vec::<i64>();
     match which.rank() {
         0 => into_sections(x, numbers()?[0], dim),
         1 => at_indices(x, &numbers()?, dim),
-        rank => Err(Error::invalid(format!(
+        rank => Err(invalid!(
             "tensor_split expected tensor_indices_or_sections to be a zero-dimensional or one-dimensional tensor, but got a tensor \
              with {rank} dims"
-        ))),
+        )),
     }
 }
 
@@ -139,12 +137,11 @@ impl Divided {
     /// Returns the dimension of a call's tensor.
     fn of(self, call: &Call<'_>) -> Result<i64> {
         let (rank, least) = (call.tensor(0).rank(), self.least);
-        if rank < least {
-            return Err(Error::invalid(format!(
-                "torch.{} requires a tensor with at least {least} dimension, but got a tensor with {rank} dimensions!",
-                call.operator.base_name()
-            )));
-        }
+        refuse_if!(
+            rank < least,
+            "torch.{} requires a tensor with at least {least} dimension, but got a tensor with {rank} dimensions!",
+            call.operator.base_name()
+        );
         Ok(self.dim.min(rank as i64 - 1))
     }
 }
@@ -153,13 +150,12 @@ fn equal_sections(call: &Call<'_>, divided: Divided) -> Result<Tensors> {
     let (x, sections) = (call.tensor(0), call.int(1));
     let dim = divided.of(call)?;
     let extent = x.shape()[dim as usize];
-    if sections == 0 || extent as i64 % sections.max(1) != 0 {
-        return Err(Error::invalid(format!(
-            "torch.{} attempted to split along dimension {dim}, but the size of the dimension {extent} is not divisible by the \
-             split_size {sections}!",
-            call.operator.base_name()
-        )));
-    }
+    refuse_if!(
+        sections == 0 || extent as i64 % sections.max(1) != 0,
+        "torch.{} attempted to split along dimension {dim}, but the size of the dimension {extent} is not divisible by the \
+         split_size {sections}!",
+        call.operator.base_name()
+    );
     into_sections(x, sections, dim)
 }
 
@@ -168,12 +164,10 @@ fn unfold(call: &Call<'_>) -> Result<Tensor> {
     let dim = wrap(call.int(1), x.rank())?;
     let extent = x.shape().get(dim).copied().unwrap_or(1);
     let Some(size) = usize::try_from(size).ok().filter(|&size| size <= extent) else {
-        return Err(Error::invalid(format!(
-            "maximum size for tensor at dimension {dim} is {extent} but size is {size}"
-        )));
+        refuse!("maximum size for tensor at dimension {dim} is {extent} but size is {size}");
     };
     let Some(step) = usize::try_from(step).ok().filter(|&step| step > 0) else {
-        return Err(Error::invalid(format!("step is {step} but must be > 0")));
+        refuse!("step is {step} but must be > 0");
     };
     let layout = x.layout();
     let (mut shape, mut strides): (Shape, Shape) = (layout.shape().into(), layout.strides().into());
@@ -206,12 +200,11 @@ fn unfold_backward(call: &Call<'_>) -> Result<Tensor> {
     if let Some(windows) = expected.get_mut(dim) {
         *windows = count;
     }
-    if count == 0 || gradient.shape() != &expected[..] {
-        return Err(Error::invalid(format!(
-            "unfold_backward: a gradient of shape {:?} is not that of windows of {size} elements at each {step} of dimension {dim} of \
-             {shape:?}",
-            gradient.shape()
-        )));
-    }
+    refuse_if!(
+        count == 0 || gradient.shape() != &expected[..],
+        "unfold_backward: a gradient of shape {:?} is not that of windows of {size} elements at each {step} of dimension {dim} of \
+         {shape:?}",
+        gradient.shape()
+    );
     windows_gradient(gradient, &shape, dim, [size, step])
 }

@@ -2,7 +2,7 @@
 
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::reduce::value_among;
@@ -91,46 +91,41 @@ fn spread(
 fn check_weights(count: usize, [frequencies, weights]: [Option<&Tensor>; 2]) -> Result<()> {
     for (name, list, is_integer) in [("fweights", frequencies, true), ("aweights", weights, false)] {
         let Some(list) = list else { continue };
-        if list.rank() > 1 {
-            return Err(Error::invalid(format!(
-                "cov(): expected {name} to have one or fewer dimensions but got {name} with {} dimensions",
-                list.rank()
-            )));
-        }
+        refuse_if!(
+            list.rank() > 1,
+            "cov(): expected {name} to have one or fewer dimensions but got {name} with {} dimensions",
+            list.rank()
+        );
         if list.dtype().is_floating_point() == is_integer || list.dtype() == DType::Bool {
             let wanted = if is_integer { "integral" } else { "floating point" };
-            return Err(Error::invalid(format!(
+            refuse!(
                 "cov(): expected {name} to have {wanted} dtype but got {name} with {} dtype",
                 list.dtype()
-            )));
+            );
         }
-        if list.elements() != count {
-            return Err(Error::invalid(format!(
-                "cov(): expected {name} to have the same numel as there are observations in the input but got {} != {count}",
-                list.elements()
-            )));
-        }
+        refuse_if!(
+            list.elements() != count,
+            "cov(): expected {name} to have the same numel as there are observations in the input but got {} != {count}",
+            list.elements()
+        );
     }
     for (name, list) in [("fweights", frequencies), ("aweights", weights)] {
         if let Some(list) = list
             && list.detach().lt_scalar(0)?.any()?.to_dtype(DType::U8)?.item::<u8>()? != 0
         {
-            return Err(Error::invalid(format!("cov(): {name} cannot be negative")));
+            refuse!("cov(): {name} cannot be negative");
         }
     }
     Ok(())
 }
 
 fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]) -> Result<Tensor> {
-    if x.rank() > 2 {
-        return Err(Error::invalid(format!(
-            "cov(): expected input to have two or fewer dimensions but got an input with {} dimensions",
-            x.rank()
-        )));
-    }
-    if x.dtype() == DType::Bool {
-        return Err(Error::invalid("cov(): bool dtype is not supported for input"));
-    }
+    refuse_if!(
+        x.rank() > 2,
+        "cov(): expected input to have two or fewer dimensions but got an input with {} dimensions",
+        x.rank()
+    );
+    refuse_if!(x.dtype() == DType::Bool, "cov(): bool dtype is not supported for input");
     let rows = if x.rank() < 2 { x.reshape(&[1, x.elements()])? } else { x.clone() };
     let count = rows.shape()[1];
     check_weights(count, [frequencies, weights])?;
@@ -183,12 +178,11 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
 }
 
 fn corrcoef(x: &Tensor) -> Result<Tensor> {
-    if x.rank() > 2 {
-        return Err(Error::invalid(format!(
-            "corrcoef(): expected input to have two or fewer dimensions but got an input with {} dimensions",
-            x.rank()
-        )));
-    }
+    refuse_if!(
+        x.rank() > 2,
+        "corrcoef(): expected input to have two or fewer dimensions but got an input with {} dimensions",
+        x.rank()
+    );
     let narrow = if x.dtype().is_floating_point() { x.dtype() } else { default_dtype() };
     let c = cov(&x.to_dtype(narrow.compute())?, 1.0, [None, None])?;
     let narrow = if dtype_in_lower(x) == x.dtype() { narrow } else { c.dtype() };
@@ -202,9 +196,7 @@ fn corrcoef(x: &Tensor) -> Result<Tensor> {
 /// Returns the quantile of a call as a tensor without dimensions.
 fn fraction(call: &Call<'_>) -> Result<Tensor> {
     let q = call.float(1);
-    if !(0.0..=1.0).contains(&q) {
-        return Err(Error::invalid(format!("quantile() q must be in the range [0, 1] but got {q}")));
-    }
+    refuse_if!(!(0.0..=1.0).contains(&q), "quantile() q must be in the range [0, 1] but got {q}");
     let dtype =
         if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { default_dtype() };
     Tensor::full(&[], q, dtype, call.device)
@@ -229,30 +221,23 @@ impl Interpolation {
             "midpoint" => Self::Midpoint,
             "nearest" => Self::Nearest,
             _ => {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "{name} interpolation must be one of linear, lower, higher, midpoint or nearest, but got {interpolation}"
-                )));
+                );
             }
         })
     }
 }
 
 fn check_quantile(x: &Tensor, q: &Tensor, name: &str) -> Result<()> {
-    if x.elements() == 0 {
-        return Err(Error::invalid(format!("{name} input tensor must be non-empty")));
-    }
+    refuse_if!(x.elements() == 0, "{name} input tensor must be non-empty");
     if q.rank() > 1 {
-        return Err(Error::invalid(format!(
-            "{name} q must be a scalar or 1D tensor, but got a tensor with {} dimensions",
-            q.rank()
-        )));
+        refuse!("{name} q must be a scalar or 1D tensor, but got a tensor with {} dimensions", q.rank());
     }
     if !matches!(x.dtype(), DType::F32 | DType::F64) {
-        return Err(Error::invalid(format!("{name} input tensor must be either float or double dtype")));
+        refuse!("{name} input tensor must be either float or double dtype");
     }
-    if x.dtype() != q.dtype() {
-        return Err(Error::invalid(format!("{name} q tensor must be same dtype as the input tensor")));
-    }
+    refuse_if!(x.dtype() != q.dtype(), "{name} q tensor must be same dtype as the input tensor");
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Short-time Fourier transforms: transforms of overlapping frames of a signal, and their inverses.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::{call as call_operator, operators, single};
@@ -22,7 +22,7 @@ operators! {
                 return frames(call, x, 7);
             }
             if call.optional_bool(10).is_some() {
-                return Err(Error::invalid("stft align_to_window should only be set when center = false."));
+                refuse!("stft align_to_window should only be set when center = false.");
             }
             check_signal(x)?;
             let half = call.int(1) / 2;
@@ -49,13 +49,12 @@ struct Frames {
 }
 
 fn check_signal(x: &Tensor) -> Result<()> {
-    if x.rank() == 0 || x.rank() > 2 || !x.dtype().is_differentiable() {
-        return Err(Error::invalid(format!(
-            "stft expects a tensor of floats or complex numbers with 1 or 2 dimensions, but got {} {:?}",
-            x.dtype(),
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        x.rank() == 0 || x.rank() > 2 || !x.dtype().is_differentiable(),
+        "stft expects a tensor of floats or complex numbers with 1 or 2 dimensions, but got {} {:?}",
+        x.dtype(),
+        x.shape()
+    );
     Ok(())
 }
 
@@ -66,16 +65,10 @@ impl Frames {
         let points = call.int(1);
         let (hop, width) =
             (call.optional_int(2).unwrap_or(points / 4), call.optional_int(3).unwrap_or(points));
-        if !(1..1 << 40).contains(&points) {
-            return Err(Error::invalid(format!("{name}: expected n_fft > 0, but got n_fft={points}")));
-        }
-        if !(1..1 << 40).contains(&hop) {
-            return Err(Error::invalid(format!("{name}: expected hop_length > 0, but got hop_length={hop}")));
-        }
+        refuse_if!(!(1..1 << 40).contains(&points), "{name}: expected n_fft > 0, but got n_fft={points}");
+        refuse_if!(!(1..1 << 40).contains(&hop), "{name}: expected hop_length > 0, but got hop_length={hop}");
         if !(1..=points).contains(&width) {
-            return Err(Error::invalid(format!(
-                "{name}: expected 0 < win_length <= n_fft, but got win_length={width}"
-            )));
+            refuse!("{name}: expected 0 < win_length <= n_fft, but got win_length={width}");
         }
         Ok(Self { points: points as usize, hop: hop as usize, width: width as usize })
     }
@@ -84,12 +77,12 @@ impl Frames {
     fn window(&self, call: &Call<'_>) -> Result<Option<Tensor>> {
         let window = match call.optional_tensor(4) {
             Some(window) if *window.shape() != [self.width] => {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "{}: expected a 1D window tensor of size equal to win_length={}, but got window with size {:?}",
                     call.operator.base_name(),
                     self.width,
                     window.shape()
-                )));
+                );
             }
             Some(window) => window.clone(),
             None if self.width == self.points => return Ok(None),
@@ -121,15 +114,13 @@ fn frames(call: &Call<'_>, x: &Tensor, options: usize) -> Result<Tensors> {
     let is_complex =
         x.dtype().is_complex() || window.as_ref().is_some_and(|window| window.dtype().is_complex());
     let half = call.optional_bool(options + 1).unwrap_or(!is_complex);
-    if half && is_complex {
-        return Err(Error::invalid("Cannot have onesided output if window or input is complex"));
-    }
+    refuse_if!(half && is_complex, "Cannot have onesided output if window or input is complex");
     let gives_complex = match call.optional_bool(options + 2) {
         None if !is_complex => {
-            return Err(Error::invalid(
+            refuse!(
                 "stft requires the return_complex parameter be given for real inputs, and will further require that \
-                 return_complex=True in a future PyTorch release.",
-            ));
+                 return_complex=True in a future PyTorch release."
+            );
         }
         given => given.unwrap_or(true),
     };
@@ -140,10 +131,7 @@ fn frames(call: &Call<'_>, x: &Tensor, options: usize) -> Result<Tensors> {
     }
     let length = rows.shape()[1];
     if sizes.points > length {
-        return Err(Error::invalid(format!(
-            "stft: expected 0 < n_fft < {length}, but got n_fft={}",
-            sizes.points
-        )));
+        refuse!("stft: expected 0 < n_fft < {length}, but got n_fft={}", sizes.points);
     }
     let mut frames = rows.unfold(1, sizes.points as i64, sizes.hop as i64)?;
     if let Some(window) = window {
@@ -164,28 +152,24 @@ fn frames(call: &Call<'_>, x: &Tensor, options: usize) -> Result<Tensors> {
 
 fn signal(call: &Call<'_>) -> Result<Tensor> {
     let z = call.tensor(0);
-    if !z.dtype().is_complex() || !(2..=3).contains(&z.rank()) || z.elements() == 0 {
-        return Err(Error::invalid(format!(
-            "istft expects complex numbers with 2 or 3 dimensions and elements, but got {} {:?}",
-            z.dtype(),
-            z.shape()
-        )));
-    }
+    refuse_if!(
+        !z.dtype().is_complex() || !(2..=3).contains(&z.rank()) || z.elements() == 0,
+        "istft expects complex numbers with 2 or 3 dimensions and elements, but got {} {:?}",
+        z.dtype(),
+        z.shape()
+    );
     let sizes = Frames::of(call)?;
     let stack = if z.rank() == 2 { z.unsqueeze(0)? } else { z.clone() };
     let [frequencies, count] = [stack.shape()[1], stack.shape()[2]];
     let half = call.optional_bool(7).unwrap_or(frequencies != sizes.points);
     let expected = if half { sizes.points / 2 + 1 } else { sizes.points };
-    if frequencies != expected {
-        return Err(Error::invalid(format!(
-            "istft: expected the frequency dimension (3rd to the last) of the input tensor to match n_fft={}, {expected} \
-             frequencies, but got {frequencies}",
-            sizes.points
-        )));
-    }
-    if sizes.hop > sizes.width {
-        return Err(Error::invalid("istft: expected 0 < hop_length <= win_length"));
-    }
+    refuse_if!(
+        frequencies != expected,
+        "istft: expected the frequency dimension (3rd to the last) of the input tensor to match n_fft={}, {expected} \
+         frequencies, but got {frequencies}",
+        sizes.points
+    );
+    refuse_if!(sizes.hop > sizes.width, "istft: expected 0 < hop_length <= win_length");
     let window = sizes.window(call)?;
     let frames = real_frames(call, &stack.transpose(1, 2)?, half, sizes.points)?;
     let weights = match &window {
@@ -199,7 +183,7 @@ fn signal(call: &Call<'_>) -> Result<Tensor> {
     let start = if call.bool(5) { sizes.points / 2 } else { 0 };
     let end = match call.optional_int(8) {
         Some(length) if !(0..1 << 40).contains(&length) => {
-            return Err(Error::invalid(format!("istft: expected length >= 0, but got length={length}")));
+            refuse!("istft: expected length >= 0, but got length={length}");
         }
         Some(length) => start + length as usize,
         None if call.bool(5) => whole - sizes.points / 2,
@@ -219,11 +203,10 @@ fn real_frames(call: &Call<'_>, z: &Tensor, half: bool, points: usize) -> Result
     let normalization = Argument::Int(if call.bool(6) { 1 } else { 2 });
     let dims = Argument::Ints(&[2]);
     if call.bool(9) {
-        if half {
-            return Err(Error::invalid(
-                "Cannot have onesided output if window or input is complex: pass onesided=false with return_complex=true",
-            ));
-        }
+        refuse_if!(
+            half,
+            "Cannot have onesided output if window or input is complex: pass onesided=false with return_complex=true"
+        );
         let arguments = [z.into(), dims, normalization, Argument::Bool(false)];
         return call_operator(built_in!("_fft_c2c")?, &arguments, None, call.label.location);
     }
@@ -241,8 +224,8 @@ fn check_overlap(envelope: &Tensor) -> Result<()> {
     // NaN is refused, too.
     match least > 1e-11 {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
+        false => Err(invalid!(
             "istft: window overlap add min: {least}; windows must overlap everywhere: pass a smaller hop_length"
-        ))),
+        )),
     }
 }

@@ -1,7 +1,7 @@
 //! Inverses of pools, and pools with random windows.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::Composite;
 use super::view::{extents, format_of, in_format};
@@ -19,7 +19,7 @@ operators! {
         fn max_unpool3d(indices: tensor, output_size: ints, stride: ints, padding: ints)
         = Composite(|call| {
             if call.ints(3).iter().any(|&stride| stride <= 0) {
-                return Err(Error::invalid(format!("strides should be greater than zero, but got stride: {:?}", call.ints(3))));
+                refuse!("strides should be greater than zero, but got stride: {:?}", call.ints(3));
             }
             unpool(call, 3).map(single)
         });
@@ -38,39 +38,30 @@ fn unpool(call: &Call<'_>, axes: usize) -> Result<Tensor> {
     let (x, indices) = (call.tensor(0), call.tensor(1));
     let size = extents(&call.ints(2))?;
     if indices.dtype() != DType::I64 {
-        return Err(Error::invalid(format!(
-            "elements in indices should be type int64 but got: {}",
-            indices.dtype()
-        )));
+        refuse!("elements in indices should be type int64 but got: {}", indices.dtype());
     }
     if size.len() != axes {
-        return Err(Error::invalid(format!(
-            "There should be exactly {axes} elements in output_size, but got {}",
-            size.len()
-        )));
+        refuse!("There should be exactly {axes} elements in output_size, but got {}", size.len());
     }
-    if !(axes + 1..=axes + 2).contains(&x.rank()) {
-        return Err(Error::invalid(format!(
-            "Input to max_unpooling{axes}d should be a {}d or {}d Tensor, but got a tensor with {} dimensions.",
-            axes + 1,
-            axes + 2,
-            x.rank()
-        )));
-    }
-    if x.shape() != indices.shape() {
-        return Err(Error::invalid(format!(
-            "Expected shape of indices to be same as that of the input tensor ({:?}) but got indices tensor with shape: {:?}",
-            x.shape(),
-            indices.shape()
-        )));
-    }
+    refuse_if!(
+        !(axes + 1..=axes + 2).contains(&x.rank()),
+        "Input to max_unpooling{axes}d should be a {}d or {}d Tensor, but got a tensor with {} dimensions.",
+        axes + 1,
+        axes + 2,
+        x.rank()
+    );
+    refuse_if!(
+        x.shape() != indices.shape(),
+        "Expected shape of indices to be same as that of the input tensor ({:?}) but got indices tensor with shape: {:?}",
+        x.shape(),
+        indices.shape()
+    );
     let front = x.rank() - axes;
-    if x.shape()[front - 1..].contains(&0) {
-        return Err(Error::invalid(format!(
-            "max_unpooling: Expected input to have non-zero size for non-batch dimensions, but got {:?}",
-            x.shape()
-        )));
-    }
+    refuse_if!(
+        x.shape()[front - 1..].contains(&0),
+        "max_unpooling: Expected input to have non-zero size for non-batch dimensions, but got {:?}",
+        x.shape()
+    );
     let planes: usize = x.shape()[..front].iter().product();
     let shape: Shape = x.shape()[..front].iter().copied().chain(size.iter().copied()).collect();
     let rows = |tensor: &Tensor| tensor.reshape(&[planes, x.elements() / planes.max(1)]);
@@ -95,7 +86,7 @@ fn starts(sample: &Tensor, extent: usize, kernel: usize, windows: usize) -> Resu
 
 fn fractional(call: &Call<'_>, axes: usize) -> Result<Tensors> {
     let (x, kernel, size, samples) = (call.tensor(0), call.ints(1), call.ints(2), call.tensor(3));
-    let refused = |why: String| Err(Error::invalid(format!("fractional_max_pool{axes}d(): {why}")));
+    let refused = |why: String| Err(invalid!("fractional_max_pool{axes}d(): {why}"));
     if kernel.len() != axes || size.len() != axes {
         return refused(format!(
             "kernel_size and output_size must either be a single int or have {axes} elements"

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape, inverse_order};
 use thalweg_ops::default_dtype;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Kernel};
 use super::{operators, single};
@@ -63,7 +63,7 @@ operators! {
         fn t() = Composite(|call| match call.tensor(0).rank() {
             0 | 1 => alias(call.tensor(0)).map(single),
             2 => transpose(call.tensor(0), 0, 1).map(single),
-            rank => Err(Error::invalid(format!("t() expects a tensor with <= 2 dimensions, but self is {rank}D"))),
+            rank => Err(invalid!("t() expects a tensor with <= 2 dimensions, but self is {rank}D")),
         }), in_place: "t_";
     /// Returns one slice of a dimension, without that dimension.
     "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"
@@ -181,9 +181,7 @@ pub(super) fn wrap_all(dims: &[i64], rank: usize) -> Result<Shape> {
     let mut wrapped = Shape::new();
     for &dim in dims {
         let dim = wrap(dim, rank)?;
-        if wrapped.contains(&dim) {
-            return Err(Error::invalid(format!("dim {dim} appears multiple times in the list of dims")));
-        }
+        refuse_if!(wrapped.contains(&dim), "dim {dim} appears multiple times in the list of dims");
         wrapped.push(dim);
     }
     Ok(wrapped)
@@ -203,7 +201,7 @@ pub(super) fn check_has_dimensions(x: &Tensor, refusal: &str) -> Result<()> {
 pub(super) fn extents(size: &[i64]) -> Result<Shape> {
     size.iter().map(|&extent| usize::try_from(extent)).collect::<std::result::Result<_, _>>().map_err(|_| {
         let negative = size.iter().find(|&&extent| extent < 0).expect("one is negative");
-        Error::invalid(format!("Trying to create tensor with negative dimension {negative}: {size:?}"))
+        invalid!("Trying to create tensor with negative dimension {negative}: {size:?}")
     })
 }
 
@@ -221,20 +219,17 @@ pub(super) fn alias(x: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option<i64>) -> Result<Tensor> {
-    if size.len() != stride.len() {
-        return Err(Error::invalid("mismatch in length of strides and shape"));
-    }
+    refuse_if!(size.len() != stride.len(), "mismatch in length of strides and shape");
     let shape = extents(size)?;
-    let strides: Shape =
-        stride.iter().map(|&stride| usize::try_from(stride)).collect::<std::result::Result<_, _>>().map_err(
-            |_| {
-                Error::invalid(format!(
-                    "as_strided: Negative strides are not supported at the moment, got strides: {stride:?}"
-                ))
-            },
-        )?;
+    let strides: Shape = stride
+        .iter()
+        .map(|&stride| usize::try_from(stride))
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|_| {
+            invalid!("as_strided: Negative strides are not supported at the moment, got strides: {stride:?}")
+        })?;
     let offset = usize::try_from(start.unwrap_or(x.layout().offset() as i64))
-        .map_err(|_| Error::invalid("Tensor: invalid storage offset"))?;
+        .map_err(|_| invalid!("Tensor: invalid storage offset"))?;
     let available = x.storage().buffer().size_bytes() as usize / x.dtype().size_bytes();
     let last = shape.iter().zip(&strides).try_fold(offset, |end, (&extent, &stride)| {
         end.checked_add(extent.saturating_sub(1).checked_mul(stride)?)
@@ -244,11 +239,11 @@ pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option
         let itemsize = x.dtype().size_bytes();
         let needed = last.and_then(|last| last.checked_add(1)?.checked_mul(itemsize));
         let needed = needed.map_or_else(|| "more than 2⁶⁴".to_owned(), |bytes| bytes.to_string());
-        return Err(Error::invalid(format!(
+        refuse!(
             "setStorage: sizes {size:?}, strides {stride:?}, storage offset {offset}, and itemsize {itemsize} requiring a storage size of \
              {needed} are out of bounds for storage of size {}",
             available * itemsize
-        )));
+        );
     }
     let layout = Layout::new(&shape, &strides, offset)?;
     Ok(strided(x, layout))
@@ -277,9 +272,7 @@ fn resize(call: &Call<'_>, shape: &[usize]) -> Result<Tensors> {
 
 pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
     let (first, second) = (wrap(dim1, x.rank())?, wrap(dim2, x.rank())?);
-    if first == second {
-        return Err(Error::invalid(format!("diagonal dimensions cannot be identical {dim1}, {dim2}")));
-    }
+    refuse_if!(first == second, "diagonal dimensions cannot be identical {dim1}, {dim2}");
     let [rows, columns] = [first, second].map(|dim| x.shape()[dim]);
     let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
     let length = (rows as u64).saturating_sub(down).min((columns as u64).saturating_sub(right)) as usize;
@@ -298,20 +291,17 @@ pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<
 
 fn permute(call: &Call<'_>) -> Result<Tensor> {
     let (x, dims) = (call.tensor(0), call.ints(1));
-    if dims.len() != x.rank() {
-        return Err(Error::invalid(format!(
-            "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering of \
-             dimensions i.e. input.dim() = {} is not equal to len(dims) = {}",
-            x.rank(),
-            dims.len()
-        )));
-    }
+    refuse_if!(
+        dims.len() != x.rank(),
+        "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering of \
+         dimensions i.e. input.dim() = {} is not equal to len(dims) = {}",
+        x.rank(),
+        dims.len()
+    );
     let mut order = Shape::new();
     for &dim in &dims {
         let dim = wrap(dim, x.rank())?;
-        if order.contains(&dim) {
-            return Err(Error::invalid("permute(): duplicate dims are not allowed."));
-        }
+        refuse_if!(order.contains(&dim), "permute(): duplicate dims are not allowed.");
         order.push(dim);
     }
     x.permute(&order)
@@ -344,9 +334,7 @@ pub(super) fn slice(
 ) -> Result<Tensor> {
     check_has_dimensions(x, "slice() cannot be applied to a 0-dim tensor.")?;
     let dim = wrap(dim, x.rank())?;
-    if step <= 0 {
-        return Err(Error::invalid("slice step must be positive"));
-    }
+    refuse_if!(step <= 0, "slice step must be positive");
     let extent = x.shape()[dim] as i64;
     let counted = |place: i64| if place < 0 { place + extent } else { place };
     let start = counted(start.unwrap_or(0)).clamp(0, extent);
@@ -366,9 +354,7 @@ fn narrow(call: &Call<'_>) -> Result<Tensor> {
     let (x, start, length) = (call.tensor(0), call.int(2), call.int(3));
     check_has_dimensions(x, "narrow() cannot be applied to a 0-dim tensor.")?;
     let dim = wrap(call.int(1), x.rank())?;
-    if length < 0 {
-        return Err(Error::invalid("narrow(): length must be non-negative."));
-    }
+    refuse_if!(length < 0, "narrow(): length must be non-negative.");
     let extent = x.shape()[dim] as i64;
     if !(-extent..=extent).contains(&start) {
         return Err(Error::index(format!(
@@ -378,9 +364,7 @@ fn narrow(call: &Call<'_>) -> Result<Tensor> {
     }
     let start = if start < 0 { start + extent } else { start };
     if length > extent - start {
-        return Err(Error::invalid(format!(
-            "start ({start}) + length ({length}) exceeds dimension size ({extent})."
-        )));
+        refuse!("start ({start}) + length ({length}) exceeds dimension size ({extent}).");
     }
     x.narrow(dim as i64, start as usize, length as usize)
 }
@@ -413,16 +397,12 @@ pub(super) fn split(call: &Call<'_>) -> Result<Tensors> {
     let (x, size) = (call.tensor(0), call.int(1));
     check_has_dimensions(x, "split expects at least a 1-dimensional tensor")?;
     let Ok(size) = usize::try_from(size) else {
-        return Err(Error::invalid(format!(
-            "split expects split_size be non-negative, but got split_size={size}"
-        )));
+        refuse!("split expects split_size be non-negative, but got split_size={size}");
     };
     let dim = wrap(call.int(2), x.rank())?;
     let extent = x.shape()[dim];
     if size == 0 && extent > 0 {
-        return Err(Error::invalid(format!(
-            "split_size can only be 0 if dimension size is 0, but got dimension size of {extent}"
-        )));
+        refuse!("split_size can only be 0 if dimension size is 0, but got dimension size of {extent}");
     }
     parts(x, dim, even(extent, size)?)
 }
@@ -434,27 +414,24 @@ fn split_with_sizes(call: &Call<'_>) -> Result<Tensors> {
     let lengths: std::result::Result<Vec<usize>, _> =
         sizes.iter().map(|&size| usize::try_from(size)).collect();
     let Ok(lengths) = lengths else {
-        return Err(Error::invalid(format!(
+        refuse!(
             "split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={sizes:?}"
-        )));
+        );
     };
     let sum = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
-    if sum != Some(x.shape()[dim]) {
-        return Err(Error::invalid(format!(
-            "split_with_sizes expects split_sizes to sum exactly to {} (input tensor's size at dimension {dim}), but got \
-             split_sizes={sizes:?}",
-            x.shape()[dim]
-        )));
-    }
+    refuse_if!(
+        sum != Some(x.shape()[dim]),
+        "split_with_sizes expects split_sizes to sum exactly to {} (input tensor's size at dimension {dim}), but got \
+         split_sizes={sizes:?}",
+        x.shape()[dim]
+    );
     parts(x, dim, lengths)
 }
 
 pub(super) fn chunk(call: &Call<'_>) -> Result<Tensors> {
     let (x, chunks) = (call.tensor(0), call.int(1));
     check_has_dimensions(x, "chunk expects at least a 1-dimensional tensor")?;
-    if chunks <= 0 {
-        return Err(Error::invalid(format!("chunk expects `chunks` to be greater than 0, got: {chunks}")));
-    }
+    refuse_if!(chunks <= 0, "chunk expects `chunks` to be greater than 0, got: {chunks}");
     let dim = wrap(call.int(2), x.rank())?;
     let extent = x.shape()[dim];
     if extent == 0 {
@@ -484,12 +461,11 @@ fn view_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
     };
     // Tensors of PyTorch are always aligned; memory of another library may not be.
     let address = x.pointer().address();
-    if x.elements() > 0 && !address.is_multiple_of(to as u64) && to > from {
-        return Err(Error::invalid(format!(
-            "the address {address:#x} is not a multiple of the {to} bytes of {}: clone the tensor before it is viewed",
-            named(dtype)
-        )));
-    }
+    refuse_if!(
+        x.elements() > 0 && !address.is_multiple_of(to as u64) && to > from,
+        "the address {address:#x} is not a multiple of the {to} bytes of {}: clone the tensor before it is viewed",
+        named(dtype)
+    );
     Ok(x.view_of_dtype(layout, dtype))
 }
 
@@ -500,7 +476,7 @@ fn layout_of_dtype(x: &Tensor, dtype: DType) -> Result<Layout> {
     let (Some((&last, outer)), Some((&step, strides))) =
         (layout.shape().split_last(), layout.strides().split_last())
     else {
-        return Err(Error::invalid(format!("self.dim() cannot be 0 {as_that}")));
+        refuse!("self.dim() cannot be 0 {as_that}");
     };
     let is_longer = x.dtype().size_bytes() > dtype.size_bytes();
     let ratio = match is_longer {
@@ -509,19 +485,13 @@ fn layout_of_dtype(x: &Tensor, dtype: DType) -> Result<Layout> {
     };
     let check = |name: &str, number: usize| match is_longer || number.is_multiple_of(ratio) {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "self.{name} must be divisible by {ratio} {as_that}, but got {number}"
-        ))),
+        false => Err(invalid!("self.{name} must be divisible by {ratio} {as_that}, but got {number}")),
     };
     check("size(-1)", last)?;
     check("storage_offset()", layout.offset())?;
-    if step != 1 {
-        return Err(Error::invalid(format!("self.stride(-1) must be 1 {as_that}, but got {step}")));
-    }
+    refuse_if!(step != 1, "self.stride(-1) must be 1 {as_that}, but got {step}");
     let scaled = |number: usize| match is_longer {
-        true => number
-            .checked_mul(ratio)
-            .ok_or_else(|| Error::invalid(format!("a stride is too large {as_that}"))),
+        true => number.checked_mul(ratio).ok_or_else(|| invalid!("a stride is too large {as_that}")),
         false => Ok(number / ratio),
     };
     let mut shape: Shape = outer.into();
@@ -538,9 +508,7 @@ fn layout_of_dtype(x: &Tensor, dtype: DType) -> Result<Layout> {
 fn flatten(call: &Call<'_>) -> Result<Tensor> {
     let x = call.tensor(0);
     let [start, end] = [wrap(call.int(1), x.rank())?, wrap(call.int(2), x.rank())?];
-    if start > end {
-        return Err(Error::invalid("flatten() has invalid args: start_dim cannot come after end_dim"));
-    }
+    refuse_if!(start > end, "flatten() has invalid args: start_dim cannot come after end_dim");
     if x.rank() == 0 {
         return x.reshape(&[1]);
     }
@@ -554,14 +522,12 @@ fn unflatten(call: &Call<'_>) -> Result<Tensor> {
     let (x, sizes) = (call.tensor(0), call.ints(2));
     let dim = wrap(call.int(1), x.rank())?;
     check_has_dimensions(x, "unflatten: the tensor has no dimension to take apart")?;
-    if sizes.is_empty() {
-        return Err(Error::invalid("unflatten: sizes must be non-empty"));
-    }
+    refuse_if!(sizes.is_empty(), "unflatten: sizes must be non-empty");
     let extent = x.shape()[dim];
     let inner = inferred(&sizes, extent).map_err(|_| {
-        Error::invalid(format!(
+        invalid!(
             "unflatten: Provided sizes {sizes:?} don't multiply up to the size of dim {dim} ({extent}) in the input tensor"
-        ))
+        )
     })?;
     let outer = x.shape();
     let shape: Shape =
@@ -570,15 +536,14 @@ fn unflatten(call: &Call<'_>) -> Result<Tensor> {
 }
 
 pub(super) fn movedim(x: &Tensor, source: &[i64], destination: &[i64]) -> Result<Tensor> {
-    if source.len() != destination.len() {
-        return Err(Error::invalid(format!(
-            "movedim: Invalid source or destination dims: source ({source:?} dims) should contain the same number of dims as \
-             destination ({destination:?} dims)"
-        )));
-    }
+    refuse_if!(
+        source.len() != destination.len(),
+        "movedim: Invalid source or destination dims: source ({source:?} dims) should contain the same number of dims as \
+         destination ({destination:?} dims)"
+    );
     let repeats = |which: &str, dims: &[i64]| {
         wrap_all(dims, x.rank()).map_err(|error| match error.to_string().contains("multiple times") {
-            true => Error::invalid(format!("movedim: repeated dim in `{which}` ({dims:?})")),
+            true => invalid!("movedim: repeated dim in `{which}` ({dims:?})"),
             false => error,
         })
     };
@@ -667,8 +632,8 @@ pub(super) fn made_like(
 pub(super) fn check_options(layout: Option<i64>, pin_memory: Option<bool>) -> Result<()> {
     match (layout, pin_memory) {
         (None | Some(0), None | Some(false)) => Ok(()),
-        (None | Some(0), _) => Err(Error::invalid("Only dense CPU tensors can be pinned")),
-        _ => Err(Error::invalid("only strided tensors exist; leave the layout out")),
+        (None | Some(0), _) => Err(invalid!("Only dense CPU tensors can be pinned")),
+        _ => Err(invalid!("only strided tensors exist; leave the layout out")),
     }
 }
 

@@ -5,7 +5,7 @@ use super::view::{as_strided, diagonal, select, slice};
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 operators! {
     /// Returns a copy of all elements.
@@ -91,14 +91,12 @@ operators! {
 fn check_part(call: &Call<'_>) -> Result<()> {
     let (shape, dim, start, length) = (call.tensor(0).shape(), call.int(1), call.int(2), call.int(3));
     if dim >= shape.len() as i64 && !shape.is_empty() {
-        return Err(Error::invalid(
-            "Expected dim < static_cast<int64_t>(self_sizes.size()) to be true, but got false.",
-        ));
+        refuse!("Expected dim < static_cast<int64_t>(self_sizes.size()) to be true, but got false.");
     }
     match usize::try_from(dim).ok().and_then(|dim| shape.get(dim)) {
-        Some(extent) if length < 0 => Err(Error::invalid(format!(
-            "start ({start}) + length ({length}) exceeds dimension size ({extent})."
-        ))),
+        Some(extent) if length < 0 => {
+            Err(invalid!("start ({start}) + length ({length}) exceeds dimension size ({extent})."))
+        }
         _ => Ok(()),
     }
 }
@@ -114,13 +112,12 @@ fn with_part(call: &Call<'_>, part: impl Fn(&Tensor) -> Result<Tensor>) -> Resul
     let (x, source) = (call.tensor(0), call.tensor(1));
     let whole = x.copied(call.label.location)?;
     let part = part(&whole)?;
-    if part.shape() != source.shape() {
-        return Err(Error::invalid(format!(
-            "expected src to have a size equal to the slice of self. src size = {:?}, slice size = {:?}",
-            source.shape(),
-            part.shape()
-        )));
-    }
+    refuse_if!(
+        part.shape() != source.shape(),
+        "expected src to have a size equal to the slice of self. src size = {:?}, slice size = {:?}",
+        source.shape(),
+        part.shape()
+    );
     part.copy_(source)?;
     Ok(single(whole))
 }

@@ -1,7 +1,7 @@
 //! Windows over images of one, two or three axes: columns, convolutions.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result, if_supported};
+use thalweg_runtime::{Error, Result, if_supported, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
@@ -57,18 +57,16 @@ operators! {
 /// Returns numbers per axis as the last of three; the others are `rest`. A single number applies to every axis.
 pub(super) fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Result<PerAxis> {
     if list.len() != axes && list.len() != 1 {
-        return Err(Error::invalid(format!(
-            "{name} must either be a single int, or a tuple of {axes} ints, not {list:?}"
-        )));
+        refuse!("{name} must either be a single int, or a tuple of {axes} ints, not {list:?}");
     }
     let mut numbers = [rest; 3];
     for axis in 0..axes {
         let number = list[if list.len() == 1 { 0 } else { axis }];
         // Half of the range, so that sums of a few stay inside it.
-        numbers[3 - axes + axis] =
-            usize::try_from(number).ok().filter(|&number| number <= isize::MAX as usize / 4).ok_or_else(
-                || Error::invalid(format!("{name} must be at least 0 and below 2⁶¹, not {number}")),
-            )?;
+        numbers[3 - axes + axis] = usize::try_from(number)
+            .ok()
+            .filter(|&number| number <= isize::MAX as usize / 4)
+            .ok_or_else(|| invalid!("{name} must be at least 0 and below 2⁶¹, not {number}"))?;
     }
     Ok(numbers)
 }
@@ -83,7 +81,7 @@ pub(super) fn extents_of(shape: &[usize], axes: usize) -> PerAxis {
 /// Refuses empty windows, and a stride of 0.
 pub(super) fn check_positive(numbers: [PerAxis; 3]) -> Result<()> {
     match ["kernel size", "stride", "dilation"].iter().zip(numbers).find(|(_, list)| list.contains(&0)) {
-        Some((name, _)) => Err(Error::invalid(format!("{name} must be greater than zero, but got 0"))),
+        Some((name, _)) => Err(invalid!("{name} must be greater than zero, but got 0")),
         None => Ok(()),
     }
 }
@@ -106,11 +104,11 @@ pub(super) fn strided(
             let joined = |number: &dyn Fn(usize) -> u128| {
                 (3 - axes..3).map(|axis| number(axis).to_string()).collect::<Vec<_>>().join(" x ")
             };
-            return Err(Error::invalid(format!(
+            refuse!(
                 "Calculated padded input size per channel: ({}). Kernel size: ({}). Kernel size can't be greater than actual input size",
                 joined(&|axis| extents[axis] as u128 + 2 * padding[axis] as u128),
                 joined(&|axis| dilation[axis] as u128 * (kernel[axis] as u128 - 1) + 1)
-            )));
+            );
         };
         let rounded = room / stride[axis];
         // The last window begins inside the image or the padding before it.
@@ -133,9 +131,7 @@ impl Columns {
     /// Returns the windows of a call of `thalweg::unfold` over an image of this shape.
     fn of(call: &impl Arguments, shape: &[usize]) -> Result<Self> {
         let Some(axes) = shape.len().checked_sub(2).filter(|axes| (1..=3).contains(axes)) else {
-            return Err(Error::invalid(format!(
-                "images are (batch, channels, …) of 1 to 3 axes, not {shape:?}"
-            )));
+            refuse!("images are (batch, channels, …) of 1 to 3 axes, not {shape:?}");
         };
         let numbers = |name: &str, place: usize, rest| per_axis(name, &call.ints(place), axes, rest);
         let kernel = numbers("kernel_size", 1, 1)?;
@@ -148,9 +144,7 @@ impl Columns {
     fn folded(call: &impl Arguments, shape: &[usize]) -> Result<(Self, Shape)> {
         let output = call.ints(1);
         let axes = output.len();
-        if !(1..=3).contains(&axes) {
-            return Err(Error::invalid(format!("images have 1 to 3 axes, not {output:?}")));
-        }
+        refuse_if!(!(1..=3).contains(&axes), "images have 1 to 3 axes, not {output:?}");
         let numbers = |name: &str, place: usize, rest| per_axis(name, &call.ints(place), axes, rest);
         let extents = numbers("output_size", 1, 1)?;
         let list = [
@@ -162,7 +156,7 @@ impl Columns {
         let mut geometry = strided(extents, list, axes, false)?;
         let windows = numbers("windows", 6, 1)?;
         if (0..3).any(|axis| windows[axis] > geometry.windows[axis]) {
-            return Err(Error::invalid(format!("{windows:?} windows do not fit into {extents:?}")));
+            refuse!("{windows:?} windows do not fit into {extents:?}");
         }
         geometry.windows = windows;
         let places = geometry.places()?;
@@ -173,10 +167,10 @@ impl Columns {
                     [batch, channels].into_iter().chain(extents[3 - axes..].iter().copied()).collect();
                 Ok((Self { geometry, batch, channels }, shape))
             }
-            _ => Err(Error::invalid(format!(
+            _ => Err(invalid!(
                 "columns of shape {shape:?} are not (batch, channels · {places}, {})",
                 geometry.window_count()?
-            ))),
+            )),
         }
     }
 
@@ -276,11 +270,11 @@ pub(super) fn in_batch(x: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
     match rank.checked_sub(x.rank()) {
         Some(0) => Ok((x.clone(), false)),
         Some(1) => Ok((x.unsqueeze(0)?, true)),
-        _ => Err(Error::invalid(format!(
+        _ => Err(invalid!(
             "Expected {}D or {rank}D (batch mode) tensor, but got input of size: {:?}",
             rank - 1,
             x.shape()
-        ))),
+        )),
     }
 }
 
@@ -341,12 +335,12 @@ impl Convolution {
     fn in_batch(&self, input: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
         in_batch(input, rank).map_err(|_| {
             let name = if self.output_padding.is_some() { "conv_transpose" } else { "conv" };
-            Error::invalid(format!(
+            invalid!(
                 "Expected {}D (unbatched) or {rank}D (batched) input to {name}{}d, but got input of size: {:?}",
                 rank - 1,
                 rank - 2,
                 input.shape()
-            ))
+            )
         })
     }
 
@@ -354,12 +348,11 @@ impl Convolution {
     fn run(&self, call: &Call<'_>) -> Result<Tensors> {
         let (input, weight, bias) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
         let rank = weight.rank();
-        if !(3..=5).contains(&rank) {
-            return Err(Error::invalid(format!(
-                "weight should have at least three dimensions, and at most five, but has shape {:?}",
-                weight.shape()
-            )));
-        }
+        refuse_if!(
+            !(3..=5).contains(&rank),
+            "weight should have at least three dimensions, and at most five, but has shape {:?}",
+            weight.shape()
+        );
         self.check_signs()?;
         let (input, made) = self.in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
@@ -466,7 +459,7 @@ impl Convolution {
             (&self.dilation, 1, "dilation should be greater than zero"),
         ];
         match rules.iter().find(|(list, least, _)| list.iter().any(|number| number < least)) {
-            Some((list, _, why)) => Err(Error::invalid(format!("{why}, but got {list:?}"))),
+            Some((list, _, why)) => Err(invalid!("{why}, but got {list:?}")),
             None => Ok(()),
         }
     }
@@ -586,20 +579,17 @@ impl Convolution {
         let mut output = Ints::new();
         for axis in 3 - axes..3 {
             if extra[axis] >= stride[axis].max(dilation[axis]) {
-                return Err(Error::invalid(
-                    "output padding must be smaller than either stride or dilation, but got more",
-                ));
+                refuse!("output padding must be smaller than either stride or dilation, but got more");
             }
             let extent = (windows[axis] as i128 - 1) * stride[axis] as i128 - 2 * padding[axis] as i128
                 + dilation[axis] as i128 * (kernels[axis] as i128 - 1)
                 + extra[axis] as i128
                 + 1;
-            if extent < 1 || extent > i128::from(i64::MAX / 8) {
-                return Err(Error::invalid(format!(
-                    "Given input size per channel: {:?}. Calculated output size per channel: ({extent}). Output size is too small",
-                    &windows[3 - axes..]
-                )));
-            }
+            refuse_if!(
+                extent < 1 || extent > i128::from(i64::MAX / 8),
+                "Given input size per channel: {:?}. Calculated output size per channel: ({extent}). Output size is too small",
+                &windows[3 - axes..]
+            );
             output.push(extent as i64);
         }
         Ok(output)
@@ -633,17 +623,16 @@ impl Convolution {
 fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
     let (gradient, input, weight) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let Argument::Bools(&[of_input, of_weight, of_bias]) = call.argument(10) else {
-        return Err(Error::invalid("output_mask has three truth values: for input, weight and bias"));
+        refuse!("output_mask has three truth values: for input, weight and bias");
     };
     let rank = weight.rank();
-    if !(3..=5).contains(&rank) || input.rank() != rank || gradient.rank() != rank {
-        return Err(Error::invalid(format!(
-            "convolution_backward: gradient {:?}, input {:?} and weight {:?} must have 1 to 3 axes behind batch and channels",
-            gradient.shape(),
-            input.shape(),
-            weight.shape()
-        )));
-    }
+    refuse_if!(
+        !(3..=5).contains(&rank) || input.rank() != rank || gradient.rank() != rank,
+        "convolution_backward: gradient {:?}, input {:?} and weight {:?} must have 1 to 3 axes behind batch and channels",
+        gradient.shape(),
+        input.shape(),
+        weight.shape()
+    );
     let [stride, padding, dilation] = [4, 5, 6].map(|place| call.ints(place));
     let is_transposed = call.bool(7);
     let output_padding = is_transposed.then(|| call.ints(8));
@@ -720,14 +709,13 @@ impl Convolution {
         let (batch, outer) = (points.shape()[0], weight.shape()[0]);
         let rows: usize = weight.shape()[1..].iter().product();
         let count: usize = points.shape()[2..].iter().product();
-        if columns.shape() != [batch, groups * rows, count] || points.shape()[1] != outer {
-            return Err(Error::invalid(format!(
-                "convolution_backward: a gradient {:?} is not that of an input {:?} with a weight {:?}",
-                gradient.shape(),
-                input.shape(),
-                weight.shape()
-            )));
-        }
+        refuse_if!(
+            columns.shape() != [batch, groups * rows, count] || points.shape()[1] != outer,
+            "convolution_backward: a gradient {:?} is not that of an input {:?} with a weight {:?}",
+            gradient.shape(),
+            input.shape(),
+            weight.shape()
+        );
         let columns = columns.reshape(&[batch, groups, rows, count])?;
         let points = points.reshape(&[batch, groups, outer / groups, count])?;
         points.matmul(&columns.transpose(2, 3)?)?.sum(&[0], false)?.reshape(weight.shape())

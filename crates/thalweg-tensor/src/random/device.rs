@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, bf16, element_count, f16};
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::graph::Upkeep;
-use thalweg_runtime::{Device, Error, Label, Result, STREAMS_PER_PRIORITY, Stream};
+use thalweg_runtime::{Device, Error, Label, Result, STREAMS_PER_PRIORITY, Stream, refuse, refuse_if};
 
 use super::{check_normal, check_uniform};
 use crate::autograd::{no_grad, set_inference_mode};
@@ -184,9 +184,7 @@ impl DeviceGenerator {
     pub fn set_state(&self, seed: u64, offset: u64) -> Result<()> {
         let _entered = enter(Location::caller());
         if !offset.is_multiple_of(WORDS as u64) {
-            return Err(Error::invalid(format!(
-                "the offset {offset} of a generator is not a multiple of {WORDS}"
-            )));
+            refuse!("the offset {offset} of a generator is not a multiple of {WORDS}");
         }
         let _order = self.ordered()?;
         let device = self.device();
@@ -252,7 +250,7 @@ impl DeviceGenerator {
     pub fn bernoulli(&self, shape: &[usize], probability: f64, dtype: DType) -> Result<Tensor> {
         creating("bernoulli", (shape, dtype, self.device()), Location::caller(), || {
             if !(0.0..=1.0).contains(&probability) {
-                return Err(Error::invalid(format!("the probability {probability} is not between 0 and 1")));
+                refuse!("the probability {probability} is not between 0 and 1");
             }
             self.draw(
                 built_in!("thalweg::bernoulli")?,
@@ -283,7 +281,7 @@ impl DeviceGenerator {
             return self.draw_floats(operator, &parts, numbers, dtype.real())?.view_as_complex();
         }
         if !dtype.is_floating_point() || dtype.is_float8() {
-            return Err(Error::invalid(format!("random numbers are drawn as floats, not as {dtype}")));
+            refuse!("random numbers are drawn as floats, not as {dtype}");
         }
         self.draw(operator, shape, Numbers::of(&numbers.map(Scalar::F64)), dtype)
     }
@@ -312,13 +310,12 @@ impl DeviceGenerator {
     #[track_caller]
     pub fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
         let is_probability = probability > 0.0 && probability <= 1.0;
-        if !is_probability || !input.dtype().is_floating_point() {
-            return Err(Error::invalid(format!(
-                "dropout: the probability {probability} to keep an element must be above 0 and at most 1, and the tensor of \
-                 floats, not {}",
-                input.dtype()
-            )));
-        }
+        refuse_if!(
+            !is_probability || !input.dtype().is_floating_point(),
+            "dropout: the probability {probability} to keep an element must be above 0 and at most 1, and the tensor of \
+             floats, not {}",
+            input.dtype()
+        );
         if input.elements() == 0 {
             return Ok(input.clone());
         }

@@ -11,7 +11,8 @@ use thalweg_ir::DType;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
     DevicePointer, Error, RecurrentCall, RecurrentKind, RecurrentMemory, RecurrentPart, RecurrentPass,
-    RecurrentShape, RecurrentStates, Result, Stream, element_format, if_supported,
+    RecurrentShape, RecurrentStates, Result, Stream, element_format, if_supported, invalid, refuse,
+    refuse_if,
 };
 
 use super::{LayerWeights, Network, states, steps};
@@ -39,7 +40,7 @@ pub(crate) fn kind_of(number: i64) -> Result<RecurrentKind> {
         1 => Ok(RecurrentKind::Tanh),
         2 => Ok(RecurrentKind::LongShortTerm),
         3 => Ok(RecurrentKind::Gated),
-        _ => Err(Error::invalid(format!("unknown mode {number} of a recurrent network: it is 0 to 3"))),
+        _ => Err(invalid!("unknown mode {number} of a recurrent network: it is 0 to 3")),
     }
 }
 
@@ -252,8 +253,7 @@ fn described(call: &impl Arguments, dtype: DType, inputs: usize) -> Result<Recur
         bidirectional: call.bool(8),
         has_biases: call.bool(9),
         lengths: lengths.iter().map(|&length| u32::try_from(length).unwrap_or(0)).collect(),
-        format: element_format(dtype)
-            .ok_or_else(|| Error::invalid(format!("a recurrent network of {dtype}")))?,
+        format: element_format(dtype).ok_or_else(|| invalid!("a recurrent network of {dtype}"))?,
         allow_tf32: cudnn::allow_tf32(),
     })
 }
@@ -280,7 +280,7 @@ fn checked(
     cell: Option<&Tensor>,
 ) -> Result<RecurrentMemory> {
     if let Some(fault) = shape.fault() {
-        return Err(Error::invalid(format!("{}: {fault}", name(shape.kind))));
+        refuse!("{}: {fault}", name(shape.kind));
     }
     let memory = stream.recurrent_memory(shape)?;
     let [of_input, _, of_hidden, of_cell] = shape.elements();
@@ -292,12 +292,11 @@ fn checked(
     });
     let is_cell = cell.is_some() == shape.kind.has_cell()
         && cell.is_none_or(|cell| cell.elements() as u64 == of_cell && cell.dtype() == input.dtype());
-    if !agree || !is_cell {
-        return Err(Error::invalid(format!(
-            "{}: an input {input:?}, weights {weights:?} and states {hidden:?}, {cell:?} do not fit a network of {shape:?}",
-            name(shape.kind)
-        )));
-    }
+    refuse_if!(
+        !agree || !is_cell,
+        "{}: an input {input:?}, weights {weights:?} and states {hidden:?}, {cell:?} do not fit a network of {shape:?}",
+        name(shape.kind)
+    );
     Ok(memory)
 }
 
@@ -410,7 +409,7 @@ pub(crate) fn gradients(
 ) -> Result<([Option<Tensor>; 3], Vec<Tensor>)> {
     let first: Vec<Tensor> = [kept.hidden].into_iter().chain(kept.cell).cloned().collect();
     let shape = shape_of(network, kept.input, &first, batch_sizes).ok_or_else(|| {
-        Error::invalid(format!("the library does not support {:?} with these weights and states", kept.input))
+        invalid!("the library does not support {:?} with these weights and states", kept.input)
     })?;
     let [input, weights, hidden, cell] = backward(&shape, kept, output, last, wants_weights, label)?;
     let mut parts = Vec::new();

@@ -11,7 +11,7 @@ pub(crate) mod steps;
 pub use steps::{of_input, step};
 use thalweg_ir::DType;
 pub use thalweg_runtime::RecurrentKind;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 
 use crate::autocast;
 use crate::tensor::Tensor;
@@ -81,9 +81,7 @@ impl Network<'_> {
         let directions = self.directions();
         if self.weights.is_empty() || !self.weights.len().is_multiple_of(directions) {
             let count = self.weights.len();
-            return Err(Error::invalid(format!(
-                "weights of {count} layers and directions, of {directions} each"
-            )));
+            refuse!("weights of {count} layers and directions, of {directions} each");
         }
         let input = lowered(input)?;
         let first = first.iter().map(lowered).collect::<Result<Vec<_>>>()?;

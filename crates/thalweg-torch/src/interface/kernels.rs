@@ -5,18 +5,11 @@ use std::ffi::{c_char, c_void};
 use super::{Write, give, on};
 use crate::allocator::Allocator;
 use crate::kernels;
-use crate::status::{Status, text_of};
+use crate::status::text_of;
 
-/// Registers kernels.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_enable_kernels(
-    allocator: Option<&Allocator>,
-    folder: *const c_char,
-    key: *const c_char,
-    operators: *const c_char,
-    everywhere: u8,
-) -> Status {
-    on("thalweg_enable_kernels", allocator, |allocator| {
+exports! {
+    /// Registers kernels.
+    on(allocator) thalweg_enable_kernels(folder: *const c_char, key: *const c_char, operators: *const c_char, everywhere: u8) {
         // SAFETY: the header requires texts, and that the allocator is not closed any more.
         unsafe {
             let (folder, key) = (text_of("folder", folder)?, text_of("key", key)?);
@@ -24,28 +17,18 @@ pub unsafe extern "C" fn thalweg_enable_kernels(
             let allocator: &'static Allocator = &*std::ptr::from_ref(allocator);
             kernels::enable(allocator, folder, key, operators, everywhere != 0)
         }
-    })
-}
+    }
 
-/// Unregisters kernels.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_disable_kernels(allocator: Option<&Allocator>) -> Status {
-    on("thalweg_disable_kernels", allocator, |_| {
+    /// Unregisters kernels.
+    on(_) thalweg_disable_kernels() {
         kernels::disable();
         Ok(())
-    })
-}
+    }
 
-/// Writes the table of kernels.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_kernels(
-    allocator: Option<&Allocator>,
-    write: Write,
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_kernels", allocator, |_| {
+    /// Writes the table of kernels.
+    on(_) thalweg_kernels(write: Write, user: *mut c_void) {
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, kernels::report().as_bytes()) };
         Ok(())
-    })
+    }
 }

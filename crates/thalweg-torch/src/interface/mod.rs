@@ -13,6 +13,29 @@
     reason = "what each function asks of its caller is said once, for C, in the header"
 )]
 
+/// Defines exported functions: `on(allocator) name(arguments) { … }`, where the body runs by [`on`], or a function like it, on the
+/// allocator that the exported function takes first.
+macro_rules! exports {
+    ($($(#[$doc:meta])* $on:ident($($seen:tt)*) $name:ident($($argument:ident: $type:ty),*) $body:block)*) => {
+        $(
+            $(#[$doc])*
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(
+                allocator: Option<&$crate::allocator::Allocator>
+                $(, $argument: $type)*
+            ) -> $crate::status::Status {
+                exports!(@$on stringify!($name), allocator, ($($seen)*) [$($argument)*] $body)
+            }
+        )*
+    };
+    (@with_device $name:expr, $allocator:ident, ($($seen:tt)*) [$device:ident $($argument:ident)*] $body:block) => {
+        with_device($name, $allocator, $device, |$($seen)*| $body)
+    };
+    (@$on:ident $name:expr, $allocator:ident, ($($seen:tt)*) $arguments:tt $body:block) => {
+        $on($name, $allocator, |$($seen)*| $body)
+    };
+}
+
 mod kernels;
 mod memory;
 mod pools;
@@ -38,6 +61,7 @@ use std::sync::Arc;
 use crate::allocator::{Allocator, Source};
 use crate::sanitizer::Sanitizer;
 use crate::status::{Error, Result, Status, answer, last_message, text_of};
+use thalweg_runtime::{invalid, refuse, refuse_if};
 
 /// `THALWEG_ABI_VERSION`: incremented whenever the meaning of a part of the header changes.
 pub const ABI_VERSION: u32 = 2;
@@ -104,7 +128,7 @@ fn run(
     forked: impl FnOnce() -> Result<()>,
 ) -> Status {
     answer(call, || {
-        let allocator = allocator.ok_or_else(|| Error::invalid(format!("{call} was given no allocator")))?;
+        let allocator = allocator.ok_or_else(|| invalid!("{call} was given no allocator"))?;
         if allocator.is_forked() { forked() } else { body(allocator) }
     })
 }
@@ -115,9 +139,7 @@ fn run(
 /// `place` is null or can be written to.
 #[inline]
 pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
-    if place.is_null() {
-        return Err(Error::invalid("the place for the result is a null pointer"));
-    }
+    refuse_if!(place.is_null(), "the place for the result is a null pointer");
     // SAFETY: the caller's promise.
     unsafe { place.write(value) };
     Ok(())
@@ -166,14 +188,12 @@ pub unsafe extern "C" fn thalweg_open(
             "cuda+sanitizer" => Source::Sanitized(Arc::new(Sanitizer::cuda())),
             "sim+sanitizer" => Source::Sanitized(Arc::new(Sanitizer::sim())),
             other => {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "there are no devices of kind '{other}': `cuda` or `sim`, or one of them with `+sanitizer` behind it"
-                )));
+                );
             }
         };
-        if allocator.is_null() {
-            return Err(Error::invalid("the place for the allocator is a null pointer"));
-        }
+        refuse_if!(allocator.is_null(), "the place for the allocator is a null pointer");
         let opened = Box::into_raw(Box::new(Allocator::new(source, settings)?));
         // SAFETY: the header requires a place.
         unsafe { put(allocator, opened) }

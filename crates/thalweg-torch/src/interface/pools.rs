@@ -9,6 +9,7 @@ use super::{User, on, on_unless_forked, put};
 use crate::allocator::Allocator;
 use crate::open_device::{CallerSource, Checkpoint, OpenDevice};
 use crate::status::{Error, Result, Status};
+use thalweg_runtime::{invalid, refuse_if};
 
 /// `thalweg_segment_source`: the source of a pool's segments.
 #[derive(Clone, Copy, Debug)]
@@ -38,72 +39,38 @@ fn source_of(device: &Arc<OpenDevice>, source: SegmentSourceC) -> Arc<dyn Segmen
     })
 }
 
-/// Makes a pool, or adds a reference to it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_pool_retain(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-    source: *const SegmentSourceC,
-) -> Status {
-    on("thalweg_pool_retain", allocator, |allocator| {
+exports! {
+    /// Makes a pool, or adds a reference to it.
+    on(allocator) thalweg_pool_retain(device: i32, first: u64, second: u64, source: *const SegmentSourceC) {
         allocator.with_device(device, |device| {
             // SAFETY: the header requires null or a whole source.
             let source = unsafe { source.as_ref() }.map(|source| source_of(device, *source));
             device.pools.retain(device.allocator(), (first, second), source).map(|_| ())
         })
-    })
-}
+    }
 
-/// Returns whether a pool's memory may be used when memory is short.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-    value: u8,
-) -> Status {
-    on_unless_forked("thalweg_pool_set_use_on_oom", allocator, |allocator| {
+    /// Returns whether a pool's memory may be used when memory is short.
+    on_unless_forked(allocator) thalweg_pool_set_use_on_oom(device: i32, first: u64, second: u64, value: u8) {
         allocator.with_device(device, |device| {
             let pool = device.pools.id((first, second))?;
             Ok(device.allocator().set_pool_use_on_oom(pool, value != 0)?)
         })
-    })
-}
+    }
 
-/// Returns whether a pool's blocks are never split.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_pool_set_no_split(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-    value: u8,
-) -> Status {
-    with_device("thalweg_pool_set_no_split", allocator, device, |_, device| {
+    /// Returns whether a pool's blocks are never split.
+    with_device(_, device) thalweg_pool_set_no_split(device: i32, first: u64, second: u64, value: u8) {
         let pool = device.pools.id((first, second))?;
         Ok(device.allocator().set_pool_no_split(pool, value != 0)?)
-    })
-}
+    }
 
-/// Returns the number of references to a pool.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_pool_use_count(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-    count: *mut u64,
-) -> Status {
-    on("thalweg_pool_use_count", allocator, |allocator| {
+    /// Returns the number of references to a pool.
+    on(allocator) thalweg_pool_use_count(device: i32, first: u64, second: u64, count: *mut u64) {
         let found = allocator
             .opened(device)
             .map_or(0, |device| device.pools.use_count(device.allocator(), (first, second)));
         // SAFETY: the header requires a place.
         unsafe { put(count, found as u64) }
-    })
+    }
 }
 
 /// Starts to route requests to a pool.
@@ -132,19 +99,15 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
     })
 }
 
-/// Records that a capture begins.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: Option<&Allocator>, device: i32) -> Status {
-    with_device("thalweg_mark_capture_begin", allocator, device, |_, device| {
+exports! {
+    /// Records that a capture begins.
+    with_device(_, device) thalweg_mark_capture_begin(device: i32) {
         device.begin_capture();
         Ok(())
-    })
-}
+    }
 
-/// Records that a capture has ended.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_mark_capture_end(allocator: Option<&Allocator>, device: i32) -> Status {
-    with_device("thalweg_mark_capture_end", allocator, device, |_, device| device.end_capture())
+    /// Records that a capture has ended.
+    with_device(_, device) thalweg_mark_capture_end(device: i32) { device.end_capture() }
 }
 
 fn with_device(
@@ -157,59 +120,27 @@ fn with_device(
     on(call, allocator, body)
 }
 
-/// Stops routing requests to a pool.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_end_allocate_to_pool(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-) -> Status {
-    with_device("thalweg_end_allocate_to_pool", allocator, device, |_, device| {
+exports! {
+    /// Stops routing requests to a pool.
+    with_device(_, device) thalweg_end_allocate_to_pool(device: i32, first: u64, second: u64) {
         device.pools.end(device.allocator(), (first, second))
-    })
-}
+    }
 
-/// Removes a reference to a pool.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_release_pool(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-) -> Status {
-    on_unless_forked("thalweg_release_pool", allocator, |allocator| {
+    /// Removes a reference to a pool.
+    on_unless_forked(allocator) thalweg_release_pool(device: i32, first: u64, second: u64) {
         allocator.with_device(device, |device| device.release_pool((first, second)))
-    })
-}
+    }
 
-/// Releases a pool's cached memory to the driver.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_empty_pool_cache(
-    allocator: Option<&Allocator>,
-    first: u64,
-    second: u64,
-) -> Status {
-    on_unless_forked("thalweg_empty_pool_cache", allocator, |allocator| {
+    /// Releases a pool's cached memory to the driver.
+    on_unless_forked(allocator) thalweg_empty_pool_cache(first: u64, second: u64) {
         allocator.empty_pool_cache((first, second))
-    })
-}
+    }
 
-/// Returns whether the live blocks of a pool are those that the caller names.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_check_pool(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-    addresses: *const u64,
-    count: usize,
-    matches: *mut u8,
-) -> Status {
-    with_device("thalweg_check_pool", allocator, device, |_, device| {
-        if addresses.is_null() && count > 0 {
-            return Err(Error::invalid("the list of addresses is a null pointer"));
-        }
+    /// Returns whether the live blocks of a pool are those that the caller names.
+    with_device(_, device) thalweg_check_pool(
+        device: i32, first: u64, second: u64, addresses: *const u64, count: usize, matches: *mut u8
+    ) {
+        refuse_if!(addresses.is_null() && count > 0, "the list of addresses is a null pointer");
         let expected = if count == 0 {
             &[]
         } else {
@@ -220,45 +151,28 @@ pub unsafe extern "C" fn thalweg_check_pool(
         let outcome = device.allocator().check_pool_live_allocations(pool, expected);
         // SAFETY: the header requires a place.
         unsafe { put(matches, u8::from(outcome.is_ok())) }
-    })
-}
+    }
 
-/// Takes a checkpoint of a pool.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_checkpoint_take(
-    allocator: Option<&Allocator>,
-    device: i32,
-    first: u64,
-    second: u64,
-    checkpoint: *mut *mut Checkpoint,
-) -> Status {
-    with_device("thalweg_checkpoint_take", allocator, device, |_, device| {
-        if checkpoint.is_null() {
-            return Err(Error::invalid("the place for the checkpoint is a null pointer"));
-        }
+    /// Takes a checkpoint of a pool.
+    with_device(_, device) thalweg_checkpoint_take(device: i32, first: u64, second: u64, checkpoint: *mut *mut Checkpoint) {
+        refuse_if!(checkpoint.is_null(), "the place for the checkpoint is a null pointer");
         let taken = Box::new(device.checkpoint((first, second))?);
         // SAFETY: the header requires a place.
         unsafe { put(checkpoint, Box::into_raw(taken)) }
-    })
+    }
 }
 
 /// `thalweg_on_block`: a function that receives a block's address and size.
 pub type OnBlock = unsafe extern "C" fn(*mut c_void, u64, u64);
 
-/// Restores a pool to a checkpoint.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_checkpoint_restore(
-    allocator: Option<&Allocator>,
-    device: i32,
-    checkpoint: *const Checkpoint,
-    on_freed: OnBlock,
-    on_allocated: OnBlock,
-    user: *mut c_void,
-) -> Status {
-    with_device("thalweg_checkpoint_restore", allocator, device, |allocator, device| {
+exports! {
+    /// Restores a pool to a checkpoint.
+    with_device(allocator, device) thalweg_checkpoint_restore(
+        device: i32, checkpoint: *const Checkpoint, on_freed: OnBlock, on_allocated: OnBlock, user: *mut c_void
+    ) {
         // SAFETY: the header requires a checkpoint that was not dropped.
         let checkpoint = unsafe { checkpoint.as_ref() };
-        let checkpoint = checkpoint.ok_or_else(|| Error::invalid("the checkpoint is a null pointer"))?;
+        let checkpoint = checkpoint.ok_or_else(|| invalid!("the checkpoint is a null pointer"))?;
         let restored = device.restore(&allocator.live, checkpoint)?;
         for address in restored.freed {
             // SAFETY: the header requires a function that takes `user`.
@@ -269,7 +183,7 @@ pub unsafe extern "C" fn thalweg_checkpoint_restore(
             unsafe { on_allocated(user, address, bytes) };
         }
         Ok(())
-    })
+    }
 }
 
 /// Drops a checkpoint.

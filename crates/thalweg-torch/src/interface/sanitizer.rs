@@ -9,7 +9,8 @@ use thalweg_sanitizer::{Completed, SanitizerDriver, Site, SourceLine};
 use super::{Write, give, on, put};
 use crate::allocator::Allocator;
 use crate::sanitizer::{accesses, kept};
-use crate::status::{Error, Result, Status, text_of};
+use crate::status::{Error, Result, text_of};
+use thalweg_runtime::{invalid, refuse_if};
 
 /// Returns a site from its texts; `None` if there is no operator.
 ///
@@ -35,63 +36,37 @@ fn handle(allocator: &Allocator, device: i32, cuda_stream: u64) -> Result<Stream
     Ok(allocator.stream(device, cuda_stream)?.handle())
 }
 
-/// Sets the calling thread's location in the program.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_at(
-    allocator: Option<&Allocator>,
-    operation: *const c_char,
-    file: *const c_char,
-    line: u32,
-) -> Status {
-    on("thalweg_sanitizer_at", allocator, |allocator| {
+exports! {
+    /// Sets the calling thread's location in the program.
+    on(allocator) thalweg_sanitizer_at(operation: *const c_char, file: *const c_char, line: u32) {
         allocator.sanitizer()?;
         // SAFETY: the header requires texts.
         SanitizerDriver::reported_site(unsafe { site(operation, file, line)? });
         Ok(())
-    })
-}
+    }
 
-/// Reports work on a stream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_work(
-    allocator: Option<&Allocator>,
-    device: i32,
-    stream: u64,
-    operation: *const c_char,
-    file: *const c_char,
-    line: u32,
-    operands: *const i64,
-    count: usize,
-) -> Status {
-    on("thalweg_sanitizer_work", allocator, |allocator| {
-        if operands.is_null() && count > 0 {
-            return Err(Error::invalid("the operands are a null pointer"));
-        }
+    /// Reports work on a stream.
+    on(allocator) thalweg_sanitizer_work(
+        device: i32, stream: u64, operation: *const c_char, file: *const c_char, line: u32, operands: *const i64,
+        count: usize
+    ) {
+        refuse_if!(operands.is_null() && count > 0, "the operands are a null pointer");
         // SAFETY: the header requires `count` numbers there, and for texts.
         let (words, site) = unsafe {
             let words: &[i64] = if count == 0 { &[] } else { std::slice::from_raw_parts(operands, count) };
             (words, site(operation, file, line)?)
         };
-        let site = site.ok_or_else(|| Error::invalid("the work has no name"))?;
+        let site = site.ok_or_else(|| invalid!("the work has no name"))?;
         let accesses = accesses(words)?;
         let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
             driver.reported_work(handle(allocator, device, stream)?, site, &accesses);
             Ok(())
         })
-    })
-}
+    }
 
-/// Reports an operation on an event.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_event(
-    allocator: Option<&Allocator>,
-    what: i32,
-    event: u64,
-    device: i32,
-    stream: u64,
-) -> Status {
-    on("thalweg_sanitizer_event", allocator, |allocator| {
+    /// Reports an operation on an event.
+    on(allocator) thalweg_sanitizer_event(what: i32, event: u64, device: i32, stream: u64) {
         let driver = allocator.sanitizer()?.driver()?;
         match what {
             0 => allocator.with_device(device, |_| {
@@ -110,45 +85,27 @@ pub unsafe extern "C" fn thalweg_sanitizer_event(
                 driver.reported_event_destroyed(event);
                 Ok(())
             }
-            _ => Err(Error::invalid(format!("nothing that happens to events has the number {what}"))),
+            _ => Err(invalid!("nothing that happens to events has the number {what}")),
         }
-    })
-}
+    }
 
-/// Reports that a stream is done.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
-    allocator: Option<&Allocator>,
-    device: i32,
-    stream: u64,
-) -> Status {
-    on("thalweg_sanitizer_stream_done", allocator, |allocator| {
+    /// Reports that a stream is done.
+    on(allocator) thalweg_sanitizer_stream_done(device: i32, stream: u64) {
         let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
             driver.reported_complete(Completed::Stream(handle(allocator, device, stream)?));
             Ok(())
         })
-    })
-}
+    }
 
-/// Reports that a device is done.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_device_done(allocator: Option<&Allocator>, device: u32) -> Status {
-    on("thalweg_sanitizer_device_done", allocator, |allocator| {
+    /// Reports that a device is done.
+    on(allocator) thalweg_sanitizer_device_done(device: u32) {
         allocator.sanitizer()?.driver()?.reported_complete(Completed::Device(device));
         Ok(())
-    })
-}
+    }
 
-/// Names a stream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
-    allocator: Option<&Allocator>,
-    device: i32,
-    stream: u64,
-    name: *const c_char,
-) -> Status {
-    on("thalweg_sanitizer_name_stream", allocator, |allocator| {
+    /// Names a stream.
+    on(allocator) thalweg_sanitizer_name_stream(device: i32, stream: u64, name: *const c_char) {
         // SAFETY: the header requires a text.
         let name = unsafe { text_of("name", name)? };
         let driver = allocator.sanitizer()?.driver()?;
@@ -156,19 +113,10 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
             driver.name_stream(handle(allocator, device, stream)?, name);
             Ok(())
         })
-    })
-}
+    }
 
-/// Returns the findings.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_sanitizer_findings(
-    allocator: Option<&Allocator>,
-    from: u64,
-    count: *mut u64,
-    write: Write,
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_sanitizer_findings", allocator, |allocator| {
+    /// Returns the findings.
+    on(allocator) thalweg_sanitizer_findings(from: u64, count: *mut u64, write: Write, user: *mut c_void) {
         let findings = allocator.sanitizer()?.driver()?.findings_from(from as usize);
         for finding in &findings {
             // SAFETY: the header requires a function that takes `user`.
@@ -176,5 +124,5 @@ pub unsafe extern "C" fn thalweg_sanitizer_findings(
         }
         // SAFETY: the header requires a place.
         unsafe { put(count, findings.len() as u64) }
-    })
+    }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use thalweg_memory::{MemoryHandle, SharedMemory};
 
 use super::{Write, give, on, on_unless_forked, put};
-use crate::allocator::Allocator;
-use crate::status::{Error, Status};
+use crate::status::Error;
+use thalweg_runtime::{invalid, refuse};
 
 /// `thalweg_shared`: memory of another process that is open here.
 pub struct Shared {
@@ -15,44 +15,27 @@ pub struct Shared {
     memory: Arc<SharedMemory>,
 }
 
-/// Exports a block.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_share(
-    allocator: Option<&Allocator>,
-    address: u64,
-    write: Write,
-    user: *mut c_void,
-    offset_bytes: *mut u64,
-) -> Status {
-    on("thalweg_share", allocator, |allocator| {
+exports! {
+    /// Exports a block.
+    on(allocator) thalweg_share(address: u64, write: Write, user: *mut c_void, offset_bytes: *mut u64) {
         let _context = allocator.keep_context();
         let exported = |live: &crate::live::Live| (live.block.share(), address - live.block.address());
         let (shared, inside) = allocator
             .live
             .with(address, exported)
-            .ok_or_else(|| Error::invalid(format!("{address:#x} is in no live block of this allocator")))?;
+            .ok_or_else(|| invalid!("{address:#x} is in no live block of this allocator"))?;
         let shared = shared?;
         // SAFETY: the header requires a function that takes `user`, and a place.
         unsafe {
             give(write, user, &shared.memory.encode());
             put(offset_bytes, shared.offset_bytes + inside)
         }
-    })
-}
+    }
 
-/// Opens memory that another process exported.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_open_shared(
-    allocator: Option<&Allocator>,
-    device: i32,
-    bytes: *const u8,
-    count: usize,
-    shared: *mut *mut Shared,
-    address: *mut u64,
-) -> Status {
-    on("thalweg_open_shared", allocator, |allocator| {
+    /// Opens memory that another process exported.
+    on(allocator) thalweg_open_shared(device: i32, bytes: *const u8, count: usize, shared: *mut *mut Shared, address: *mut u64) {
         if bytes.is_null() || shared.is_null() {
-            return Err(Error::invalid("the handle, or the place for the result, is a null pointer"));
+            refuse!("the handle, or the place for the result, is a null pointer");
         }
         // SAFETY: the header requires this number of bytes.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, count) };
@@ -64,13 +47,10 @@ pub unsafe extern "C" fn thalweg_open_shared(
             put(address, memory.address())?;
             put(shared, Box::into_raw(Box::new(Shared { device, memory })))
         }
-    })
-}
+    }
 
-/// Closes memory of another process.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_close_shared(allocator: Option<&Allocator>, shared: *mut Shared) -> Status {
-    on_unless_forked("thalweg_close_shared", allocator, |allocator| {
+    /// Closes memory of another process.
+    on_unless_forked(allocator) thalweg_close_shared(shared: *mut Shared) {
         if shared.is_null() {
             return Ok(());
         }
@@ -80,5 +60,5 @@ pub unsafe extern "C" fn thalweg_close_shared(allocator: Option<&Allocator>, sha
             device.close_shared(memory);
             Ok(())
         })
-    })
+    }
 }

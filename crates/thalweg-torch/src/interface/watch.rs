@@ -18,31 +18,21 @@ use crate::snapshot::{EventC, VisitorC, event_of, stack_of, take, visit};
 use crate::stacks::{Recorder, Stacks, as_numbers, without_stacks};
 use crate::statistics::{StatisticC, StatisticsC};
 use crate::status::{Error, Status, answer, text_of};
+use thalweg_runtime::invalid;
 
-/// Returns the statistics of a device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_device_statistics(
-    allocator: Option<&Allocator>,
-    device: i32,
-    statistics: *mut StatisticsC,
-) -> Status {
-    on("thalweg_device_statistics", allocator, |allocator| {
+exports! {
+    /// Returns the statistics of a device.
+    on(allocator) thalweg_device_statistics(device: i32, statistics: *mut StatisticsC) {
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         // SAFETY: the header requires a place.
         unsafe { put(statistics, StatisticsC::from(&found)) }
-    })
-}
+    }
 
-/// Returns the memory that each private pool has taken from the driver.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_private_pool_statistics(
-    allocator: Option<&Allocator>,
-    device: i32,
-    give: unsafe extern "C" fn(*mut c_void, u64, u64, *const StatisticC),
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_private_pool_statistics", allocator, |allocator| {
+    /// Returns the memory that each private pool has taken from the driver.
+    on(allocator) thalweg_private_pool_statistics(
+        device: i32, give: unsafe extern "C" fn(*mut c_void, u64, u64, *const StatisticC), user: *mut c_void
+    ) {
         let Some(device) = allocator.opened(device) else { return Ok(()) };
         for (pool, reserved) in device.allocator().statistics().reserved_bytes_by_private_pools {
             let (name, reserved) = (device.pools.name((0, pool.raw())), StatisticC::from(&reserved));
@@ -50,18 +40,10 @@ pub unsafe extern "C" fn thalweg_private_pool_statistics(
             unsafe { give(user, name.0, name.1, &raw const reserved) };
         }
         Ok(())
-    })
-}
+    }
 
-/// Returns the statistics under PyTorch's keys, one `key value` per line.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_memory_stats(
-    allocator: Option<&Allocator>,
-    device: i32,
-    write: Write,
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_memory_stats", allocator, |allocator| {
+    /// Returns the statistics under PyTorch's keys, one `key value` per line.
+    on(allocator) thalweg_memory_stats(device: i32, write: Write, user: *mut c_void) {
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let entries = found.memory_stats();
@@ -69,88 +51,53 @@ pub unsafe extern "C" fn thalweg_memory_stats(
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
-    })
-}
+    }
 
-/// Returns the statistics as a table.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_memory_summary(
-    allocator: Option<&Allocator>,
-    device: i32,
-    abbreviated: u8,
-    write: Write,
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_memory_summary", allocator, |allocator| {
+    /// Returns the statistics as a table.
+    on(allocator) thalweg_memory_summary(device: i32, abbreviated: u8, write: Write, user: *mut c_void) {
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let text = found.memory_summary(&format!("GPU {device}"), abbreviated != 0);
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
-    })
-}
+    }
 
-/// Resets every peak to the current value.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_reset_peak_statistics(allocator: Option<&Allocator>, device: i32) -> Status {
-    on("thalweg_reset_peak_statistics", allocator, |allocator| {
+    /// Resets every peak to the current value.
+    on(allocator) thalweg_reset_peak_statistics(device: i32) {
         if let Some(device) = allocator.opened(device) {
             device.allocator().reset_peak_memory_stats();
         }
         Ok(())
-    })
-}
+    }
 
-/// Sets every sum to 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_reset_accumulated_statistics(
-    allocator: Option<&Allocator>,
-    device: i32,
-) -> Status {
-    on("thalweg_reset_accumulated_statistics", allocator, |allocator| {
+    /// Sets every sum to 0.
+    on(allocator) thalweg_reset_accumulated_statistics(device: i32) {
         if let Some(device) = allocator.opened(device) {
             device.allocator().reset_accumulated_memory_stats();
         }
         Ok(())
-    })
-}
+    }
 
-/// Returns a snapshot, part by part.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_visit_snapshot(
-    allocator: Option<&Allocator>,
-    first: u64,
-    second: u64,
-    include_traces: u8,
-    visitor: *const VisitorC,
-) -> Status {
-    on("thalweg_visit_snapshot", allocator, |allocator| {
+    /// Returns a snapshot, part by part.
+    on(allocator) thalweg_visit_snapshot(first: u64, second: u64, include_traces: u8, visitor: *const VisitorC) {
         // SAFETY: the header requires a whole visitor.
         let visitor = unsafe { visitor.as_ref() };
-        let visitor = visitor.ok_or_else(|| Error::invalid("the visitor is a null pointer"))?;
+        let visitor = visitor.ok_or_else(|| invalid!("the visitor is a null pointer"))?;
         let _context = allocator.keep_context();
         // SAFETY: the header requires functions that take the visitor's `user`.
         unsafe { visit(allocator, (first, second), include_traces != 0, visitor) }
-    })
-}
+    }
 
-/// Returns a snapshot as a file.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_write_snapshot(
-    allocator: Option<&Allocator>,
-    as_json: u8,
-    write: Write,
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_write_snapshot", allocator, |allocator| {
+    /// Returns a snapshot as a file.
+    on(allocator) thalweg_write_snapshot(as_json: u8, write: Write, user: *mut c_void) {
         let _context = allocator.keep_context();
         let snapshot = take(allocator, (0, 0), true)?;
         let bytes = if as_json != 0 { snapshot.to_json().into_bytes() } else { snapshot.to_pickle() };
         // SAFETY: the header requires a function that takes `user`.
         unsafe { give(write, user, &bytes) };
         Ok(())
-    })
+    }
 }
 
 /// `thalweg_history_settings`: the arguments of PyTorch's `_record_memory_history`.
@@ -167,16 +114,12 @@ pub struct HistorySettingsC {
     pub max_entries: u64,
 }
 
-/// Starts to record the history.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_record_history(
-    allocator: Option<&Allocator>,
-    settings: *const HistorySettingsC,
-) -> Status {
-    on("thalweg_record_history", allocator, |allocator| {
+exports! {
+    /// Starts to record the history.
+    on(allocator) thalweg_record_history(settings: *const HistorySettingsC) {
         // SAFETY: the header requires whole settings.
         let settings = unsafe { settings.as_ref() };
-        let settings = settings.ok_or_else(|| Error::invalid("the settings are a null pointer"))?;
+        let settings = settings.ok_or_else(|| invalid!("the settings are a null pointer"))?;
         let context = match settings.context {
             0 => ContextLevel::Never,
             1 => ContextLevel::State,
@@ -200,7 +143,7 @@ pub unsafe extern "C" fn thalweg_record_history(
             record_annotations: settings.record_annotations != 0,
         });
         Ok(())
-    })
+    }
 }
 
 /// `thalweg_stack_recorder`: functions that keep stacks.
@@ -230,28 +173,21 @@ impl Recorder for StackRecorderC {
     }
 }
 
-/// Sets the recorder of stacks.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_record_stacks_by(
-    allocator: Option<&Allocator>,
-    recorder: *const StackRecorderC,
-) -> Status {
-    on("thalweg_record_stacks_by", allocator, |allocator| {
+exports! {
+    /// Sets the recorder of stacks.
+    on(allocator) thalweg_record_stacks_by(recorder: *const StackRecorderC) {
         // SAFETY: the header requires a whole recorder.
         let recorder = unsafe { recorder.as_ref() };
-        let recorder = *recorder.ok_or_else(|| Error::invalid("the recorder is a null pointer"))?;
+        let recorder = *recorder.ok_or_else(|| invalid!("the recorder is a null pointer"))?;
         let is_first = allocator.stacks.set_recorder(Box::new(recorder));
-        if is_first { Ok(()) } else { Err(Error::invalid("there is a recorder of stacks already")) }
-    })
-}
+        if is_first { Ok(()) } else { Err(invalid!("there is a recorder of stacks already")) }
+    }
 
-/// Stops taking stacks.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_stop_stacks(allocator: Option<&Allocator>) -> Status {
-    on_unless_forked("thalweg_stop_stacks", allocator, |allocator| {
+    /// Stops taking stacks.
+    on_unless_forked(allocator) thalweg_stop_stacks() {
         allocator.stacks.stop();
         Ok(())
-    })
+    }
 }
 
 /// Adds an observer of each event.
@@ -290,30 +226,18 @@ fn failure_observer(
     })
 }
 
-/// Adds an observer that is called when memory runs out.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_observe_out_of_memory(
-    allocator: Option<&Allocator>,
-    reported: FailureObserver,
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_observe_out_of_memory", allocator, |allocator| {
+exports! {
+    /// Adds an observer that is called when memory runs out.
+    on(allocator) thalweg_observe_out_of_memory(reported: FailureObserver, user: *mut c_void) {
         allocator.observe(Observer::OutOfMemory(failure_observer(&allocator.stacks, reported, user)));
         Ok(())
-    })
-}
+    }
 
-/// Adds an observer that is called when a request is refused without an attempt.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_observe_rejections(
-    allocator: Option<&Allocator>,
-    reported: FailureObserver,
-    user: *mut c_void,
-) -> Status {
-    on("thalweg_observe_rejections", allocator, |allocator| {
+    /// Adds an observer that is called when a request is refused without an attempt.
+    on(allocator) thalweg_observe_rejections(reported: FailureObserver, user: *mut c_void) {
         allocator.observe(Observer::Rejection(failure_observer(&allocator.stacks, reported, user)));
         Ok(())
-    })
+    }
 }
 
 /// Adds a function that is called to free memory when it is short.
@@ -335,47 +259,27 @@ pub unsafe extern "C" fn thalweg_add_free_memory_callback(
     })
 }
 
-/// Returns the stack at which a block was allocated.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_stack_of_block(
-    allocator: Option<&Allocator>,
-    address: u64,
-    stack: *mut u32,
-) -> Status {
-    on("thalweg_stack_of_block", allocator, |allocator| {
+exports! {
+    /// Returns the stack at which a block was allocated.
+    on(allocator) thalweg_stack_of_block(address: u64, stack: *mut u32) {
         let block = allocator.find(address)?;
         let device = allocator.device(block.device)?;
         let frames = as_numbers(|| device.allocator().allocation_traceback(address));
         // SAFETY: the header requires a place.
         unsafe { put(stack, frames.map_or(0, |frames| stack_of(&frames))) }
-    })
-}
+    }
 
-/// Attaches a text to a block.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_annotate_block(
-    allocator: Option<&Allocator>,
-    address: u64,
-    text: *const c_char,
-) -> Status {
-    on("thalweg_annotate_block", allocator, |allocator| {
+    /// Attaches a text to a block.
+    on(allocator) thalweg_annotate_block(address: u64, text: *const c_char) {
         let block = allocator.find(address)?;
         // SAFETY: the header requires a text.
         let text = unsafe { text_of("text", text)? };
         allocator.device(block.device)?.allocator().annotate(address, text);
         Ok(())
-    })
-}
+    }
 
-/// Records the begin or the end of a scope of the program.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_annotate_scope(
-    allocator: Option<&Allocator>,
-    device: i32,
-    name: *const c_char,
-    is_start: u8,
-) -> Status {
-    on("thalweg_annotate_scope", allocator, |allocator| {
+    /// Records the begin or the end of a scope of the program.
+    on(allocator) thalweg_annotate_scope(device: i32, name: *const c_char, is_start: u8) {
         // SAFETY: the header requires a text.
         let name = unsafe { text_of("name", name)? };
         let stage = if is_start != 0 { ScopeStage::Start } else { ScopeStage::End };
@@ -383,7 +287,7 @@ pub unsafe extern "C" fn thalweg_annotate_scope(
             device.allocator().annotate_scope(name, stage);
         }
         Ok(())
-    })
+    }
 }
 
 /// Sets the text that is attached to the thread's events.

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 
 use crate::status::{Error, Result};
+use thalweg_runtime::{invalid, refuse, refuse_if};
 
 /// `AtenTensorHandle`: a pointer to an `at::Tensor` on the heap.
 pub(crate) type Handle = *mut c_void;
@@ -82,12 +83,12 @@ impl Loaded {
     pub(crate) fn find(folder: &str, name: &str) -> Result<Self> {
         let file = Path::new(folder).join(name);
         let text = CString::new(file.as_os_str().as_encoded_bytes())
-            .map_err(|_| Error::invalid("the folder of PyTorch's libraries has a zero in its name"))?;
+            .map_err(|_| invalid!("the folder of PyTorch's libraries has a zero in its name"))?;
         // SAFETY: a text that ends with a zero; a library that is loaded already runs no code of its own.
         let library = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
         match library.is_null() {
             false => Ok(Self(library)),
-            true => Err(Error::invalid(format!("{} is not loaded: import torch first", file.display()))),
+            true => Err(invalid!("{} is not loaded: import torch first", file.display())),
         }
     }
 
@@ -100,12 +101,10 @@ impl Loaded {
     /// `F` is a function pointer of the symbol's type.
     pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "a function pointer is asked for") };
-        let text = CString::new(name).map_err(|_| Error::invalid("a symbol's name has a zero"))?;
+        let text = CString::new(name).map_err(|_| invalid!("a symbol's name has a zero"))?;
         // SAFETY: a library that stays loaded, and a text that ends with a zero.
         let found = unsafe { libc::dlsym(self.0, text.as_ptr()) };
-        if found.is_null() {
-            return Err(Error::invalid(format!("this PyTorch has no `{name}`")));
-        }
+        refuse_if!(found.is_null(), "this PyTorch has no `{name}`");
         // SAFETY: the caller's promise; the sizes are equal.
         Ok(unsafe { std::mem::transmute_copy(&found) })
     }
@@ -161,7 +160,7 @@ impl Libtorch {
             };
             let mut handle = std::ptr::null_mut();
             if (torch.new_tensor)(&raw mut handle) != 0 {
-                return Err(Error::invalid("PyTorch has no memory for a tensor's handle"));
+                refuse!("PyTorch has no memory for a tensor's handle");
             }
             let undefined = Tensor { torch: &torch, handle }.word();
             torch.undefined = undefined;
@@ -211,15 +210,13 @@ impl Libtorch {
         key: &CStr,
         kernel: Boxed,
     ) -> Result<Registration> {
-        let name = CString::new(operator).map_err(|_| Error::invalid("an operator's name has a zero"))?;
+        let name = CString::new(operator).map_err(|_| invalid!("an operator's name has a zero"))?;
         let mut library = std::ptr::null_mut();
         // SAFETY: texts that end with a zero, and a place for the handle.
         let status = unsafe {
             (self.init_impl)(namespace.as_ptr(), key.as_ptr(), c"thalweg_torch".as_ptr(), 0, &raw mut library)
         };
-        let to_error = || {
-            Error::invalid(format!("PyTorch takes no kernel for `{operator}` of {namespace:?} at {key:?}"))
-        };
+        let to_error = || invalid!("PyTorch takes no kernel for `{operator}` of {namespace:?} at {key:?}");
         if status != 0 {
             return Err(to_error());
         }

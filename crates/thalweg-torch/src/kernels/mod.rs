@@ -57,6 +57,7 @@ use libtorch::{Libtorch, Loaded, Registration};
 use original::Originals;
 use speeds::Class;
 use table::Operator;
+use thalweg_runtime::{invalid, refuse, refuse_if};
 use work::{HostFunctions, LoweredCalls, Place};
 
 /// The counts of an operator's calls.
@@ -225,7 +226,7 @@ fn operators_of(names: &str, everywhere: bool) -> Result<Vec<Operator>> {
     let find = |name: &str| {
         Operator::ALL.into_iter().find(|operator| operator.name() == name).ok_or_else(|| {
             let known = Operator::ALL.map(Operator::name).join(", ");
-            Error::invalid(format!("there is no kernel for `{name}`; there are kernels for {known}"))
+            invalid!("there is no kernel for `{name}`; there are kernels for {known}")
         })
     };
     let mut operators: Vec<Operator> = names.split(',').map(str::trim).map(find).collect::<Result<_>>()?;
@@ -238,7 +239,7 @@ fn operators_of(names: &str, everywhere: bool) -> Result<Vec<Operator>> {
 /// Finds PyTorch's functions in the libraries of a folder.
 fn find(folder: &str, place: Place) -> Result<Kernels> {
     if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
-        return Err(Error::invalid("kernels inside PyTorch are for Linux on x86-64"));
+        refuse!("kernels inside PyTorch are for Linux on x86-64");
     }
     let cpu = Loaded::find(folder, "libtorch_cpu.so")?;
     Ok(match place {
@@ -268,7 +269,7 @@ pub(crate) fn enable(
     let is_on_host = match key {
         "CUDA" => false,
         "CPU" => true,
-        _ => return Err(Error::invalid(format!("there are no kernels for the key `{key}`: CUDA or CPU"))),
+        _ => return Err(invalid!("there are no kernels for the key `{key}`: CUDA or CPU")),
     };
     let kernels = match KERNELS.get() {
         Some(kernels) => kernels,
@@ -282,20 +283,16 @@ pub(crate) fn enable(
         Place::Host => is_on_host,
         Place::Gpu(first) => !is_on_host && std::ptr::eq(first, allocator),
     };
-    if !fits {
-        return Err(Error::invalid(
-            "this process has kernels inside PyTorch for another key or another allocator",
-        ));
-    }
+    refuse_if!(!fits, "this process has kernels inside PyTorch for another key or another allocator");
     if is_any && is_on_host {
         // `at::cpu` has no kernel for operators that PyTorch composes on the host.
         operators.retain(|operator| operator.is_found(&kernels.originals));
     }
     if let Some(missing) = operators.iter().find(|operator| !operator.is_found(&kernels.originals)) {
-        return Err(Error::invalid(format!(
+        refuse!(
             "this PyTorch does not export its own kernel of `{}`, which calls outside the table need",
             missing.name()
-        )));
+        );
     }
     kernels.everywhere.store(everywhere, Ordering::Relaxed);
     kernels.register(&operators)

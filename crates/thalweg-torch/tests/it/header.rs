@@ -52,13 +52,13 @@ fn exported() -> BTreeSet<String> {
         include_str!("../../src/interface/sharing.rs"),
         include_str!("../../src/interface/watch.rs"),
     ];
-    let lines: Vec<&str> = sources.iter().flat_map(|source| source.lines()).collect();
-    let after_export = lines.windows(2).filter(|pair| pair[0] == "#[unsafe(no_mangle)]").map(|pair| pair[1]);
-    after_export
-        .map(|line| {
-            let name = line.split("fn ").nth(1).expect("an export is a function");
-            name.split('(').next().expect("a function has arguments").to_owned()
-        })
+    let lines = sources.iter().flat_map(|source| source.lines()).map(str::trim_start);
+    // An exported function is one of C's, or an entry of `exports!`.
+    let begins =
+        ["pub extern \"C\" fn ", "pub unsafe extern \"C\" fn ", "on(", "on_unless_forked(", "with_device("];
+    let exports = lines.filter(|line| begins.iter().any(|begin| line.starts_with(begin)));
+    exports
+        .filter_map(|line| Some(format!("thalweg_{}", line.split(" thalweg_").nth(1)?.split('(').next()?)))
         .collect()
 }
 

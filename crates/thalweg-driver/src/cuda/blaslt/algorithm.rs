@@ -4,18 +4,21 @@
 use std::ffi::c_int;
 
 use super::{Algorithm, Api, BlasLt, HeuristicResult, Key, Problem};
+use crate::cuda::table::numbers;
 use crate::library::{MatmulAlgorithm, MatmulCall};
 use crate::{Code, Error, Result};
 
-pub(in crate::cuda) const CONFIG_ID: u32 = 0;
-pub(in crate::cuda) const CONFIG_TILE: u32 = 1;
-pub(in crate::cuda) const CONFIG_SPLIT_K: u32 = 2;
-pub(in crate::cuda) const CONFIG_REDUCTION: u32 = 3;
-pub(in crate::cuda) const CONFIG_SWIZZLE: u32 = 4;
-pub(in crate::cuda) const CONFIG_CUSTOM: u32 = 5;
-pub(in crate::cuda) const CONFIG_STAGES: u32 = 6;
-pub(in crate::cuda) const CONFIG_INNER_SHAPE: u32 = 7;
-pub(in crate::cuda) const CONFIG_CLUSTER_SHAPE: u32 = 8;
+numbers! { attributes_of_algorithms from cudarc::cublaslt::sys::cublasLtMatmulAlgoConfigAttributes_t, pub(in crate::cuda) u32 {
+    CONFIG_ID = 0, CUBLASLT_ALGO_CONFIG_ID;
+    CONFIG_TILE = 1, CUBLASLT_ALGO_CONFIG_TILE_ID;
+    CONFIG_SPLIT_K = 2, CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    CONFIG_REDUCTION = 3, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
+    CONFIG_SWIZZLE = 4, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING;
+    CONFIG_CUSTOM = 5, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION;
+    CONFIG_STAGES = 6, CUBLASLT_ALGO_CONFIG_STAGES_ID;
+    CONFIG_INNER_SHAPE = 7, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
+    CONFIG_CLUSTER_SHAPE = 8, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+} }
 
 impl BlasLt {
     /// Returns the algorithms that the library proposes for a product, best guess first, without duplicates. The device's

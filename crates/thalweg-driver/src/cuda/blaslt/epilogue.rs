@@ -2,15 +2,18 @@
 //! pass.
 
 use super::alignment_of;
+use crate::cuda::table::numbers;
 use crate::library::{
     Activation, ActivationPass, ElementFormat, MatmulActivation, MatmulCall, MatmulEpilogue,
 };
 
-pub(in crate::cuda) const EPILOGUE_BIAS: u32 = 4;
-pub(in crate::cuda) const EPILOGUE_GELU_KEPT: u32 = 32 | 128;
-pub(in crate::cuda) const EPILOGUE_GELU_GRADIENT: u32 = 64 | 128;
-pub(in crate::cuda) const EPILOGUE_RELU_KEPT: u32 = 2 | 128;
-pub(in crate::cuda) const EPILOGUE_RELU_GRADIENT: u32 = 8 | 128;
+numbers! { numbers_of_epilogues from cudarc::cublaslt::sys::cublasLtEpilogue_t, pub(in crate::cuda) u32 {
+    EPILOGUE_BIAS = 4, CUBLASLT_EPILOGUE_BIAS;
+    EPILOGUE_GELU_KEPT = 32 | 128, CUBLASLT_EPILOGUE_GELU_AUX;
+    EPILOGUE_GELU_GRADIENT = 64 | 128, CUBLASLT_EPILOGUE_DGELU;
+    EPILOGUE_RELU_KEPT = 2 | 128, CUBLASLT_EPILOGUE_RELU_AUX;
+    EPILOGUE_RELU_GRADIENT = 8 | 128, CUBLASLT_EPILOGUE_DRELU;
+} }
 
 /// A [`MatmulActivation`] without its address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

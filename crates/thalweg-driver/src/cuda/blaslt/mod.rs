@@ -20,7 +20,7 @@ use thalweg_lock::{Mutex, RwLock};
 use self::epilogue::{ActivationKey, EPILOGUE_BIAS, epilogue_text};
 use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
 use crate::cuda::sys::RawStream;
-use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
+use crate::cuda::table::{CallStatus, entry_points, function_at, numbers, text_at};
 use crate::library::{
     Activation, ComputeFormat, ElementFormat, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
     ReductionSchemes,
@@ -47,56 +47,49 @@ pub(in crate::cuda) struct HeuristicResult {
 
 pub(in crate::cuda) const OPERATION_NONE: u32 = 0;
 pub(in crate::cuda) const OPERATION_TRANSPOSE: u32 = 1;
-pub(in crate::cuda) const DESCRIPTOR_TRANSPOSE_A: u32 = 3;
-pub(in crate::cuda) const DESCRIPTOR_TRANSPOSE_B: u32 = 4;
-pub(in crate::cuda) const DESCRIPTOR_EPILOGUE: u32 = 7;
-pub(in crate::cuda) const DESCRIPTOR_BIAS_POINTER: u32 = 8;
-pub(in crate::cuda) const DESCRIPTOR_EPILOGUE_INPUT_POINTER: u32 = 11;
-pub(in crate::cuda) const DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION: u32 = 12;
-pub(in crate::cuda) const DESCRIPTOR_EPILOGUE_INPUT_FORMAT: u32 = 22;
-pub(in crate::cuda) const LAYOUT_BATCH_COUNT: u32 = 5;
-pub(in crate::cuda) const LAYOUT_BATCH_OFFSET: u32 = 6;
-pub(in crate::cuda) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
-pub(in crate::cuda) const PREFERENCE_REDUCTION_SCHEMES: u32 = 3;
-pub(in crate::cuda) const PREFERENCE_ALIGNMENT_A_BYTES: u32 = 5;
+numbers! { constants_of_cublaslt from cudarc::cublaslt::sys, pub(in crate::cuda) u32 {
+    DESCRIPTOR_TRANSPOSE_A = 3, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+    DESCRIPTOR_TRANSPOSE_B = 4, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB;
+    DESCRIPTOR_EPILOGUE = 7, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
+    DESCRIPTOR_BIAS_POINTER = 8, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+    DESCRIPTOR_EPILOGUE_INPUT_POINTER = 11, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+    DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION = 12, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+    DESCRIPTOR_EPILOGUE_INPUT_FORMAT = 22, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE;
+    LAYOUT_BATCH_COUNT = 5, cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    LAYOUT_BATCH_OFFSET = 6, cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    PREFERENCE_WORKSPACE_BYTES = 1, cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    PREFERENCE_REDUCTION_SCHEMES = 3, cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+    PREFERENCE_ALIGNMENT_A_BYTES = 5, cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+} }
 
 entry_points! {
     /// libcublasLt.
-    BlasTable {
-        create = "cublasLtCreate" @ 0 c"cublasLtCreate" (handle: *mut usize);
-        matmul = "cublasLtMatmul" @ 0 c"cublasLtMatmul"
-            (handle: usize, descriptor: usize, alpha: *const c_void, a: u64, a_layout: usize, b: u64, b_layout: usize,
-             beta: *const c_void, c: u64, c_layout: usize, d: u64, d_layout: usize, algorithm: *const Algorithm,
-             workspace: u64, workspace_bytes: usize, stream: RawStream);
-        heuristic = "cublasLtMatmulAlgoGetHeuristic" @ 0 c"cublasLtMatmulAlgoGetHeuristic"
-            (handle: usize, descriptor: usize, a: usize, b: usize, c: usize, d: usize, preference: usize,
-             wanted: c_int, results: *mut HeuristicResult, found: *mut c_int);
-        algorithm_init = "cublasLtMatmulAlgoInit" @ 0 c"cublasLtMatmulAlgoInit"
-            (handle: usize, compute: u32, scale: u32, a: u32, b: u32, c: u32, d: u32, id: c_int,
-             algorithm: *mut Algorithm);
-        algorithm_set = "cublasLtMatmulAlgoConfigSetAttribute" @ 0 c"cublasLtMatmulAlgoConfigSetAttribute"
-            (algorithm: *mut Algorithm, attribute: u32, value: *const c_void, bytes: usize);
-        algorithm_get = "cublasLtMatmulAlgoConfigGetAttribute" @ 0 c"cublasLtMatmulAlgoConfigGetAttribute"
-            (algorithm: *const Algorithm, attribute: u32, value: *mut c_void, bytes: usize, written: *mut usize);
-        algorithm_check = "cublasLtMatmulAlgoCheck" @ 0 c"cublasLtMatmulAlgoCheck"
-            (handle: usize, descriptor: usize, a: usize, b: usize, c: usize, d: usize, algorithm: *const Algorithm,
-             result: *mut HeuristicResult);
-        descriptor_create = "cublasLtMatmulDescCreate" @ 0 c"cublasLtMatmulDescCreate"
-            (descriptor: *mut usize, compute: u32, scale: u32);
-        descriptor_set = "cublasLtMatmulDescSetAttribute" @ 0 c"cublasLtMatmulDescSetAttribute"
-            (descriptor: usize, attribute: u32, value: *const c_void, bytes: usize);
-        descriptor_destroy = "cublasLtMatmulDescDestroy" @ 0 c"cublasLtMatmulDescDestroy" (descriptor: usize);
-        layout_create = "cublasLtMatrixLayoutCreate" @ 0 c"cublasLtMatrixLayoutCreate"
-            (layout: *mut usize, format: u32, rows: u64, columns: u64, leading_dimension: i64);
-        layout_set = "cublasLtMatrixLayoutSetAttribute" @ 0 c"cublasLtMatrixLayoutSetAttribute"
-            (layout: usize, attribute: u32, value: *const c_void, bytes: usize);
-        layout_destroy = "cublasLtMatrixLayoutDestroy" @ 0 c"cublasLtMatrixLayoutDestroy" (layout: usize);
-        preference_create = "cublasLtMatmulPreferenceCreate" @ 0 c"cublasLtMatmulPreferenceCreate"
-            (preference: *mut usize);
-        preference_set = "cublasLtMatmulPreferenceSetAttribute" @ 0 c"cublasLtMatmulPreferenceSetAttribute"
-            (preference: usize, attribute: u32, value: *const c_void, bytes: usize);
-        preference_destroy = "cublasLtMatmulPreferenceDestroy" @ 0 c"cublasLtMatmulPreferenceDestroy"
-            (preference: usize);
+    BlasTable from cudarc::cublaslt::sys {
+        create = cublasLtCreate (handle: *mut usize);
+        matmul = cublasLtMatmul (handle: usize, descriptor: usize, alpha: *const c_void, a: u64, a_layout: usize, b: u64,
+            b_layout: usize, beta: *const c_void, c: u64, c_layout: usize, d: u64, d_layout: usize, algorithm: *const Algorithm,
+            workspace: u64, workspace_bytes: usize, stream: RawStream);
+        heuristic = cublasLtMatmulAlgoGetHeuristic (handle: usize, descriptor: usize, a: usize, b: usize, c: usize, d: usize,
+            preference: usize, wanted: c_int, results: *mut HeuristicResult, found: *mut c_int);
+        algorithm_init = cublasLtMatmulAlgoInit (handle: usize, compute: u32, scale: u32, a: u32, b: u32, c: u32, d: u32,
+            id: c_int, algorithm: *mut Algorithm);
+        algorithm_set = cublasLtMatmulAlgoConfigSetAttribute (algorithm: *mut Algorithm, attribute: u32, value: *const c_void,
+            bytes: usize);
+        algorithm_get = cublasLtMatmulAlgoConfigGetAttribute (algorithm: *const Algorithm, attribute: u32, value: *mut c_void,
+            bytes: usize, written: *mut usize);
+        algorithm_check = cublasLtMatmulAlgoCheck (handle: usize, descriptor: usize, a: usize, b: usize, c: usize, d: usize,
+            algorithm: *const Algorithm, result: *mut HeuristicResult);
+        descriptor_create = cublasLtMatmulDescCreate (descriptor: *mut usize, compute: u32, scale: u32);
+        descriptor_set = cublasLtMatmulDescSetAttribute (descriptor: usize, attribute: u32, value: *const c_void, bytes: usize);
+        descriptor_destroy = cublasLtMatmulDescDestroy (descriptor: usize);
+        layout_create = cublasLtMatrixLayoutCreate (layout: *mut usize, format: u32, rows: u64, columns: u64,
+            leading_dimension: i64);
+        layout_set = cublasLtMatrixLayoutSetAttribute (layout: usize, attribute: u32, value: *const c_void, bytes: usize);
+        layout_destroy = cublasLtMatrixLayoutDestroy (layout: usize);
+        preference_create = cublasLtMatmulPreferenceCreate (preference: *mut usize);
+        preference_set = cublasLtMatmulPreferenceSetAttribute (preference: usize, attribute: u32, value: *const c_void,
+            bytes: usize);
+        preference_destroy = cublasLtMatmulPreferenceDestroy (preference: usize);
     }
 }
 

@@ -6,106 +6,137 @@ use std::sync::Arc;
 use super::graph::{Format, Graph, Operation, Overrides, Pointwise, RANK, Reduction, Tensor, TensorIndex};
 use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
 use crate::cuda::sys::RawStream;
-use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
+use crate::cuda::table::{CallStatus, entry_points, function_at, numbers, text_at};
 use crate::{Code, Error, Result};
 
 entry_points! {
     /// libcudnn.
-    CudnnTable {
-        create = "cudnnCreate" @ 0 c"cudnnCreate" (handle: *mut usize);
-        set_stream = "cudnnSetStream" @ 0 c"cudnnSetStream" (handle: usize, stream: RawStream);
-        descriptor_create = "cudnnBackendCreateDescriptor" @ 0 c"cudnnBackendCreateDescriptor"
-            (kind: u32, descriptor: *mut usize);
-        descriptor_destroy = "cudnnBackendDestroyDescriptor" @ 0 c"cudnnBackendDestroyDescriptor" (descriptor: usize);
-        descriptor_set = "cudnnBackendSetAttribute" @ 0 c"cudnnBackendSetAttribute"
-            (descriptor: usize, attribute: u32, kind: u32, count: i64, values: *const c_void);
-        descriptor_get = "cudnnBackendGetAttribute" @ 0 c"cudnnBackendGetAttribute"
-            (descriptor: usize, attribute: u32, kind: u32, room: i64, count: *mut i64, values: *mut c_void);
-        finalize = "cudnnBackendFinalize" @ 0 c"cudnnBackendFinalize" (descriptor: usize);
-        execute = "cudnnBackendExecute" @ 0 c"cudnnBackendExecute" (handle: usize, plan: usize, pack: usize);
-        tensor_create = "cudnnCreateTensorDescriptor" @ 0 c"cudnnCreateTensorDescriptor" (descriptor: *mut usize);
-        tensor_destroy = "cudnnDestroyTensorDescriptor" @ 0 c"cudnnDestroyTensorDescriptor" (descriptor: usize);
-        tensor_set = "cudnnSetTensorNdDescriptor" @ 0 c"cudnnSetTensorNdDescriptor"
-            (descriptor: usize, format: u32, rank: c_int, sizes: *const c_int, strides: *const c_int);
-        dropout_create = "cudnnCreateDropoutDescriptor" @ 0 c"cudnnCreateDropoutDescriptor" (descriptor: *mut usize);
-        dropout_destroy = "cudnnDestroyDropoutDescriptor" @ 0 c"cudnnDestroyDropoutDescriptor" (descriptor: usize);
-        dropout_set = "cudnnSetDropoutDescriptor" @ 0 c"cudnnSetDropoutDescriptor"
-            (descriptor: usize, handle: usize, probability: f32, states: *mut c_void, bytes: usize, seed: u64);
-        network_create = "cudnnCreateRNNDescriptor" @ 0 c"cudnnCreateRNNDescriptor" (descriptor: *mut usize);
-        network_destroy = "cudnnDestroyRNNDescriptor" @ 0 c"cudnnDestroyRNNDescriptor" (descriptor: usize);
-        network_set = "cudnnSetRNNDescriptor_v8" @ 0 c"cudnnSetRNNDescriptor_v8"
-            (descriptor: usize, algorithm: u32, mode: u32, biases: u32, directions: u32, input_mode: u32, format: u32,
-             precision: u32, math: u32, inputs: i32, hidden: i32, projected: i32, layers: i32, dropout: usize, flags: u32);
-        rows_create = "cudnnCreateRNNDataDescriptor" @ 0 c"cudnnCreateRNNDataDescriptor" (descriptor: *mut usize);
-        rows_destroy = "cudnnDestroyRNNDataDescriptor" @ 0 c"cudnnDestroyRNNDataDescriptor" (descriptor: usize);
-        rows_set = "cudnnSetRNNDataDescriptor" @ 0 c"cudnnSetRNNDataDescriptor"
-            (descriptor: usize, format: u32, layout: u32, most: c_int, sequences: c_int, features: c_int,
-             lengths: *const c_int, padding: *mut c_void);
-        room = "cudnnGetRNNTempSpaceSizes" @ 0 c"cudnnGetRNNTempSpaceSizes"
-            (handle: usize, network: usize, mode: u32, input: usize, workspace: *mut usize, reserve: *mut usize);
-        weight_bytes = "cudnnGetRNNWeightSpaceSize" @ 0 c"cudnnGetRNNWeightSpaceSize"
-            (handle: usize, network: usize, bytes: *mut usize);
-        weight_part = "cudnnGetRNNWeightParams" @ 0 c"cudnnGetRNNWeightParams"
-            (handle: usize, network: usize, layer: i32, bytes: usize, weights: u64, place: i32, matrix: usize,
-             matrix_at: *mut u64, bias: usize, bias_at: *mut u64);
-        forward = "cudnnRNNForward" @ 0 c"cudnnRNNForward"
-            (handle: usize, network: usize, mode: u32, lengths: u64, input: usize, x: u64, output: usize, y: u64,
-             hidden: usize, hx: u64, hy: u64, cell: usize, cx: u64, cy: u64, weight_bytes: usize, weights: u64,
-             workspace_bytes: usize, workspace: u64, reserve_bytes: usize, reserve: u64);
-        backward = "cudnnRNNBackwardData_v8" @ 0 c"cudnnRNNBackwardData_v8"
-            (handle: usize, network: usize, lengths: u64, output: usize, y: u64, dy: u64, input: usize, dx: u64,
-             hidden: usize, hx: u64, dhy: u64, dhx: u64, cell: usize, cx: u64, dcy: u64, dcx: u64, weight_bytes: usize,
-             weights: u64, workspace_bytes: usize, workspace: u64, reserve_bytes: usize, reserve: u64);
-        backward_weights = "cudnnRNNBackwardWeights_v8" @ 0 c"cudnnRNNBackwardWeights_v8"
-            (handle: usize, network: usize, how: u32, lengths: u64, input: usize, x: u64, hidden: usize, hx: u64,
-             output: usize, y: u64, weight_bytes: usize, weights: u64, workspace_bytes: usize, workspace: u64,
-             reserve_bytes: usize, reserve: u64);
+    CudnnTable from cudarc::cudnn::sys {
+        create = cudnnCreate (handle: *mut usize);
+        set_stream = cudnnSetStream (handle: usize, stream: RawStream);
+        descriptor_create = cudnnBackendCreateDescriptor (kind: u32, descriptor: *mut usize);
+        descriptor_destroy = cudnnBackendDestroyDescriptor (descriptor: usize);
+        descriptor_set = cudnnBackendSetAttribute (descriptor: usize, attribute: u32, kind: u32, count: i64,
+            values: *const c_void);
+        descriptor_get = cudnnBackendGetAttribute (descriptor: usize, attribute: u32, kind: u32, room: i64, count: *mut i64,
+            values: *mut c_void);
+        finalize = cudnnBackendFinalize (descriptor: usize);
+        execute = cudnnBackendExecute (handle: usize, plan: usize, pack: usize);
+        tensor_create = cudnnCreateTensorDescriptor (descriptor: *mut usize);
+        tensor_destroy = cudnnDestroyTensorDescriptor (descriptor: usize);
+        tensor_set = cudnnSetTensorNdDescriptor (descriptor: usize, format: u32, rank: c_int, sizes: *const c_int,
+            strides: *const c_int);
+        dropout_create = cudnnCreateDropoutDescriptor (descriptor: *mut usize);
+        dropout_destroy = cudnnDestroyDropoutDescriptor (descriptor: usize);
+        dropout_set = cudnnSetDropoutDescriptor (descriptor: usize, handle: usize, probability: f32, states: *mut c_void,
+            bytes: usize, seed: u64);
+        network_create = cudnnCreateRNNDescriptor (descriptor: *mut usize);
+        network_destroy = cudnnDestroyRNNDescriptor (descriptor: usize);
+        network_set = cudnnSetRNNDescriptor_v8 (descriptor: usize, algorithm: u32, mode: u32, biases: u32, directions: u32,
+            input_mode: u32, format: u32, precision: u32, math: u32, inputs: i32, hidden: i32, projected: i32, layers: i32,
+            dropout: usize, flags: u32);
+        rows_create = cudnnCreateRNNDataDescriptor (descriptor: *mut usize);
+        rows_destroy = cudnnDestroyRNNDataDescriptor (descriptor: usize);
+        rows_set = cudnnSetRNNDataDescriptor (descriptor: usize, format: u32, layout: u32, most: c_int, sequences: c_int,
+            features: c_int, lengths: *const c_int, padding: *mut c_void);
+        room = cudnnGetRNNTempSpaceSizes (handle: usize, network: usize, mode: u32, input: usize, workspace: *mut usize,
+            reserve: *mut usize);
+        weight_bytes = cudnnGetRNNWeightSpaceSize (handle: usize, network: usize, bytes: *mut usize);
+        weight_part = cudnnGetRNNWeightParams (handle: usize, network: usize, layer: i32, bytes: usize, weights: u64, place: i32,
+            matrix: usize, matrix_at: *mut u64, bias: usize, bias_at: *mut u64);
+        forward = cudnnRNNForward (handle: usize, network: usize, mode: u32, lengths: u64, input: usize, x: u64, output: usize,
+            y: u64, hidden: usize, hx: u64, hy: u64, cell: usize, cx: u64, cy: u64, weight_bytes: usize, weights: u64,
+            workspace_bytes: usize, workspace: u64, reserve_bytes: usize, reserve: u64);
+        backward = cudnnRNNBackwardData_v8 (handle: usize, network: usize, lengths: u64, output: usize, y: u64, dy: u64,
+            input: usize, dx: u64, hidden: usize, hx: u64, dhy: u64, dhx: u64, cell: usize, cx: u64, dcy: u64, dcx: u64,
+            weight_bytes: usize, weights: u64, workspace_bytes: usize, workspace: u64, reserve_bytes: usize, reserve: u64);
+        backward_weights = cudnnRNNBackwardWeights_v8 (handle: usize, network: usize, how: u32, lengths: u64, input: usize,
+            x: u64, hidden: usize, hx: u64, output: usize, y: u64, weight_bytes: usize, weights: u64, workspace_bytes: usize,
+            workspace: u64, reserve_bytes: usize, reserve: u64);
     }
 }
 
 /// Kinds of descriptors (`cudnnBackendDescriptorType_t`).
 pub(in crate::cuda) mod kind {
-    pub(in crate::cuda) const POINTWISE: u32 = 0;
+    super::numbers! { numbers from cudarc::cudnn::sys::cudnnBackendDescriptorType_t, pub(in crate::cuda) u32 {
+        POINTWISE = 0, CUDNN_BACKEND_POINTWISE_DESCRIPTOR;
+        ENGINE_CONFIGURATION = 3, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
+        HEURISTIC = 4, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR;
+        PLAN = 5, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR;
+        OPERATION_POINTWISE = 13, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR;
+        GRAPH = 15, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR;
+        VARIANT_PACK = 16, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR;
+        TENSOR = 17, CUDNN_BACKEND_TENSOR_DESCRIPTOR;
+        MATMUL = 18, CUDNN_BACKEND_MATMUL_DESCRIPTOR;
+        OPERATION_MATMUL = 19, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR;
+        REDUCTION = 21, CUDNN_BACKEND_REDUCTION_DESCRIPTOR;
+        OPERATION_REDUCTION = 22, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR;
+        OPERATION_RESHAPE = 31, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR;
+    } }
     pub(in crate::cuda) const CONVOLUTION: u32 = 1;
     pub(in crate::cuda) const ENGINE: u32 = 2;
-    pub(in crate::cuda) const ENGINE_CONFIGURATION: u32 = 3;
-    pub(in crate::cuda) const HEURISTIC: u32 = 4;
-    pub(in crate::cuda) const PLAN: u32 = 5;
     pub(in crate::cuda) const OPERATION_CONVOLUTION: u32 = 10;
     pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: u32 = 11;
     pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: u32 = 12;
-    pub(in crate::cuda) const OPERATION_POINTWISE: u32 = 13;
-    pub(in crate::cuda) const GRAPH: u32 = 15;
-    pub(in crate::cuda) const VARIANT_PACK: u32 = 16;
-    pub(in crate::cuda) const TENSOR: u32 = 17;
-    pub(in crate::cuda) const MATMUL: u32 = 18;
-    pub(in crate::cuda) const OPERATION_MATMUL: u32 = 19;
-    pub(in crate::cuda) const REDUCTION: u32 = 21;
-    pub(in crate::cuda) const OPERATION_REDUCTION: u32 = 22;
-    pub(in crate::cuda) const OPERATION_RESHAPE: u32 = 31;
 }
 
 /// Types of attributes (`cudnnBackendAttributeType_t`).
 pub(in crate::cuda) mod of_type {
-    pub(in crate::cuda) const HANDLE: u32 = 0;
-    pub(in crate::cuda) const DATA_TYPE: u32 = 1;
-    pub(in crate::cuda) const BOOLEAN: u32 = 2;
-    pub(in crate::cuda) const INT64: u32 = 3;
+    super::numbers! { numbers from cudarc::cudnn::sys::cudnnBackendAttributeType_t, pub(in crate::cuda) u32 {
+        HANDLE = 0, CUDNN_TYPE_HANDLE;
+        DATA_TYPE = 1, CUDNN_TYPE_DATA_TYPE;
+        BOOLEAN = 2, CUDNN_TYPE_BOOLEAN;
+        INT64 = 3, CUDNN_TYPE_INT64;
+        POINTER = 6, CUDNN_TYPE_VOID_PTR;
+        HEURISTIC_MODE = 8, CUDNN_TYPE_HEUR_MODE;
+        POINTWISE_MODE = 14, CUDNN_TYPE_POINTWISE_MODE;
+        DESCRIPTOR = 15, CUDNN_TYPE_BACKEND_DESCRIPTOR;
+        REDUCTION = 18, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
+    } }
     pub(in crate::cuda) const FLOAT: u32 = 4;
-    pub(in crate::cuda) const POINTER: u32 = 6;
     pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 7;
-    pub(in crate::cuda) const HEURISTIC_MODE: u32 = 8;
     pub(in crate::cuda) const NUMERICAL_NOTE: u32 = 11;
-    pub(in crate::cuda) const POINTWISE_MODE: u32 = 14;
-    pub(in crate::cuda) const DESCRIPTOR: u32 = 15;
-    pub(in crate::cuda) const REDUCTION: u32 = 18;
 }
 
 /// Attributes (`cudnnBackendAttributeName_t`).
 pub(in crate::cuda) mod attribute {
-    pub(in crate::cuda) const POINTWISE_MODE: u32 = 0;
-    pub(in crate::cuda) const POINTWISE_COMPUTE: u32 = 1;
-    pub(in crate::cuda) const POINTWISE_AXIS: u32 = 9;
+    super::numbers! { numbers from cudarc::cudnn::sys::cudnnBackendAttributeName_t, pub(in crate::cuda) u32 {
+        POINTWISE_MODE = 0, CUDNN_ATTR_POINTWISE_MODE;
+        POINTWISE_COMPUTE = 1, CUDNN_ATTR_POINTWISE_MATH_PREC;
+        POINTWISE_AXIS = 9, CUDNN_ATTR_POINTWISE_AXIS;
+        HEURISTIC_MODE = 200, CUDNN_ATTR_ENGINEHEUR_MODE;
+        HEURISTIC_GRAPH = 201, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH;
+        HEURISTIC_RESULTS = 202, CUDNN_ATTR_ENGINEHEUR_RESULTS;
+        PLAN_HANDLE = 400, CUDNN_ATTR_EXECUTION_PLAN_HANDLE;
+        PLAN_ENGINE_CONFIGURATION = 401, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG;
+        PLAN_WORKSPACE_BYTES = 402, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE;
+        OPERATION_POINTWISE_MODE = 750, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR;
+        OPERATION_POINTWISE_OUTPUT = 753, CUDNN_ATTR_OPERATION_POINTWISE_YDESC;
+        GRAPH_HANDLE = 800, CUDNN_ATTR_OPERATIONGRAPH_HANDLE;
+        GRAPH_OPERATIONS = 801, CUDNN_ATTR_OPERATIONGRAPH_OPS;
+        TENSOR_ALIGNMENT_BYTES = 900, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT;
+        TENSOR_FORMAT = 901, CUDNN_ATTR_TENSOR_DATA_TYPE;
+        TENSOR_SIZES = 902, CUDNN_ATTR_TENSOR_DIMENSIONS;
+        TENSOR_STRIDES = 903, CUDNN_ATTR_TENSOR_STRIDES;
+        TENSOR_ID = 906, CUDNN_ATTR_TENSOR_UNIQUE_ID;
+        TENSOR_IS_VIRTUAL = 907, CUDNN_ATTR_TENSOR_IS_VIRTUAL;
+        TENSOR_IS_BY_VALUE = 908, CUDNN_ATTR_TENSOR_IS_BY_VALUE;
+        VARIANT_PACK_IDS = 1000, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS;
+        VARIANT_PACK_POINTERS = 1001, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS;
+        VARIANT_PACK_WORKSPACE = 1003, CUDNN_ATTR_VARIANT_PACK_WORKSPACE;
+        MATMUL_COMPUTE = 1500, CUDNN_ATTR_MATMUL_COMP_TYPE;
+        OPERATION_MATMUL_A = 1520, CUDNN_ATTR_OPERATION_MATMUL_ADESC;
+        OPERATION_MATMUL_B = 1521, CUDNN_ATTR_OPERATION_MATMUL_BDESC;
+        OPERATION_MATMUL_OUTPUT = 1522, CUDNN_ATTR_OPERATION_MATMUL_CDESC;
+        OPERATION_MATMUL_MODE = 1523, CUDNN_ATTR_OPERATION_MATMUL_DESC;
+        REDUCTION_OPERATOR = 1600, CUDNN_ATTR_REDUCTION_OPERATOR;
+        REDUCTION_COMPUTE = 1601, CUDNN_ATTR_REDUCTION_COMP_TYPE;
+        OPERATION_REDUCTION_INPUT = 1610, CUDNN_ATTR_OPERATION_REDUCTION_XDESC;
+        OPERATION_REDUCTION_OUTPUT = 1611, CUDNN_ATTR_OPERATION_REDUCTION_YDESC;
+        OPERATION_REDUCTION_MODE = 1612, CUDNN_ATTR_OPERATION_REDUCTION_DESC;
+        OPERATION_RESHAPE_INPUT = 2200, CUDNN_ATTR_OPERATION_RESHAPE_XDESC;
+        OPERATION_RESHAPE_OUTPUT = 2201, CUDNN_ATTR_OPERATION_RESHAPE_YDESC;
+    } }
     pub(in crate::cuda) const CONVOLUTION_COMPUTE: u32 = 100;
     pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 101;
     pub(in crate::cuda) const CONVOLUTION_DILATIONS: u32 = 102;
@@ -113,49 +144,17 @@ pub(in crate::cuda) mod attribute {
     /// The paddings after the last element, and before the first.
     pub(in crate::cuda) const CONVOLUTION_PADDINGS: [u32; 2] = [104, 105];
     pub(in crate::cuda) const CONVOLUTION_AXES: u32 = 106;
-    pub(in crate::cuda) const HEURISTIC_MODE: u32 = 200;
-    pub(in crate::cuda) const HEURISTIC_GRAPH: u32 = 201;
-    pub(in crate::cuda) const HEURISTIC_RESULTS: u32 = 202;
     pub(in crate::cuda) const CONFIGURATION_ENGINE: u32 = 300;
-    pub(in crate::cuda) const PLAN_HANDLE: u32 = 400;
-    pub(in crate::cuda) const PLAN_ENGINE_CONFIGURATION: u32 = 401;
-    pub(in crate::cuda) const PLAN_WORKSPACE_BYTES: u32 = 402;
     /// The attributes of a convolution, and of its two gradients: the factors of result and addend, the convolution descriptor,
     /// the weight, the input and the output.
     pub(in crate::cuda) const OPERATION_CONVOLUTION: [u32; 6] = [700, 701, 702, 703, 704, 705];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: [u32; 6] = [706, 707, 708, 709, 710, 711];
     pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: [u32; 6] = [712, 713, 714, 715, 716, 717];
-    pub(in crate::cuda) const OPERATION_POINTWISE_MODE: u32 = 750;
     /// The first, second and third operand, in this order.
     pub(in crate::cuda) const OPERATION_POINTWISE_INPUTS: [u32; 3] = [751, 752, 758];
-    pub(in crate::cuda) const OPERATION_POINTWISE_OUTPUT: u32 = 753;
-    pub(in crate::cuda) const GRAPH_HANDLE: u32 = 800;
-    pub(in crate::cuda) const GRAPH_OPERATIONS: u32 = 801;
-    pub(in crate::cuda) const TENSOR_ALIGNMENT_BYTES: u32 = 900;
-    pub(in crate::cuda) const TENSOR_FORMAT: u32 = 901;
-    pub(in crate::cuda) const TENSOR_SIZES: u32 = 902;
-    pub(in crate::cuda) const TENSOR_STRIDES: u32 = 903;
-    pub(in crate::cuda) const TENSOR_ID: u32 = 906;
-    pub(in crate::cuda) const TENSOR_IS_VIRTUAL: u32 = 907;
-    pub(in crate::cuda) const TENSOR_IS_BY_VALUE: u32 = 908;
-    pub(in crate::cuda) const VARIANT_PACK_IDS: u32 = 1000;
-    pub(in crate::cuda) const VARIANT_PACK_POINTERS: u32 = 1001;
-    pub(in crate::cuda) const VARIANT_PACK_WORKSPACE: u32 = 1003;
     pub(in crate::cuda) const ENGINE_NUMERICAL_NOTES: u32 = 1303;
-    pub(in crate::cuda) const MATMUL_COMPUTE: u32 = 1500;
-    pub(in crate::cuda) const OPERATION_MATMUL_A: u32 = 1520;
-    pub(in crate::cuda) const OPERATION_MATMUL_B: u32 = 1521;
-    pub(in crate::cuda) const OPERATION_MATMUL_OUTPUT: u32 = 1522;
-    pub(in crate::cuda) const OPERATION_MATMUL_MODE: u32 = 1523;
     /// The overrides of the number of rows, of columns, and of terms of each sum.
     pub(in crate::cuda) const OPERATION_MATMUL_OVERRIDES: [u32; 3] = [1525, 1526, 1527];
-    pub(in crate::cuda) const REDUCTION_OPERATOR: u32 = 1600;
-    pub(in crate::cuda) const REDUCTION_COMPUTE: u32 = 1601;
-    pub(in crate::cuda) const OPERATION_REDUCTION_INPUT: u32 = 1610;
-    pub(in crate::cuda) const OPERATION_REDUCTION_OUTPUT: u32 = 1611;
-    pub(in crate::cuda) const OPERATION_REDUCTION_MODE: u32 = 1612;
-    pub(in crate::cuda) const OPERATION_RESHAPE_INPUT: u32 = 2200;
-    pub(in crate::cuda) const OPERATION_RESHAPE_OUTPUT: u32 = 2201;
 }
 
 /// The modes of heuristics for finding engines (`cudnnBackendHeurMode_t`): first the engines that the performance model

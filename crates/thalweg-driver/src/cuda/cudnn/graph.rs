@@ -3,26 +3,28 @@
 //! cuDNN does not run such a graph node by node: it finds an engine that implements the entire pattern. The tensors between
 //! the operations (*virtual* tensors) have no memory.
 
+use crate::cuda::table::numbers;
+
 /// The number of dimensions of every tensor here.
 pub(super) const RANK: usize = 4;
 
 /// A tensor's sizes, or its strides in elements.
 pub(super) type Extents = [i64; RANK];
 
-/// The element formats that appear in a graph, as `cudnnDataType_t` numbers them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u32)]
-pub(in crate::cuda) enum Format {
-    /// 32-bit floats.
-    F32 = 0,
-    /// IEEE 16-bit floats.
-    F16 = 2,
-    /// 32-bit integers.
-    I32 = 4,
-    /// 16-bit brain floats.
-    Bf16 = 9,
-    /// Truth values.
-    Bool = 11,
+numbers! { variants_of_format from cudarc::cudnn::sys::cudnnDataType_t,
+    /// The element formats that appear in a graph, as `cudnnDataType_t` numbers them.
+    pub(in crate::cuda) enum Format {
+        /// 32-bit floats.
+        F32 = 0, CUDNN_DATA_FLOAT;
+        /// IEEE 16-bit floats.
+        F16 = 2, CUDNN_DATA_HALF;
+        /// 32-bit integers.
+        I32 = 4, CUDNN_DATA_INT32;
+        /// 16-bit brain floats.
+        Bf16 = 9, CUDNN_DATA_BFLOAT16;
+        /// Truth values.
+        Bool = 11, CUDNN_DATA_BOOLEAN;
+    }
 }
 
 /// The role of a tensor in memory, or of a scalar, for which an execution passes an address.
@@ -76,33 +78,33 @@ pub(super) struct Tensor {
     pub(super) format: Format,
 }
 
-/// The functions of one, two or three tensors, as `cudnnPointwiseMode_t` numbers them. Operands are broadcast.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub(in crate::cuda) enum Pointwise {
-    Add = 0,
-    Multiply = 1,
-    Divide = 6,
-    Subtract = 9,
-    Exponential = 13,
-    Logarithm = 15,
-    Identity = 21,
-    Relu = 100,
-    GreaterOrEqual = 303,
-    Less = 304,
-    And = 400,
-    /// The index of the element along an axis.
-    Index = 501,
-    /// The first operand where the third is true, the second elsewhere.
-    Select = 601,
+numbers! { variants_of_pointwise from cudarc::cudnn::sys::cudnnPointwiseMode_t,
+    /// The functions of one, two or three tensors, as `cudnnPointwiseMode_t` numbers them. Operands are broadcast.
+    pub(in crate::cuda) enum Pointwise {
+        Add = 0, CUDNN_POINTWISE_ADD;
+        Multiply = 1, CUDNN_POINTWISE_MUL;
+        Divide = 6, CUDNN_POINTWISE_DIV;
+        Subtract = 9, CUDNN_POINTWISE_SUB;
+        Exponential = 13, CUDNN_POINTWISE_EXP;
+        Logarithm = 15, CUDNN_POINTWISE_LOG;
+        Identity = 21, CUDNN_POINTWISE_IDENTITY;
+        Relu = 100, CUDNN_POINTWISE_RELU_FWD;
+        GreaterOrEqual = 303, CUDNN_POINTWISE_CMP_GE;
+        Less = 304, CUDNN_POINTWISE_CMP_LT;
+        And = 400, CUDNN_POINTWISE_LOGICAL_AND;
+        /// The index of the element along an axis.
+        Index = 501, CUDNN_POINTWISE_GEN_INDEX;
+        /// The first operand where the third is true, the second elsewhere.
+        Select = 601, CUDNN_POINTWISE_BINARY_SELECT;
+    }
 }
 
-/// The reductions, as `cudnnReduceTensorOp_t` numbers them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub(in crate::cuda) enum Reduction {
-    Add = 0,
-    Maximum = 3,
+numbers! { variants_of_reduction from cudarc::cudnn::sys::cudnnReduceTensorOp_t,
+    /// The reductions, as `cudnnReduceTensorOp_t` numbers them.
+    pub(in crate::cuda) enum Reduction {
+        Add = 0, CUDNN_REDUCE_TENSOR_ADD;
+        Maximum = 3, CUDNN_REDUCE_TENSOR_MAX;
+    }
 }
 
 /// The sizes of a product that tensors contain, in place of the operands' sizes: rows of the output, columns, and the

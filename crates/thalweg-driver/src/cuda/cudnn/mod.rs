@@ -40,9 +40,7 @@ use crate::library::recurrent::RecurrentShape;
 use crate::{Code, DevicePointer, Error, Result};
 
 #[cfg(test)]
-pub(super) use self::descriptors::{CudnnTable, HEURISTIC_MODES, NOT_SUPPORTED, attribute, kind, of_type};
-#[cfg(test)]
-pub(super) use self::graph::{Format, Pointwise, Reduction};
+pub(super) use self::descriptors::{CudnnTable, HEURISTIC_MODES, NOT_SUPPORTED, attribute};
 
 /// The oldest version that clears its sums itself.
 const OLDEST: usize = 90_600;

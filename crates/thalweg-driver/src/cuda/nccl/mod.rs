@@ -65,47 +65,38 @@ pub(in crate::cuda) struct RawId(pub(in crate::cuda) [u8; CommunicatorId::BYTES]
 
 entry_points! {
     /// libnccl.
-    NcclTable {
-        init_all = "ncclCommInitAll" @ 0 c"ncclCommInitAll"
-            (communicators: *mut RawCommunicator, count: c_int, devices: *const c_int);
-        get_version = "ncclGetVersion" @ 0 c"ncclGetVersion" (version: *mut c_int);
-        unique_id = "ncclGetUniqueId" @ 0 c"ncclGetUniqueId" (id: *mut RawId);
-        init_rank = "ncclCommInitRank" @ 0 c"ncclCommInitRank"
-            (communicator: *mut RawCommunicator, ranks: c_int, id: RawId, rank: c_int);
-        split = "ncclCommSplit" @ 0 c"ncclCommSplit"
-            (communicator: RawCommunicator, color: c_int, key: c_int, part: *mut RawCommunicator, config: *const c_void);
-        memory_allocate = "ncclMemAlloc" @ 0 c"ncclMemAlloc" (pointer: *mut u64, bytes: usize);
-        memory_free = "ncclMemFree" @ 0 c"ncclMemFree" (pointer: u64);
-        register = "ncclCommRegister" @ 0 c"ncclCommRegister"
-            (communicator: RawCommunicator, pointer: u64, bytes: usize, registration: *mut RawRegistration);
-        deregister = "ncclCommDeregister" @ 0 c"ncclCommDeregister"
-            (communicator: RawCommunicator, registration: RawRegistration);
-        window_register = "ncclCommWindowRegister" @ 0 c"ncclCommWindowRegister"
-            (communicator: RawCommunicator, pointer: u64, bytes: usize, window: *mut RawRegistration, flags: c_int);
-        window_deregister = "ncclCommWindowDeregister" @ 0 c"ncclCommWindowDeregister"
-            (communicator: RawCommunicator, window: RawRegistration);
-        abort = "ncclCommAbort" @ 0 c"ncclCommAbort" (communicator: RawCommunicator);
-        destroy = "ncclCommDestroy" @ 0 c"ncclCommDestroy" (communicator: RawCommunicator);
-        group_start = "ncclGroupStart" @ 0 c"ncclGroupStart" ();
-        group_end = "ncclGroupEnd" @ 0 c"ncclGroupEnd" ();
-        all_reduce = "ncclAllReduce" @ 0 c"ncclAllReduce"
-            (send: u64, receive: u64, count: usize, format: u32, reduction: u32, communicator: RawCommunicator,
-             stream: RawStream);
-        broadcast = "ncclBroadcast" @ 0 c"ncclBroadcast"
-            (send: u64, receive: u64, count: usize, format: u32, root: c_int, communicator: RawCommunicator,
-             stream: RawStream);
-        reduce = "ncclReduce" @ 0 c"ncclReduce"
-            (send: u64, receive: u64, count: usize, format: u32, reduction: u32, root: c_int,
-             communicator: RawCommunicator, stream: RawStream);
-        all_gather = "ncclAllGather" @ 0 c"ncclAllGather"
-            (send: u64, receive: u64, count: usize, format: u32, communicator: RawCommunicator, stream: RawStream);
-        reduce_scatter = "ncclReduceScatter" @ 0 c"ncclReduceScatter"
-            (send: u64, receive: u64, count: usize, format: u32, reduction: u32, communicator: RawCommunicator,
-             stream: RawStream);
-        send = "ncclSend" @ 0 c"ncclSend"
-            (send: u64, count: usize, format: u32, peer: c_int, communicator: RawCommunicator, stream: RawStream);
-        receive = "ncclRecv" @ 0 c"ncclRecv"
-            (receive: u64, count: usize, format: u32, peer: c_int, communicator: RawCommunicator, stream: RawStream);
+    NcclTable from cudarc::nccl::sys {
+        init_all = ncclCommInitAll (communicators: *mut RawCommunicator, count: c_int, devices: *const c_int);
+        get_version = ncclGetVersion (version: *mut c_int);
+        unique_id = ncclGetUniqueId (id: *mut RawId);
+        init_rank = ncclCommInitRank (communicator: *mut RawCommunicator, ranks: c_int, id: RawId, rank: c_int);
+        split = ncclCommSplit (communicator: RawCommunicator, color: c_int, key: c_int, part: *mut RawCommunicator,
+            config: *const c_void);
+        memory_allocate = ncclMemAlloc (pointer: *mut u64, bytes: usize);
+        memory_free = ncclMemFree (pointer: u64);
+        register = ncclCommRegister (communicator: RawCommunicator, pointer: u64, bytes: usize,
+            registration: *mut RawRegistration);
+        deregister = ncclCommDeregister (communicator: RawCommunicator, registration: RawRegistration);
+        window_register = ncclCommWindowRegister (communicator: RawCommunicator, pointer: u64, bytes: usize,
+            window: *mut RawRegistration, flags: c_int);
+        window_deregister = ncclCommWindowDeregister (communicator: RawCommunicator, window: RawRegistration);
+        abort = ncclCommAbort (communicator: RawCommunicator);
+        destroy = ncclCommDestroy (communicator: RawCommunicator);
+        group_start = ncclGroupStart ();
+        group_end = ncclGroupEnd ();
+        all_reduce = ncclAllReduce (send: u64, receive: u64, count: usize, format: u32, reduction: u32,
+            communicator: RawCommunicator, stream: RawStream);
+        broadcast = ncclBroadcast (send: u64, receive: u64, count: usize, format: u32, root: c_int, communicator: RawCommunicator,
+            stream: RawStream);
+        reduce = ncclReduce (send: u64, receive: u64, count: usize, format: u32, reduction: u32, root: c_int,
+            communicator: RawCommunicator, stream: RawStream);
+        all_gather = ncclAllGather (send: u64, receive: u64, count: usize, format: u32, communicator: RawCommunicator,
+            stream: RawStream);
+        reduce_scatter = ncclReduceScatter (send: u64, receive: u64, count: usize, format: u32, reduction: u32,
+            communicator: RawCommunicator, stream: RawStream);
+        send = ncclSend (send: u64, count: usize, format: u32, peer: c_int, communicator: RawCommunicator, stream: RawStream);
+        receive = ncclRecv (receive: u64, count: usize, format: u32, peer: c_int, communicator: RawCommunicator,
+            stream: RawStream);
     }
 }
 

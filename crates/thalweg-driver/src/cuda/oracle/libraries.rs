@@ -1,56 +1,23 @@
-//! Numbers of cuBLASLt, cuDNN and NCCL, and the names of errors.
+//! Numbers of the libraries that are not entries of a list of numbers, and the names of errors.
 
 use super::*;
 use crate::cuda::blaslt::epilogue;
 
 #[test]
 fn constants_of_the_libraries() {
-    use blas::cublasLtMatmulAlgoConfigAttributes_t as Config;
     use blas::cublasLtMatmulPreferenceAttributes_t as Preference;
     same_numbers! {
-        blaslt::DESCRIPTOR_TRANSPOSE_A => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        blaslt::DESCRIPTOR_TRANSPOSE_B => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB;
-        blaslt::DESCRIPTOR_EPILOGUE => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
-        blaslt::DESCRIPTOR_BIAS_POINTER =>
-            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-        blaslt::DESCRIPTOR_EPILOGUE_INPUT_POINTER =>
-            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
-        blaslt::DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION =>
-            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
-        blaslt::DESCRIPTOR_EPILOGUE_INPUT_FORMAT =>
-            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE;
-        epilogue::EPILOGUE_GELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX;
         epilogue::EPILOGUE_GELU_KEPT | epilogue::EPILOGUE_BIAS =>
             blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-        epilogue::EPILOGUE_RELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX;
         epilogue::EPILOGUE_RELU_KEPT | epilogue::EPILOGUE_BIAS =>
             blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_AUX_BIAS;
-        epilogue::EPILOGUE_RELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DRELU;
-        epilogue::EPILOGUE_GELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU;
-        epilogue::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
-        blaslt::LAYOUT_BATCH_COUNT =>
-            blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
-        blaslt::LAYOUT_BATCH_OFFSET =>
-            blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-        blaslt::PREFERENCE_WORKSPACE_BYTES => Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        blaslt::PREFERENCE_ALIGNMENT_A_BYTES => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
         blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 1 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES;
         blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 2 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES;
         blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 3 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES;
-        blaslt::PREFERENCE_REDUCTION_SCHEMES => Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
         ReductionSchemes::NONE.0 => blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE;
         ReductionSchemes::COMPUTE_TYPE.0 =>
             blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         ReductionSchemes::ANY.0 => blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK;
-        algorithm::CONFIG_ID => Config::CUBLASLT_ALGO_CONFIG_ID;
-        algorithm::CONFIG_TILE => Config::CUBLASLT_ALGO_CONFIG_TILE_ID;
-        algorithm::CONFIG_SPLIT_K => Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
-        algorithm::CONFIG_REDUCTION => Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
-        algorithm::CONFIG_SWIZZLE => Config::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING;
-        algorithm::CONFIG_CUSTOM => Config::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION;
-        algorithm::CONFIG_STAGES => Config::CUBLASLT_ALGO_CONFIG_STAGES_ID;
-        algorithm::CONFIG_INNER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
-        algorithm::CONFIG_CLUSTER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
         ElementFormat::R_32F.0 => blas::cudaDataType::CUDA_R_32F;
         ElementFormat::R_64F.0 => blas::cudaDataType::CUDA_R_64F;
         ElementFormat::R_16F.0 => blas::cudaDataType::CUDA_R_16F;
@@ -73,103 +40,17 @@ fn constants_of_the_libraries() {
 }
 
 #[test]
-fn attributes_of_cudnn() {
+fn numbers_of_cudnn() {
     use dnn::cudnnBackendAttributeName_t as Name;
+    use dnn::cudnnBackendHeurMode_t as Mode;
+    use dnn::cudnnStatus_t as Status;
     same_numbers! {
-        attribute::POINTWISE_MODE => Name::CUDNN_ATTR_POINTWISE_MODE;
-        attribute::POINTWISE_COMPUTE => Name::CUDNN_ATTR_POINTWISE_MATH_PREC;
-        attribute::POINTWISE_AXIS => Name::CUDNN_ATTR_POINTWISE_AXIS;
-        attribute::HEURISTIC_MODE => Name::CUDNN_ATTR_ENGINEHEUR_MODE;
-        attribute::HEURISTIC_GRAPH => Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH;
-        attribute::HEURISTIC_RESULTS => Name::CUDNN_ATTR_ENGINEHEUR_RESULTS;
-        attribute::PLAN_HANDLE => Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE;
-        attribute::PLAN_ENGINE_CONFIGURATION => Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG;
-        attribute::PLAN_WORKSPACE_BYTES => Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE;
-        attribute::OPERATION_POINTWISE_MODE => Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR;
         attribute::OPERATION_POINTWISE_INPUTS[0] => Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC;
         attribute::OPERATION_POINTWISE_INPUTS[1] => Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC;
         attribute::OPERATION_POINTWISE_INPUTS[2] => Name::CUDNN_ATTR_OPERATION_POINTWISE_TDESC;
-        attribute::OPERATION_POINTWISE_OUTPUT => Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC;
-        attribute::GRAPH_HANDLE => Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE;
-        attribute::GRAPH_OPERATIONS => Name::CUDNN_ATTR_OPERATIONGRAPH_OPS;
-        attribute::TENSOR_ALIGNMENT_BYTES => Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT;
-        attribute::TENSOR_FORMAT => Name::CUDNN_ATTR_TENSOR_DATA_TYPE;
-        attribute::TENSOR_SIZES => Name::CUDNN_ATTR_TENSOR_DIMENSIONS;
-        attribute::TENSOR_STRIDES => Name::CUDNN_ATTR_TENSOR_STRIDES;
-        attribute::TENSOR_ID => Name::CUDNN_ATTR_TENSOR_UNIQUE_ID;
-        attribute::TENSOR_IS_VIRTUAL => Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL;
-        attribute::TENSOR_IS_BY_VALUE => Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE;
-        attribute::VARIANT_PACK_IDS => Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS;
-        attribute::VARIANT_PACK_POINTERS => Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS;
-        attribute::VARIANT_PACK_WORKSPACE => Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE;
-        attribute::MATMUL_COMPUTE => Name::CUDNN_ATTR_MATMUL_COMP_TYPE;
-        attribute::OPERATION_MATMUL_A => Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC;
-        attribute::OPERATION_MATMUL_B => Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC;
-        attribute::OPERATION_MATMUL_OUTPUT => Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC;
-        attribute::OPERATION_MATMUL_MODE => Name::CUDNN_ATTR_OPERATION_MATMUL_DESC;
         attribute::OPERATION_MATMUL_OVERRIDES[0] => Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC;
         attribute::OPERATION_MATMUL_OVERRIDES[1] => Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC;
         attribute::OPERATION_MATMUL_OVERRIDES[2] => Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC;
-        attribute::REDUCTION_OPERATOR => Name::CUDNN_ATTR_REDUCTION_OPERATOR;
-        attribute::REDUCTION_COMPUTE => Name::CUDNN_ATTR_REDUCTION_COMP_TYPE;
-        attribute::OPERATION_REDUCTION_INPUT => Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC;
-        attribute::OPERATION_REDUCTION_OUTPUT => Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC;
-        attribute::OPERATION_REDUCTION_MODE => Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC;
-        attribute::OPERATION_RESHAPE_INPUT => Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC;
-        attribute::OPERATION_RESHAPE_OUTPUT => Name::CUDNN_ATTR_OPERATION_RESHAPE_YDESC;
-    }
-}
-
-#[test]
-fn numbers_of_cudnn() {
-    use dnn::cudnnBackendAttributeType_t as Type;
-    use dnn::cudnnBackendDescriptorType_t as Kind;
-    use dnn::cudnnBackendHeurMode_t as Mode;
-    use dnn::cudnnPointwiseMode_t as Function;
-    use dnn::cudnnStatus_t as Status;
-    same_numbers! {
-        kind::POINTWISE => Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR;
-        kind::ENGINE_CONFIGURATION => Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
-        kind::HEURISTIC => Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR;
-        kind::PLAN => Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR;
-        kind::OPERATION_POINTWISE => Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR;
-        kind::GRAPH => Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR;
-        kind::VARIANT_PACK => Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR;
-        kind::TENSOR => Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR;
-        kind::MATMUL => Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR;
-        kind::OPERATION_MATMUL => Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR;
-        kind::REDUCTION => Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR;
-        kind::OPERATION_REDUCTION => Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR;
-        kind::OPERATION_RESHAPE => Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR;
-        of_type::HANDLE => Type::CUDNN_TYPE_HANDLE;
-        of_type::DATA_TYPE => Type::CUDNN_TYPE_DATA_TYPE;
-        of_type::BOOLEAN => Type::CUDNN_TYPE_BOOLEAN;
-        of_type::INT64 => Type::CUDNN_TYPE_INT64;
-        of_type::POINTER => Type::CUDNN_TYPE_VOID_PTR;
-        of_type::HEURISTIC_MODE => Type::CUDNN_TYPE_HEUR_MODE;
-        of_type::POINTWISE_MODE => Type::CUDNN_TYPE_POINTWISE_MODE;
-        of_type::DESCRIPTOR => Type::CUDNN_TYPE_BACKEND_DESCRIPTOR;
-        of_type::REDUCTION => Type::CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
-        Format::F32 => dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
-        Format::F16 => dnn::cudnnDataType_t::CUDNN_DATA_HALF;
-        Format::I32 => dnn::cudnnDataType_t::CUDNN_DATA_INT32;
-        Format::Bf16 => dnn::cudnnDataType_t::CUDNN_DATA_BFLOAT16;
-        Format::Bool => dnn::cudnnDataType_t::CUDNN_DATA_BOOLEAN;
-        Pointwise::Add => Function::CUDNN_POINTWISE_ADD;
-        Pointwise::Multiply => Function::CUDNN_POINTWISE_MUL;
-        Pointwise::Divide => Function::CUDNN_POINTWISE_DIV;
-        Pointwise::Subtract => Function::CUDNN_POINTWISE_SUB;
-        Pointwise::Exponential => Function::CUDNN_POINTWISE_EXP;
-        Pointwise::Logarithm => Function::CUDNN_POINTWISE_LOG;
-        Pointwise::Identity => Function::CUDNN_POINTWISE_IDENTITY;
-        Pointwise::Relu => Function::CUDNN_POINTWISE_RELU_FWD;
-        Pointwise::GreaterOrEqual => Function::CUDNN_POINTWISE_CMP_GE;
-        Pointwise::Less => Function::CUDNN_POINTWISE_CMP_LT;
-        Pointwise::And => Function::CUDNN_POINTWISE_LOGICAL_AND;
-        Pointwise::Index => Function::CUDNN_POINTWISE_GEN_INDEX;
-        Pointwise::Select => Function::CUDNN_POINTWISE_BINARY_SELECT;
-        DnnReduction::Add => dnn::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_ADD;
-        DnnReduction::Maximum => dnn::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_MAX;
         HEURISTIC_MODES[0] => Mode::CUDNN_HEUR_MODE_A;
         HEURISTIC_MODES[1] => Mode::CUDNN_HEUR_MODE_FALLBACK;
         NOT_SUPPORTED.start => Status::CUDNN_STATUS_NOT_SUPPORTED;

@@ -19,7 +19,7 @@ use thalweg_lock::{Mutex, MutexGuard};
 
 use crate::activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
 use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
-use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
+use crate::cuda::table::{CallStatus, entry_points, function_at, numbers, text_at};
 use crate::{Code, Error, Result};
 
 /// `CUpti_BuffersCallbackRequestFunc`.
@@ -31,36 +31,32 @@ type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
 entry_points! {
     /// libcupti.
-    CuptiTable {
-        subscribe = "cuptiSubscribe" @ 0 c"cuptiSubscribe"
-            (subscriber: *mut usize, callback: Callback, data: *mut c_void);
-        unsubscribe = "cuptiUnsubscribe" @ 0 c"cuptiUnsubscribe" (subscriber: usize);
-        register_callbacks = "cuptiActivityRegisterCallbacks" @ 0 c"cuptiActivityRegisterCallbacks"
-            (request: RequestBuffer, complete: CompleteBuffer);
-        enable = "cuptiActivityEnable" @ 0 c"cuptiActivityEnable" (kind: u32);
-        disable = "cuptiActivityDisable" @ 0 c"cuptiActivityDisable" (kind: u32);
-        flush_all = "cuptiActivityFlushAll" @ 0 c"cuptiActivityFlushAll" (flag: u32);
-        next_record = "cuptiActivityGetNextRecord" @ 0 c"cuptiActivityGetNextRecord"
-            (buffer: *mut u8, bytes: usize, record: *mut *mut u8);
-        dropped = "cuptiActivityGetNumDroppedRecords" @ 0 c"cuptiActivityGetNumDroppedRecords"
-            (context: *mut c_void, stream: u32, dropped: *mut usize);
-        push_external = "cuptiActivityPushExternalCorrelationId" @ 0 c"cuptiActivityPushExternalCorrelationId"
-            (kind: u32, id: u64);
-        pop_external = "cuptiActivityPopExternalCorrelationId" @ 0 c"cuptiActivityPopExternalCorrelationId"
-            (kind: u32, last: *mut u64);
-        timestamp = "cuptiGetTimestamp" @ 0 c"cuptiGetTimestamp" (timestamp: *mut u64);
+    CuptiTable from cudarc::cupti::sys {
+        subscribe = cuptiSubscribe (subscriber: *mut usize, callback: Callback, data: *mut c_void);
+        unsubscribe = cuptiUnsubscribe (subscriber: usize);
+        register_callbacks = cuptiActivityRegisterCallbacks (request: RequestBuffer, complete: CompleteBuffer);
+        enable = cuptiActivityEnable (kind: u32);
+        disable = cuptiActivityDisable (kind: u32);
+        flush_all = cuptiActivityFlushAll (flag: u32);
+        next_record = cuptiActivityGetNextRecord (buffer: *mut u8, bytes: usize, record: *mut *mut u8);
+        dropped = cuptiActivityGetNumDroppedRecords (context: *mut c_void, stream: u32, dropped: *mut usize);
+        push_external = cuptiActivityPushExternalCorrelationId (kind: u32, id: u64);
+        pop_external = cuptiActivityPopExternalCorrelationId (kind: u32, last: *mut u64);
+        timestamp = cuptiGetTimestamp (timestamp: *mut u64);
     }
 }
 
 /// The values of `CUpti_ActivityKind` that are read, such as `CUPTI_ACTIVITY_KIND_MEMCPY`.
 pub(in crate::cuda) mod kind {
-    pub(in crate::cuda) const COPY: u32 = 1;
-    pub(in crate::cuda) const FILL: u32 = 2;
-    pub(in crate::cuda) const DRIVER: u32 = 4;
-    pub(in crate::cuda) const RUNTIME: u32 = 5;
-    pub(in crate::cuda) const KERNEL: u32 = 10;
-    pub(in crate::cuda) const PEER_COPY: u32 = 22;
-    pub(in crate::cuda) const EXTERNAL_CORRELATION: u32 = 39;
+    super::numbers! { numbers from cudarc::cupti::sys::CUpti_ActivityKind, pub(in crate::cuda) u32 {
+        COPY = 1, CUPTI_ACTIVITY_KIND_MEMCPY;
+        FILL = 2, CUPTI_ACTIVITY_KIND_MEMSET;
+        DRIVER = 4, CUPTI_ACTIVITY_KIND_DRIVER;
+        RUNTIME = 5, CUPTI_ACTIVITY_KIND_RUNTIME;
+        KERNEL = 10, CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
+        PEER_COPY = 22, CUPTI_ACTIVITY_KIND_MEMCPY2;
+        EXTERNAL_CORRELATION = 39, CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION;
+    } }
 }
 
 /// The kinds of records that are traced. Correlations are only recorded with calls, whose records are skipped.
@@ -74,12 +70,11 @@ const KINDS: [u32; 7] = [
     kind::RUNTIME,
 ];
 
-/// `CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0`.
-pub(in crate::cuda) const OUR_CORRELATION: u32 = 3;
-/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
-pub(in crate::cuda) const FLUSH_FORCED: u32 = 1;
-/// `CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED`.
-pub(in crate::cuda) const MULTIPLE_SUBSCRIBERS: u32 = 39;
+numbers! { constants_of_cupti from cudarc::cupti::sys, pub(in crate::cuda) u32 {
+    OUR_CORRELATION = 3, CUpti_ExternalCorrelationKind::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
+    FLUSH_FORCED = 1, CUpti_ActivityFlag::CUPTI_ACTIVITY_FLAG_FLUSH_FORCED;
+    MULTIPLE_SUBSCRIBERS = 39, CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
+} }
 
 /// `CUpti_ActivityKernel10`, its first fields.
 #[repr(C)]

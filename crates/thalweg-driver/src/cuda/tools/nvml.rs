@@ -16,22 +16,17 @@ use crate::cuda::table::{CallStatus, entry_points};
 entry_points! {
     /// libnvidia-ml.
     NvmlTable {
-        init = "nvmlInit" @ 0 c"nvmlInit_v2" ();
-        shutdown = "nvmlShutdown" @ 0 c"nvmlShutdown" ();
-        device_count = "nvmlDeviceGetCount" @ 0 c"nvmlDeviceGetCount_v2" (count: *mut c_uint);
-        device_by_index = "nvmlDeviceGetHandleByIndex" @ 0 c"nvmlDeviceGetHandleByIndex_v2"
-            (index: c_uint, device: *mut usize);
-        device_uuid = "nvmlDeviceGetUUID" @ 0 c"nvmlDeviceGetUUID"
-            (device: usize, text: *mut c_char, bytes: c_uint);
-        utilization = "nvmlDeviceGetUtilizationRates" @ 0 c"nvmlDeviceGetUtilizationRates"
-            (device: usize, rates: *mut [c_uint; 2]);
-        temperature = "nvmlDeviceGetTemperature" @ 0 c"nvmlDeviceGetTemperature"
-            (device: usize, sensor: c_uint, degrees: *mut c_uint);
-        power = "nvmlDeviceGetPowerUsage" @ 0 c"nvmlDeviceGetPowerUsage" (device: usize, milliwatts: *mut c_uint);
-        clock = "nvmlDeviceGetClockInfo" @ 0 c"nvmlDeviceGetClockInfo"
-            (device: usize, clock: c_uint, megahertz: *mut c_uint);
-        processes = "nvmlDeviceGetComputeRunningProcesses" @ 0 c"nvmlDeviceGetComputeRunningProcesses_v3"
-            (device: usize, count: *mut c_uint, processes: *mut Process);
+        init = nvmlInit as nvmlInit_v2 ();
+        shutdown = nvmlShutdown ();
+        device_count = nvmlDeviceGetCount as nvmlDeviceGetCount_v2 (count: *mut c_uint);
+        device_by_index = nvmlDeviceGetHandleByIndex as nvmlDeviceGetHandleByIndex_v2 (index: c_uint, device: *mut usize);
+        device_uuid = nvmlDeviceGetUUID (device: usize, text: *mut c_char, bytes: c_uint);
+        utilization = nvmlDeviceGetUtilizationRates (device: usize, rates: *mut [c_uint; 2]);
+        temperature = nvmlDeviceGetTemperature (device: usize, sensor: c_uint, degrees: *mut c_uint);
+        power = nvmlDeviceGetPowerUsage (device: usize, milliwatts: *mut c_uint);
+        clock = nvmlDeviceGetClockInfo (device: usize, clock: c_uint, megahertz: *mut c_uint);
+        processes = nvmlDeviceGetComputeRunningProcesses as nvmlDeviceGetComputeRunningProcesses_v3 (device: usize,
+            count: *mut c_uint, processes: *mut Process);
     }
 }
 

@@ -14,20 +14,18 @@ use crate::{Code, ComputeCapability, Error, Result, Version};
 
 entry_points! {
     /// libnvrtc.
-    NvrtcTable {
-        version = "nvrtcVersion" @ 0 c"nvrtcVersion" (major: *mut c_int, minor: *mut c_int);
-        create = "nvrtcCreateProgram" @ 0 c"nvrtcCreateProgram"
-            (program: *mut usize, source: *const c_char, name: *const c_char, count: c_int,
-             headers: *const *const c_char, header_names: *const *const c_char);
-        destroy = "nvrtcDestroyProgram" @ 0 c"nvrtcDestroyProgram" (program: *mut usize);
-        compile = "nvrtcCompileProgram" @ 0 c"nvrtcCompileProgram"
-            (program: usize, count: c_int, options: *const *const c_char);
-        log_size = "nvrtcGetProgramLogSize" @ 0 c"nvrtcGetProgramLogSize" (program: usize, bytes: *mut usize);
-        log = "nvrtcGetProgramLog" @ 0 c"nvrtcGetProgramLog" (program: usize, log: *mut c_char);
-        cubin_size = "nvrtcGetCUBINSize" @ 0 c"nvrtcGetCUBINSize" (program: usize, bytes: *mut usize);
-        cubin = "nvrtcGetCUBIN" @ 0 c"nvrtcGetCUBIN" (program: usize, cubin: *mut c_char);
-        architecture_count = "nvrtcGetNumSupportedArchs" @ 0 c"nvrtcGetNumSupportedArchs" (count: *mut c_int);
-        architectures = "nvrtcGetSupportedArchs" @ 0 c"nvrtcGetSupportedArchs" (numbers: *mut c_int);
+    NvrtcTable from cudarc::nvrtc::sys {
+        version = nvrtcVersion (major: *mut c_int, minor: *mut c_int);
+        create = nvrtcCreateProgram (program: *mut usize, source: *const c_char, name: *const c_char, count: c_int,
+            headers: *const *const c_char, header_names: *const *const c_char);
+        destroy = nvrtcDestroyProgram (program: *mut usize);
+        compile = nvrtcCompileProgram (program: usize, count: c_int, options: *const *const c_char);
+        log_size = nvrtcGetProgramLogSize (program: usize, bytes: *mut usize);
+        log = nvrtcGetProgramLog (program: usize, log: *mut c_char);
+        cubin_size = nvrtcGetCUBINSize (program: usize, bytes: *mut usize);
+        cubin = nvrtcGetCUBIN (program: usize, cubin: *mut c_char);
+        architecture_count = nvrtcGetNumSupportedArchs (count: *mut c_int);
+        architectures = nvrtcGetSupportedArchs (numbers: *mut c_int);
     }
 }
 

@@ -234,6 +234,16 @@ impl Auditor {
     }
 }
 
+/// Defines calls that a capture forbids, by their description: each reports an obstacle of this kind, and passes the call on.
+macro_rules! uncapturable {
+    ($kind:ident $($words:literal: $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, $($argument: $type),*) -> Result<$answer> {
+            let call = || self.inner.$name($($argument),*);
+            self.unsafe_call(ObstacleKind::$kind, stringify!($name), $words, call)
+        })*
+    };
+}
+
 impl Driver for Auditor {
     thalweg_driver::wraps!(inner);
 
@@ -341,36 +351,13 @@ impl Driver for Auditor {
 
     // ---- Memory ---------------------------------------------------------------------------------------------------
 
-    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
-        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates device memory");
-        self.unsafe_call(kind, "memory_allocate", words, || self.inner.memory_allocate(device, bytes))
-    }
-
-    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
-        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates managed memory");
-        let call = || self.inner.memory_allocate_managed(device, bytes);
-        self.unsafe_call(kind, "memory_allocate_managed", words, call)
-    }
-
-    fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
-        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates memory for collectives");
-        let call = || self.inner.memory_allocate_collective(device, bytes);
-        self.unsafe_call(kind, "memory_allocate_collective", words, call)
-    }
-
-    fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
-        let (kind, words) = (ObstacleKind::SynchronousAllocation, "gives device memory back");
-        self.unsafe_call(kind, "memory_free", words, || self.inner.memory_free(pointer))
-    }
-
-    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
-        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates pinned memory");
-        self.unsafe_call(kind, "host_allocate", words, || self.inner.host_allocate(bytes, flags))
-    }
-
-    fn host_free(&self, pointer: HostPointer) -> Result<()> {
-        let (kind, words) = (ObstacleKind::SynchronousAllocation, "gives pinned memory back");
-        self.unsafe_call(kind, "host_free", words, || self.inner.host_free(pointer))
+    uncapturable! { SynchronousAllocation
+        "allocates device memory": memory_allocate(device: u32, bytes: u64) -> DevicePointer;
+        "allocates managed memory": memory_allocate_managed(device: u32, bytes: u64) -> DevicePointer;
+        "allocates memory for collectives": memory_allocate_collective(device: u32, bytes: u64) -> DevicePointer;
+        "gives device memory back": memory_free(pointer: DevicePointer) -> ();
+        "allocates pinned memory": host_allocate(bytes: u64, flags: HostFlags) -> HostPointer;
+        "gives pinned memory back": host_free(pointer: HostPointer) -> ();
     }
 
     fn memory_allocate_async(
@@ -390,53 +377,14 @@ impl Driver for Auditor {
 
     // ---- Calls that no graph contains -----------------------------------------------------------------------------
 
-    fn context_initialize(&self, device: u32) -> Result<()> {
-        let (kind, words) = (ObstacleKind::UncapturableCall, "makes a device's context");
-        self.unsafe_call(kind, "context_initialize", words, || self.inner.context_initialize(device))
-    }
-
-    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
-        let (kind, words) = (ObstacleKind::UncapturableCall, "opens another process's memory");
-        self.unsafe_call(kind, "ipc_open", words, || self.inner.ipc_open(device, handle))
-    }
-
-    fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
-        let (kind, words) = (ObstacleKind::UncapturableCall, "closes another process's memory");
-        self.unsafe_call(kind, "ipc_close", words, || self.inner.ipc_close(pointer))
-    }
-
-    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
-        let (kind, words) = (ObstacleKind::UncapturableCall, "makes communicators");
-        self.unsafe_call(kind, "communicators_create", words, || self.inner.communicators_create(devices))
-    }
-
-    fn communicator_join(
-        &self,
-        id: &CommunicatorId,
-        device: u32,
-        rank: u32,
-        ranks: u32,
-    ) -> Result<CommunicatorHandle> {
-        let (kind, words) = (ObstacleKind::UncapturableCall, "joins a communicator");
-        self.unsafe_call(kind, "communicator_join", words, || {
-            self.inner.communicator_join(id, device, rank, ranks)
-        })
-    }
-
-    fn communicator_split(
-        &self,
-        own: CommunicatorHandle,
-        part: &[u32],
-    ) -> Result<Option<CommunicatorHandle>> {
-        let (kind, words) = (ObstacleKind::UncapturableCall, "splits a communicator");
-        self.unsafe_call(kind, "communicator_split", words, || self.inner.communicator_split(own, part))
-    }
-
-    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
-        let (kind, words) = (ObstacleKind::UncapturableCall, "gives a communicator up");
-        self.unsafe_call(kind, "communicator_destroy", words, || {
-            self.inner.communicator_destroy(communicator)
-        })
+    uncapturable! { UncapturableCall
+        "makes a device's context": context_initialize(device: u32) -> ();
+        "opens another process's memory": ipc_open(device: u32, handle: IpcHandle) -> DevicePointer;
+        "closes another process's memory": ipc_close(pointer: DevicePointer) -> ();
+        "makes communicators": communicators_create(devices: &[u32]) -> Vec<CommunicatorHandle>;
+        "joins a communicator": communicator_join(id: &CommunicatorId, device: u32, rank: u32, ranks: u32) -> CommunicatorHandle;
+        "splits a communicator": communicator_split(own: CommunicatorHandle, part: &[u32]) -> Option<CommunicatorHandle>;
+        "gives a communicator up": communicator_destroy(communicator: CommunicatorHandle) -> ();
     }
 
     fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {

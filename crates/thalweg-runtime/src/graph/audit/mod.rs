@@ -47,6 +47,7 @@ use self::hooks::RegionGuard;
 use crate::graph::CaptureOptions;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
+use crate::{refuse, refuse_if};
 
 pub(crate) use self::auditor::Auditor;
 pub use self::counts::Counts;
@@ -148,16 +149,14 @@ pub fn audit<T>(
 fn check(device: &Device, stream: &Stream) -> Result<()> {
     same_device("audit: the stream", device, stream.device())?;
     if stream.is_default() {
-        return Err(Error::invalid(
-            "audit: the default stream cannot capture; make a stream with `Stream::new` and audit there",
-        ));
+        refuse!("audit: the default stream cannot capture; make a stream with `Stream::new` and audit there");
     }
-    if device.current_stream().is_capturing()? || stream.is_capturing()? || device.captures().are_under_way()
-    {
-        return Err(Error::invalid(
-            "audit: a capture of the device, or an audit, is under way, and this one would break it; end it first",
-        ));
-    }
+    refuse_if!(
+        device.current_stream().is_capturing()?
+            || stream.is_capturing()?
+            || device.captures().are_under_way(),
+        "audit: a capture of the device, or an audit, is under way, and this one would break it; end it first"
+    );
     Ok(())
 }
 
@@ -171,7 +170,7 @@ impl<'a> Open<'a> {
     fn begin(device: &'a Device, stream: &Stream, mode: CaptureMode) -> Result<Self> {
         let auditor = device.auditor();
         if !device.check(auditor.begin(stream.handle(), mode))? {
-            return Err(Error::invalid("audit: another audit of this driver is under way; wait for its end"));
+            refuse!("audit: another audit of this driver is under way; wait for its end");
         }
         Ok(Self { auditor, _region: RegionGuard::enter(Arc::downgrade(auditor)) })
     }

@@ -27,7 +27,7 @@ mod replay;
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_runtime::{CaptureMode, Device, Error, GraphPool, Result};
+use thalweg_runtime::{CaptureMode, Device, Error, GraphPool, Result, refuse_if};
 
 use super::LiveOutputs;
 use crate::autocast::{current_options, is_autocast_enabled};
@@ -138,12 +138,11 @@ pub fn make_graphed_callables(
     options: &CallableOptions,
 ) -> Result<Vec<GraphedCallable>> {
     let label = label_at("make_graphed_callables", Location::caller());
-    if is_autocast_enabled() && current_options().is_some_and(|options| options.cache_enabled) {
-        return Err(Error::invalid(
-            "make_graphed_callables does not support the autocast caching: graphs would read casts that the region frees. Please set \
-             `cache_enabled=False`.",
-        ));
-    }
+    refuse_if!(
+        is_autocast_enabled() && current_options().is_some_and(|options| options.cache_enabled),
+        "make_graphed_callables does not support the autocast caching: graphs would read casts that the region frees. Please set \
+         `cache_enabled=False`."
+    );
     let count = callables.len();
     let set = record::record(device, callables, samples, options, label)?;
     let set = Arc::new(set);

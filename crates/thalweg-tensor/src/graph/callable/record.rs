@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use thalweg_lock::Mutex;
 use thalweg_runtime::graph::OverwritePolicy;
-use thalweg_runtime::{CaptureMode, CaptureOptions, Device, Error, Graph, GraphPool, Label, Result, Stream};
+use thalweg_runtime::{
+    CaptureMode, CaptureOptions, Device, Error, Graph, GraphPool, Label, Result, Stream, refuse, refuse_if,
+};
 
 use super::replay::{BackwardGraph, CallableEntry, CallableSet, ReplayState};
 use super::{Callable, CallableOptions};
@@ -63,9 +65,7 @@ pub(super) fn record(
 ) -> Result<CallableSet> {
     if callables.len() != samples.len() {
         let (callables, samples) = (callables.len(), samples.len());
-        return Err(Error::invalid(format!(
-            "{callables} callables, but samples for {samples}: give one list each"
-        )));
+        refuse!("{callables} callables, but samples for {samples}: give one list each");
     }
     let pool =
         options.pool.clone().unwrap_or_else(|| GraphPool::with_policy(device, OverwritePolicy::Unchecked));
@@ -136,29 +136,27 @@ fn gradients_of_results(results: &[Tensor]) -> Result<Vec<Option<Tensor>>> {
 impl Draft {
     fn new(callable: Box<dyn Callable>, samples: Vec<Tensor>, device: &Device) -> Result<Self> {
         if let Some(buffer) = callable.buffers().iter().find(|buffer| buffer.requires_grad()) {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "the buffer {buffer:?} requires a gradient, which a graphed callable does not compute: make it a parameter"
-            )));
+            );
         }
         for sample in &samples {
-            if sample.device() != device || !has_each_element_once(sample) {
-                return Err(Error::invalid(format!(
-                    "the sample {sample:?} must be on {device}, with a place of its own for each element: graphs read it where it is, and \
-                     calls write it"
-                )));
-            }
+            refuse_if!(
+                sample.device() != device || !has_each_element_once(sample),
+                "the sample {sample:?} must be on {device}, with a place of its own for each element: graphs read it where it is, and \
+                 calls write it"
+            );
         }
         let own = |sample: Tensor| {
             if sample.requires_grad() { sample.detach().requires_grad_() } else { Ok(sample.detach()) }
         };
         let inputs = samples.into_iter().map(own).collect::<Result<Vec<_>>>()?;
         let parameters = callable.parameters();
-        if parameters.iter().any(Tensor::has_hooks) {
-            return Err(Error::invalid(
-                "a parameter has hooks, which the capture would make part of the graph: register them behind \
-                 `make_graphed_callables`, and each call of the callable runs them",
-            ));
-        }
+        refuse_if!(
+            parameters.iter().any(Tensor::has_hooks),
+            "a parameter has hooks, which the capture would make part of the graph: register them behind \
+             `make_graphed_callables`, and each call of the callable runs them"
+        );
         let wants = |tensor: &Tensor| (is_grad_enabled() && tensor.requires_grad()).then(|| tensor.clone());
         let targets = inputs.iter().chain(&parameters).map(wants).collect();
         Ok(Self { callable, inputs, targets, results: Vec::new(), forward: None, backward: None })
@@ -186,10 +184,10 @@ impl Draft {
                 .zip(&gradients)
                 .position(|(target, gradient)| target.is_some() && gradient.is_none());
             if let (Some(index), false) = (unused, allows_unused) {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "no result depends on input {index} (parameters counted behind the inputs), which requires a gradient: \
                      set `allow_unused_input` if that is meant"
-                )));
+                );
             }
             self.backward = Some(DraftBackward { graph, result_gradients, gradients });
         }

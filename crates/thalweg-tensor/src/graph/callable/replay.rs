@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::graph::HeldMemory;
-use thalweg_runtime::{Device, Error, Graph, GraphPool, Label, OutputHandle, Result, Stream};
+use thalweg_runtime::{
+    Device, Error, Graph, GraphPool, Label, OutputHandle, Result, Stream, invalid, refuse, refuse_if,
+};
 
 use super::Callable;
 use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
@@ -116,12 +118,12 @@ impl CallableSet {
         state.follow(&stream)?;
         let held = still_held(state.results[index..].iter().flatten());
         if let (LiveOutputs::Refuse, Some(first)) = (self.live_outputs, held.first()) {
-            return Err(Error::invalid(format!(
+            refuse!(
                 "results of an earlier call ({}, {} in all) are still held, and this replay would overwrite them: drop or copy \
                  them first, or ask for `LiveOutputs::Clone`",
                 first.label(),
                 held.len()
-            )));
+            );
         }
         for handles in &mut state.results[index..] {
             clear(handles, &stream)?;
@@ -169,13 +171,12 @@ impl CallableSet {
         let mut state = self.state();
         let is_overwritten = state.forward_at[..=index].iter().any(|&at| at > number)
             || state.backward_at[..index].iter().any(|&at| at > number);
-        if is_overwritten {
-            return Err(Error::invalid(format!(
-                "the tensors that the graphed callable '{}' saved for backward were overwritten by a later replay of it or of one that was \
-                 made before it: run backward first, in the reverse order of the calls, or make one callable per call",
-                entry.callable.name()
-            )));
-        }
+        refuse_if!(
+            is_overwritten,
+            "the tensors that the graphed callable '{}' saved for backward were overwritten by a later replay of it or of one that was \
+             made before it: run backward first, in the reverse order of the calls, or make one callable per call",
+            entry.callable.name()
+        );
         state.follow(&stream)?;
         for handles in &mut state.gradients[..=index] {
             clear(handles, &stream)?;
@@ -220,14 +221,14 @@ impl CallableEntry {
         };
         if inputs.len() != self.inputs.len() {
             let (found, expected) = (inputs.len(), self.inputs.len());
-            return Err(Error::invalid(format!("{found} inputs, but it was captured with {expected}")));
+            refuse!("{found} inputs, but it was captured with {expected}");
         }
         match self.inputs.iter().zip(inputs).find(|(own, given)| !alike(own, given)) {
             None => Ok(()),
-            Some((own, given)) => Err(Error::invalid(format!(
+            Some((own, given)) => Err(invalid!(
                 "the input {given:?} differs from the sample {own:?} that it was captured with: a graph has one shape and \
                  dtype for each input, and gradients where the sample requires one"
-            ))),
+            )),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 use thalweg_runtime::graph::{HeldMemory, OverwritePolicy, PoolState};
-use thalweg_runtime::{Device, Error, GraphPool, OutputHandle, Result, Stream};
+use thalweg_runtime::{Device, Error, GraphPool, OutputHandle, Result, Stream, refuse};
 
 use super::function::CallKey;
 use super::node::{InputRule, Mismatch, Node, NodeId};
@@ -221,11 +221,11 @@ impl Forest {
         if let (LiveOutputs::Refuse, false) = (policy, held.is_empty()) {
             let list: Vec<String> =
                 held.iter().map(|one| format!("{} ({})", one.description, one.handle.label())).collect();
-            return Err(Error::invalid(format!(
+            refuse!(
                 "outputs of an earlier step are still held, and this call would overwrite them: {}; drop or copy them before \
                  the step ends, or ask for `LiveOutputs::Clone`",
                 list.join("; ")
-            )));
+            );
         }
         let mut handles: Vec<OutputHandle> = self.earlier_outputs.drain(..).map(|one| one.handle).collect();
         clear(&mut handles, stream)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Result, refuse};
 
 use crate::tensor::Tensor;
 
@@ -148,14 +148,12 @@ impl Function {
         if let Some(sizes) = &options.sizes {
             let is_static = sizes.inputs.iter().find(|(input, _)| options.static_inputs.contains(input));
             if let Some((input, _)) = is_static {
-                return Err(Error::invalid(format!(
+                refuse!(
                     "{name}: input {input} cannot both vary in size and lie at one address: take it from one of the lists"
-                )));
+                );
             }
             if sizes.inputs.is_empty() || sizes.sizes.is_empty() {
-                return Err(Error::invalid(format!(
-                    "{name}: sizes to capture need a size and an input that varies"
-                )));
+                refuse!("{name}: sizes to capture need a size and an input that varies");
             }
         }
         let mut options = options;
@@ -221,10 +219,10 @@ impl Function {
                 (Some(found), None) => size = Some(found),
                 (Some(found), Some(size)) if found == size => {}
                 _ => {
-                    return Err(Error::invalid(format!(
+                    refuse!(
                         "input {input} has {found:?} in dimension {dimension}, which varies: it must be there, and the same in \
                          all inputs that vary ({size:?})"
-                    )));
+                    );
                 }
             }
         }
@@ -237,10 +235,7 @@ impl Function {
         let mut outputs = outputs;
         for &(output, dimension) in &sizes.outputs {
             let Some(whole) = outputs.get(output) else {
-                return Err(Error::invalid(format!(
-                    "output {output} is to be narrowed, but the function returns {}",
-                    outputs.len()
-                )));
+                refuse!("output {output} is to be narrowed, but the function returns {}", outputs.len());
             };
             outputs[output] = whole.narrow(dimension as i64, 0, size)?;
         }
@@ -282,7 +277,7 @@ fn pad(input: &Tensor, dimension: usize, size: usize, padding: &Padding) -> Resu
         }
     };
     if padded.shape() != shape.as_slice() || padded.dtype() != input.dtype() {
-        return Err(Error::invalid(format!("the padding of {input:?} must give {shape:?}, not {padded:?}")));
+        refuse!("the padding of {input:?} must give {shape:?}, not {padded:?}");
     }
     Ok(padded)
 }

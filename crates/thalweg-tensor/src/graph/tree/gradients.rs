@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::FxHashSet;
 use thalweg_ir::Layout;
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Error, Result, Stream};
+use thalweg_runtime::{Error, Result, Stream, invalid, refuse, refuse_if};
 
 use crate::autograd::{
     Backpropagation, Backward, BackwardOptions, Edge, Gradients, Saved, reachable, record_function_of_any,
@@ -120,7 +120,7 @@ pub fn record_forward(
     let mut outputs: Vec<Tensor> = results.iter().map(Tensor::detach).collect();
     let stream = match leaves.first() {
         Some(leaf) => leaf.device().current_stream(),
-        None => return Err(Error::invalid("a call that records gradients needs a tensor that requires one")),
+        None => return Err(invalid!("a call that records gradients needs a tensor that requires one")),
     };
     if stream.is_capturing()? {
         check_results(&results, &edges)?;
@@ -154,18 +154,17 @@ fn place_of(entries: &mut Vec<Entry>, tensor: &Tensor) -> usize {
 
 /// Returns a tensor that a node of a pass has saved.
 fn saved_by(number: u64, place: usize, written: &OnceLock<FxHashSet<usize>>) -> Result<Tensor> {
-    if written.get().is_some_and(|written| written.contains(&place)) {
-        return Err(Error::invalid(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: the compiled function \
-             writes a tensor that its own backward pass needs. Hint: compute out of place",
-        ));
-    }
+    refuse_if!(
+        written.get().is_some_and(|written| written.contains(&place)),
+        "one of the variables needed for gradient computation has been modified by an inplace operation: the compiled function \
+         writes a tensor that its own backward pass needs. Hint: compute out of place"
+    );
     let found = SAVED.with_borrow(|all| {
         let (_, saved) = all.iter().rev().find(|(of, _)| *of == number)?;
         saved.get(place).cloned()
     });
     found.ok_or_else(|| {
-        Error::invalid("a saved tensor of a compiled function can be read in its backward pass only")
+        invalid!("a saved tensor of a compiled function can be read in its backward pass only")
     })
 }
 
@@ -281,7 +280,7 @@ impl ForwardPass {
     /// Those of [`backward`](Self::backward).
     pub fn backward_of(&self, inputs: &[Tensor], is_given: &[bool]) -> Result<Vec<Option<Tensor>>> {
         let mut inputs = inputs.iter().cloned();
-        let mut next = || inputs.next().ok_or_else(|| Error::invalid("a backward graph lacks an input"));
+        let mut next = || inputs.next().ok_or_else(|| invalid!("a backward graph lacks an input"));
         let saved = |source: &Source| match source {
             Source::Lasting(tensor) => Ok(tensor.clone()),
             Source::Output(_) | Source::Input { .. } => next(),
@@ -317,7 +316,7 @@ pub fn attach(
 ) -> Result<Vec<Tensor>> {
     let results = pass.results.len();
     if outputs.len() != results + pass.saved_outputs {
-        return Err(Error::invalid("a compiled function saved other tensors than at the call before"));
+        refuse!("a compiled function saved other tensors than at the call before");
     }
     let values = outputs.split_off(results);
     let saved = pass.sources.iter().map(|source| match source {

@@ -47,7 +47,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use thalweg_runtime::{CaptureMode, Device, Error, Label, Result, Stream};
+use thalweg_runtime::{CaptureMode, Device, Error, Label, Result, Stream, invalid, refuse};
 
 pub use counters::{Decision, DecisionKind, GraphTreeCounters};
 pub use function::{CaptureSizes, FunctionId, FunctionOptions, Padding, PaddingFunction};
@@ -184,7 +184,7 @@ impl GraphTreeManager {
             self.evict(index, "the function was dropped".to_owned());
         }
         if let Some(function) = self.functions.get_mut(index) {
-            let gone = |_: &[Tensor]| Err(Error::invalid("the function was dropped"));
+            let gone = |_: &[Tensor]| Err(invalid!("the function was dropped"));
             let name = function.name.clone();
             *function = Function::new(&name, FunctionOptions::default(), Arc::new(gone))
                 .expect("functions without sizes are accepted");
@@ -206,9 +206,7 @@ impl GraphTreeManager {
         let FunctionId(index) = function;
         if index >= self.functions.len() {
             let count = self.functions.len();
-            return Err(Error::invalid(format!(
-                "{function:?} is of another manager: this one has {count} functions"
-            )));
+            refuse!("{function:?} is of another manager: this one has {count} functions");
         }
         self.counters.calls += 1;
         self.clock += 1;
@@ -268,7 +266,7 @@ impl GraphTreeManager {
 
     fn dispatch(&mut self, index: usize, inputs: Vec<Tensor>, label: Label) -> Result<Vec<Tensor>> {
         if let Some(input) = inputs.iter().find(|input| *input.device() != self.device) {
-            return Err(Error::invalid(format!("{input:?} is not on {}, the manager's device", self.device)));
+            refuse!("{input:?} is not on {}, the manager's device", self.device);
         }
         let stream = self.device.current_stream();
         let function = &self.functions[index];
