@@ -80,3 +80,15 @@ def test_pools_of_random_windows_say_what_does_not_fit():
     with raises(RuntimeError, "Expected input to be a 3D or 4D tensor with non-zero size"):
         F.fractional_max_pool2d(th.ones(1, 0, 4, 4), 2, 2)
     assert F.fractional_max_pool2d(x.requires_grad_(), 2, (0, 1)).shape == (1, 2, 0, 1)
+
+
+def test_a_window_larger_than_the_image_is_rounded_up_to_one():
+    x = th.randn(1, 2, 3, 4, requires_grad=True)
+    for pool, whole in ((F.avg_pool2d, lambda x: x.mean((2, 3), keepdim=True)), (F.max_pool2d, lambda x: x.amax((2, 3), keepdim=True))):
+        found, expected = pool(x, 7, ceil_mode=True), whole(x)
+        close(found, expected.tolist(), 1e-6)
+        close(th.autograd.grad(found.sum(), x)[0], th.autograd.grad(expected.sum(), x)[0].tolist(), 1e-6)
+        with raises(RuntimeError, "Output size is too small"):
+            pool(x, 7)
+        with raises(RuntimeError, "Output size is too small"):
+            pool(x, 7, stride=2, ceil_mode=True)
