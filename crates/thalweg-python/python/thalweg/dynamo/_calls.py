@@ -93,7 +93,7 @@ def _padded_backward(by, axes):
     def rule(named):
         shape = _known(named["self"].meta["val"].shape)
         if len(shape) != axes + 2:
-            raise PassedOn("its images are no batch")
+            raise PassedOn("its images are not a batch")
         before = _known(named["padding"])[0::2][::-1]
         return "thalweg::resample_backward", {"self": named["grad_output"], "by": by, "size": shape[2:], "scale": [1.0] * axes, "before": before}
 
