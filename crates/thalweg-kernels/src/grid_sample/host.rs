@@ -31,7 +31,8 @@ struct Tap {
 fn clipped(place: Place, last: f64) -> Place {
     match place.at > 0.0 && place.at < last {
         true => place,
-        false => Place { at: place.at.clamp(0.0, last.max(0.0)), slope: 0.0 },
+        // NaN is clipped to 0.
+        false => Place { at: if place.at >= last { last } else { 0.0 }, slope: 0.0 },
     }
 }
 

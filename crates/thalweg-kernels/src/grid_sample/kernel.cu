@@ -47,7 +47,8 @@ static __device__ __forceinline__ Place clipped(const Place place, const Sum las
     if (place.at > Sum(0) && place.at < last) {
         return place;
     }
-    return {place.at >= last ? last : place.at <= Sum(0) ? Sum(0) : place.at, Sum(0)};
+    // NaN is clipped to 0.
+    return {place.at >= last ? last : Sum(0), Sum(0)};
 }
 
 static __device__ __forceinline__ Place padded(const arguments& x, const Sum extent, const Place place) {

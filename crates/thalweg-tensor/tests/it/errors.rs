@@ -4,8 +4,7 @@ use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
-use thalweg_kernels::scatter::Combine;
-use thalweg_kernels::scatter::few::ScatterFew;
+use thalweg_kernels::gather::GatherRows;
 use thalweg_nn::functional::{
     AttentionOptions, ConvOptions, PoolOptions, conv2d, cross_entropy, dropout, embedding, layer_norm,
     layer_norm_fork, linear, linear_add, max_pool2d, packed_attention, scaled_dot_product_attention,
@@ -173,16 +172,8 @@ fn the_suspects_of_a_lost_device_are_lines_of_the_user() {
     };
     lost().unwrap();
     // A kernel that reads unmapped memory, after everything else: all work that is not known to be complete is suspect.
-    let sizes = ScatterFew {
-        sizes: [1, 2, 2, 2],
-        index_stride: 1,
-        source_strides: [4, 2, 1],
-        skipped: u64::MAX,
-        combine: Combine::Sum,
-        from_zeros: true,
-        dtype: DType::F32,
-    };
-    let pointers = [classes.pointer(), DevicePointer::new(1 << 20), images.pointer()];
+    let sizes = GatherRows { sizes: [1, 2, 2, 16], index_stride: 1, fill: 0, vectors: 1 };
+    let pointers = [DevicePointer::new(1 << 20), classes.pointer(), images.pointer()];
     let stream = device.current_stream();
     let failed = stream.launch_native(&Placed { kernel: sizes, at: pointers }, Label::here("wild"));
     let error = failed.and_then(|()| stream.synchronize()).expect_err("the device is lost");
