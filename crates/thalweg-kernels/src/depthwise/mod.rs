@@ -1,6 +1,6 @@
 //! [`Depthwise`]: a convolution whose groups have one channel each, with square windows, and its gradients.
 //!
-//! The library's engines take several times as long as the operands take to be read. A point of the output is a sum over its window, one of
+//! The library's engines for windows at distance 2, and for large ones, take several times as long as ours. A point of the output is a sum over its window, one of
 //! the input's gradient a sum over the windows that contain it; a thread computes it for several images at once. The weight's gradient is
 //! a sum over all windows of a channel, which warps compute in [parts](Depthwise::parts), four windows of a row at a time; the caller adds
 //! the parts. Operands have any strides, so parts of wider tensors need no copy. The host function adds in the order of the points.
@@ -70,6 +70,8 @@ choices! { DepthwisePass: DepthwisePass::ALL }
 /// The windows and their distances for which there are kernels, and the dtypes.
 const KERNELS: [u64; 4] = [3, 5, 7, 9];
 const STRIDES: [u64; 2] = [1, 2];
+/// The extent of windows from which on the library is slower at every distance and in every layout.
+const LARGE: u64 = 9;
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
 /// Threads of a block, and its warps.
@@ -81,6 +83,11 @@ const LEAST_RUNS: u64 = 4;
 /// The number of warps that keep a GPU busy, and that number where each writes the sums of 32 channels.
 const MANY_WARPS: u64 = 1 << 13;
 const MANY_WIDE_WARPS: u64 = 1 << 11;
+
+/// Returns whether our kernels are faster than the library's for windows of this extent and distance.
+const fn is_faster([kernel, stride]: [u64; 2], channels_last: bool) -> bool {
+    kernel >= LARGE || stride == 2 && !channels_last
+}
 
 /// A variant of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,12 +109,13 @@ impl Variant {
             (DepthwisePass::Weight, true),
         ];
         let sizes = KERNELS.into_iter().flat_map(|kernel| STRIDES.map(|stride| (kernel, stride)));
-        sizes.flat_map(move |(kernel, stride)| {
+        let all = sizes.flat_map(move |(kernel, stride)| {
             let forms = forms.into_iter();
             forms.flat_map(move |(pass, is_wide)| {
                 DTYPES.map(|dtype| Self { pass, is_wide, kernel, stride, dtype })
             })
-        })
+        });
+        all.filter(|variant| is_faster([variant.kernel, variant.stride], variant.is_wide))
     }
 
     fn name(&self) -> String {
@@ -140,11 +148,12 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 }
 
 impl Depthwise {
-    /// Returns whether there is a kernel for these windows.
+    /// Returns whether there is a kernel for these windows, and it is faster than the library's.
     pub fn is_taken(&self) -> bool {
         let is_small = |extents: [u64; 2]| extents[0].saturating_mul(extents[1]) < 1 << 30;
         let inner = if self.channels_last { self.channels } else { 1 };
-        KERNELS.contains(&self.kernel)
+        is_faster([self.kernel, self.stride], self.channels_last)
+            && KERNELS.contains(&self.kernel)
             && STRIDES.contains(&self.stride)
             && DTYPES.contains(&self.dtype)
             && is_small(self.input)

@@ -149,8 +149,7 @@ fn run_with<T: Element, S: Element>(
         let of_y = taps_of::<T>(sizes, 0, coordinate(1));
         let pairs = || of_y.iter().flat_map(|y| of_x.iter().map(move |x| (y, x)));
         // The sums of each slice of the channels, along y and along x.
-        let slices = sizes.slices() as usize;
-        let mut along = vec![[0.0; 2]; slices];
+        let mut along = vec![[0.0; 2]; sizes.slices() as usize];
         for channel in 0..sizes.channels {
             let element = |y: usize, x: usize| {
                 input[place(sizes.input_strides, [image, channel, y as u64, x as u64])].to_f64()
@@ -172,7 +171,7 @@ fn run_with<T: Element, S: Element>(
                     *to = S::from_f64(r(to.to_f64() + r(gradient * r(y.weight * x.weight))));
                 }
                 let value = r(gradient * element(row, column));
-                let [along_y, along_x] = &mut along[channel as usize % slices];
+                let [along_y, along_x] = &mut along[(channel % sizes.slices()) as usize];
                 *along_y = r(*along_y + r(r(value * y.slope) * x.weight));
                 *along_x = r(*along_x + r(r(value * y.weight) * x.slope));
             }

@@ -215,6 +215,11 @@ fn indices_are_read_as_they_are_written() {
         &Placed { kernel: pad, at: at::<2>() },
         &[("rows", &[3]), ("row_bytes", &[6]), ("source_distance", &[8]), ("target_row_bytes", &[16])],
     );
+}
+
+#[test]
+fn few_rows_are_read_as_they_are_written() {
+    let dtype = DType::F32;
     let few = ScatterFew {
         sizes: [2, 5, 3, 7],
         index_stride: 4,

@@ -260,6 +260,9 @@ enum Target<'a> {
 /// compared with reading such rows, and sums repeat their bits.
 const FEWEST_COLUMNS: u64 = 16;
 
+/// The most rows, all of which may have one index, that are combined by one launch: this one takes as long as the index of the most rows.
+const FEW_ROWS: u64 = 1024;
+
 /// The number of elements of a result for each element that is added, from which on sums of 16 bits are rounded at each addition.
 const FEW_OF: u64 = 8;
 
@@ -457,7 +460,9 @@ fn combine_rows(
 ) -> Result<()> {
     let stream = source.device().current_stream();
     let [_, limit, count, _] = kernel.sizes;
-    if ScatterFew::are_few(kernel.sizes) || count.max(limit) > SortIndices::MOST {
+    // The rows of a table are seldom all the same one.
+    let may_be_few = kernel.from_zeros || count <= FEW_ROWS;
+    if may_be_few && ScatterFew::are_few(kernel.sizes) || count.max(limit) > SortIndices::MOST {
         let Segments { sizes, source_strides, skipped, combine, from_zeros, dtype, .. } = kernel;
         let few =
             ScatterFew { sizes, index_stride: stride, source_strides, skipped, combine, from_zeros, dtype };
