@@ -581,11 +581,15 @@ fn keeps_form(fused: &Loop, class: Class, members: [(&Loop, Class); 2]) -> Resul
         return Err(Refusal::Exponentials);
     }
     let points = fused.points();
+    let is_of_points = class.inner_rank == 0;
+    // Neighbouring threads read or write elements that are far apart.
+    let is_scattered = !class.contiguous && class.vector == 1 && class.transposed == 0;
     let loses_form = |(member, former): &(&Loop, Class)| {
         let loses_rows =
             former.held > 0 && class.held == 0 || former.streamed.is_some() && class.streamed.is_none();
-        let was_vectors = former.contiguous && former.vector > 1 && member.points() == points;
-        loses_rows || was_vectors && !class.contiguous && class.vector == 1
+        let was_vectors = former.contiguous && former.vector > 1;
+        let was_coalesced = was_vectors || is_of_points && (former.vector > 1 || former.transposed > 0);
+        loses_rows || is_scattered && was_coalesced && member.points() == points
     };
     let keeps_a_vector = members.iter().any(|(_, former)| class.vector >= former.vector);
     match keeps_a_vector && !members.iter().any(loses_form) {
@@ -613,9 +617,12 @@ fn is_staged_alike(fused: &Loop, member: &Loop, machine: &Machine) -> bool {
         && !has_exponentials(body)
 }
 
-/// Returns what decides the order in which a class combines the points of a row.
-fn order(class: &Class) -> (u16, u8, bool) {
-    (class.lanes, class.cascade, class.online)
+/// The order in which a class combines the points of a row, by lanes, levels, whether it is online, and the vectors of rows that begin
+/// within one.
+type Order = (u16, u8, bool, Option<u8>);
+
+fn order(class: &Class) -> Order {
+    (class.lanes, class.cascade, class.online, class.shifted.then_some(class.vector))
 }
 
 fn has_exponentials(body: &Body) -> bool {

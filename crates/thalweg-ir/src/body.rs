@@ -355,13 +355,46 @@ pub struct Body {
 
 impl Body {
     /// Returns whether a kernel of this body may use exponentials whose error exceeds their budget: it reduces, and all its
-    /// floats in memory have 16 bits, to which every result is rounded much more coarsely. Rows are limited by the instructions
-    /// of exponentials; elementwise kernels are limited by memory.
+    /// floats in memory have 16 bits, to which every result is rounded much more coarsely.
     pub fn has_fast_exponentials(&self) -> bool {
         let is_narrow = |dtype: DType| !dtype.is_floating_point() || dtype.size_bytes() <= 2;
         let inputs = self.inputs.iter().map(|input| input.dtype);
         let outputs = self.outputs.iter().map(|output| output.dtype);
         !self.reductions.is_empty() && inputs.chain(outputs).all(is_narrow)
+    }
+
+    /// Returns which expressions are only used for results that are rounded to floats of at most 16 bits, much more coarsely than an
+    /// error of some units in the last place of f32: no comparison, integer, reduction or wider result follows from them.
+    pub fn rounded_coarsely(&self) -> Vec<bool> {
+        let is_narrow = |dtype: DType| dtype.is_floating_point() && dtype.size_bytes() <= 2;
+        let mut coarse = vec![true; self.nodes.len()];
+        let outputs =
+            self.outputs.iter().filter(|output| !is_narrow(output.dtype) || output.scatter.is_some());
+        let roots = outputs.flat_map(Output::operands).chain(self.report.iter().flat_map(Report::operands));
+        for root in roots.chain(self.reductions.iter().map(|reduction| reduction.value)) {
+            coarse[root.index()] = false;
+        }
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            let rounds = matches!(node, Node::Cast(_)) && is_narrow(self.dtypes[index]);
+            if rounds || coarse[index] && self.dtypes[index].is_floating_point() {
+                continue;
+            }
+            node.operands().for_each(|operand| coarse[operand.index()] = false);
+        }
+        coarse
+    }
+
+    /// Returns whether an expression is one plus an exponential: at least one, and perhaps infinite.
+    pub fn is_one_and_exponential(&self, id: ExprId) -> bool {
+        let node = |id: ExprId| self.nodes[id.index()];
+        let is_one = |id| matches!(node(id), Node::Constant(number) if number.to_f64() == 1.0);
+        let is_exponential = |id| matches!(node(id), Node::Unary(Unary::Exp, _));
+        match node(id) {
+            Node::Binary(Binary::Add, a, b) => {
+                is_one(a) && is_exponential(b) || is_exponential(a) && is_one(b)
+            }
+            _ => false,
+        }
     }
 
     /// Returns the dtype of an expression.
@@ -396,6 +429,11 @@ impl Body {
     /// Returns whether the body reads coordinates, so that its dimensions must not be merged.
     pub fn uses_coordinates(&self) -> bool {
         self.nodes.iter().any(|node| matches!(node, Node::Index(_)))
+    }
+
+    /// Returns whether a result is written at each point.
+    pub fn writes_points(&self) -> bool {
+        self.outputs.iter().any(|output| output.place == OutputPlace::Point)
     }
 
     /// Returns whether the body draws random numbers.

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
             if (vectors <= 0xffffffffu) {
                 const u32 row = u32(at) / u32(width);
                 part = u32(at) - row * u32(width);
-                o = row / u32(x.count);
+                o = x.outer == 1 ? 0 : row / u32(x.count);
                 k = row - u32(o) * u32(x.count);
             } else {
                 part = at % width;

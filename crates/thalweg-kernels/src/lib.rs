@@ -25,8 +25,8 @@ pub mod compact;
 pub mod convolution;
 pub mod decoder_layers;
 pub mod decompose;
+pub mod depthwise;
 mod dtypes;
-pub mod embedding;
 pub mod extremum_columns;
 pub mod extremum_place;
 pub mod foreach;
@@ -43,6 +43,7 @@ pub mod one_query;
 mod operands;
 pub mod pad_rows;
 mod panels;
+mod planes;
 pub mod pool;
 pub mod random;
 pub mod recurrent;
@@ -59,7 +60,6 @@ pub mod threads;
 pub use native::{Accesses, NativeKernel, Placed, Tell, Words};
 pub use operands::{cells, slice, slice_mut};
 
-use dtypes::FLOATS;
 use thalweg_ir::DType;
 
 /// Returns name and source of every kernel of this crate that does not depend on a program's bodies: those that a bundle compiles
@@ -68,9 +68,6 @@ pub fn sources() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for dtype in DType::ALL.into_iter().filter(|&dtype| matmul::takes(dtype)) {
         all.push((matmul::cuda::name(dtype).to_owned(), matmul::cuda::print(dtype)));
-    }
-    for dtype in FLOATS {
-        all.push((embedding::name(dtype).to_owned(), embedding::print(dtype)));
     }
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
@@ -86,7 +83,9 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(join::sources());
     all.extend(magnitudes::sources());
     all.extend(next_token::sources());
+    all.extend(scatter::few::sources());
     all.extend(scatter::last::sources());
+    all.extend(scatter::narrow::sources());
     all.extend(scatter::atomic::sources());
     all.extend(scatter::rows::sources());
     all.extend(scatter::segments::sources());
@@ -101,6 +100,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(attention::sources());
     all.extend(decoder_layers::sources());
     all.extend(decompose::sources());
+    all.extend(depthwise::sources());
     all.extend(one_query::sources());
     all.extend(matmul::few_rows::cuda::VARIANTS.map(|variant| (variant.name.to_owned(), variant.print())));
     all.extend(matmul::quantized::sources());

@@ -37,6 +37,7 @@ const INCLUDED: &[(&str, &str)] = files! {
     "shared/over_block.cuh"
     "shared/over_threads.cuh"
     "shared/pieces.cuh"
+    "shared/planes.cuh"
     "shared/ranked.cuh"
     "shared/tagged.cuh"
     "shared/warp_groups.cuh"

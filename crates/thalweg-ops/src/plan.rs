@@ -68,11 +68,19 @@ const SERIAL_POINTS: u64 = 16;
 /// Rows with at most this many points are combined by a warp, longer ones by a block.
 const WARP_POINTS: u64 = 1024;
 
+/// The most points that a warp combines of at most [`FEW_WARPS`] rows whose points it goes through again to write them: a lane that goes
+/// through many points in turn takes longer than the rest of such a launch.
+const SHORT_POINTS: u64 = 256;
+const FEW_WARPS: u64 = 1 << 10;
+
 /// The most rows that get blocks of the largest size, if each has at least [`LONG_POINTS`] points: so few rows leave most of a
 /// GPU idle (for example, the greatest score in a vocabulary). This applies only if the order of combining does not matter, since
 /// the order depends on shapes only.
 const FEW_ROWS: u64 = 64;
 const LONG_POINTS: u64 = 1 << 14;
+
+/// The most rows that get such blocks if their points are written. Other rows are divided among several blocks.
+const FEW_WRITTEN_ROWS: u64 = 256;
 
 /// The least number of rows, adjacent in memory, for which one thread per row reads complete sectors and fills a GPU.
 const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
@@ -261,8 +269,13 @@ fn lanes(body: &Body, geometry: &Geometry) -> (u16, u16) {
             let lanes = (points / POINTS_ABREAST).next_power_of_two().min(MOST_LANES_ABREAST);
             (lanes as u16, ROWS_ABREAST)
         }
-        _ if points <= WARP_POINTS => (32, 1),
+        _ if points <= WARP_POINTS
+            && !(points > SHORT_POINTS && rows <= FEW_WARPS && body.writes_points()) =>
+        {
+            (32, 1)
+        }
         _ if points >= LONG_POINTS && rows <= FEW_ROWS && !rounds(body) => (1024, 1),
+        _ if points >= LONG_POINTS && rows <= FEW_WRITTEN_ROWS && body.writes_points() => (1024, 1),
         _ => (256, 1),
     }
 }

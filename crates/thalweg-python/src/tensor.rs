@@ -219,14 +219,8 @@ impl PyTensor {
 
     #[setter]
     fn set_data(slf: &Bound<'_, Self>, data: &Bound<'_, Self>) -> PyResult<()> {
-        let (former, given) = (slf.tensor().clone(), data.tensor().clone());
-        if former.requires_grad() && !given.dtype().is_differentiable() {
-            return Err(runtime(format!(
-                "data set to a tensor that requires gradients must be floating point or complex dtype, not {}",
-                given.dtype()
-            )));
-        }
-        slf.replace(former.with_data(&given).map_err(|error| exception(&error))?);
+        let tensor = slf.tensor().with_data(&data.tensor()).map_err(|error| exception(&error))?;
+        slf.replace(tensor);
         Ok(())
     }
 
@@ -459,7 +453,7 @@ impl PyTensor {
                 "Can't detach views in-place. Use detach() instead. The base of a view has the history of both.",
             ));
         }
-        slf.replace(tensor.detach());
+        slf.replace(tensor.taken_out());
         Ok(slf.clone())
     }
 

@@ -4,6 +4,7 @@
 //! `resize_`, `squeeze_` and the like change a tensor that other code may hold, too. The storage stays the same object and
 //! receives other memory. A new layout is appended to the former ones, which are never moved, since references to them exist.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -68,6 +69,12 @@ pub(crate) trait Promise: Send + Sync {
 
     /// Allocates the memory.
     fn allocate(&self) -> Result<Buffer>;
+
+    /// Notes that the work that was to write the storage failed: every later read of the address reports it.
+    fn fail(&self, error: &Error);
+
+    /// Returns the noted failure.
+    fn check(&self) -> Result<()>;
 
     /// Queues the deferred work that writes the storage, and gives it memory ([`Storage::fulfil`]). If that fails, the thread's next
     /// command reports it.
@@ -151,6 +158,13 @@ impl Storage {
         if self.is_pending() { DevicePointer::new(0) } else { self.pointer() }
     }
 
+    /// Returns the addresses of the memory; none if it is not there.
+    pub(crate) fn range(&self) -> Range<u64> {
+        let buffer = self.buffer.lock();
+        let start = buffer.pointer().address();
+        start..start + buffer.size_bytes()
+    }
+
     /// Returns whether the memory is not allocated yet, and will belong to a stream.
     fn is_promised_on(&self, stream: &Stream) -> bool {
         self.is_pending() && self.promise.get().is_some_and(|promise| promise.stream() == stream)
@@ -173,6 +187,18 @@ impl Storage {
     pub(crate) fn allocated(&self) -> Result<Buffer> {
         let promise = self.promise.get().expect("memory that is to be allocated was promised");
         promise.allocate()
+    }
+
+    /// Notes that the work that was to write the storage failed.
+    pub(crate) fn fail(&self, error: &Error) {
+        if let Some(promise) = self.promise.get() {
+            promise.fail(error);
+        }
+    }
+
+    /// Returns the failure of the work that was to write the storage, if it has no memory for that reason.
+    pub(crate) fn check_promise(&self) -> Result<()> {
+        self.promise.get().filter(|_| self.is_pending()).map_or(Ok(()), |promise| promise.check())
     }
 
     /// Gives the storage its memory.

@@ -577,7 +577,7 @@ impl Tensor {
         let view_of = match self.0.autograd.view_of() {
             Some(view_of) => view_of.clone(),
             None if is_grad_enabled() => ViewOf::Base(self.clone()),
-            None => ViewOf::Unrecorded,
+            None => ViewOf::Unrecorded { of_required: self.requires_grad() },
         };
         self.seen(layout, self.dtype(), AutogradMeta::view(view_of))
     }
@@ -585,7 +585,7 @@ impl Tensor {
     /// Returns a view of the tensor's memory as elements of another dtype. Writes through the view that gradients would flow
     /// through are refused.
     pub(crate) fn view_of_dtype(&self, layout: Layout, dtype: DType) -> Self {
-        self.seen(layout, dtype, AutogradMeta::view(ViewOf::Unrecorded))
+        self.seen(layout, dtype, AutogradMeta::view(ViewOf::Unrecorded { of_required: false }))
     }
 
     /// Changes the layout, also of all clones. The new layout must lie within the storage.

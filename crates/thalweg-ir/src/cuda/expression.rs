@@ -329,8 +329,18 @@ impl<'k> Statements<'k> {
             },
             Node::Index(Dimension::Row(dimension)) => format!("i64(row{dimension})"),
             Node::Index(Dimension::Inner(dimension)) => format!("i64(inner{dimension})"),
-            Node::Unary(Unary::Exp, x) if body.dtype(x) == DType::F32 && body.has_fast_exponentials() => {
+            Node::Unary(Unary::Exp, x)
+                if dtype == DType::F32
+                    && (body.has_fast_exponentials() || body.rounded_coarsely()[index]) =>
+            {
                 format!("__expf({})", self.name(x))
+            }
+            Node::Binary(Binary::Div, a, b)
+                if dtype == DType::F32
+                    && body.is_one_and_exponential(b)
+                    && body.rounded_coarsely()[index] =>
+            {
+                format!("{} * near_reciprocal({})", self.name(a), self.name(b))
             }
             Node::Unary(op, x) => unary(op, &self.name(x), body.dtype(x)),
             Node::Binary(op, a, b) => binary(op, &self.name(a), &self.name(b), body.dtype(a)),

@@ -172,6 +172,13 @@ template <> [[maybe_unused]] __device__ __forceinline__ f32 minimum<f32>(const f
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
+//: near_reciprocal
+// 1 / x but for one unit in the last place.
+static __device__ __forceinline__ f32 near_reciprocal(const f32 x) {
+    f32 y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 //: philox_words
 // The block of words that a thread drew from last, by Philox4x32-10, counted as cuRAND does: its next draws of the
 // subsequence are mostly in it.

@@ -79,6 +79,29 @@ fn text_is_as_recorded() {
 }
 
 #[test]
+fn exponentials_are_fast_where_only_narrow_results_follow() {
+    let print = |dtype, formula: Formula| {
+        cuda::print(&kernel("formula", &pointwise(&[dtype], |x| formula(x[0])), contiguous(1)))
+    };
+    let has = |text: String, name: &str| text.contains(name);
+    let silu: Formula = |x| x.to(DType::F32) / (1.0 + (-x.to(DType::F32)).exp());
+    let narrow: Formula = |x| (x.to(DType::F32) / (1.0 + (-x.to(DType::F32)).exp())).to(DType::F16);
+    // The rounded value may be compared; the exact one may not be.
+    let compared: Formula = |x| {
+        let value = x.to(DType::F32).exp();
+        value.gt(1.0).select(x.to(DType::F32), -x.to(DType::F32)).to(DType::F16)
+    };
+    assert!(has(print(DType::F16, narrow), "__expf") && has(print(DType::F16, narrow), "* near_reciprocal"));
+    assert!(!has(print(DType::F16, silu), "__expf") && !has(print(DType::F16, silu), "near_reciprocal"));
+    assert!(!has(print(DType::F16, compared), "__expf"));
+    // Another quotient has no bound of its divisor.
+    let quotient: Formula = |x| (x.to(DType::F32) / (2.0 + x.to(DType::F32).exp())).to(DType::F16);
+    assert!(
+        has(print(DType::F16, quotient), "__expf") && !has(print(DType::F16, quotient), "near_reciprocal")
+    );
+}
+
+#[test]
 fn a_unit_has_only_the_prelude_that_it_needs() {
     let add = pointwise(&[DType::F32; 2], |x| x[0] + x[1]);
     let text = cuda::print(&kernel("add", &add, contiguous(1)));

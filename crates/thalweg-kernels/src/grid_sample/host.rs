@@ -9,7 +9,7 @@ use crate::dtypes::{rounded, with_float};
 use crate::shared::cubic;
 
 pub(super) fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (sizes, at, []): (GridSample, _, _) = arguments::unpack("grid_sample", launch)?;
+    let (sizes, at, [_]): (GridSample, _, _) = arguments::unpack("grid_sample", launch)?;
     with_float!("grid_sample", sizes.dtype, T => run_of::<T>(launch, &sizes, at))
 }
 
@@ -31,7 +31,8 @@ struct Tap {
 fn clipped(place: Place, last: f64) -> Place {
     match place.at > 0.0 && place.at < last {
         true => place,
-        false => Place { at: place.at.clamp(0.0, last.max(0.0)), slope: 0.0 },
+        // NaN is clipped to 0.
+        false => Place { at: if place.at >= last { last } else { 0.0 }, slope: 0.0 },
     }
 }
 
@@ -147,7 +148,9 @@ fn run_with<T: Element, S: Element>(
         let of_x = taps_of::<T>(sizes, 1, coordinate(0));
         let of_y = taps_of::<T>(sizes, 0, coordinate(1));
         let pairs = || of_y.iter().flat_map(|y| of_x.iter().map(move |x| (y, x)));
-        let [mut along_y, mut along_x] = [0.0; 2];
+        // The sums of each slice of the channels, along y and along x.
+        let slices = sizes.slices() as usize;
+        let mut along = vec![[0.0; 2]; slices];
         for channel in 0..sizes.channels {
             let element = |y: usize, x: usize| {
                 input[place(sizes.input_strides, [image, channel, y as u64, x as u64])].to_f64()
@@ -169,10 +172,13 @@ fn run_with<T: Element, S: Element>(
                     *to = S::from_f64(r(to.to_f64() + r(gradient * r(y.weight * x.weight))));
                 }
                 let value = r(gradient * element(row, column));
-                along_y = r(along_y + r(r(value * y.slope) * x.weight));
-                along_x = r(along_x + r(r(value * y.weight) * x.slope));
+                let [along_y, along_x] = &mut along[channel as usize % slices];
+                *along_y = r(*along_y + r(r(value * y.slope) * x.weight));
+                *along_x = r(*along_x + r(r(value * y.weight) * x.slope));
             }
         }
+        let [along_y, along_x] = [0, 1]
+            .map(|axis| along.iter().map(|sums| sums[axis]).reduce(|sum, part| r(sum + part)).unwrap_or(0.0));
         if let Some(to) = of_grid.get_mut(own as usize * 2..own as usize * 2 + 2) {
             to.copy_from_slice(&[T::from_f64(along_x), T::from_f64(along_y)]);
         }

@@ -1,7 +1,7 @@
 //! [`GridSample`]: images at the points of a grid, whose coordinates are −1 to 1 along each axis, and the gradients of both.
 //!
-//! A thread handles one point of the grid, for all channels or a share of them: it computes the positions and weights once. Backward
-//! it adds to the input's gradient, which several points share, so the order of these additions differs from run to run on a GPU. The
+//! A thread handles one point of the grid, for all channels or a share of them: it computes the positions and weights once. The gradient
+//! of a point of the grid is a sum over the channels, which threads of a block share if there are few points. Backward a thread adds to the input's gradient, which several points share, so the order of these additions differs from run to run on a GPU. The
 //! host function adds in the order of the points.
 
 mod host;
@@ -15,8 +15,9 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
-use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
 use crate::operands::span;
+use crate::planes::over_planes;
 use crate::source::Source;
 
 /// The elements that contribute to a point.
@@ -44,6 +45,15 @@ pub enum Padding {
 impl Interpolation {
     /// Every interpolation, in the order of PyTorch's numbers.
     pub const ALL: [Self; 3] = [Self::Linear, Self::Nearest, Self::Cubic];
+
+    /// Returns the number of elements, along each axis, that a point is computed from.
+    const fn taps(self) -> usize {
+        match self {
+            Self::Linear => 2,
+            Self::Nearest => 1,
+            Self::Cubic => 4,
+        }
+    }
 }
 
 impl Padding {
@@ -91,34 +101,46 @@ choices! { Padding: Padding::ALL }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-/// The most blocks of a grid.
-const MOST_BLOCKS: u64 = 1 << 20;
-/// The number of blocks below which channels are shared among blocks.
-const BLOCKS: u64 = 1 << 11;
-/// The most blocks along the second axis.
-const MOST_SHARES: u64 = 65_535;
+/// The number of blocks below which several threads share the channels of a point for the gradients, and the most that do.
+const BLOCKS: u64 = 1 << 9;
+const MOST_SLICES: u64 = 8;
 
-fn name(backward: bool, dtype: DType) -> String {
-    format!("grid_sample{}_{}", if backward { "_backward" } else { "" }, dtype.name())
+/// A variant of the kernel: an interpolation, forward or backward, of elements of a dtype.
+type Variant = (Interpolation, bool, DType);
+
+fn name((interpolation, backward, dtype): Variant) -> String {
+    format!(
+        "grid_sample_{}{}_{}",
+        interpolation.taps(),
+        if backward { "_backward" } else { "" },
+        dtype.name()
+    )
 }
 
-fn variants() -> impl Iterator<Item = (bool, DType)> {
-    [false, true].into_iter().flat_map(|backward| FLOATS.map(|dtype| (backward, dtype)))
+fn variants() -> impl Iterator<Item = Variant> {
+    let passes = Interpolation::ALL.into_iter().flat_map(|by| [false, true].map(|backward| (by, backward)));
+    passes.flat_map(|(by, backward)| FLOATS.map(|dtype| (by, backward, dtype)))
 }
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    variants().map(|(backward, dtype)| (name(backward, dtype), print(backward, dtype)))
+    variants().map(|variant| (name(variant), print(variant)))
 }
 
-fn print(backward: bool, dtype: DType) -> String {
-    Source::new(&name(backward, dtype))
+fn print(variant: Variant) -> String {
+    let (interpolation, backward, dtype) = variant;
+    Source::new(&name(variant))
         .elements(dtype)
+        .define("TAPS", interpolation.taps())
         .flag("BACKWARD", backward)
         .print(include_str!("kernel.cu"))
 }
 
 impl GridSample {
+    const fn variant(&self) -> Variant {
+        (self.interpolation, self.backward, self.dtype)
+    }
+
     /// Returns the number of elements, counted from the first, of the input, the grid, and the result or its gradient.
     fn spans(&self) -> [u64; 3] {
         let ([height, width], [rows, columns]) = (self.extents, self.points);
@@ -127,6 +149,17 @@ impl GridSample {
             span([self.batch, rows, columns, 2], self.grid_strides),
             span([self.batch, self.channels, rows, columns], self.output_strides),
         ]
+    }
+
+    /// Returns the number of points of the grid of all images.
+    const fn all_points(&self) -> u64 {
+        self.batch * self.points[0] * self.points[1]
+    }
+
+    /// Returns the number of threads that share the channels of a point: each has every channel after as many.
+    fn slices(&self) -> u64 {
+        let wanted = (BLOCKS * BLOCK).div_ceil(self.all_points().max(1)).next_power_of_two();
+        if self.backward { wanted.min(MOST_SLICES).min(self.channels.max(1).next_power_of_two()) } else { 1 }
     }
 
     /// Returns the number of elements of the input's gradient, and of the grid's.
@@ -141,14 +174,14 @@ impl GridSample {
 impl NativeKernel for Placed<GridSample, [DevicePointer; 5]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
-        static NAMES: std::sync::OnceLock<Vec<((bool, DType), String)>> = std::sync::OnceLock::new();
-        let names = NAMES.get_or_init(|| variants().map(|of| (of, name(of.0, of.1))).collect());
-        let own = (self.kernel.backward, self.kernel.dtype);
+        static NAMES: std::sync::OnceLock<Vec<(Variant, String)>> = std::sync::OnceLock::new();
+        let names = NAMES.get_or_init(|| variants().map(|of| (of, name(of))).collect());
+        let own = self.kernel.variant();
         names.iter().find(|(of, _)| *of == own).map_or("grid_sample", |(_, name)| name)
     }
 
     fn source(&self) -> String {
-        print(self.kernel.backward, self.kernel.dtype)
+        print(self.kernel.variant())
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -156,28 +189,32 @@ impl NativeKernel for Placed<GridSample, [DevicePointer; 5]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        let GridSample { extents, points, dtype, .. } = self.kernel;
+        let GridSample { batch, extents, points, dtype, .. } = self.kernel;
         let is_small = |numbers: [u64; 2]| numbers[0].saturating_mul(numbers[1]) < 1 << 31;
-        Fault::unless(FLOATS.contains(&dtype) && is_small(extents) && is_small(points), || {
+        let is_supported = FLOATS.contains(&dtype)
+            && is_small(extents)
+            && is_small(points)
+            && self.kernel.all_points() < 1 << 31;
+        Fault::unless(is_supported, || {
             format!(
-                "grid_sample: {dtype} images {extents:?} at {points:?} points are not supported: convert to a float, or divide the grid"
+                "grid_sample: {batch} {dtype} images {extents:?} at {points:?} points are not supported: convert to a float, or divide the batch \
+                 or the grid"
             )
         })
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let GridSample { batch, channels, points: [rows, columns], backward, .. } = self.kernel;
-        let blocks = (batch * rows * columns).div_ceil(BLOCK);
-        let shares = if backward { 1 } else { BLOCKS.div_ceil(blocks.max(1)).min(channels) };
-        let is_nothing = blocks == 0 || channels == 0 && !backward;
-        (!is_nothing).then(|| LaunchShape {
-            grid: [blocks.min(MOST_BLOCKS) as u32, shares.clamp(1, MOST_SHARES) as u32, 1],
-            block: [BLOCK as u32, 1, 1],
-        })
+        let (points, slices) = (self.kernel.all_points(), self.kernel.slices());
+        match self.kernel.backward {
+            true => along_x((points * slices).div_ceil(BLOCK), BLOCK),
+            false => over_planes(points, self.kernel.channels),
+        }
     }
 
     fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        words.push(self.kernel.slices());
+        words
     }
 
     fn accesses(&self) -> Accesses {

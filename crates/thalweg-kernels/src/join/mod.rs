@@ -16,16 +16,13 @@ pub const PARTS: usize = 64;
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-/// Vectors of a thread.
-const VECTORS: u64 = 4;
-/// The bytes that are copied at once, and the names of the entry points.
-const VARIANTS: [(u64, &str, &str); 5] = [
-    (16, "join_16", "uint4"),
-    (8, "join_8", "u64"),
-    (4, "join_4", "u32"),
-    (2, "join_2", "u16"),
-    (1, "join_1", "u8"),
-];
+/// The bytes that are copied at once, with the names of their types.
+const WIDTHS: [(u64, &str); 5] = [(16, "uint4"), (8, "u64"), (4, "u32"), (2, "u16"), (1, "u8")];
+/// The vectors of a thread, and the most tensors of a launch. A launch of few vectors has a thread for each, and one of few tensors takes
+/// few arguments, whose transfer is a good part of a short launch.
+const FORMS: [(u64, usize); 3] = [(1, 8), (1, PARTS), (4, PARTS)];
+/// The number of vectors from which on a thread copies several.
+const MANY_VECTORS: u64 = 1 << 17;
 
 /// The sizes of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -56,39 +53,77 @@ pub struct Joined {
     pub parts: SmallVec<[JoinPart; 8]>,
 }
 
-/// Returns name and source of every kernel of this module.
-pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    VARIANTS.into_iter().map(|variant| (variant.1.to_owned(), print(variant)))
+/// A variant of the kernel, by numbers in [`WIDTHS`] and [`FORMS`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Variant {
+    width: usize,
+    form: usize,
 }
 
-fn print((_, name, vector): (u64, &str, &str)) -> String {
-    Source::new(name)
-        .define("VECTOR", vector)
-        .define("PARTS", PARTS)
-        .define("VECTORS", VECTORS)
-        .print(include_str!("kernel.cu"))
+/// The names of the entry points, by width and form.
+const NAMES: [[&str; FORMS.len()]; WIDTHS.len()] = [
+    ["join_16_few", "join_16_short", "join_16"],
+    ["join_8_few", "join_8_short", "join_8"],
+    ["join_4_few", "join_4_short", "join_4"],
+    ["join_2_few", "join_2_short", "join_2"],
+    ["join_1_few", "join_1_short", "join_1"],
+];
+
+impl Variant {
+    fn all() -> impl Iterator<Item = Self> {
+        (0..WIDTHS.len()).flat_map(|width| (0..FORMS.len()).map(move |form| Self { width, form }))
+    }
+
+    const fn name(self) -> &'static str {
+        NAMES[self.width][self.form]
+    }
+
+    const fn bytes(self) -> u64 {
+        WIDTHS[self.width].0
+    }
+
+    fn print(self) -> String {
+        let (vectors, parts) = FORMS[self.form];
+        Source::new(self.name())
+            .define("VECTOR", WIDTHS[self.width].1)
+            .define("PARTS", parts)
+            .define("VECTORS", vectors)
+            .print(include_str!("kernel.cu"))
+    }
+}
+
+/// Returns name and source of every kernel of this module.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    Variant::all().map(|variant| (variant.name().to_owned(), variant.print()))
 }
 
 impl Placed<Join, Joined> {
     /// Returns the variant with the largest vectors.
-    fn variant(&self) -> (u64, &'static str, &'static str) {
+    fn variant(&self) -> Variant {
         let parts = self.at.parts.iter();
         let all = parts.fold(self.at.result.address() | self.kernel.pitch, |all, part| {
             all | part.source.address() | part.width | part.offset
         });
-        VARIANTS.into_iter().find(|(bytes, ..)| all.is_multiple_of(*bytes)).unwrap_or(VARIANTS[4])
+        let fits = |(bytes, _): &(u64, &str)| all.is_multiple_of(*bytes);
+        let width = WIDTHS.iter().position(fits).unwrap_or(WIDTHS.len() - 1);
+        let bytes: u64 = self.at.parts.iter().map(|part| self.kernel.rows * part.width).sum();
+        let form = match bytes / WIDTHS[width].0 {
+            MANY_VECTORS.. => 2,
+            _ => usize::from(self.at.parts.len() > FORMS[0].1),
+        };
+        Variant { width, form }
     }
 
     /// Returns the number of blocks of each part.
     fn blocks(&self) -> impl Iterator<Item = u64> {
-        let (vector, ..) = self.variant();
-        let rows = self.kernel.rows;
-        self.at.parts.iter().map(move |part| (rows * (part.width / vector)).div_ceil(BLOCK * VECTORS))
+        let (variant, rows) = (self.variant(), self.kernel.rows);
+        let of_a_block = BLOCK * FORMS[variant.form].0;
+        self.at.parts.iter().map(move |part| (rows * (part.width / variant.bytes())).div_ceil(of_a_block))
     }
 }
 
 impl NativeKernel for Placed<Join, Joined> {
-    native! { self: self.variant().1, print(self.variant()), run_on_host }
+    native! { self: self.variant().name(), self.variant().print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
         let fits = |part: &JoinPart| {
@@ -107,8 +142,8 @@ impl NativeKernel for Placed<Join, Joined> {
     }
 
     fn words(&self) -> Words {
-        let (vector, ..) = self.variant();
-        let Join { rows, pitch } = self.kernel;
+        let (variant, Join { rows, pitch }) = (self.variant(), self.kernel);
+        let vector = variant.bytes();
         let mut words: Words = [self.at.result.address(), rows, pitch / vector, self.at.parts.len() as u64]
             .into_iter()
             .collect();
@@ -117,7 +152,7 @@ impl NativeKernel for Placed<Join, Joined> {
             words.extend([part.source.address(), part.width / vector, part.offset / vector, first]);
             first += blocks;
         }
-        words.resize(4 + 4 * PARTS, 0);
+        words.resize(4 + 4 * FORMS[variant.form].1, 0);
         // The kernel does not read this word; the host reads its sizes in bytes.
         words.push(vector);
         words

@@ -5,6 +5,7 @@
 #define IS_BACKWARD 0
 #define POINTS 1
 #endif
+#include "../shared/planes.cuh"
 
 // Converted to Sum without a change of the value.
 #define INFINITE Sum(__int_as_float(0x7f800000))
@@ -52,9 +53,6 @@ static __device__ __forceinline__ range windows_of(const arguments& x, u32 axis,
     return {i32(first), lower(i32(u32(padded) / u32(stride)) + 1, windows)};
 }
 
-// Elements of a row of a window that are loaded before the first is used.
-#define ABREAST 4
-
 // The elements of a window along an axis that are points of the plane.
 static __device__ __forceinline__ range inside(const arguments& x, u32 axis, i32 first) {
     const i32 dilation = i32(x.dilation[axis]), kernel = i32(x.kernel[axis]), rest = i32(x.extents[axis]) - first;
@@ -79,58 +77,105 @@ static __device__ __forceinline__ Sum divisor(const arguments& x, i32 z, i32 y, 
     return Sum(span(x, 0, z) * span(x, 1, y) * span(x, 2, column));
 }
 
-// One window of a plane.
-static __device__ __forceinline__ void of_window(const arguments& x, u64 plane, u32 channel, i32 at[3], u64 place) {
+// One window of COUNT planes.
+template <u32 COUNT>
+static __device__ __forceinline__ void of_window(const arguments& x, const u64 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
+    // Elements of a row that are loaded before the first is used.
+    constexpr i32 ABREAST = 4 / i32(COUNT);
     const u32 inner = u32(x.inner);
-    const Element* source = x.source + plane * x.extents[0] * x.extents[1] * x.extents[2] * inner + channel;
+    const u64 points = x.extents[0] * x.extents[1] * x.extents[2] * inner, windows = x.windows[0] * x.windows[1] * x.windows[2] * inner;
     i32 first[3];
     #pragma unroll
     for (u32 axis = 0; axis < 3; ++axis) {
         first[axis] = at[axis] * i32(x.stride[axis]) - i32(x.padding[axis]);
     }
+    const Element* sources[COUNT];
+    Sum sums[COUNT] = {}, greatest[COUNT];
+    i32 found[COUNT];
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        sources[i] = x.source + planes[i] * points + channel;
+        greatest[i] = -INFINITE;
+        found[i] = 0x7fffffff;
+    }
     const i32 height = i32(x.extents[1]), width = i32(x.extents[2]);
     const range of_z = inside(x, 0, first[0]), of_y = inside(x, 1, first[1]), of_x = inside(x, 2, first[2]);
-    Sum sum = Sum(0), greatest = -INFINITE;
-    i32 found = 0x7fffffff;
     for (i32 k = of_z.first; k < of_z.end; ++k) {
         const i32 z = first[0] + k * i32(x.dilation[0]);
         for (i32 j = of_y.first; j < of_y.end; ++j) {
             const i32 row = (z * height + first[1] + j * i32(x.dilation[1])) * width + first[2];
             for (i32 start = of_x.first; start < of_x.end; start += ABREAST) {
-                Sum values[ABREAST];
+                Sum values[ABREAST][COUNT];
                 #pragma unroll
-                for (i32 i = 0; i < ABREAST; ++i) {
-                    if (start + i < of_x.end) {
-                        values[i] = LOAD(source[u32(row + (start + i) * i32(x.dilation[2])) * inner]);
+                for (i32 next = 0; next < ABREAST; ++next) {
+                    if (start + next < of_x.end) {
+                        #pragma unroll
+                        for (u32 i = 0; i < COUNT; ++i) {
+                            values[next][i] = LOAD(sources[i][u32(row + (start + next) * i32(x.dilation[2])) * inner]);
+                        }
                     }
                 }
                 #pragma unroll
-                for (i32 i = 0; i < ABREAST; ++i) {
-                    if (start + i < of_x.end) {
-                        const Sum value = values[i];
-                        if (!IS_GREATEST) {
-                            sum += value;
-                        } else if (value > greatest || found == 0x7fffffff || (value != value && greatest == greatest)) {
-                            greatest = value;
-                            found = row + (start + i) * i32(x.dilation[2]);
+                for (i32 next = 0; next < ABREAST; ++next) {
+                    if (start + next < of_x.end) {
+                        #pragma unroll
+                        for (u32 i = 0; i < COUNT; ++i) {
+                            const Sum value = values[next][i];
+                            if (!IS_GREATEST) {
+                                sums[i] += value;
+                            } else if (value > greatest[i] || found[i] == 0x7fffffff || (value != value && greatest[i] == greatest[i])) {
+                                greatest[i] = value;
+                                found[i] = row + (start + next) * i32(x.dilation[2]);
+                            }
                         }
                     }
                 }
             }
         }
     }
-    if (IS_GREATEST) {
-        x.result[place] = STORE(greatest);
-        x.places[place] = i64(found);
-    } else {
-        x.result[place] = STORE(sum / divisor(x, at[0], at[1], at[2]));
+    const Sum count = IS_GREATEST ? Sum(1) : divisor(x, at[0], at[1], at[2]);
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        const u64 place = planes[i] * windows + own;
+        x.result[place] = STORE(IS_GREATEST ? greatest[i] : sums[i] / count);
+        if (IS_GREATEST) {
+            x.places[place] = i64(found[i]);
+        }
     }
 }
 
-// Points of a plane that follow each other, from the gradients of the windows that they lie in.
-static __device__ __forceinline__ void of_points(const arguments& x, u64 plane, u32 channel, i32 at[3], i32 own, u64 place) {
+// A point of COUNT planes, from the gradients of the means of the windows that it is in.
+template <u32 COUNT>
+static __device__ __forceinline__ void of_means(const arguments& x, const u64 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
+    const u32 inner = u32(x.inner);
+    const u64 points = x.extents[0] * x.extents[1] * x.extents[2] * inner, windows = x.windows[0] * x.windows[1] * x.windows[2] * inner;
+    const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
+    const range of_z = windows_of(x, 0, at[0]), of_y = windows_of(x, 1, at[1]), of_x = windows_of(x, 2, at[2]);
+    Sum sums[COUNT] = {};
+    for (i32 z = of_z.first; z < of_z.end; ++z) {
+        for (i32 y = of_y.first; y < of_y.end; ++y) {
+            for (i32 column = of_x.first; column < of_x.end; ++column) {
+                const Sum count = divisor(x, z, y, column);
+                const u64 window = u64(u32((z * height + y) * width + column)) * inner + channel;
+                #pragma unroll
+                for (u32 i = 0; i < COUNT; ++i) {
+                    sums[i] += LOAD(x.source[planes[i] * windows + window]) / count;
+                }
+            }
+        }
+    }
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        x.result[planes[i] * points + own] = STORE(sums[i]);
+    }
+}
+
+// Points of a plane that follow each other, from the gradients of the greatest elements of the windows that they are in.
+static __device__ __forceinline__ void
+of_greatest(const arguments& x, const u64 plane, const u32 channel, const i32 (&at)[3], const i32 first, const u64 own) {
     const u32 inner = u32(x.inner);
     const u64 origin = plane * x.windows[0] * x.windows[1] * x.windows[2] * inner + channel;
+    const u64 place = plane * x.extents[0] * x.extents[1] * x.extents[2] * inner + own;
     const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
     const i32 rest = i32(x.extents[2]) - at[2];
     const i32 points = rest < POINTS ? rest : POINTS;
@@ -146,11 +191,7 @@ static __device__ __forceinline__ void of_points(const arguments& x, u64 plane, 
             const i32 row = (z * height + y) * width;
             for (i32 column = of_x.first; column < of_x.end; ++column) {
                 const u64 window = origin + u64(u32(row + column)) * inner;
-                if (!IS_GREATEST) {
-                    sums[0] += LOAD(x.source[window]) / divisor(x, z, y, column);
-                    continue;
-                }
-                const i32 point = i32(x.places[window]) - own;
+                const i32 point = i32(x.places[window]) - first;
                 if (u32(point) < u32(points)) {
                     const Sum value = LOAD(x.source[window]);
                     #pragma unroll
@@ -171,36 +212,41 @@ static __device__ __forceinline__ void of_points(const arguments& x, u64 plane, 
     }
 }
 
-// A thread computes one window, or points of a row that follow each other.
+// A window, or points of a row that follow each other, in some planes.
+struct Place {
+    const arguments& x;
+    const u32 channel;
+    const i32 (&at)[3];
+    const i32 first;
+    const u64 own;
+
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const u64 (&planes)[COUNT]) const {
+        if (!IS_BACKWARD) {
+            of_window(x, planes, channel, at, own);
+        } else if (IS_GREATEST) {
+            of_greatest(x, planes[0], channel, at, first, own);
+        } else {
+            of_means(x, planes, channel, at, own);
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
     const u64* extents = IS_BACKWARD ? x.extents : x.windows;
     const i32 depth = i32(extents[0]), height = i32(extents[1]), width = i32(extents[2]);
     const u32 inner = u32(x.inner), pieces = u32(width + POINTS - 1) / POINTS;
-    const u64 count = u64(depth * height) * pieces * inner;
-    const u64 all = x.planes * count;
-    for (u64 number = u64(blockIdx.x) * 256 + threadIdx.x; number < all; number += u64(gridDim.x) * 256) {
-        u64 plane;
-        u32 rest;
-        if (all <= 0xffffffffu) {
-            plane = u32(number) / u32(count);
-            rest = u32(number) - u32(plane) * u32(count);
-        } else {
-            plane = number / count;
-            rest = u32(number - plane * count);
-        }
-        const u32 group = inner == 1 ? rest : rest / inner, channel = rest - group * inner;
-        const u32 line = group / pieces;
-        i32 at[3] = {0, i32(line), i32(group - line * pieces) * POINTS};
-        if (depth > 1) {
-            at[0] = i32(line / u32(height));
-            at[1] = i32(line) - at[0] * height;
-        }
-        const i32 own = i32(line) * width + at[2];
-        const u64 place = (plane * u64(depth * height) * u32(width) + u32(own)) * inner + channel;
-        if (IS_BACKWARD) {
-            of_points(x, plane, channel, at, own, place);
-        } else {
-            of_window(x, plane, channel, at, place);
-        }
+    const PlaneShare share(u32(depth * height) * pieces * inner, x.planes);
+    if (share.first >= share.planes) {
+        return;
     }
+    const u32 group = inner == 1 ? share.point : share.point / inner, channel = share.point - group * inner;
+    const u32 line = group / pieces;
+    i32 at[3] = {0, i32(line), i32(group - line * pieces) * POINTS};
+    if (depth > 1) {
+        at[0] = i32(line / u32(height));
+        at[1] = i32(line) - at[0] * height;
+    }
+    const i32 first = i32(line) * width + at[2];
+    const u64 own = u64(u32(first)) * inner + channel;
+    share.each<IS_BACKWARD && IS_GREATEST ? 1 : 4>(Place{x, channel, at, first, own});
 }

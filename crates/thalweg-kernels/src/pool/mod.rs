@@ -1,7 +1,7 @@
 //! [`Pool`]: the mean or the greatest element of each window of planes, and their gradients.
 //!
-//! A thread handles one window, or a few points of a row and the windows that contain them, so several threads never add to one
-//! sum, and results always have the same bits. Channels may be innermost, in all operands. Places are counted in 32 bits; [`Pool::is_taken`] returns for which planes they fit. The
+//! A thread handles one window of some planes, or a few points of a row and the windows that contain them, so several threads never add
+//! to one sum, and results always have the same bits. Channels may be innermost, in all operands. Places are counted in 32 bits; [`Pool::is_taken`] returns for which planes they fit. The
 //! host function computes in the same order.
 
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use thalweg_ir::{DType, Element};
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{rounded, with_float};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::planes::over_planes;
 use crate::source::Source;
 use crate::threads::{ranges, share};
 
@@ -97,12 +98,6 @@ choices! { PoolPass: PoolPass::ALL }
 
 /// The dtypes for which a pool has a kernel.
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
-
-/// Threads of a block.
-const BLOCK: u64 = 256;
-
-/// The most blocks of a grid.
-const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
 /// The place of the greatest element of a window that has no elements.
 const NOWHERE: i64 = i32::MAX as i64;
@@ -208,11 +203,7 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [depth, height, width] = self.kernel.target();
         let pieces = width.div_ceil(self.kernel.pass.points());
-        let count = depth * height * pieces * self.kernel.inner * self.kernel.planes;
-        (count > 0).then(|| LaunchShape {
-            grid: [count.div_ceil(BLOCK).min(MOST_BLOCKS) as u32, 1, 1],
-            block: [BLOCK as u32, 1, 1],
-        })
+        over_planes(depth * height * pieces * self.kernel.inner, self.kernel.planes)
     }
 
     fn words(&self) -> Words {

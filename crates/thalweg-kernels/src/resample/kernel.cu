@@ -4,6 +4,7 @@
 #define TAPS 4
 #define BACKWARD 0
 #endif
+#include "../shared/planes.cuh"
 
 struct arguments {
     const Element* read;
@@ -164,62 +165,84 @@ static __device__ __forceinline__ Sum weight_of(const arguments& x, const u32 ax
 
 // Where the points of an axis are, from the first point of the plane, with their weights.
 struct Places {
-    u64 at[TAPS];
+    u32 at[TAPS];
     Sum weight[TAPS];
-    i32 count;
 };
 
 static __device__ __forceinline__ Places places_of(const arguments& x, const u32 axis, const i32 to) {
     const Taps taps = taps_of(x, axis, to);
     Places places;
-    places.count = taps.count;
     #pragma unroll
     for (i32 tap = 0; tap < TAPS; ++tap) {
-        places.at[tap] = tap < taps.count ? u64(taps.at[tap]) * x.strides[axis + 2] : 0;
+        places.at[tap] = tap < taps.count ? u32(taps.at[tap]) * u32(x.strides[axis + 2]) : 0;
         places.weight[tap] = tap < taps.count ? taps.weight[tap] : Sum(0);
     }
     return places;
 }
 
 #if !BACKWARD
-// Sums begin with -0, so that a single -0 keeps its sign.
-static __device__ __forceinline__ Element forward(const Element* plane, const Places (&places)[3]) {
 #if TAPS == 1
-    // Elements of other dtypes are copied as numbers of their width.
-    return plane[places[0].at[0] + places[1].at[0] + places[2].at[0]];
-#else
-    Sum sum = Sum(-0.0);
-    #pragma unroll
-    for (i32 z = 0; z < TAPS; ++z) {
-        if (z >= places[0].count) {
-            continue;
-        }
-        Sum of_rows = Sum(-0.0);
+// A point of planes that begin at these elements. Elements of other dtypes are copied as numbers of their width.
+struct Forward {
+    static constexpr u32 PLANES = 4;
+    const u32 at;
+
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const Element* const (&planes)[COUNT], Element (&results)[COUNT]) const {
         #pragma unroll
-        for (i32 y = 0; y < TAPS; ++y) {
-            if (y >= places[1].count) {
-                continue;
-            }
-            const Element* row = plane + places[0].at[z] + places[1].at[y];
-            Sum of_row = Sum(-0.0);
+        for (u32 i = 0; i < COUNT; ++i) {
+            results[i] = planes[i][at];
+        }
+    }
+};
+#else
+// Adds a weighted value to a sum of COUNT, of which a single one has the weight 1. Sums begin with -0, so that a single -0 keeps its sign.
+template <i32 COUNT> static __device__ __forceinline__ void add_weighted(Sum& sum, const i32 number, const Sum weight, const Sum value) {
+    sum = COUNT == 1 ? value : (number == 0 ? Sum(-0.0) : sum) + weight * value;
+}
+
+// A point of planes that begin at these elements, from LAYERS x ROWS x COLUMNS old ones.
+template <i32 LAYERS, i32 ROWS, i32 COLUMNS> struct Forward {
+    static constexpr u32 PLANES = LAYERS * ROWS * COLUMNS > 8 ? 1 : LAYERS * ROWS * COLUMNS > 4 ? 2 : 4;
+    const Places (&places)[3];
+
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const Element* const (&planes)[COUNT], Element (&results)[COUNT]) const {
+        Sum sums[COUNT];
+        #pragma unroll
+        for (i32 z = 0; z < LAYERS; ++z) {
+            Sum of_rows[COUNT];
             #pragma unroll
-            for (i32 i = 0; i < TAPS; ++i) {
-                if (i < places[2].count) {
-                    of_row += places[2].weight[i] * LOAD(row[places[2].at[i]]);
+            for (i32 y = 0; y < ROWS; ++y) {
+                Sum of_row[COUNT];
+                #pragma unroll
+                for (i32 column = 0; column < COLUMNS; ++column) {
+                    const u32 at = places[0].at[z] + places[1].at[y] + places[2].at[column];
+                    #pragma unroll
+                    for (u32 i = 0; i < COUNT; ++i) {
+                        add_weighted<COLUMNS>(of_row[i], column, places[2].weight[column], LOAD(planes[i][at]));
+                    }
+                }
+                #pragma unroll
+                for (u32 i = 0; i < COUNT; ++i) {
+                    add_weighted<ROWS>(of_rows[i], y, places[1].weight[y], of_row[i]);
                 }
             }
-            of_rows += places[1].weight[y] * of_row;
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                add_weighted<LAYERS>(sums[i], z, places[0].weight[z], of_rows[i]);
+            }
         }
-        sum += places[0].weight[z] * of_rows;
+        #pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            results[i] = STORE(sums[i]);
+        }
     }
-    return STORE(sum);
+};
 #endif
-}
 #else
 // The new points that are computed from an old one along an axis, at most MOST of them, from the first point of the plane, with
 // their weights. The others have weight 0.
 template <i32 MOST> struct Uses {
-    u64 at[MOST];
+    u32 at[MOST];
     Sum weight[MOST];
 
     __device__ __forceinline__ Uses(const arguments& x, const u32 axis, const i32 of, const Range range) {
@@ -227,7 +250,7 @@ template <i32 MOST> struct Uses {
         for (i32 number = 0; number < MOST; ++number) {
             const i32 to = number < range.count ? use(x, axis, of, range, number) : -1;
             weight[number] = weight_of(x, axis, of, to);
-            at[number] = to < 0 ? 0 : u64(to) * x.strides[axis + 2];
+            at[number] = to < 0 ? 0 : u32(to) * u32(x.strides[axis + 2]);
         }
     }
 };
@@ -269,49 +292,83 @@ struct Copies {
         }
     }
 
-    __device__ __forceinline__ u64 operator[](const i32 number) const {
-        return u64(!is_list ? first + number : number == 0 ? first : number == 1 ? second : third);
+    __device__ __forceinline__ u32 operator[](const i32 number) const {
+        return u32(!is_list ? first + number : number == 0 ? first : number == 1 ? second : third);
+    }
+};
+
+// The gradient of an old point, from its copies.
+struct FromCopies {
+    static constexpr u32 PLANES = 4;
+    const arguments& x;
+    const Copies layers, rows, columns;
+
+    __device__ __forceinline__ FromCopies(const arguments& x, const i32 (&of)[3], const Range (&ranges)[3])
+        : x(x), layers(x, 0, of[0], ranges[0]), rows(x, 1, of[1], ranges[1]), columns(x, 2, of[2], ranges[2]) {}
+
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const Element* const (&planes)[COUNT], Element (&results)[COUNT]) const {
+        Sum sums[COUNT] = {};
+        for (i32 k = 0; k < layers.count; ++k) {
+            Sum of_layer[COUNT] = {};
+            for (i32 j = 0; j < rows.count; ++j) {
+                Sum of_row[COUNT] = {};
+                for (i32 number = 0; number < columns.count; ++number) {
+                    const u32 at = layers[k] * u32(x.strides[2]) + rows[j] * u32(x.strides[3]) + columns[number] * u32(x.strides[4]);
+                    #pragma unroll
+                    for (u32 i = 0; i < COUNT; ++i) {
+                        of_row[i] += LOAD(planes[i][at]);
+                    }
+                }
+                #pragma unroll
+                for (u32 i = 0; i < COUNT; ++i) {
+                    of_layer[i] += of_row[i];
+                }
+            }
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                sums[i] += of_layer[i];
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            results[i] = STORE(sums[i]);
+        }
     }
 };
 #else
-// The gradient of an old point in a plane: a sum over the new points that are computed from it, each the last axis within the second
-// within the first. `Rows` sums over the second and the last axis.
-template <class Rows>
-static __device__ __forceinline__ Sum over_depth(const arguments& x, const Element* plane, const i32 of, const Range range, const Rows& rows) {
-    Sum sum = Sum(0);
+// The gradient of an old point in planes that begin at these elements: a sum over the new points that are computed from it, each the
+// last axis within the second within the first. `rows` adds the sums over the second and the last axis.
+template <u32 COUNT, class Rows>
+static __device__ __forceinline__ void
+over_depth(const arguments& x, const Element* const (&planes)[COUNT], Element (&results)[COUNT], const i32 of, const Range range, const Rows& rows) {
+    Sum sums[COUNT] = {};
     for (i32 number = 0; number < range.count; ++number) {
         const i32 z = use(x, 0, of, range, number);
-        const Sum weight = weight_of(x, 0, of, z);
+        const Sum weight = x.source[0] == 1 ? Sum(1) : weight_of(x, 0, of, z);
         if (weight != Sum(0)) {
-            sum += weight * rows(plane + u64(z) * x.strides[2]);
-        }
-    }
-    return sum;
-}
-
-// The sum over the second and the last axis, from lists of their points.
-template <i32 MOST>
-static __device__ __forceinline__ Sum over_lists(const Element* plane, const Uses<MOST>& rows, const Uses<MOST>& columns) {
-    Sum sum = Sum(0);
-    #pragma unroll
-    for (i32 j = 0; j < MOST; ++j) {
-        if (rows.weight[j] == Sum(0)) {
-            continue;
-        }
-        Sum of_row = Sum(0);
-        #pragma unroll
-        for (i32 i = 0; i < MOST; ++i) {
-            if (columns.weight[i] != Sum(0)) {
-                of_row += columns.weight[i] * LOAD(plane[rows.at[j] + columns.at[i]]);
+            const Element* layers[COUNT];
+            Sum parts[COUNT];
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                layers[i] = planes[i] + u32(z) * u32(x.strides[2]);
+                parts[i] = Sum(0);
+            }
+            rows.add(layers, parts);
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                sums[i] += weight * parts[i];
             }
         }
-        sum += rows.weight[j] * of_row;
     }
-    return sum;
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        results[i] = STORE(sums[i]);
+    }
 }
 
-// The gradient of an old point, from lists.
+// The gradient of an old point, from lists of the points of the second and the last axis.
 template <i32 MOST> struct FromLists {
+    static constexpr u32 PLANES = MOST > 4 ? 1 : 2;
     const arguments& x;
     const i32 depth;
     const Range range;
@@ -320,117 +377,186 @@ template <i32 MOST> struct FromLists {
     __device__ __forceinline__ FromLists(const arguments& x, const i32 (&of)[3], const Range (&ranges)[3])
         : x(x), depth(of[0]), range(ranges[0]), rows(x, 1, of[1], ranges[1]), columns(x, 2, of[2], ranges[2]) {}
 
-    __device__ __forceinline__ Element operator()(const Element* plane) const {
-        return STORE(over_depth(x, plane, depth, range, [&](const Element* part) { return over_lists(part, rows, columns); }));
+    // Adds the sums over both axes.
+    template <u32 COUNT> __device__ __forceinline__ void add(const Element* const (&planes)[COUNT], Sum (&sums)[COUNT]) const {
+        #pragma unroll
+        for (i32 j = 0; j < MOST; ++j) {
+            Sum of_row[COUNT] = {};
+            if (rows.weight[j] == Sum(0)) {
+                continue;
+            }
+            #pragma unroll
+            for (i32 k = 0; k < MOST; ++k) {
+                const bool is_used = columns.weight[k] != Sum(0);
+                #pragma unroll
+                for (u32 i = 0; i < COUNT; ++i) {
+                    const Sum value = is_used ? LOAD(planes[i][rows.at[j] + columns.at[k]]) : Sum(0);
+                    of_row[i] += columns.weight[k] * value;
+                }
+            }
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                sums[i] += rows.weight[j] * of_row[i];
+            }
+        }
+    }
+
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const Element* const (&planes)[COUNT], Element (&results)[COUNT]) const {
+        over_depth(x, planes, results, depth, range, *this);
     }
 };
 
-// The sum over the second and the last axis for any number of points, whose weights are computed for each plane.
-static __device__ __forceinline__ Sum
-over_ranges(const arguments& x, const Element* plane, const i32 (&of)[3], const Range rows, const Range columns) {
-    Sum sum = Sum(0);
-    for (i32 j = 0; j < rows.count; ++j) {
-        const i32 y = use(x, 1, of[1], rows, j);
-        const Sum y_weight = weight_of(x, 1, of[1], y);
-        if (y_weight == Sum(0)) {
-            continue;
-        }
-        Sum of_row = Sum(0);
-        for (i32 i = 0; i < columns.count; ++i) {
-            const i32 column = use(x, 2, of[2], columns, i);
-            const Sum weight = weight_of(x, 2, of[2], column);
-            if (weight != Sum(0)) {
-                of_row += weight * LOAD(plane[u64(y) * x.strides[3] + u64(column) * x.strides[4]]);
+// The gradient of an old point from any number of points, whose weights are computed for each group of planes.
+struct FromRanges {
+    static constexpr u32 PLANES = 2;
+    const arguments& x;
+    const i32 (&of)[3];
+    const Range (&ranges)[3];
+
+    // Adds the sums over the second and the last axis.
+    template <u32 COUNT> __device__ __forceinline__ void add(const Element* const (&planes)[COUNT], Sum (&sums)[COUNT]) const {
+        for (i32 j = 0; j < ranges[1].count; ++j) {
+            const i32 y = use(x, 1, of[1], ranges[1], j);
+            const Sum y_weight = weight_of(x, 1, of[1], y);
+            if (y_weight == Sum(0)) {
+                continue;
+            }
+            Sum of_row[COUNT] = {};
+            for (i32 k = 0; k < ranges[2].count; ++k) {
+                const i32 column = use(x, 2, of[2], ranges[2], k);
+                const Sum weight = weight_of(x, 2, of[2], column);
+                if (weight != Sum(0)) {
+                    #pragma unroll
+                    for (u32 i = 0; i < COUNT; ++i) {
+                        of_row[i] += weight * LOAD(planes[i][u32(y) * u32(x.strides[3]) + u32(column) * u32(x.strides[4])]);
+                    }
+                }
+            }
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                sums[i] += y_weight * of_row[i];
             }
         }
-        sum += y_weight * of_row;
     }
-    return sum;
-}
+
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const Element* const (&planes)[COUNT], Element (&results)[COUNT]) const {
+        over_depth(x, planes, results, of[0], ranges[0], *this);
+    }
+};
 #endif
 #endif
 
-// Computes the points of a thread, one in each of its planes. `Point` gets the first element of a plane.
-template <class Point>
-static __device__ __forceinline__ void
-over_planes(const arguments& x, const u32 own, const u32 channel, const u32 count, const u32 layer, const u32 layers, const Point& point) {
-    // A division takes longer than a point, so an image and a channel are counted on from one plane to the next.
-    const u64 planes = x.channels_last ? x.images : x.images * x.channels, each = x.channels_last ? 1 : x.channels;
-    const u64 step = u64(gridDim.y) * layers, step_image = step / each, step_channel = step - step_image * each;
-    u64 plane = u64(blockIdx.y) * layers + layer, image = plane / each, part = plane - image * each;
-    const Element* const first = x.read + (x.channels_last ? channel * x.strides[1] : 0);
-    while (plane < planes) {
-        x.written[plane * count + own] = point(first + image * x.strides[0] + part * x.strides[1]);
-        plane += step;
-        image += step_image;
-        part += step_channel;
-        if (part >= each) {
-            part -= each;
-            image += 1;
+// Writes a point of planes, from a function of their first elements.
+template <class Point> struct Written {
+    const arguments& x;
+    const Element* const first;
+    const u64 count, own;
+    const Point& point;
+
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const u64 (&numbers)[COUNT]) const {
+        const Element* planes[COUNT];
+        Element results[COUNT];
+        if (x.channels_last || x.images == 1) {
+            const u64 stride = x.channels_last ? x.strides[0] : x.strides[1];
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                planes[i] = first + numbers[i] * stride;
+            }
+        } else {
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                const u64 image = numbers[i] / x.channels;
+                planes[i] = first + image * x.strides[0] + (numbers[i] - image * x.channels) * x.strides[1];
+            }
+        }
+        point(planes, results);
+        #pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            x.written[numbers[i] * count + own] = results[i];
         }
     }
+};
+
+template <class Point>
+static __device__ __forceinline__ void write_points(const arguments& x, const PlaneShare& share, const u32 count, const u32 channel, const Point& point) {
+    const Element* const first = x.read + (x.channels_last ? channel * x.strides[1] : 0);
+    share.each<Point::PLANES>(Written<Point>{x, first, count, share.point, point});
 }
 
-// Each block handles `count` elements of several planes at once if a plane is smaller than a block.
-extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
-    const u64* extents = BACKWARD ? x.source : x.target;
-    const u32 depth = u32(extents[0]), height = u32(extents[1]), width = u32(extents[2]);
-    const u32 inner = x.channels_last ? u32(x.channels) : 1;
-    const u32 count = depth * height * width * inner;
-    const u32 layers = count < blockDim.x ? blockDim.x / count : 1;
-    const u32 layer = count < blockDim.x ? threadIdx.x / count : 0;
-    const u32 own = blockIdx.x * blockDim.x + threadIdx.x - layer * count;
-    if (own >= count || layer >= layers) {
-        return;
+#if !BACKWARD
+#if TAPS > 1
+// An axis of one old point has one for each new point.
+template <i32 LAYERS, i32 ROWS>
+static __device__ __forceinline__ void write_of(const arguments& x, const PlaneShare& share, const u32 count, const u32 channel, const Places (&places)[3]) {
+    if (x.source[2] > 1) {
+        write_points(x, share, count, channel, Forward<LAYERS, ROWS, TAPS>{places});
+    } else {
+        write_points(x, share, count, channel, Forward<LAYERS, ROWS, 1>{places});
     }
-    const u32 point = inner == 1 ? own : own / inner, channel = own - point * inner;
-    const u32 line = point / width;
-    i32 at[3] = {0, i32(line), i32(point - line * width)};
-    if (depth > 1) {
-        at[0] = i32(line / height);
-        at[1] = i32(line - u32(at[0]) * height);
+}
+
+template <i32 LAYERS>
+static __device__ __forceinline__ void write_of(const arguments& x, const PlaneShare& share, const u32 count, const u32 channel, const Places (&places)[3]) {
+    if (x.source[1] > 1) {
+        write_of<LAYERS, TAPS>(x, share, count, channel, places);
+    } else {
+        write_of<LAYERS, 1>(x, share, count, channel, places);
     }
-#if BACKWARD
+}
+#endif
+
+// Writes new points.
+static __device__ __forceinline__ void write(const arguments& x, const PlaneShare& share, const u32 count, const u32 channel, const i32 (&at)[3]) {
+    const Places places[3] = {places_of(x, 0, at[0]), places_of(x, 1, at[1]), places_of(x, 2, at[2])};
+#if TAPS == 1
+    write_points(x, share, count, channel, Forward{places[0].at[0] + places[1].at[0] + places[2].at[0]});
+#else
+    if (x.source[0] > 1) {
+        write_of<TAPS>(x, share, count, channel, places);
+    } else {
+        write_of<1>(x, share, count, channel, places);
+    }
+#endif
+}
+#else
+// Writes the gradients of old points.
+static __device__ __forceinline__ void write(const arguments& x, const PlaneShare& share, const u32 count, const u32 channel, const i32 (&at)[3]) {
     Range ranges[3];
     #pragma unroll
     for (u32 axis = 0; axis < 3; ++axis) {
         ranges[axis] = without_ends(x, axis, at[axis], uses_of(x, axis, at[axis]));
     }
 #if TAPS == 1
-    const Copies layers_of(x, 0, at[0], ranges[0]), rows(x, 1, at[1], ranges[1]), columns(x, 2, at[2], ranges[2]);
-    over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) {
-        Sum sum = Sum(0);
-        for (i32 k = 0; k < layers_of.count; ++k) {
-            Sum of_layer = Sum(0);
-            for (i32 j = 0; j < rows.count; ++j) {
-                const Element* const row = plane + layers_of[k] * x.strides[2] + rows[j] * x.strides[3];
-                Sum of_row = Sum(0);
-                for (i32 i = 0; i < columns.count; ++i) {
-                    of_row += LOAD(row[columns[i] * x.strides[4]]);
-                }
-                of_layer += of_row;
-            }
-            sum += of_layer;
-        }
-        return STORE(sum);
-    });
+    write_points(x, share, count, channel, FromCopies(x, at, ranges));
 #else
     const i32 most = ranges[1].count > ranges[2].count ? ranges[1].count : ranges[2].count;
     // The lanes of a warp use lists of one length.
     if (__all_sync(__activemask(), most <= 4)) {
-        over_planes(x, own, channel, count, layer, layers, FromLists<4>(x, at, ranges));
+        write_points(x, share, count, channel, FromLists<4>(x, at, ranges));
     } else if (__all_sync(__activemask(), most <= 8)) {
-        over_planes(x, own, channel, count, layer, layers, FromLists<8>(x, at, ranges));
+        write_points(x, share, count, channel, FromLists<8>(x, at, ranges));
     } else {
-        over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) {
-            return STORE(over_depth(x, plane, at[0], ranges[0], [&](const Element* part) {
-                return over_ranges(x, part, at, ranges[1], ranges[2]);
-            }));
-        });
+        write_points(x, share, count, channel, FromRanges{x, at, ranges});
     }
 #endif
-#else
-    const Places places[3] = {places_of(x, 0, at[0]), places_of(x, 1, at[1]), places_of(x, 2, at[2])};
-    over_planes(x, own, channel, count, layer, layers, [&](const Element* plane) { return forward(plane, places); });
+}
 #endif
+
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ arguments x) {
+    const u64* extents = BACKWARD ? x.source : x.target;
+    const u32 depth = u32(extents[0]), height = u32(extents[1]), width = u32(extents[2]);
+    const u32 inner = x.channels_last ? u32(x.channels) : 1;
+    const u32 count = depth * height * width * inner;
+    const PlaneShare share(count, x.channels_last ? x.images : x.images * x.channels);
+    if (share.first >= share.planes) {
+        return;
+    }
+    const u32 point = inner == 1 ? share.point : share.point / inner, channel = share.point - point * inner;
+    const u32 line = point / width;
+    i32 at[3] = {0, i32(line), i32(point - line * width)};
+    if (depth > 1) {
+        at[0] = i32(line / height);
+        at[1] = i32(line - u32(at[0]) * height);
+    }
+    write(x, share, count, channel, at);
 }

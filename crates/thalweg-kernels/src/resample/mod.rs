@@ -3,7 +3,7 @@
 //! Along each axis a new point is a weighted sum of one, two or four old ones ([`ResampleBy`]): the nearest, interpolated linearly
 //! or cubically, or one that pads the old axis. The gradient of an old point is the sum over the new points that are computed from
 //! it, which a thread finds by inverting the positions; up to eight along an axis are kept in registers, with their weights, for
-//! all planes of the thread. So several threads never add to one sum, and results always have the same bits. A new point that is one
+//! all planes of the thread, which it reads some at a time. So several threads never add to one sum, and results always have the same bits. A new point that is one
 //! old point is a copy, of elements of any dtype.
 //!
 //! The planes that are read have any strides; those that are written are contiguous, in the order of the shape or with the
@@ -22,6 +22,7 @@ use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::operands::span;
+use crate::planes::over_planes;
 use crate::source::Source;
 
 /// The rule by which a new point is computed from old ones. The `Corners` variants place the first and the last points of both
@@ -102,14 +103,6 @@ pub struct Resample {
 arguments! { Resample { images, channels, source, target, scale, before, strides, channels_last, by, dtype, backward } }
 choices! { ResampleBy: ResampleBy::ALL }
 
-/// Threads of a block over planes of at least [`LARGE`] points; half as many over smaller ones.
-const BLOCK: u64 = 256;
-/// The number of points of a large plane.
-const LARGE: u64 = 1 << 11;
-/// The number of blocks from which a thread computes the same point of several planes: its positions and weights are the same in all.
-const BLOCKS: u64 = 1 << 12;
-/// The most blocks along the second axis of a grid.
-const MOST_PLANES: u64 = 65_535;
 /// The greatest extent of an axis: twice as many points still have numbers of 32 bits.
 const MOST_POINTS: u64 = 1 << 30;
 
@@ -204,6 +197,13 @@ impl Resample {
         }
     }
 
+    /// Returns whether the places of a plane that is read, counted from its first element, have numbers of 32 bits.
+    fn reads_near(&self) -> bool {
+        let [extents, _] = self.passes();
+        let strides = [self.strides[2], self.strides[3], self.strides[4]];
+        span(extents, strides) <= 1 << 32
+    }
+
     /// Returns the number of elements that are written.
     fn written(&self) -> u64 {
         self.images * self.channels * self.passes()[1].iter().product::<u64>()
@@ -250,6 +250,7 @@ impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
         let fits = source.iter().chain(&target).all(|&extent| extent <= MOST_POINTS)
             && is_small(&source)
             && is_small(&target)
+            && self.kernel.reads_near()
             && self.kernel.layers().0 < 1 << 31;
         if !self.kernel.reads_inside()
             || (!self.kernel.backward && self.kernel.written() > 0 && source.contains(&0))
@@ -269,18 +270,7 @@ impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let (count, layers) = self.kernel.layers();
-        if count * layers == 0 {
-            return None;
-        }
-        // Small planes leave fewer threads of small blocks idle.
-        let block = if count < LARGE { BLOCK / 2 } else { BLOCK };
-        let (blocks, at_once) = (count.div_ceil(block), (block / count).max(1));
-        let rounds = layers.div_ceil(at_once);
-        let planes_at_once = BLOCKS.div_ceil(blocks).min(rounds);
-        Some(LaunchShape {
-            grid: [blocks as u32, planes_at_once.clamp(1, MOST_PLANES) as u32, 1],
-            block: [block as u32, 1, 1],
-        })
+        over_planes(count, layers)
     }
 
     fn words(&self) -> Words {

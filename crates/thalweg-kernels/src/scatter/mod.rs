@@ -2,7 +2,9 @@
 //! elements are combined in one place. **They are combined in the order of the source**, so that a result does not depend on
 //! timing.
 //!
+//! - [`few`]: complete rows at one short list of indices, which are compared with each other: one launch.
 //! - [`segments`]: complete rows at one list of indices, which have been sorted. Equal numbers of rows are combined first.
+//! - [`narrow`]: narrow rows at one short list of indices, which many outer elements share.
 //! - [`rows`]: complete rows that replace those at one list of indices.
 //! - [`atomic`]: sums, for an index per element. This is the exception: sums of floats depend on timing.
 //! - [`tile`]: an index for each element. A block keeps columns of the result in shared memory, and goes through the source.
@@ -30,7 +32,9 @@ use crate::source::Source;
 
 pub mod atomic;
 mod combine;
+pub mod few;
 pub mod last;
+pub mod narrow;
 pub mod rows;
 pub mod segments;
 pub mod tile;

@@ -6,7 +6,6 @@ use thalweg_driver::DevicePointer;
 use thalweg_ir::DType;
 use thalweg_kernels::compact::{self, Compact};
 use thalweg_kernels::decompose::{Decompose, Method};
-use thalweg_kernels::embedding::EmbeddingBackward;
 use thalweg_kernels::extremum_columns::{self, ExtremumColumns};
 use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_kernels::gather::GatherRows;
@@ -17,6 +16,7 @@ use thalweg_kernels::pool::{Pool, PoolPass};
 use thalweg_kernels::random::{Distribution, Draw, Operands};
 use thalweg_kernels::scan::{self, Scan, ScanOp, ScanStep};
 use thalweg_kernels::scatter::atomic::ScatterAtomic;
+use thalweg_kernels::scatter::few::ScatterFew;
 use thalweg_kernels::scatter::last::LastIndices;
 use thalweg_kernels::scatter::rows::ScatterRows;
 use thalweg_kernels::scatter::segments::Segments;
@@ -215,10 +215,24 @@ fn indices_are_read_as_they_are_written() {
         &Placed { kernel: pad, at: at::<2>() },
         &[("rows", &[3]), ("row_bytes", &[6]), ("source_distance", &[8]), ("target_row_bytes", &[16])],
     );
-    let embedding = EmbeddingBackward { indices: 3, embeddings: 5, features: 7, padding: -1, dtype };
+    let few = ScatterFew {
+        sizes: [2, 5, 3, 7],
+        index_stride: 4,
+        source_strides: [21, 7, 1],
+        skipped: u64::MAX,
+        combine: Combine::Max,
+        from_zeros: true,
+        dtype,
+    };
     check(
-        &Placed { kernel: embedding, at: at::<3>() },
-        &[("result", &[0x3000]), ("count", &[3]), ("features", &[7]), ("padding", &[u64::MAX])],
+        &Placed { kernel: few, at: at::<3>() },
+        &[
+            ("result", &[0x3000]),
+            ("extent", &[5]),
+            ("inner", &[7]),
+            ("skipped", &[u64::MAX]),
+            ("from_zeros", &[1]),
+        ],
     );
 }
 

@@ -6,7 +6,8 @@
 //!                   └────────▶ weight and bias
 //! ```
 //!
-//! If the statistics do not depend on the input, its gradient is a single launch.
+//! If the statistics do not depend on the input, its gradient is a single launch. Channels of few points are rows of one launch for all
+//! three gradients, which reads the points a second time from a cache.
 //!
 //! Rows of statistics that are few and long are divided into parts, whose number depends only on the shape and the order of
 //! dimensions: the same call sums in the same order on every device.
@@ -17,9 +18,9 @@ use thalweg_ir::{DType, Layout, Scalar, Shape};
 use super::{LoopArguments, LoopLaunch, LowerError, Operand, Place, Points, Result, Step, Steps};
 use crate::definition::{DTypeRule, LoopOp};
 use crate::structured::{
-    CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FOLD,
-    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_PARTS, CHANNEL_NORM_SCALE, CHANNEL_NORM_STATISTICS,
-    CHANNEL_NORM_SUMS,
+    CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FIXED_GRADIENTS,
+    CHANNEL_NORM_FOLD, CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_GRADIENTS, CHANNEL_NORM_PARTS,
+    CHANNEL_NORM_SCALE, CHANNEL_NORM_STATISTICS, CHANNEL_NORM_SUMS,
 };
 
 /// The number of rows that keeps a GPU busy.
@@ -36,6 +37,12 @@ const ABREAST: usize = 128;
 /// The number of points below which planes are not separate rows, for statistics of the batch: the threads of a row would be
 /// mostly idle.
 const SMALL_PLANE: usize = 24;
+
+/// The most points of a channel whose gradients are computed by one block; more are if the channels are many and the points of each are
+/// adjacent, so that threads keep them.
+const SHORT_CHANNEL: usize = 1 << 12;
+const LONG_ROW: usize = 1 << 15;
+const MANY_CHANNELS: usize = 256;
 
 /// The extents of an input, seen as (batch, groups, channels of a group, plane). For statistics of the batch each group is one
 /// channel.
@@ -163,6 +170,12 @@ impl ChannelNorm {
             dtype: call.statistics[at],
             layout: Layout::contiguous(&self.of_statistics()),
         });
+        if let (true, Some(layout), Some(dtype)) =
+            (self.has_short_channels(&x.layout), call.of_input, call.of_parameters)
+        {
+            launches.gradients([&x, &mean, &inverse, &gradient, &weight], call.are_fixed, (layout, dtype))?;
+            return Ok(launches.steps);
+        }
         let of_input = call.of_input.filter(|_| !call.are_fixed);
         if let Some(layout) = call.of_input.filter(|_| call.are_fixed) {
             let inputs = [&gradient, &self.over_points(&inverse)?, &self.parameter(&weight)?];
@@ -197,6 +210,14 @@ impl ChannelNorm {
             launches.points(&CHANNEL_NORM_BACKWARD, &inputs, &share, layout, x.dtype)?;
         }
         Ok(launches.steps)
+    }
+
+    /// Returns whether a block computes the gradients of a channel in one launch.
+    fn has_short_channels(&self, layout: &Layout) -> bool {
+        let points = self.batch * self.plane;
+        let are_abreast = self.groups > 1 && self.plane > 1 && layout.strides()[1] == 1;
+        let are_rows = self.batch == 1 && self.groups >= MANY_CHANNELS && points <= LONG_ROW;
+        self.of_batch && self.plane > 1 && !are_abreast && (points <= SHORT_CHANNEL || are_rows)
     }
 
     /// Returns a statistic as a view over the points.
@@ -391,6 +412,34 @@ impl<'a> Launches<'a> {
         };
         let output = Value { place: Place::Output(0), dtype, layout: layout.clone() };
         self.add(operator, inputs, &[output], &arguments)
+    }
+
+    /// Adds the launch that writes all gradients, with a row for each channel, from input, mean, inverse deviation, the result's gradient and
+    /// weight.
+    fn gradients(
+        &mut self,
+        [x, mean, inverse, gradient, weight]: [&Value; 5],
+        are_fixed: bool,
+        (layout, dtype): (&Layout, DType),
+    ) -> Result<()> {
+        let norm = self.norm;
+        let [mean, inverse] = [norm.over_points(mean)?, norm.over_points(inverse)?];
+        let inputs = [x, &mean, &inverse, gradient, &norm.parameter(weight)?];
+        let of_channels = Layout::contiguous(&[norm.groups]);
+        let output = |at, dtype, layout| Value { place: Place::Output(at), dtype, layout };
+        let outputs = [
+            output(0, x.dtype, layout.clone()),
+            output(1, dtype, of_channels.clone()),
+            output(2, dtype, of_channels),
+        ];
+        let share = (!are_fixed).then_some(Scalar::F64(1.0 / norm.count()));
+        let arguments = LoopArguments {
+            scalars: share.into_iter().collect(),
+            points: Points::Reduced(norm.dims().into()),
+            dtype: Some(dtype),
+        };
+        let operator = if are_fixed { &CHANNEL_NORM_FIXED_GRADIENTS } else { &CHANNEL_NORM_GRADIENTS };
+        self.add(operator, &inputs, &outputs, &arguments)
     }
 
     /// Adds the launches that write mean, inverse deviation and variance.

@@ -70,6 +70,22 @@ pub static GATHER: LoopOp = indexing(
     },
 );
 
+/// The elements of one dimension in reverse order. Rows: outer, place, inner. Input: a contiguous source of these extents, gathered.
+pub static REVERSE: LoopOp = indexing(
+    "reverse",
+    "The elements of one dimension in reverse order.",
+    1,
+    &["extent", "inner"],
+    |b, signature| {
+        let source = b.gathered_input(signature.inputs[0]);
+        let [extent, inner] = [0; 2].map(|_| scalar(b, DType::I64));
+        let [outer, place, column] = [0, 1, 2].map(|dimension| b.index(Dimension::Row(dimension)));
+        let from = (outer * extent + (extent - 1 - place)) * inner + column;
+        let value = b.gather(source, from, in_range(place, extent), Scalar::F64(f64::NAN));
+        b.output(value, signature.outputs[0], OutputPlace::Row);
+    },
+);
+
 /// A place in several dimensions, extended by one dimension: the previous sum plus the index times the stride. Negative indices
 /// count from the end. −1 if the index is out of range or the sum is already −1.
 pub static PLACE: LoopOp = LoopOp {

@@ -33,28 +33,6 @@ impl Tensor {
         }
     }
 
-    /// Returns the elements of `data` in this tensor's place in the graph, with its gradient and its hooks (an assignment to
-    /// `torch.Tensor.data`). A gradient of another shape, dtype or device goes.
-    ///
-    /// # Errors
-    /// Those of [`set_requires_grad`](Self::set_requires_grad).
-    pub fn with_data(&self, data: &Self) -> Result<Self> {
-        let place = match self.edge() {
-            Some(edge) => AutogradMeta::leaf(false).with_edge(edge),
-            None => AutogradMeta::leaf(false),
-        };
-        let made = data.detach().with_autograd(place.keeping_as(&self.0.autograd));
-        if self.requires_grad() {
-            made.set_requires_grad(true)?;
-        }
-        if let Some(gradient) = self.grad()
-            && made.set_grad(Some(gradient)).is_err()
-        {
-            made.set_grad(None)?;
-        }
-        Ok(made)
-    }
-
     /// Returns whether the tensor is a leaf: not the result of an operator that recorded itself.
     pub fn is_leaf(&self) -> bool {
         self.edge().is_none()
@@ -103,6 +81,32 @@ impl Tensor {
             }
             Ok(())
         })
+    }
+
+    /// Returns this tensor over the memory of another one, with the dtype and layout of that (`x.data = y` of PyTorch). It has this
+    /// tensor's place in the graph: history, gradient and hooks. The gradient remains even if it does not fit the new memory.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if this tensor requires a gradient, and tensors of the new dtype have none.
+    pub fn with_data(&self, data: &Self) -> Result<Self> {
+        let edge = self.edge();
+        if self.requires_grad() && !data.dtype().is_differentiable() {
+            return Err(Error::invalid(format!(
+                "data set to a tensor that requires gradients must be floating point or complex dtype, not {}",
+                data.dtype()
+            )));
+        }
+        let fits =
+            self.shape() == data.shape() && self.dtype() == data.dtype() && self.device() == data.device();
+        Ok(data.detach().with_autograd(self.0.autograd.moved(edge, fits)))
+    }
+
+    /// Returns this tensor outside the graph, with its gradient and hooks (`torch.Tensor.detach_`).
+    #[must_use]
+    pub fn taken_out(&self) -> Self {
+        let autograd = self.0.autograd.moved(None, false);
+        autograd.requires_grad.store(false, Ordering::Release);
+        self.with_autograd(autograd)
     }
 
     /// Returns the edge that this tensor's gradient flows to: its node, or the accumulator of a leaf. `None` if it requires none.

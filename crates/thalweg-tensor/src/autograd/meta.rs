@@ -14,8 +14,9 @@ use crate::tensor::Tensor;
 pub(crate) enum ViewOf {
     /// The tensor that owns the history of the entire memory; it is not a view itself.
     Base(Tensor),
-    /// The view was made while nothing was recorded: a write that must be recorded is refused.
-    Unrecorded,
+    /// The view was made while nothing was recorded: a write that must be recorded is refused, and so is every write outside `no_grad`
+    /// if the tensor that it was made from required a gradient.
+    Unrecorded { of_required: bool },
     /// The view is the result of a program's own function and shares the memory of an input.
     Function,
 }
@@ -56,7 +57,7 @@ impl AutogradMeta {
     pub(crate) fn view(view_of: ViewOf) -> Self {
         let writes_of_base = match &view_of {
             ViewOf::Base(base) => base.0.autograd.writes.load(Ordering::Acquire),
-            ViewOf::Unrecorded | ViewOf::Function => 0,
+            ViewOf::Unrecorded { .. } | ViewOf::Function => 0,
         };
         let history = Mutex::new(History { edge: None, writes_of_base });
         Self { history, view_of: Some(view_of), ..Self::leaf(false) }
@@ -72,11 +73,17 @@ impl AutogradMeta {
         }
     }
 
-    /// Returns the part with the gradient and the hooks of another one.
-    pub(super) fn keeping_as(self, other: &Self) -> Self {
-        match other.kept.get() {
-            Some(kept) => Self { kept: OnceLock::from(Arc::clone(kept)), ..self },
-            None => self,
+    /// Returns the part of the same tensor over other memory: with its gradient and its hooks, and with the node of a leaf if
+    /// `keeps_accumulator` is set. It is not a view.
+    pub(super) fn moved(&self, edge: Option<Edge>, keeps_accumulator: bool) -> Self {
+        let requires_grad = edge.is_some() || self.requires_grad.load(Ordering::Acquire);
+        let accumulator = self.accumulator.get().filter(|_| keeps_accumulator);
+        let accumulator = accumulator.map(|slot| OnceLock::from(Mutex::new(slot.lock().clone())));
+        Self {
+            history: Mutex::new(History { edge, writes_of_base: 0 }),
+            kept: self.kept.clone(),
+            accumulator: accumulator.unwrap_or_default(),
+            ..Self::leaf(requires_grad)
         }
     }
 

@@ -5,6 +5,7 @@
 //! holds it no more. In both cases the loops wait in the [window](super::window) and run before the result's address is read.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
@@ -66,8 +67,8 @@ pub(super) struct Candidate {
     writes: u32,
     stream: Stream,
     recipe: Recipe,
-    /// The addresses of the result and of what its loops read, each from the first byte to the one after the last.
-    memory: SmallVec<[(u64, u64); 4]>,
+    /// The addresses of the result and of what its loops read.
+    memory: SmallVec<[Range<u64>; 4]>,
 }
 
 thread_local! {
@@ -319,8 +320,8 @@ pub(super) fn keep_all() {
 /// Keeps the results that a command writes over, or whose loops read what it writes. An operator may write memory that no tensor of
 /// the program is yet: its kernels complete a result which a loop began.
 pub(super) fn keep_written(accesses: &[Access]) {
-    let is_written = |&(start, end): &(u64, u64)| {
-        let meets = |access: &Access| access.start < end && start < access.start + access.bytes;
+    let is_written = |own: &Range<u64>| {
+        let meets = |access: &Access| access.start < own.end && own.start < access.start + access.bytes;
         accesses.iter().any(|access| access.mode.writes() && meets(access))
     };
     CANDIDATES.with_borrow_mut(|list| list.retain(|candidate| !candidate.memory.iter().any(is_written)));
@@ -359,8 +360,7 @@ impl Candidate {
             let storage = storage.upgrade()?;
             // What was forgotten is complete, and is written by nothing but its loops.
             if !storage.is_pending() {
-                let start = storage.pointer().address();
-                memory.push((start, start + storage.buffer().size_bytes()));
+                memory.push(storage.range());
             }
         }
         self.memory = memory;

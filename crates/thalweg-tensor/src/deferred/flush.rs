@@ -117,8 +117,10 @@ impl Window {
         let queued = queue(&mut taken, &alive, &stream, before);
         again::note_stored(stored);
         if let Err(error) = &queued {
-            let addresses = alive.iter().flatten().map(|storage| Arc::as_ptr(storage).addr());
-            self.failed(error, addresses);
+            let written = again.iter().flat_map(|(_, deferrals)| deferrals).flat_map(|loops| &loops.written);
+            let lost = alive.iter().flatten().chain(written.map(|(storage, _)| storage));
+            lost.for_each(|storage| storage.fail(error));
+            return queued;
         }
         self.add_again(again.into_iter().flat_map(|(_, deferrals)| deferrals));
         queued

@@ -27,9 +27,11 @@ mod window;
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use thalweg_runtime::{Before, Buffer, Error, Label, Result, Stream, queue_deferred, set_deferred};
+use thalweg_runtime::{
+    Before, Buffer, Error, Label, QueueDeferred, Result, Stream, queue_deferred, set_deferred,
+};
 
 use crate::storage::{Promise, Storage};
 
@@ -149,7 +151,9 @@ impl Region {
 
 /// Queues what the outermost region deferred.
 fn queue_at_end() -> Result<()> {
-    again::forget_saved(&window(), true);
+    let window = window();
+    again::forget_saved(&window, true);
+    await_commands(&window);
     ENDS.set(true);
     let queued = queue_deferred(Label::here("end of a compiled region"));
     ENDS.set(false);
@@ -191,20 +195,22 @@ fn window() -> Arc<Window> {
 /// Returns a storage on a stream whose memory is allocated when it is first needed.
 pub(crate) fn promised(stream: &Stream, bytes: u64, label: Label) -> Result<Storage> {
     let nothing = Buffer::labelled(stream, 0, label)?;
-    let promise = Memory { window: window(), stream: stream.clone(), bytes, label };
+    let promise = Memory { window: window(), stream: stream.clone(), bytes, label, failure: OnceLock::new() };
     Ok(Storage::promised(nothing, Box::new(promise)))
 }
 
 /// Defers a loop if it may wait. Returns whether it does.
 ///
 /// # Errors
-/// Those of loops that cannot wait with it.
+/// Those of loops that cannot wait with it, and that of an operand whose program failed.
 pub(crate) fn put_off(deferral: Deferral) -> Result<bool> {
     if deferral.is_refused() {
         return Ok(false);
     }
-    let places = deferral.read.iter().chain(&deferral.written);
-    places.for_each(|(storage, _)| storage.keep_of_other_thread());
+    for (storage, _) in deferral.read.iter().chain(&deferral.written) {
+        storage.keep_of_other_thread();
+        storage.check_promise()?;
+    }
     let window = window();
     again::forget_saved(&window, false);
     if window.is_of_another_stream(&deferral.stream) {
@@ -224,29 +230,34 @@ fn queue(label: Label, before: Before<'_>) -> Result<()> {
     let (window, ends) = (window(), ENDS.take());
     let taken = match before {
         Before::Anything if ends => window.take_but_again(),
-        Before::Anything => window.take(),
-        Before::Unlisted => {
-            again::keep_all();
-            window.take()
-        }
+        Before::Anything | Before::Unlisted => window.take(),
         Before::Command { stream, accesses } => {
-            again::keep_written(accesses);
             let (taken, passed) = window.take_before_command(|own| own.key() == stream, accesses);
             count(|counters| counters.passed += passed);
             taken
         }
     };
     let end = if ends { End::Region(label) } else { End::Call(label) };
-    queue_taken(&window, taken, end)
+    let queued = queue_taken(&window, taken, end);
+    match before {
+        Before::Anything => {}
+        Before::Unlisted => again::keep_all(),
+        Before::Command { accesses, .. } => again::keep_written(accesses),
+    }
+    await_commands(&window);
+    queued
+}
+
+/// Makes the runtime ask this thread before its commands if any could affect loops that wait or results that may be forgotten.
+fn await_commands(window: &Window) {
+    set_deferred((window.is_waiting() || again::has_candidates()).then_some(queue as QueueDeferred));
 }
 
 /// Queues loops that were taken from the window.
 fn queue_taken(window: &Window, taken: Taken, end: End<'_>) -> Result<()> {
     set_deferred(None);
     let queued = window.queue(taken, end);
-    if window.is_waiting() || again::has_candidates() {
-        set_deferred(Some(queue));
-    }
+    await_commands(window);
     FAILED.take().map_or(queued, Err)
 }
 
@@ -256,6 +267,8 @@ struct Memory {
     stream: Stream,
     bytes: u64,
     label: Label,
+    /// The failure of the program that was to write the memory.
+    failure: OnceLock<Error>,
 }
 
 impl Promise for Memory {
@@ -275,15 +288,26 @@ impl Promise for Memory {
         Buffer::labelled(&self.stream, self.bytes, self.label)
     }
 
+    fn fail(&self, error: &Error) {
+        let _first = self.failure.set(error.clone());
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.failure.get() {
+            Some(error) => Err(error.clone().context("an earlier command of a compiled function failed")),
+            None => Ok(()),
+        }
+    }
+
     fn keep(&self, storage: &Storage) {
         let kept = || -> Result<()> {
             let taken = self.window.take_before_reading(storage);
             let former = set_deferred(None);
             let queued = self.window.queue(taken, End::Read(storage));
-            set_deferred(former.or(again::has_candidates().then_some(queue)));
+            set_deferred(former.or_else(|| again::has_candidates().then_some(queue as QueueDeferred)));
             queued?;
             if storage.is_pending() {
-                self.window.check(storage)?;
+                self.check()?;
                 storage.fulfil(self.allocate()?);
             }
             Ok(())

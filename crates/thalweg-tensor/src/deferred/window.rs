@@ -8,7 +8,7 @@ use thalweg_graph::Operand;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_ops::lower::LaunchNumbers;
 
-use thalweg_runtime::{Access, Buffer, DevicePointer, Error, Label, Result, Stream};
+use thalweg_runtime::{Access, Buffer, DevicePointer, Label, Stream};
 
 use super::launches::SharedLaunch;
 use super::taken::Taken;
@@ -116,12 +116,7 @@ struct Waiters {
 #[derive(Default)]
 pub(crate) struct Window {
     waiters: Mutex<Waiters>,
-    /// The failures of earlier programs, and the storages that they left without memory, by address.
-    failures: Mutex<Vec<(Error, FxHashSet<usize>)>>,
 }
-
-/// The most failures that are remembered.
-const MOST_FAILURES: usize = 16;
 
 impl Window {
     fn waiters(&self) -> MutexGuard<'_, Waiters> {
@@ -226,27 +221,6 @@ impl Window {
         let waiting = waiters.loops.iter_mut().filter(|waiting| !waiting.has_let_pass);
         let passed = waiting.map(|waiting| waiting.has_let_pass = true).count() as u64;
         (taken, passed)
-    }
-
-    /// Remembers the failure of a program that was to write these storages.
-    pub(super) fn failed(&self, error: &Error, storages: impl Iterator<Item = usize>) {
-        let mut failures = self.failures.lock();
-        if failures.len() == MOST_FAILURES {
-            failures.remove(0);
-        }
-        failures.push((error.clone(), storages.collect()));
-    }
-
-    /// Returns the failure of the program that was to write a storage.
-    pub fn check(&self, storage: &Storage) -> Result<()> {
-        let failures = self.failures.lock();
-        let at = std::ptr::from_ref(storage).addr();
-        match failures.iter().find(|(_, storages)| storages.contains(&at)) {
-            Some((error, _)) => {
-                Err(error.clone().context("an earlier command of a compiled function failed"))
-            }
-            None => Ok(()),
-        }
     }
 }
 

@@ -7,11 +7,13 @@
 use std::panic::Location;
 
 use thalweg_ir::{DType, Shape};
+use thalweg_kernels::Placed;
+use thalweg_kernels::depthwise::{Depthwise, DepthwisePass};
 use thalweg_ops::table;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
-    ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result,
-    element_format, invalid, refuse, refuse_if,
+    ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, Error, Label,
+    Result, element_format, invalid, refuse, refuse_if,
 };
 
 use crate::autograd::formula::Formula;
@@ -175,6 +177,67 @@ fn add_bias(result: &Tensor, bias: &Tensor, label: Label) -> Result<()> {
     run_into(&table::add, &[result, &bias.reshape(&shape)?], &arguments, std::slice::from_ref(result), label)
 }
 
+/// Returns a convolution whose groups have one channel each, or a gradient of it, by a kernel of ours; `None` if there is none.
+fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> Result<Option<Tensor>> {
+    let (first, second) = (call.tensor(0).detach(), call.tensor(1).detach());
+    let is_square = |list: [u64; 3]| list[0] == 1 && list[1] == list[2];
+    let is_depthwise = [shape.input_channels, shape.output_channels] == [shape.groups; 2]
+        && first.rank() == 4
+        && is_square(shape.kernel)
+        && shape.stride[1] == shape.stride[2]
+        && shape.dilation == [1; 3];
+    if !is_depthwise || call.bool(9) {
+        return Ok(None);
+    }
+    let is_last = |x: &Tensor| x.layout().is_like_channels_last();
+    let channels_last = is_last(&first) || computed == Computed::Weight && is_last(&second);
+    let last_two = |list: [u64; 3]| [list[1], list[2]];
+    let strides = |x: &Tensor| -> [u64; 4] { std::array::from_fn(|dim| x.layout().strides()[dim] as u64) };
+    let mut kernel = Depthwise {
+        images: shape.batch,
+        channels: shape.groups,
+        input: last_two(shape.input),
+        output: last_two(shape.output),
+        padding: last_two(shape.padding),
+        strides: [strides(&first), strides(&second)],
+        channels_last,
+        kernel: shape.kernel[1],
+        stride: shape.stride[1],
+        dtype: first.dtype(),
+        pass: match computed {
+            Computed::Output => DepthwisePass::Output,
+            Computed::Input => DepthwisePass::Input,
+            Computed::Weight => DepthwisePass::Weight,
+        },
+    };
+    if !kernel.is_taken() {
+        return Ok(None);
+    }
+    let stream = call.device.current_stream();
+    let size: Shape = call.ints(3).iter().map(|&extent| extent as usize).collect();
+    let none = DevicePointer::new(0);
+    if computed == Computed::Weight {
+        let parts = kernel.parts() as usize;
+        let sum = if parts == 1 { kernel.dtype } else { kernel.dtype.compute() };
+        let results = Tensor::result_on(&[parts, size.iter().product()], sum, &stream, call.label)?;
+        let at = [first.pointer(), second.pointer(), results.pointer(), none];
+        stream.launch_native(&Placed { kernel, at }, call.label)?;
+        let result = if parts == 1 { results } else { results.sum(&[0], false)?.to_dtype(kernel.dtype)? };
+        return result.reshape(&size).map(Some);
+    }
+    let bias = call.optional_tensor(8).map(|bias| readable_bias(call, bias, size[1])).transpose()?;
+    let (weight, result) =
+        (second.contiguous()?, empty_in(&size, kernel.dtype, (channels_last, &stream), call.label)?);
+    kernel.strides = match computed {
+        Computed::Output => [strides(&result), strides(&first)],
+        _ => [strides(&first), strides(&result)],
+    };
+    let bias_at = bias.as_ref().map_or(none, Tensor::pointer);
+    let at = [first.pointer(), weight.pointer(), result.pointer(), bias_at];
+    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    Ok(Some(result))
+}
+
 /// Computes one of input, weight and output from the other two.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let (first, second, computed) = (call.tensor(0), call.tensor(1), Computed::of(call.int(2))?);
@@ -192,6 +255,9 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         Computed::Weight => [second.shape(), &size, first.shape()],
     };
     let shape = shape_of(call, shapes, first.dtype())?;
+    if let Some(result) = depthwise(call, &shape, computed)? {
+        return Ok(Tensors::from_iter([result]));
+    }
     let bias = call.optional_tensor(8).map(|bias| readable_bias(call, bias, size[1])).transpose()?;
     let wants_last = first.rank() > 3 && (is_channels_last(first) || is_channels_last(second));
     let run = |channels_last: bool| -> Result<Tensor> {

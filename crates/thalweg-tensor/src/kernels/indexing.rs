@@ -5,10 +5,11 @@ use std::slice::from_ref;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
-use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
 use thalweg_kernels::gather::GatherRows;
 use thalweg_kernels::scatter::atomic::ScatterAtomic;
+use thalweg_kernels::scatter::few::ScatterFew;
 use thalweg_kernels::scatter::last::LastIndices;
+use thalweg_kernels::scatter::narrow::ScatterNarrow;
 use thalweg_kernels::scatter::rows::ScatterRows;
 use thalweg_kernels::scatter::segments::Segments;
 use thalweg_kernels::scatter::tile::ScatterTile;
@@ -298,7 +299,10 @@ impl Scatter<'_> {
         let is_sum = self.combine == Combine::Sum;
         let may_be_atomic = is_sum && (wide == DType::I64 || !are_deterministic_algorithms_enabled());
         let list = stride_of_rows(self.index).filter(|_| count.max(shape[1]) as u64 <= SortIndices::MOST);
-        let result = if let Some(stride) = list.filter(|_| sizes[3] >= FEWEST_COLUMNS || !may_be_atomic) {
+        let is_narrow = sizes[3] < FEWEST_COLUMNS && self.combine != Combine::Replace;
+        let result = if let Some(stride) = list.filter(|_| is_narrow && ScatterNarrow::takes(sizes)) {
+            self.narrow_rows(sizes, stride, &source, target, wide)?
+        } else if let Some(stride) = list.filter(|_| sizes[3] >= FEWEST_COLUMNS || !may_be_atomic) {
             let result = self.begun(target, wide)?;
             match self.combine {
                 Combine::Replace => self.replaced_rows(sizes, stride, &source, &result)?,
@@ -381,18 +385,54 @@ impl Scatter<'_> {
         combine_rows(kernel, (self.index, stride), source, result, self.label)
     }
 
-    /// Returns the target with elements combined in shared memory.
-    fn tiles(&self, sizes: [u64; 4], source: &Tensor, target: Target<'_>, dtype: DType) -> Result<Tensor> {
-        let [outer, extent, _, inner] = sizes.map(|size| size as usize);
+    /// Returns the target, if it is not zeros, and a result for a kernel that reads it once.
+    fn former_and_result(
+        &self,
+        [outer, extent, _, inner]: [u64; 4],
+        target: Target<'_>,
+        dtype: DType,
+    ) -> Result<(Option<Tensor>, Tensor)> {
         let former = match target {
             Target::Copied(target) => Some(target.contiguous_as(dtype)?),
             Target::Zeros(_) => None,
         };
-        let stream = source.device().current_stream();
+        let shape = [outer, extent, inner].map(|size| size as usize);
         let result = match former.as_ref().and_then(for_kernel_over) {
             Some(over) => over,
-            None => Tensor::result_on(&[outer, extent, inner], dtype, &stream, self.label)?,
+            None => {
+                let stream = self.source.device().current_stream();
+                Tensor::result_on(&shape, dtype, &stream, self.label)?
+            }
         };
+        Ok((former, result))
+    }
+
+    /// Returns the target with narrow rows combined at one list of indices.
+    fn narrow_rows(
+        &self,
+        sizes: [u64; 4],
+        stride: u64,
+        source: &Tensor,
+        target: Target<'_>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let (former, result) = self.former_and_result(sizes, target, dtype)?;
+        let (keys, order) = sorted((self.index, stride), [sizes[2], sizes[1]], self.label)?;
+        let kernel = ScatterNarrow {
+            sizes,
+            source_strides: strides(source),
+            combine: self.combine,
+            from_zeros: former.is_none(),
+            dtype,
+        };
+        let at = [&keys, &order, source, former.as_ref().unwrap_or(&result), &result].map(Tensor::pointer);
+        self.launch(&Placed { kernel, at })?;
+        Ok(result)
+    }
+
+    /// Returns the target with elements combined in shared memory.
+    fn tiles(&self, sizes: [u64; 4], source: &Tensor, target: Target<'_>, dtype: DType) -> Result<Tensor> {
+        let (former, result) = self.former_and_result(sizes, target, dtype)?;
         let kernel = ScatterTile {
             sizes,
             index_strides: strides(self.index),
@@ -417,6 +457,24 @@ fn combine_rows(
 ) -> Result<()> {
     let stream = source.device().current_stream();
     let [_, limit, count, _] = kernel.sizes;
+    if ScatterFew::are_few(kernel.sizes) || count.max(limit) > SortIndices::MOST {
+        let Segments { sizes, source_strides, skipped, combine, from_zeros, dtype, .. } = kernel;
+        let few =
+            ScatterFew { sizes, index_stride: stride, source_strides, skipped, combine, from_zeros, dtype };
+        let at = [index, source, result].map(Tensor::pointer);
+        return stream.launch_native(&Placed { kernel: few, at }, label);
+    }
+    let (keys, order) = sorted((index, stride), [count, limit], label)?;
+    combine_sorted(kernel, [&keys, &order, source, result], label)
+}
+
+/// Returns indices with this stride in their order, and the place that each had (both 32 bits).
+fn sorted(
+    (index, stride): (&Tensor, u64),
+    [count, limit]: [u64; 2],
+    label: Label,
+) -> Result<(Tensor, Tensor)> {
+    let stream = index.device().current_stream();
     let empty = |elements: u64, dtype| Tensor::empty_on(&[elements as usize], dtype, &stream, label);
     let sort = SortIndices { count, stride, limit };
     let (keys, order) = (empty(count, DType::I32)?, empty(count, DType::I32)?);
@@ -425,7 +483,7 @@ fn combine_rows(
     for kernel in sort.steps() {
         stream.launch_native(&Placed { kernel, at }, label)?;
     }
-    combine_sorted(kernel, [&keys, &order, source, result], label)
+    Ok((keys, order))
 }
 
 /// Combines rows with those of a result: sorted keys (32 bits), the row of the source of each key (32 bits), the source, and the
@@ -460,12 +518,6 @@ fn combine_sorted(
     }
 }
 
-/// The most places that read a table whose gradient one launch computes, which compares all indices with each other, and the most
-/// of them for each row. The first place of a row sums the gradients of all of them, so the launch takes as long as the row that is
-/// read most often; sorting takes the same time whatever the indices are.
-const FEW_INDICES: u64 = 4096;
-const FEW_INDICES_OF_A_ROW: u64 = 32;
-
 /// Returns the gradient of a table of embeddings, from the gradient of the rows that were read at indices of any shape.
 pub(crate) fn embedding_gradient(
     gradient: &Tensor,
@@ -478,12 +530,7 @@ pub(crate) fn embedding_gradient(
     let sum = Tensor::zeros(&[embeddings, features], gradient.dtype(), gradient.device())?;
     let (_, indices) = sizes(&sum, indices)?;
     let [count, rows, columns] = [indices.elements(), embeddings, features].map(|size| size as u64);
-    let are_few = count <= FEW_INDICES.min(rows.saturating_mul(FEW_INDICES_OF_A_ROW));
-    if are_few || count.max(rows) > SortIndices::MOST || features == 0 || count == 0 {
-        let sizes =
-            Sizes { indices: count, embeddings: rows, features: columns, padding, dtype: sum.dtype() };
-        let at = [&gradient, &indices, &sum].map(Tensor::pointer);
-        gradient.device().current_stream().launch_native(&Placed { kernel: sizes, at }, label)?;
+    if features == 0 || count == 0 {
         return Ok(sum);
     }
     let kernel = Segments {

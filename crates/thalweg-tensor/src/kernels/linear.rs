@@ -216,12 +216,15 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
     Ok(SmallVec::from_elem(result, 1))
 }
 
-/// Runs the layer, and records a node that keeps input and weight.
+/// Runs the layer, and records a node that keeps input and weight, each if the gradient of the other is required.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
+    let kept = |tensor: usize, other: usize| {
+        call.tensors[other].requires_grad().then(|| Saved::new(call.tensors[tensor])).transpose()
+    };
     let node = LinearBackward {
-        input: Saved::new(call.tensors[0])?,
-        weight: Saved::new(call.tensors[1])?,
+        input: kept(0, 1)?,
+        weight: kept(1, 0)?,
         has: [2, 3].map(|place| call.optional_tensor(place).is_some()),
         wanted: call.tensors.iter().map(|tensor| tensor.requires_grad()).collect(),
         label: call.label,
@@ -231,8 +234,8 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
 }
 
 struct LinearBackward {
-    input: Saved,
-    weight: Saved,
+    input: Option<Saved>,
+    weight: Option<Saved>,
     /// Whether there is a bias, and an addend.
     has: [bool; 2],
     /// Whether the gradient of each tensor of the call is required.
@@ -248,11 +251,11 @@ impl LinearBackward {
         wants_bias: bool,
         request: &Request,
     ) -> Result<[Option<Tensor>; 2]> {
-        if !self.wanted[1] || !request.is_asked(1) {
+        let Some(input) = self.input.as_ref().filter(|_| request.is_asked(1)) else {
             let bias = wants_bias.then(|| summed_rows((request, 2), gradient, self.label)).transpose()?;
             return Ok([None, bias]);
-        }
-        let input = self.input.get()?;
+        };
+        let input = input.get()?;
         let (product, [a, b]) = product(&transposed(gradient)?, &input)?;
         // The kernel that computes both does not record.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
@@ -290,8 +293,8 @@ impl Backward for LinearBackward {
     fn backward_for(&self, gradients: &[Option<Tensor>], request: &Request) -> Result<Gradients> {
         let mut results = Gradients::from_elem(None, self.wanted.len());
         let Some(gradient) = &gradients[0] else { return Ok(results) };
-        if self.wanted[0] && request.is_asked(0) {
-            results[0] = Some(gradient.matmul(&self.weight.get()?)?);
+        if let Some(weight) = self.weight.as_ref().filter(|_| request.is_asked(0)) {
+            results[0] = Some(gradient.matmul(&weight.get()?)?);
         }
         let wants_bias = self.has[0] && self.wanted[2] && request.is_asked(2);
         let [weight, bias] = self.parameters(gradient, wants_bias, request)?;
@@ -307,7 +310,6 @@ impl Backward for LinearBackward {
     }
 
     fn release(&self) {
-        self.input.release();
-        self.weight.release();
+        self.input.iter().chain(&self.weight).for_each(Saved::release);
     }
 }

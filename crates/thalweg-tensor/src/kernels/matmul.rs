@@ -1,13 +1,12 @@
 //! Matrix products: which matrices of a tensor the library can read without a copy, and the gradient.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Shape};
+use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::structured;
 use thalweg_runtime::{Error, Label, Result, refuse};
 
 use super::linear::layer;
-use crate::autograd::formula::Formula;
 use crate::autograd::{Backward, Gradients, Request, Saved, SavedPlace, record};
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
@@ -114,30 +113,6 @@ impl Added<'_> {
     }
 }
 
-/// The gradient of [`add_backend`]. The gradient of `self` is beta times that of the result, summed where `self` was broadcast;
-/// those of the factors are scaled by alpha.
-pub(crate) static ADD_GRADIENT: Formula = Formula {
-    inputs: &[1, 2],
-    outputs: &[],
-    backward: |call| {
-        let gradient = call.gradient()?;
-        let times = |tensor: Tensor, place: usize| match call.scalar(place) {
-            number if number.to_f64() == 1.0 => Ok(tensor),
-            number => tensor.mul_scalar(number),
-        };
-        let is_plain = call.scalar(4).to_f64() == 1.0;
-        let product = |input: usize, operand: &Tensor, factors: [&Tensor; 2]| match is_plain {
-            true => product_of((call.request(), input), operand, factors, call.label()),
-            false => times(product_like(operand, factors[0], factors[1])?, 4).map(Some),
-        };
-        call.each(|tensor| match tensor {
-            0 => times(gradient.sum_to_shape(call.shape(0))?, 3).map(Some),
-            1 => product(1, &call.saved(1)?, [&gradient, &call.saved(2)?.transpose(-2, -1)?]),
-            _ => product(2, &call.saved(2)?, [&call.saved(1)?.transpose(-2, -1)?, &gradient]),
-        })
-    },
-};
-
 fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -> Result<Tensors> {
     check(a, b)?;
     let (a, a_matrix) = matrix(a)?;
@@ -207,41 +182,117 @@ pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Labe
 
 /// Records `∂a = g · bᵀ`, `∂b = aᵀ · g`.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
+    record_product(call, [call.tensors[0], call.tensors[1]], None)
+}
+
+/// Records the gradient of [`add_backend`]. The gradient of `self` is beta times that of the result, summed where `self` was
+/// broadcast; those of the factors are scaled by alpha.
+pub(crate) fn add_autograd(call: &Call<'_>) -> Result<Tensors> {
+    let tensor = call.tensor(0);
+    let (shape, is_wanted) = (tensor.shape().into(), tensor.requires_grad());
+    let sum = Sum { shape, is_wanted, beta: call.scalar(3), alpha: call.scalar(4) };
+    record_product(call, [call.tensor(1), call.tensor(2)], Some(sum))
+}
+
+/// Runs a product of two factors, and records a node. A factor is kept only if the gradient of the other is required.
+fn record_product(call: &Call<'_>, [a, b]: [&Tensor; 2], sum: Option<Sum>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
-    let node = MatmulBackward {
-        a: Saved::new(call.tensors[0])?,
-        b: Saved::new(call.tensors[1])?,
-        wanted: [call.tensors[0].requires_grad(), call.tensors[1].requires_grad()],
-        label: call.label,
-    };
+    let factors = [Side::new(a, b.requires_grad())?, Side::new(b, a.requires_grad())?];
+    let node = MatmulBackward { factors, sum, label: call.label };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
     Ok(results)
 }
 
+/// A factor of a product.
+struct Side {
+    /// The factor, if the gradient of the other one reads it.
+    saved: Option<Saved>,
+    shape: Shape,
+    is_contiguous: bool,
+    /// Whether it is a transposed view, so that the gradient of its base (a linear layer's weight) is contiguous if that of the factor is
+    /// column-major.
+    is_column_major: bool,
+    is_wanted: bool,
+}
+
+impl Side {
+    fn new(factor: &Tensor, is_kept: bool) -> Result<Self> {
+        let strides = factor.layout().strides();
+        let is_contiguous = factor.is_contiguous();
+        Ok(Self {
+            saved: is_kept.then(|| Saved::new(factor)).transpose()?,
+            shape: factor.shape().into(),
+            is_contiguous,
+            is_column_major: strides[strides.len() - 2] == 1 && !is_contiguous,
+            is_wanted: factor.requires_grad(),
+        })
+    }
+
+    /// Returns the factor, transposed, for the gradient of the other one.
+    fn turned(&self) -> Result<Tensor> {
+        self.saved.as_ref().expect("a factor is kept for the gradient of the other").get()?.transpose(-2, -1)
+    }
+
+    /// Returns `x · y`, summed to the shape of the factor, and in its order of dimensions.
+    fn product_like(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        let product = match self.is_column_major {
+            true => y.transpose(-2, -1)?.matmul(&x.transpose(-2, -1)?)?.transpose(-2, -1)?,
+            false => x.matmul(y)?,
+        };
+        product.sum_to_shape(&self.shape)
+    }
+
+    /// Returns the gradient of the factor, an input of the running node: [`product_like`](Self::product_like), or `None` if it was added
+    /// to a sum in place.
+    fn gradient(&self, to: (&Request, usize), [x, y]: [&Tensor; 2], label: Label) -> Result<Option<Tensor>> {
+        match self.is_contiguous && self.shape.len() == 2 && x.rank() == 2 && y.rank() == 2 {
+            true => summed_product(to, x, y, label),
+            false => self.product_like(x, y).map(Some),
+        }
+    }
+}
+
+/// The tensor that a product is added to, without its elements, and the factors of both.
+struct Sum {
+    shape: Shape,
+    is_wanted: bool,
+    beta: Scalar,
+    alpha: Scalar,
+}
+
+/// Returns a tensor times a factor of a sum.
+fn times(tensor: Tensor, factor: Scalar) -> Result<Tensor> {
+    if factor.to_f64() == 1.0 { Ok(tensor) } else { tensor.mul_scalar(factor) }
+}
+
 struct MatmulBackward {
-    a: Saved,
-    b: Saved,
-    wanted: [bool; 2],
+    factors: [Side; 2],
+    sum: Option<Sum>,
     label: Label,
 }
 
-/// Returns the gradient of an input of the running node, `x · y` as computed by [`product_like`], or `None` if it was added to a
-/// sum in place.
-fn product_of(
-    to: (&Request, usize),
-    operand: &Tensor,
-    [x, y]: [&Tensor; 2],
-    label: Label,
-) -> Result<Option<Tensor>> {
-    match operand.is_contiguous() && [operand, x, y].iter().all(|tensor| tensor.rank() == 2) {
-        true => summed_product(to, x, y, label),
-        false => product_like(operand, x, y).map(Some),
+impl MatmulBackward {
+    /// Returns the gradient of a factor, if it is required.
+    fn of_factor(&self, number: usize, gradient: &Tensor, request: &Request) -> Result<Option<Tensor>> {
+        let input = number + usize::from(self.sum.is_some());
+        let factor = &self.factors[number];
+        if !factor.is_wanted || !request.is_asked(input) {
+            return Ok(None);
+        }
+        let other = self.factors[1 - number].turned()?;
+        let product = if number == 0 { [gradient, &other] } else { [&other, gradient] };
+        match &self.sum {
+            Some(sum) if sum.alpha.to_f64() != 1.0 => {
+                times(factor.product_like(product[0], product[1])?, sum.alpha).map(Some)
+            }
+            _ => factor.gradient((request, input), product, self.label),
+        }
     }
 }
 
 impl Backward for MatmulBackward {
     fn name(&self) -> &'static str {
-        "matmul"
+        if self.sum.is_some() { "addmm" } else { "matmul" }
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
@@ -249,28 +300,35 @@ impl Backward for MatmulBackward {
     }
 
     fn backward_for(&self, gradients: &[Option<Tensor>], request: &Request) -> Result<Gradients> {
-        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 2)) };
-        let (a, b) = (self.a.get()?, self.b.get()?);
         let mut results = Gradients::new();
-        results.push(match self.wanted[0] && request.is_asked(0) {
-            true => product_of((request, 0), &a, [gradient, &b.transpose(-2, -1)?], self.label)?,
-            false => None,
-        });
-        results.push(match self.wanted[1] && request.is_asked(1) {
-            true => product_of((request, 1), &b, [&a.transpose(-2, -1)?, gradient], self.label)?,
-            false => None,
-        });
+        let Some(gradient) = &gradients[0] else {
+            results.resize(2 + usize::from(self.sum.is_some()), None);
+            return Ok(results);
+        };
+        if let Some(sum) = &self.sum {
+            let is_wanted = sum.is_wanted && request.is_asked(0);
+            let of_sum = || times(gradient.sum_to_shape(&sum.shape)?, sum.beta);
+            results.push(is_wanted.then(of_sum).transpose()?);
+        }
+        // A gradient that was added to a sum remains there if something fails, so nothing comes after the last product.
+        for number in 0..2 {
+            results.push(self.of_factor(number, gradient, request)?);
+        }
         Ok(results)
     }
 
     fn release(&self) {
-        self.a.release();
-        self.b.release();
+        self.factors.iter().filter_map(|factor| factor.saved.as_ref()).for_each(Saved::release);
     }
 
     fn saved(&self) -> Vec<SavedPlace<'_>> {
-        let place = |(name, saved): (&str, _)| SavedPlace { name: name.to_owned(), saved };
-        [("self", &self.a), ("other", &self.b)].into_iter().map(place).collect()
+        let names = if self.sum.is_some() { ["mat1", "mat2"] } else { ["self", "other"] };
+        let places = names.into_iter().zip(&self.factors);
+        places
+            .filter_map(|(name, factor)| {
+                Some(SavedPlace { name: name.to_owned(), saved: factor.saved.as_ref()? })
+            })
+            .collect()
     }
 }
 
@@ -337,17 +395,4 @@ pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
     let product = Matmul { a: left, b: right, ..Matmul::contiguous(m, n, k, 1, a.dtype()) };
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
     Ok((product, [a, b]))
-}
-
-/// Returns `x · y`, summed to the shape of `operand` with the layout of `operand`: column-major for a transposed view, so that
-/// the gradient of its base (a linear layer's weight) is contiguous.
-fn product_like(operand: &Tensor, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    let strides = operand.layout().strides();
-    let column_major = strides[strides.len() - 2] == 1 && !operand.is_contiguous();
-    let product = if column_major {
-        y.transpose(-2, -1)?.matmul(&x.transpose(-2, -1)?)?.transpose(-2, -1)?
-    } else {
-        x.matmul(y)?
-    };
-    product.sum_to_shape(operand.shape())
 }

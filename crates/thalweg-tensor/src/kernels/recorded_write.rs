@@ -113,15 +113,21 @@ impl Recording {
                 ));
             }
         }
-        let wanted =
-            source.requires_grad() || target.requires_grad() || base.is_some_and(Tensor::requires_grad);
+        let unrecorded = match target.0.autograd.view_of() {
+            Some(ViewOf::Unrecorded { of_required }) => Some(*of_required),
+            _ => None,
+        };
+        let wanted = source.requires_grad()
+            || target.requires_grad()
+            || base.is_some_and(Tensor::requires_grad)
+            || unrecorded == Some(true);
         if !wanted || !target.dtype().is_differentiable() {
             return Ok(None);
         }
         if matches!(target.0.autograd.view_of(), Some(ViewOf::Function)) {
             return refused(&of_function(target));
         }
-        if matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded)) {
+        if unrecorded.is_some() {
             return refused(
                 "is a view that was made inside `no_grad` or inference mode, so a write that gradients flow through cannot be recorded: \
                  A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make the view outside, or \

@@ -77,6 +77,7 @@ fn run(call: &Call<'_>, backward: bool) -> Result<Tensors> {
     }
     let is_complex = x.dtype().is_complex();
     let planes = if is_complex { parts_of(&x, channels_last)? } else { x.clone() };
+    let planes = if is_wide(&planes) { planes.contiguous()? } else { planes };
     let of_axes = |numbers: &[usize]| {
         let mut all = [1; 3];
         all[3 - axes..].iter_mut().zip(numbers).for_each(|(to, &number)| *to = number as u64);
@@ -100,9 +101,19 @@ fn run(call: &Call<'_>, backward: bool) -> Result<Tensors> {
     };
     kernel.scale[3 - axes..].copy_from_slice(scale);
     kernel.before[3 - axes..].copy_from_slice(&before);
+    if !kernel.channels_last && kernel.strides[0] == kernel.channels * kernel.strides[1] {
+        // Planes at one distance from each other are those of one image.
+        (kernel.images, kernel.channels) = (1, kernel.images * kernel.channels);
+    }
     let at = [planes.pointer(), result.pointer()];
     stream.launch_native(&Placed { kernel, at }, call.label)?;
     Ok(Tensors::from_iter([result]))
+}
+
+/// Returns whether the places of a plane, counted from its first element, do not have numbers of 32 bits.
+fn is_wide(planes: &Tensor) -> bool {
+    let axes = planes.shape()[2..].iter().zip(&planes.layout().strides()[2..]);
+    axes.map(|(extent, stride)| extent.saturating_sub(1) * stride).sum::<usize>() >= 1 << 32
 }
 
 /// Returns the parts of complex images as channels, so that a result with the channels innermost has the elements of the complex

@@ -201,21 +201,28 @@ impl Indexed {
                 ))
             })?;
         }
-        let mut places = Tensor::zeros(&shape, DType::I64, x.device())?;
+        let mut places: Option<Tensor> = None;
         let mut stride = 1usize;
         for &dim in indexed.iter().rev() {
             let index = list[dim].as_ref().expect("it is indexed");
             let extent = x.shape()[dim];
-            if extent == 0 && places.elements() > 0 {
+            if extent == 0 && !shape.contains(&0) {
                 return Err(Error::index(format!(
                     "index is out of bounds for dimension with size 0 (dimension {dim} of {:?})",
                     x.shape()
                 )));
             }
-            let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(dim));
-            places = place(&places, index, extent, stride)?;
+            let report = (call.label.operator, RangeOf::Dimension(dim));
+            places = Some(match places {
+                None => checked(index, (-(extent as i64), extent), report)?,
+                Some(places) => {
+                    let _report = OutOfRangeReport::of(report.0, report.1);
+                    place(&places, index, extent, stride)?
+                }
+            });
             stride = stride.saturating_mul(extent);
         }
+        let places = places.expect("a dimension is indexed").expand(&shape)?;
         let others = (0..x.rank()).filter(|dim| !indexed.contains(dim));
         let order = indexed.iter().copied().chain(others).collect();
         // If the indexed dimensions are adjacent, the result's dimensions replace them; otherwise they come first.

@@ -4,12 +4,11 @@ use std::slice::from_ref;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Layout, Scalar, Shape, byte_count, element_count, inverse_order};
-use thalweg_ops::structured::TRIANGLE;
+use thalweg_ops::structured::{REVERSE, TRIANGLE};
 use thalweg_ops::{Placement, default_dtype};
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
-use super::index::index_select;
 use super::join::copy_into;
 use super::view::{
     check_options, copied_in_format, diagonal, dtype_of, extents, format_of, in_format, made_like, wrap,
@@ -21,7 +20,7 @@ use crate::autograd::no_grad;
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in, check_conversion};
 use crate::loops::{launch_placed, widen};
-use crate::memory_format::format_order;
+use crate::memory_format::{channels_last_order, format_order, from_last, is_channels_last};
 use crate::tensor::{Tensor, Tensors, uninitialized};
 
 operators! {
@@ -496,7 +495,15 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
         target.push((before.max(0) as usize).min(whole as usize));
     }
     let value = crate::kernels::creation::convertible(call.scalar(2), x.dtype())?;
-    let result = Tensor::full(&shape, value, x.dtype(), call.device)?;
+    let is_last = x.rank() > 3 && is_channels_last(x);
+    let order = if is_last { channels_last_order(x.rank()) } else { (0..x.rank()).collect() };
+    let ordered: Shape = order.iter().map(|&dim| shape[dim]).collect();
+    let result = match source.shape() == shape.as_slice() {
+        // Nothing is added.
+        true => Tensor::result_on(&ordered, x.dtype(), &call.device.current_stream(), call.label)?,
+        false => Tensor::full(&ordered, value, x.dtype(), call.device)?,
+    };
+    let result = if is_last { from_last(&result)? } else { result };
     let source = x.with_layout(source);
     if source.elements() > 0 {
         let mut layout = result.layout().clone();
@@ -552,15 +559,44 @@ fn flip(call: &Call<'_>) -> Result<Tensors> {
         wrap_all(&call.ints(1), 0)?;
         return x.copied(call.label.location).map(single);
     }
+    let dims = wrap_all(&call.ints(1), x.rank())?;
+    let is_flipped = |dim: usize| x.shape()[dim] > 1 && dims.contains(&dim);
     let mut result = None;
-    for dim in wrap_all(&call.ints(1), x.rank())? {
-        let extent = x.shape()[dim];
-        if extent > 1 {
-            let places = Tensor::arange(extent, extent as i64 - 1, -1i64, DType::I64, x.device())?;
-            result = Some(index_select(result.as_ref().unwrap_or(x), dim as i64, &places)?);
+    let mut dim = 0;
+    while dim < x.rank() {
+        // Neighbours in reverse order are one dimension in reverse order; extents of 1 do not separate them.
+        let end =
+            (dim..x.rank()).find(|&other| x.shape()[other] > 1 && !is_flipped(other)).unwrap_or(x.rank());
+        if (dim..end).any(is_flipped) {
+            result = Some(reversed(call, result.as_ref().unwrap_or(x), dim..end)?);
         }
+        dim = end + 1;
     }
     result.map_or_else(|| x.copied(call.label.location), Ok).map(single)
+}
+
+/// Returns a tensor with neighbouring dimensions, as one, in reverse order.
+fn reversed(call: &Call<'_>, x: &Tensor, dims: std::ops::Range<usize>) -> Result<Tensor> {
+    let x = x.detach().contiguous()?;
+    let product = |list: &[usize]| list.iter().product::<usize>();
+    let shape = x.shape();
+    let sizes @ [_, extent, inner] =
+        [product(&shape[..dims.start]), product(&shape[dims.clone()]), product(&shape[dims.end..])];
+    let result = Tensor::result_on(shape, x.dtype(), &call.device.current_stream(), call.label)?;
+    if result.elements() > 0 {
+        let rows: Dimensions = [extent * inner, inner, 1].map(|stride| stride as u64).into_iter().collect();
+        let placements =
+            [Placement::Gathered(x.elements() as u64), Placement::Strided { rows, inner: Dimensions::new() }];
+        launch_placed(
+            &REVERSE,
+            (&sizes, &[]),
+            (&[&x], from_ref(&result)),
+            placements.into_iter().collect(),
+            &[extent, inner].map(|number| number as u64),
+            call.label,
+        )?;
+    }
+    Ok(result)
 }
 
 fn flip_matrix(call: &Call<'_>, dim: usize, refusal: &str) -> Result<Tensor> {

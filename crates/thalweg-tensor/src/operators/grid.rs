@@ -41,12 +41,12 @@ struct Axis {
     align_corners: bool,
 }
 
-/// Returns positions clamped between 0 and the last one. The gradient is 0 at both bounds and outside.
+/// Returns positions clamped between 0 and the last one; NaN becomes 0. The gradient is 0 at both bounds and outside.
 fn clipped(place: &Tensor, last: f64) -> Result<Tensor> {
-    let bounded = place.clamp(0.0, last)?;
     let known = place.detach();
     let is_inside = known.gt_scalar(0.0)?.logical_and(&known.lt_scalar(last)?)?;
-    is_inside.select_where(&bounded, &bounded.detach())
+    let bound = known.ge_scalar(last)?.to_dtype(place.dtype())?.mul_scalar(last)?;
+    is_inside.select_where(place, &bound)
 }
 
 impl Axis {

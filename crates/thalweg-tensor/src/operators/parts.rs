@@ -143,7 +143,7 @@ pub(super) static OPERATORS: &[OpDef] = &[
         autocast: Autocast::Lower,
         ..OpDef::part(
             "thalweg::addmm(Tensor self, Tensor mat1, Tensor mat2, Scalar beta, Scalar alpha) -> Tensor",
-            Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
+            Pair(matmul::add_backend, matmul::add_autograd),
         )
     },
     OpDef {

@@ -98,7 +98,9 @@ pub(super) fn strided(
     for axis in 0..3 {
         let reach = dilation[axis].checked_mul(kernel[axis] - 1).and_then(|reach| reach.checked_add(1));
         let padded = extents[axis] + 2 * padding[axis];
-        let Some(room) = reach.and_then(|reach| padded.checked_sub(reach)) else {
+        // Rounding up, the last window may begin where it does not fit.
+        let beyond = if ceil_mode { stride[axis] - 1 } else { 0 };
+        let Some(room) = reach.and_then(|reach| (padded + beyond).checked_sub(reach)) else {
             let joined = |number: &dyn Fn(usize) -> u128| {
                 (3 - axes..3).map(|axis| number(axis).to_string()).collect::<Vec<_>>().join(" x ")
             };
@@ -108,7 +110,7 @@ pub(super) fn strided(
                 joined(&|axis| dilation[axis] as u128 * (kernel[axis] as u128 - 1) + 1)
             );
         };
-        let rounded = if ceil_mode { room.div_ceil(stride[axis]) } else { room / stride[axis] };
+        let rounded = room / stride[axis];
         // The last window begins inside the image or the padding before it.
         let begins_behind =
             ceil_mode && rounded.saturating_mul(stride[axis]) >= extents[axis] + padding[axis];

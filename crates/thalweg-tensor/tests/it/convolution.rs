@@ -10,13 +10,25 @@ use crate::support::{assert_close, device, random, values};
 /// Sizes of input and weight, stride, padding, dilation and groups.
 type Case = (&'static [usize], &'static [usize], [&'static [i64]; 3], i64);
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 9] = [
     (&[2, 3, 7, 9], &[4, 3, 3, 2], [&[1, 1], &[1, 0], &[1, 1]], 1),
     (&[2, 6, 8, 8], &[9, 2, 3, 3], [&[2, 2], &[1, 1], &[1, 1]], 3),
     (&[1, 4, 10, 9], &[4, 1, 3, 3], [&[1, 1], &[2, 2], &[2, 2]], 4),
     (&[2, 3, 11], &[5, 3, 4], [&[3], &[2], &[1]], 1),
     (&[1, 2, 4, 5, 6], &[3, 2, 3, 2, 3], [&[2, 1, 2], &[1, 0, 1], &[1, 1, 1]], 1),
+    (&[8, 3, 20, 33], &[3, 1, 3, 3], [&[1, 1], &[1, 1], &[1, 1]], 3),
+    (&[5, 2, 11, 12], &[2, 1, 5, 5], [&[2, 2], &[2, 0], &[1, 1]], 2),
+    (&[3, 2, 14, 13], &[2, 1, 7, 7], [&[2, 2], &[3, 4], &[1, 1]], 2),
+    (&[2, 3, 9, 10], &[3, 1, 9, 9], [&[1, 1], &[4, 1], &[1, 1]], 3),
 ];
+
+/// Returns a tensor of images whose channels are innermost, as a part of the channels of wider ones.
+fn part_of_channels_last(x: &Tensor) -> Tensor {
+    let last = x.permute(&[0, 2, 3, 1]).unwrap();
+    let other = last.mul_scalar(f64::NAN).unwrap();
+    let wide = Tensor::cat(&[last, other], 3).unwrap();
+    wide.permute(&[0, 3, 1, 2]).unwrap().narrow(1, 0, x.shape()[1]).unwrap()
+}
 
 fn ints(list: &[i64]) -> Ints {
     list.iter().copied().collect()
@@ -85,6 +97,27 @@ fn a_convolution_and_its_gradients_are_those_of_products_in_f64() {
             for (own, exact) in own.iter().zip(&exact) {
                 assert_close(&values(&own.grad().unwrap()), &values(&exact.grad().unwrap()), tolerance);
             }
+        }
+    }
+}
+
+#[test]
+fn depthwise_gradients_are_the_same_in_other_layouts() {
+    for case in CASES.iter().filter(|case| case.1[1] == 1) {
+        let (input, weight) = (held(case.0, 1, DType::F16), held(case.1, 2, DType::F16));
+        let [input, weight] = [input, weight].map(|x| x.to_dtype(DType::F16).unwrap());
+        let output = by_products([&input, &weight], case).unwrap();
+        let gradient = held(output.shape(), 3, DType::F16).to_dtype(DType::F16).unwrap();
+        let of = |gradient: &Tensor, input: &Tensor| {
+            let of_input = by_library([gradient, &weight], 1, &sizes(input), case).unwrap();
+            let of_weight = by_library([gradient, input], 2, &sizes(&weight), case).unwrap();
+            [of_input, of_weight]
+        };
+        let expected = of(&gradient, &input);
+        let found = of(&part_of_channels_last(&gradient), &part_of_channels_last(&input));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.shape(), expected.shape());
+            assert_close(&values(found), &values(expected), 0.02);
         }
     }
 }

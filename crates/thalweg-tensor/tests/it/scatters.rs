@@ -90,9 +90,14 @@ fn indices(list: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(list, shape, &device()).unwrap()
 }
 
-/// Rows at one list: few; more than one chunk, whose sums need several launches; all at one index; narrow and wide rows.
+/// Rows at one list: few, and so many of a row that they are sorted, of one chunk and of several, whose sums need several launches; all
+/// at one index; narrow and wide rows; narrow ones of many outer elements.
 const ROWS: &[Sizes] = &[
     [1, 7, 5, 16],
+    [2, 50, 2100, 17],
+    [2, 2, 300, 24],
+    [70, 9, 20, 1],
+    [64, 40, 33, 3],
     [2, 5, 300, 3],
     [3, 40, 1000, 8],
     [1, 900, 5000, 1],

@@ -5,7 +5,8 @@ use smallvec::smallvec;
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
-use thalweg_kernels::embedding::EmbeddingBackward;
+use thalweg_kernels::scatter::Combine;
+use thalweg_kernels::scatter::few::ScatterFew;
 
 use super::libtorch::{Stack, Tensor};
 use super::operators::{matrix, put_or};
@@ -39,11 +40,13 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Opti
     if !fits {
         return None;
     }
-    let sizes = EmbeddingBackward {
-        indices: matrix.rows(),
-        embeddings: embeddings.unsigned_abs(),
-        features: matrix.columns,
-        padding: *padding,
+    let sizes = ScatterFew {
+        sizes: [1, embeddings.unsigned_abs(), matrix.rows(), matrix.columns],
+        index_stride: 1,
+        source_strides: [matrix.rows() * matrix.columns, matrix.columns, 1],
+        skipped: u64::try_from(*padding).unwrap_or(u64::MAX),
+        combine: Combine::Sum,
+        from_zeros: true,
         dtype: matrix.dtype,
     };
     let stream = kernels.current_stream(matrix.device)?;
@@ -51,7 +54,7 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Opti
     if !kernels.torch.zero(&result) {
         return None;
     }
-    let at = [gradient.address()?, indices.address()?, result.address()?].map(DevicePointer::new);
+    let at = [indices.address()?, gradient.address()?, result.address()?].map(DevicePointer::new);
     let native = NativeLaunches { kernels, device: matrix.device, stream };
     let placed = Placed { kernel: sizes, at };
     // SAFETY: gradient and indices were checked, and the result was just made: all are contiguous, and have the sizes above.

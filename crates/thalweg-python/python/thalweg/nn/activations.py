@@ -203,12 +203,14 @@ class MultiheadAttention(Module):
         else:
             shares = None
             attended = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
-        result = self.out_proj(attended.transpose(1, 2).flatten(2))
+        # The output is made in the order of its dimensions: programs view it.
+        order = (0, 2, 1, 3) if unbatched or self.batch_first else (2, 0, 1, 3)
+        result = self.out_proj(attended.permute(order).flatten(2))
         if shares is not None and average_attn_weights:
             shares = shares.mean(1)
         if unbatched:
             return result.squeeze(0), None if shares is None else shares.squeeze(0)
-        return (result if self.batch_first else result.transpose(0, 1)), shares
+        return result, shares
 
     def _heads(self, query, key, value):
         """Returns queries, keys and values by heads, and how many keys the module adds."""

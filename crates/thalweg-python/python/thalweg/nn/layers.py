@@ -703,8 +703,14 @@ class Upsample(Module):
 
     def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None):
         super().__init__()
+        if scale_factor is not None:
+            scale_factor = tuple(map(float, scale_factor)) if isinstance(scale_factor, (tuple, list)) else float(scale_factor)
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
         self.recompute_scale_factor, self.name = recompute_scale_factor, type(self).__name__
+
+    def extra_repr(self):
+        extent = f"size={self.size!r}" if self.scale_factor is None else f"scale_factor={self.scale_factor!r}"
+        return f"{extent}, mode={self.mode!r}"
 
     def forward(self, input):
         return F.interpolate(input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor)

@@ -132,7 +132,9 @@ class RNNBase(Module):
         """Does nothing: each call collects the parameters in the order that the library reads."""
 
     def extra_repr(self):
-        return f"{self.input_size}, {self.hidden_size}" + (f", num_layers={self.num_layers}" if self.num_layers != 1 else "")
+        usual = {"proj_size": 0, "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        unusual = [f", {name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name, value) != value]
+        return f"{self.input_size}, {self.hidden_size}" + "".join(unusual)
 
     def _start(self, input, batch, state, size=None):
         """Returns the states before the first step."""
@@ -279,7 +281,9 @@ class RNNCellBase(Module):
             init.uniform_(parameter, -bound, bound)
 
     def extra_repr(self):
-        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+        nonlinearity = getattr(self, "nonlinearity", "tanh")
+        unusual = ("" if self.bias else ", bias=False") + ("" if nonlinearity == "tanh" else f", nonlinearity={nonlinearity}")
+        return f"{self.input_size}, {self.hidden_size}" + unusual
 
     def _check_call(self, input, **states):
         name = type(self).__name__

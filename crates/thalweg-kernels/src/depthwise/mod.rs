@@ -1,0 +1,255 @@
+//! [`Depthwise`]: a convolution whose groups have one channel each, with square windows, and its gradients.
+//!
+//! The library's engines take several times as long as the operands take to be read. A point of the output is a sum over its window, one of
+//! the input's gradient a sum over the windows that contain it; a thread computes it for several images at once. The weight's gradient is
+//! a sum over all windows of a channel, which warps compute in [parts](Depthwise::parts), four windows of a row at a time; the caller adds
+//! the parts. Operands have any strides, so parts of wider tensors need no copy. The host function adds in the order of the points.
+
+mod host;
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostKernel};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+
+use crate::arguments::{self, arguments, choices};
+use crate::native::{Accesses, NativeKernel, Placed, Words};
+use crate::operands::span;
+use crate::planes::over_planes_of;
+use crate::source::Source;
+
+/// The tensor that a launch computes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DepthwisePass {
+    /// The output, from input, weight and bias.
+    Output,
+    /// The gradient of the input, from that of the output and the weight.
+    Input,
+    /// The gradient of the weight, from that of the output and the input.
+    Weight,
+}
+
+impl DepthwisePass {
+    const ALL: [Self; 3] = [Self::Output, Self::Input, Self::Weight];
+}
+
+/// The sizes of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Depthwise {
+    /// The number of images.
+    pub images: u64,
+    /// The number of channels, of input and output.
+    pub channels: u64,
+    /// The extents of an input's plane.
+    pub input: [u64; 2],
+    /// The extents of an output's plane.
+    pub output: [u64; 2],
+    /// The padding before each axis.
+    pub padding: [u64; 2],
+    /// The strides (images, channels, height, width) of the output or its gradient, and of the input or its gradient.
+    pub strides: [[u64; 4]; 2],
+    /// Whether neighbouring threads have neighbouring channels.
+    pub channels_last: bool,
+    /// The extent of a window along each axis.
+    pub kernel: u64,
+    /// The distance from one window to the next.
+    pub stride: u64,
+    /// The dtype of the elements. 16-bit floats are summed in f32.
+    pub dtype: DType,
+    /// The tensor that is computed.
+    pub pass: DepthwisePass,
+}
+
+arguments! {
+    Depthwise { images, channels, input, output, padding, strides, channels_last, kernel, stride, dtype, pass }
+}
+choices! { DepthwisePass: DepthwisePass::ALL }
+
+/// The windows and their distances for which there are kernels, and the dtypes.
+const KERNELS: [u64; 4] = [3, 5, 7, 9];
+const STRIDES: [u64; 2] = [1, 2];
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+/// Threads of a block, and its warps.
+const BLOCK: u64 = 256;
+const WARPS: u64 = 8;
+/// The windows of a row that a lane handles at once, and the fewest such runs of a lane in each of several parts.
+const RUN: u64 = 4;
+const LEAST_RUNS: u64 = 4;
+/// The number of warps that keep a GPU busy, and that number where each writes the sums of 32 channels.
+const MANY_WARPS: u64 = 1 << 13;
+const MANY_WIDE_WARPS: u64 = 1 << 11;
+
+/// A variant of a kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Variant {
+    pass: DepthwisePass,
+    /// Whether lanes of the weight's gradient have a channel each.
+    is_wide: bool,
+    kernel: u64,
+    stride: u64,
+    dtype: DType,
+}
+
+impl Variant {
+    fn all() -> impl Iterator<Item = Self> {
+        let forms = [
+            (DepthwisePass::Output, false),
+            (DepthwisePass::Input, false),
+            (DepthwisePass::Weight, false),
+            (DepthwisePass::Weight, true),
+        ];
+        let sizes = KERNELS.into_iter().flat_map(|kernel| STRIDES.map(|stride| (kernel, stride)));
+        sizes.flat_map(move |(kernel, stride)| {
+            let forms = forms.into_iter();
+            forms.flat_map(move |(pass, is_wide)| {
+                DTYPES.map(|dtype| Self { pass, is_wide, kernel, stride, dtype })
+            })
+        })
+    }
+
+    fn name(&self) -> String {
+        let form = match (self.pass, self.is_wide) {
+            (DepthwisePass::Output, _) => "output",
+            (DepthwisePass::Input, _) => "input",
+            (DepthwisePass::Weight, false) => "weight",
+            (DepthwisePass::Weight, true) => "weight_wide",
+        };
+        format!("depthwise_{form}_{}_{}_{}", self.kernel, self.stride, self.dtype.name())
+    }
+
+    fn print(&self) -> String {
+        let source = Source::new(&self.name())
+            .elements(self.dtype)
+            .define("KERNEL", self.kernel)
+            .define("STRIDE", self.stride)
+            .flag("CHANNELS_LAST", self.is_wide)
+            .flag("BACKWARD", self.pass != DepthwisePass::Output);
+        match self.pass {
+            DepthwisePass::Weight => source.print(include_str!("weight.cu")),
+            _ => source.print(include_str!("points.cu")),
+        }
+    }
+}
+
+/// Returns name and source of every kernel of this module.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    Variant::all().map(|variant| (variant.name(), variant.print()))
+}
+
+impl Depthwise {
+    /// Returns whether there is a kernel for these windows.
+    pub fn is_taken(&self) -> bool {
+        let is_small = |extents: [u64; 2]| extents[0].saturating_mul(extents[1]) < 1 << 30;
+        let inner = if self.channels_last { self.channels } else { 1 };
+        KERNELS.contains(&self.kernel)
+            && STRIDES.contains(&self.stride)
+            && DTYPES.contains(&self.dtype)
+            && is_small(self.input)
+            && is_small(self.output)
+            && self.padding.iter().all(|&padding| padding < 1 << 20)
+            && [self.input, self.output]
+                .iter()
+                .all(|[height, width]| (height * width).saturating_mul(inner) < 1 << 31)
+            && self.images.saturating_mul(self.output[0] * self.output[1]) < 1 << 31
+            && self.channels < 1 << 16
+    }
+
+    /// Returns the number of parts of the weight's gradient, each (channels, kernel, kernel): of several, sums in the dtype of these; a
+    /// single one is the gradient itself.
+    pub fn parts(&self) -> u64 {
+        let runs = self.images * self.output[0] * self.output[1].div_ceil(RUN);
+        let (lanes, warps) = match self.channels_last {
+            true => (1, MANY_WIDE_WARPS / self.channels.div_ceil(32)),
+            false => (32, MANY_WARPS / self.channels),
+        };
+        (runs / (lanes * LEAST_RUNS)).min(warps).max(1)
+    }
+
+    fn variant(&self) -> Variant {
+        let Self { pass, kernel, stride, dtype, .. } = *self;
+        let is_wide = pass == DepthwisePass::Weight && self.channels_last;
+        Variant { pass, is_wide, kernel, stride, dtype }
+    }
+
+    /// Returns the number of elements, counted from the first, of the output's gradient, of the input or its gradient, and of the weight.
+    fn spans(&self) -> [u64; 3] {
+        let Self { images, channels, output, input, strides, .. } = *self;
+        let of = |extents: [u64; 2], strides| span([images, channels, extents[0], extents[1]], strides);
+        [of(output, strides[0]), of(input, strides[1]), channels * self.kernel * self.kernel]
+    }
+}
+
+/// Operands: input, weight, output, and bias or a null address; or the gradient of the output, the weight, and the gradient of the input; or
+/// the gradient of the output, the input, and the parts of the weight's gradient.
+impl NativeKernel for Placed<Depthwise, [DevicePointer; 4]> {
+    fn name(&self) -> &str {
+        // Kernels are found by name, so a name must be the same string each time.
+        static NAMES: std::sync::OnceLock<Vec<(Variant, String)>> = std::sync::OnceLock::new();
+        let names = NAMES.get_or_init(|| Variant::all().map(|variant| (variant, variant.name())).collect());
+        let own = self.kernel.variant();
+        names.iter().find(|(variant, _)| *variant == own).map_or("depthwise", |(_, name)| name)
+    }
+
+    fn source(&self) -> String {
+        self.kernel.variant().print()
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(host::run)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        match self.kernel.is_taken() {
+            true => Ok(()),
+            false => Err(Fault::new(format!("there is no kernel for {:?}", self.kernel))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let Depthwise { images, channels, input, output, channels_last, .. } = self.kernel;
+        let points = |[height, width]: [u64; 2]| height * width;
+        let (inner, apart) = if channels_last { (channels, 1) } else { (1, channels) };
+        if images * channels == 0 {
+            return None;
+        }
+        match self.kernel.pass {
+            DepthwisePass::Output => over_planes_of(points(output) * inner, images, apart),
+            DepthwisePass::Input => over_planes_of(points(input) * inner, images, apart),
+            DepthwisePass::Weight => {
+                let columns = if channels_last { channels.div_ceil(32) } else { channels };
+                let blocks = self.kernel.parts().div_ceil(WARPS);
+                Some(LaunchShape { grid: [blocks as u32, columns as u32, 1], block: [BLOCK as u32, 1, 1] })
+            }
+        }
+    }
+
+    fn words(&self) -> Words {
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        if self.kernel.pass == DepthwisePass::Weight {
+            words.push(self.kernel.parts());
+        }
+        words
+    }
+
+    fn accesses(&self) -> Accesses {
+        let size = self.kernel.dtype.size_bytes() as u64;
+        let ([output, input, weight], [first, second, result, bias]) = (self.kernel.spans(), self.at);
+        let parts = self.kernel.parts();
+        let sum = if parts == 1 { size } else { self.kernel.dtype.compute().size_bytes() as u64 };
+        let [of_first, of_second, written] = match self.kernel.pass {
+            DepthwisePass::Output => [input * size, weight * size, output * size],
+            DepthwisePass::Input => [output * size, weight * size, input * size],
+            DepthwisePass::Weight => [output * size, input * size, parts * weight * sum],
+        };
+        let of_bias = if bias.address() == 0 { 0 } else { self.kernel.channels * size };
+        Accesses::from_iter([
+            Access::read(first, of_first),
+            Access::read(second, of_second),
+            Access::read(bias, of_bias),
+            Access::write(result, written),
+        ])
+    }
+}

@@ -1,0 +1,157 @@
+// Rows that are combined at a short list of indices: the rows of each index in their order.
+#ifndef NAME
+#include "../defaults.cuh"
+#define CALL combine_few<f32, 4>(x)
+#endif
+#include "../shared/elements.cuh"
+#include "combinations.cuh"
+
+struct arguments {
+    const i64* index;
+    const void* source;
+    void* result;
+    u64 outer;
+    u64 extent;
+    u64 count;
+    u64 inner;
+    u64 index_stride;
+    u64 source_strides[3];
+    u64 skipped;
+    u64 combine;
+    u64 from_zeros;
+    u64 dtype;
+};
+
+// The indices that are compared at once, the elements of a row of a lane, and the rows that are read at once.
+constexpr u32 THREADS = 256, TILE = 2048, OWN = 8, AT_ONCE = 8;
+
+// The key of an index that names no row.
+constexpr u32 NONE = ~0u;
+
+// The elements of a lane in the columns of its warp.
+template <class T, u32 WIDTH> struct Columns {
+    static constexpr u32 PARTS = OWN / WIDTH;
+    typedef typename combined<T>::type SUM;
+    u64 first, count;
+    SUM sum[OWN];
+    bool is_empty = true;
+
+    __device__ __forceinline__ bool has(const u32 part) const { return first + part * 32 * WIDTH < count; }
+
+    // Combines the first `rows` of the AT_ONCE in a list.
+    __device__ __forceinline__ void add(const arguments& x, const T* const source, const u32* const places, const u32 rows) {
+        vector<T, WIDTH> values[AT_ONCE][PARTS];
+        #pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            if (i < rows) {
+                const T* const row = source + places[i] * x.source_strides[1];
+                #pragma unroll
+                for (u32 part = 0; part < PARTS; ++part) {
+                    if (has(part)) {
+                        values[i][part] = *(const vector<T, WIDTH>*)(row + (first + part * 32 * WIDTH) * x.source_strides[2]);
+                    }
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            if (i < rows) {
+                #pragma unroll
+                for (u32 j = 0; j < OWN; ++j) {
+                    const SUM value = widened(values[i][j / WIDTH].at[j % WIDTH]);
+                    sum[j] = is_empty ? value : combine<SUM>(x.combine, sum[j], value);
+                }
+                is_empty = false;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void write(const arguments& x, T* const row) const {
+        #pragma unroll
+        for (u32 part = 0; part < PARTS; ++part) {
+            if (!has(part)) {
+                continue;
+            }
+            vector<T, WIDTH>* const to = (vector<T, WIDTH>*)(row + first + part * 32 * WIDTH);
+            vector<T, WIDTH> all;
+            if (!x.from_zeros) {
+                all = *to;
+            }
+            #pragma unroll
+            for (u32 j = 0; j < WIDTH; ++j) {
+                const SUM own = sum[part * WIDTH + j];
+                all.at[j] = narrowing<T>::of(x.from_zeros ? own : combine<SUM>(x.combine, widened(all.at[j]), own));
+            }
+            *to = all;
+        }
+    }
+};
+
+// A warp has one place of the list, and columns of its row. It combines the rows of all places of its index if none is before its own.
+template <class T, u32 WIDTH> static __device__ __forceinline__ void combine_few(const arguments& x) {
+    __shared__ u32 tile[TILE], queues[THREADS / 32][64];
+    const u32 thread = threadIdx.x, lane = thread % 32;
+    u32* const queue = queues[thread / 32];
+    const u64 parts = (x.inner + 32 * OWN - 1) / (32 * OWN), blocks = (x.count + 7) / 8;
+    for (u64 item = blockIdx.x; item < x.outer * blocks * parts; item += gridDim.x) {
+        const u64 part = item % parts, place = item / parts % blocks * 8 + thread / 32, o = item / parts / blocks;
+        Columns<T, WIDTH> columns;
+        columns.first = part * 32 * OWN + lane * WIDTH;
+        columns.count = x.inner;
+        const T* const source = (const T*)x.source + o * x.source_strides[0];
+        const u64 index = place < x.count ? u64(x.index[place * x.index_stride]) : ~0ull;
+        const u32 key = index < x.extent && index != x.skipped ? u32(index) : NONE;
+        bool is_first = key != NONE;
+        u32 queued = 0;
+        for (u64 first = 0; first < x.count && __syncthreads_or(is_first); first += TILE) {
+            const u32 size = x.count - first < TILE ? u32(x.count - first) : TILE;
+            for (u32 i = thread; i < TILE; i += THREADS) {
+                const u64 other = i < size ? u64(x.index[(first + i) * x.index_stride]) : ~0ull;
+                tile[i] = other < x.extent ? u32(other) : NONE;
+            }
+            __syncthreads();
+            for (u32 start = 0; is_first && start < size; start += 256) {
+                // Eight windows of 32 indices at once: most have none that is equal.
+                u32 equal = 0;
+                #pragma unroll
+                for (u32 i = 0; i < 8; ++i) {
+                    equal |= u32(tile[start + 32 * i + lane] == key) << i;
+                }
+                if (!__any_sync(~0u, equal != 0)) {
+                    continue;
+                }
+                for (u32 i = 0; is_first && i < 8; ++i) {
+                    const u32 lanes = __ballot_sync(~0u, equal >> i & 1);
+                    const u64 window = first + start + 32 * i;
+                    if (lanes == 0) {
+                        continue;
+                    }
+                    // An earlier place has this index: its warp combines the rows.
+                    is_first = queued > 0 || !columns.is_empty || window + __ffs(i32(lanes)) - 1 >= place;
+                    if (equal >> i & 1) {
+                        queue[queued + __popc(lanes & ((1u << lane) - 1))] = u32(window) + lane;
+                    }
+                    queued += __popc(lanes);
+                    __syncwarp();
+                    u32 done = 0;
+                    for (; is_first && queued - done >= AT_ONCE; done += AT_ONCE) {
+                        columns.add(x, source, queue + done, AT_ONCE);
+                    }
+                    const u32 left = lane < queued - done ? queue[done + lane] : 0;
+                    __syncwarp();
+                    queue[lane] = left;
+                    queued -= done;
+                    __syncwarp();
+                }
+            }
+        }
+        if (is_first) {
+            columns.add(x, source, queue, queued);
+            columns.write(x, (T*)x.result + (o * x.extent + key) * x.inner);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ arguments x) {
+    CALL;
+}

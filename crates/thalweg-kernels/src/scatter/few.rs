@@ -1,0 +1,208 @@
+//! [`ScatterFew`]: rows that are combined at a short list of indices, in one launch.
+//!
+//! The result is (outer, extent, inner), contiguous; the source is (outer, count, inner) with any strides, and its (o, k, i) is combined
+//! with the result's (o, index of k, i). The rows of an index are combined in their order, and their sum with the result's row, so that the
+//! result does not depend on timing. The first place of an index does the work of all. On a GPU that is one warp for each 256 columns, which
+//! finds the others by comparing all indices with its own: a block shares the indices that it compares, 2,048 at a time in shared memory.
+//! The cost is that of the rows, and of comparing each index with every other; rows of one index follow each other, eight at a time.
+//!
+//! Rows that no place names are not written. An index out of range, and the one that is skipped, write nothing.
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch, Touch};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+
+use super::combine::typed;
+use super::{Combine, Term, VECTOR, Wide, width_of};
+use crate::arguments::{self, arguments};
+use crate::dtypes::{DTYPES, check};
+use crate::native::{Accesses, NativeKernel, Placed, along_x, native};
+use crate::operands::span;
+use crate::source::Source;
+
+/// The sizes of a launch. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ScatterFew {
+    /// The outer extent, the extent that is indexed, the number of indices, and the inner extent.
+    pub sizes: [u64; 4],
+    /// The stride of the indices, in elements.
+    pub index_stride: u64,
+    /// The strides of the source, in elements.
+    pub source_strides: [u64; 3],
+    /// The index whose rows are not combined; none if it is `u64::MAX`.
+    pub skipped: u64,
+    /// The way in which elements are combined: not [`Combine::Replace`].
+    pub combine: Combine,
+    /// Whether the result is zeros, and is not read.
+    pub from_zeros: bool,
+    /// The dtype of source and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
+    pub dtype: DType,
+}
+
+arguments! { ScatterFew { sizes, index_stride, source_strides, skipped, combine, from_zeros, dtype } }
+
+/// Threads of a block.
+const BLOCK: u64 = 256;
+/// The number of places of a block: one for each warp.
+const PLACES: u64 = 8;
+/// The number of columns of a warp: eight for each lane.
+const COLUMNS: u64 = 256;
+
+/// The most indices of a short list for each row of the result, and the most pairs of indices that a launch compares. The first place of
+/// a row combines all of its rows, so a launch takes as long as the row that is named most often; a sort takes the same time whatever the
+/// indices are.
+const MOST_OF_A_ROW: u64 = 128;
+const MOST_PAIRS: u64 = 1 << 26;
+
+/// The operands of a launch: indices (i64), source, and result.
+type Operands = [DevicePointer; 3];
+
+impl ScatterFew {
+    /// Returns whether the list is so short that comparing all indices with each other takes less time than a sort: of the outer extent, the
+    /// extent that is indexed, the number of indices, and the inner extent.
+    pub fn are_few([outer, extent, count, inner]: [u64; 4]) -> bool {
+        let shares = outer.saturating_mul(inner.div_ceil(COLUMNS));
+        let pairs = count.saturating_mul(count);
+        count <= extent.saturating_mul(MOST_OF_A_ROW) && shares.saturating_mul(pairs) <= MOST_PAIRS
+    }
+
+    /// Returns the numbers of elements that indices, source and result span in memory.
+    fn spans(&self) -> [u64; 3] {
+        let [outer, extent, count, inner] = self.sizes;
+        let source = span([outer, count, inner], self.source_strides);
+        [span([count], [self.index_stride]), source, outer * extent * inner]
+    }
+
+    /// Returns the rows of the result that the places name, with their places in order.
+    fn rows(&self, index: &[i64]) -> Vec<Vec<usize>> {
+        let mut rows = vec![Vec::new(); self.sizes[1] as usize];
+        for place in 0..self.sizes[2] as usize {
+            let named = u64::try_from(index[place * self.index_stride as usize]).ok();
+            if let Some(row) = named.filter(|&row| row < self.sizes[1] && row != self.skipped) {
+                rows[row as usize].push(place);
+            }
+        }
+        rows
+    }
+
+    fn form(&self, at: &Operands) -> Form {
+        let dtype = DTYPES.into_iter().find(|&dtype| dtype == self.dtype).unwrap_or(DType::F32);
+        let width = width_of(self.dtype, self.sizes[3], self.source_strides, [at[1], at[2]]);
+        Form { dtype, is_wide: width > 1 }
+    }
+}
+
+/// A kernel.
+struct Form {
+    dtype: DType,
+    is_wide: bool,
+}
+
+/// The names of the entry points by dtype, for elements that are read one by one, and for vectors of 16 bytes.
+const NAMES: [[&str; 2]; DTYPES.len()] = [
+    ["scatter_few_float32", "scatter_few_float32_wide"],
+    ["scatter_few_float64", "scatter_few_float64_wide"],
+    ["scatter_few_float16", "scatter_few_float16_wide"],
+    ["scatter_few_bfloat16", "scatter_few_bfloat16_wide"],
+    ["scatter_few_int64", "scatter_few_int64_wide"],
+];
+
+impl Form {
+    fn name(&self) -> &'static str {
+        let number = DTYPES.into_iter().position(|dtype| dtype == self.dtype).unwrap_or(0);
+        NAMES[number][usize::from(self.is_wide)]
+    }
+
+    fn print(&self) -> String {
+        let width = if self.is_wide { VECTOR / self.dtype.size_bytes() as u64 } else { 1 };
+        let call = format_args!("combine_few<{}, {width}>(x)", self.dtype.short_name());
+        Source::new(self.name()).define("CALL", call).print(include_str!("few.cu"))
+    }
+}
+
+/// Returns name and source of every kernel of this module.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    let forms = DTYPES.into_iter().flat_map(|dtype| [false, true].map(|is_wide| Form { dtype, is_wide }));
+    forms.map(|form| (form.name().to_owned(), form.print()))
+}
+
+impl NativeKernel for Placed<ScatterFew, Operands> {
+    native! { self: self.kernel.form(&self.at).name(), self.kernel.form(&self.at).print(), run_on_host, words }
+
+    fn check(&self) -> Result<(), Fault> {
+        check("scatter_few", self.kernel.dtype)?;
+        let [_, extent, count, _] = self.kernel.sizes;
+        if self.kernel.combine == Combine::Replace {
+            return Err(Fault::new("scatter_few combines rows, and replaces none".to_owned()));
+        }
+        match extent.max(count) < u64::from(u32::MAX) {
+            true => Ok(()),
+            false => Err(Fault::new(format!("scatter_few: {count} indices of {extent} rows are too many"))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let [outer, _, count, inner] = self.kernel.sizes;
+        let blocks = outer * count.div_ceil(PLACES) * inner.div_ceil(COLUMNS);
+        along_x(blocks, BLOCK).filter(|_| !self.kernel.spans().contains(&0))
+    }
+
+    fn accesses(&self) -> Accesses {
+        let (kernel, element) = (&self.kernel, self.kernel.dtype.size_bytes() as u64);
+        let ([outer, _, count, inner], [indices, sources, _]) = (kernel.sizes, kernel.spans());
+        let [index, source, result] = self.at;
+        Accesses::from_iter([
+            Access::read(index, indices * size_of::<i64>() as u64),
+            Access::read(source, sources * element),
+            // The other rows keep their values.
+            result_of(kernel, result).touching(Touch::chosen(outer * count * inner * element)),
+        ])
+    }
+}
+
+/// Returns the access to the entire result, of which a launch touches the rows that the indices name.
+fn result_of(kernel: &ScatterFew, result: DevicePointer) -> Access {
+    Access::read_write(result, kernel.spans()[2] * kernel.dtype.size_bytes() as u64)
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (kernel, at, []): (ScatterFew, _, _) = arguments::unpack("scatter_few", launch)?;
+    typed!(kernel.dtype, T => run_typed::<T>(launch, &kernel, at))
+}
+
+fn run_typed<T: Wide>(
+    launch: &HostLaunch<'_>,
+    kernel: &ScatterFew,
+    [index, source, result]: Operands,
+) -> Result<(), HostFault> {
+    let [indices, sources, results] = kernel.spans().map(|span| span as usize);
+    let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
+    let access = result_of(kernel, result);
+    let result = launch.write::<T>(result, results)?;
+    let [outer, extent, _, inner] = kernel.sizes.map(|size| size as usize);
+    let [by_outer, by_row, by_column] = kernel.source_strides.map(|stride| stride as usize);
+    let rows = kernel.rows(index);
+    let named =
+        || (0..outer).flat_map(|o| rows.iter().enumerate().map(move |(row, places)| (o, row, places)));
+    for (o, row, places) in named() {
+        for column in 0..inner {
+            let values =
+                places.iter().map(|place| source[o * by_outer + place * by_row + column * by_column]);
+            let sum = values.map(T::widened).reduce(|sum, value| sum.combine(kernel.combine, value));
+            let Some(sum) = sum else { break };
+            let to = &mut result[(o * extent + row) * inner + column];
+            *to = T::narrowed(match kernel.from_zeros {
+                true => sum,
+                false => to.widened().combine(kernel.combine, sum),
+            });
+        }
+    }
+    if launch.has_tickets() {
+        let bytes = (inner * size_of::<T>()) as u64;
+        let touched = named().filter(|(_, _, places)| !places.is_empty());
+        let parts = touched.map(|(o, row, _)| (access.start + (o * extent + row) as u64 * bytes, bytes));
+        launch.touched(&access, parts);
+    }
+    Ok(())
+}

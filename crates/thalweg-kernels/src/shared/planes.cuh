@@ -1,0 +1,46 @@
+// Points of planes, each of a thread that computes it in several planes: its place and its weights are the same in all of them.
+#pragma once
+#ifndef NAME
+#include "../defaults.cuh"
+#endif
+
+// The part of a thread: a point, and planes from a first one on. Blocks along x share the points of a plane, those along y share
+// the planes. A block has several planes if they are smaller than the block.
+struct PlaneShare {
+    u32 point;
+    u64 first;
+    u64 step;
+    u64 planes;
+
+    // Takes the number of points of a plane, and that of the planes.
+    __device__ __forceinline__ PlaneShare(const u32 points, const u64 all) {
+        const u32 layers = points < blockDim.x ? blockDim.x / points : 1;
+        const u32 layer = points < blockDim.x ? threadIdx.x / points : 0;
+        point = blockIdx.x * blockDim.x + threadIdx.x - layer * points;
+        first = u64(blockIdx.y) * layers + layer;
+        step = u64(gridDim.y) * layers;
+        planes = point < points && layer < layers ? all : 0;
+    }
+
+    template <u32 COUNT, class Each> __device__ __forceinline__ void by(const Each& each) const {
+        for (u64 plane = first; plane < planes; plane += COUNT * step) {
+            u64 own[COUNT];
+            #pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                const u64 next = plane + i * step;
+                own[i] = next < planes ? next : plane;
+            }
+            each(own);
+        }
+    }
+
+    // Calls a function with the numbers of the thread's planes, one at a time or COUNT. The last call may repeat a plane, of which the
+    // function computes the same again.
+    template <u32 COUNT, class Each> __device__ __forceinline__ void each(const Each& each) const {
+        if (COUNT == 1 || step >= planes) {
+            by<1>(each);
+        } else {
+            by<COUNT>(each);
+        }
+    }
+};
