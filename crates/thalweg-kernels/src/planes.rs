@@ -14,6 +14,9 @@ const AT_ONCE: u64 = 4;
 /// The most blocks along the second axis of a grid.
 const MOST_SHARES: u64 = 65_535;
 
+/// The number of planes up to which they have numbers that the kernels can add steps to.
+pub(crate) const MOST_PLANES: u64 = 1 << 30;
+
 /// Returns the launch over planes of this many points each; `None` if there is no point.
 pub(crate) fn over_planes(points: u64, planes: u64) -> Option<LaunchShape> {
     over_planes_of(points, planes, 1)

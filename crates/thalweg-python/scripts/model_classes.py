@@ -1,6 +1,6 @@
 """Model classes of transformers, timm and torchvision with random weights, for `inside_pytorch.py`.
 
-Each entry makes a model of a size and its inputs. `TINY` is for the simulated GPU, `CARD` for a GPU.
+Each entry makes a model of a size and its inputs. `TINY` is for the simulated GPU, `GPU` for a GPU.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Size:
 
 
 TINY = Size(hidden=32, layers=2, heads=4, words=96, tokens=16, batch=2, images=2, image=32, patch=8, samples=1600)
-CARD = Size(hidden=768, layers=6, heads=12, words=32000, tokens=512, batch=8, images=32, image=224, patch=16, samples=32000)
+GPU = Size(hidden=768, layers=6, heads=12, words=32000, tokens=512, batch=8, images=32, image=224, patch=16, samples=32000)
 
 
 # ---- transformers -------------------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ TRANSFORMERS = {
     "ResNetForImageClassification": ("image", _stages), "RegNetForImageClassification": ("image", lambda s: {**_stages(s), "groups_width": 8}), "PoolFormerForImageClassification": ("image", _stages), "PvtForImageClassification": ("image", lambda s: {**_stages(s), "hidden_sizes": [16, 32, 32, 64], "num_attention_heads": [1, 2, 2, 4], "mlp_ratios": [2] * 4, "sequence_reduction_ratios": [8, 4, 2, 1], "num_encoder_blocks": 4, "patch_sizes": [4, 2, 2, 2]}),
     "MobileNetV2ForImageClassification": ("image", lambda s: {"num_labels": 10, "depth_multiplier": 0.35}), "MobileViTForImageClassification": ("image", lambda s: {"num_labels": 10, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64], "image_size": 64, "num_attention_heads": 4}),
     "SegformerForImageClassification": ("image", lambda s: {"num_labels": 10, "hidden_sizes": [16, 32, 32, 64], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]}), "EfficientNetForImageClassification": ("image", lambda s: {"num_labels": 10, "image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320}), "FocalNetForImageClassification": ("image", lambda s: {**_stages(s), "patch_size": 4}),
-    "BitForImageClassification": ("image", lambda s: {**_stages(s), "num_groups": 4}), "LevitForImageClassification": ("image", lambda s: {"num_labels": 10, "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1], "key_dim": [8, 8, 8]}), "CvtForImageClassification": ("image", lambda s: {"num_labels": 10, "embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 1, 1]}),
+    "BitForImageClassification": ("image", lambda s: {**_stages(s), "num_groups": 4}), "LevitForImageClassification": ("image", lambda s: {"num_labels": 10, "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1], "key_dim": [8, 8, 8]}), "CvtForImageClassification": ("image", lambda s: {"num_labels": 10, "embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}),
     "ViTMAEForPreTraining": ("pixels", lambda s: {**_images(s), "decoder_hidden_size": s.hidden, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": s.heads, "decoder_intermediate_size": 2 * s.hidden, "mask_ratio": 0.0}),
     "CLIPModel": ("pair", lambda s: {"projection_dim": s.hidden, "text_config": _usual(s), "vision_config": {**_usual(s), **_images(s)}}), "SiglipModel": ("pair", lambda s: {"text_config": _usual(s), "vision_config": {**_usual(s), **_images(s)}}),
     # Sound.
@@ -170,7 +170,9 @@ def _without_drops(config):
     parts = [config, *(part for part in vars(config).values() if hasattr(part, "to_dict"))]
     for part in parts:
         for name, value in list(vars(part).items()):
-            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+            if isinstance(value, list) and "drop" in name:
+                setattr(part, name, [0.0] * len(value))
+            elif isinstance(value, float) and ("drop" in name or "jitter" in name):
                 setattr(part, name, 1e-30 if "drop" in name and "layerdrop" not in name and "drop_path" not in name else 0.0)
 
 
@@ -190,7 +192,7 @@ def _transformers(name, size):
 # ---- timm and torchvision -----------------------------------------------------------------------------------------------------------
 
 TIMM = """test_resnet test_vit test_efficientnet test_byobnet test_convnext test_mambaout test_nfnet test_vit2 resnet18 resnet26d resnext26ts seresnet18 regnetx_002 regnety_002
-mobilenetv2_035 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 tf_efficientnet_b0 ghostnet_050 mnasnet_small repvgg_a0 vgg11_bn densenet121 dla34 hrnet_w18_small
+mobilenetv2_035 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 tf_efficientnet_b0 ghostnet_050 mnasnet_small repvgg_a0 densenet121 dla34 hrnet_w18_small
 inception_v3 inception_next_tiny nfnet_l0 convnext_atto convnextv2_atto convmixer_768_32 mixer_s32_224 resmlp_12_224 gmlp_ti16_224 vit_tiny_patch16_224 deit_tiny_patch16_224
 beit_base_patch16_224 swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 xcit_nano_12_p16_224 cait_xxs24_224 coat_tiny crossvit_tiny_240 pit_ti_224 levit_128s twins_svt_small visformer_tiny
 poolformer_s12 mobilevit_xxs mobilevitv2_050 edgenext_xx_small efficientformer_l1 fastvit_t8 maxvit_rmlp_pico_rw_256 coatnet_pico_rw_224 volo_d1_224 mobileone_s0 pvt_v2_b0
@@ -199,10 +201,10 @@ botnet26t_256 convit_tiny dpn48b eca_halonext26ts ese_vovnet19b_dw fbnetc_100 ge
 
 # Arguments of those that are large, or whose images have one size; for the simulated GPU.
 TIMM_TINY = {
-    "densenet121": {"block_config": (2, 2, 2, 2)}, "convmixer_768_32": {"dim": 32, "depth": 2}, "beit_base_patch16_224": {"embed_dim": 48, "depth": 2, "num_heads": 4},
-    "vit_tiny_patch16_224": {"depth": 2}, "deit_tiny_patch16_224": {"depth": 2}, "mixer_s32_224": {"num_blocks": 2, "embed_dim": 64}, "resmlp_12_224": {"num_blocks": 2, "embed_dim": 64}, "gmlp_ti16_224": {"num_blocks": 2},
-    "swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "window_size": 2, "num_heads": (1, 2, 2, 4)}, "swinv2_cr_tiny_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 2, 4)}, "xcit_nano_12_p16_224": {"depth": 2}, "cait_xxs24_224": {"depth": 2, "embed_dim": 48}, "vgg11_bn": {"feature_window_size": 2},
-    "inception_v3": {"aux_logits": False}, "eva02_tiny_patch14_224": {"depth": 2}, "volo_d1_224": {"layers": (1, 1, 1, 1)}, "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 2, 4, 4)},
+    "densenet121": {"block_config": (2, 2, 2, 2)}, "beit_base_patch16_224": {"embed_dim": 48, "depth": 2, "num_heads": 4},
+    "vit_tiny_patch16_224": {"depth": 2}, "deit_tiny_patch16_224": {"depth": 2},
+    "swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "window_size": 2, "num_heads": (1, 2, 2, 4)}, "swinv2_cr_tiny_224": {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 2, 4)}, "xcit_nano_12_p16_224": {"depth": 2}, "cait_xxs24_224": {"depth": 2, "embed_dim": 48},
+    "inception_v3": {"aux_logits": False}, "eva02_tiny_patch14_224": {"depth": 2}, "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 2, 4, 4)},
 }  # fmt: skip
 
 TORCHVISION = "alexnet squeezenet1_1 shufflenet_v2_x0_5 mnasnet0_5 googlenet mobilenet_v3_small resnet18 wide_resnet50_2 vgg11 densenet121".split()

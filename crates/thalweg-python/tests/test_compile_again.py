@@ -36,7 +36,7 @@ def test_a_result_that_a_kernel_completes_is_not_computed_again_by_its_first_ste
     agree(with_x_saved(lambda x, a, b: torch.cat([x[:500] * 2, (a @ b)[500:]])))
 
 
-def test_what_is_computed_again_precedes_a_write_of_what_it_reads():
+def test_results_are_computed_again_before_a_write_changes_their_inputs():
     def function(x, a, b):
         z = torch.fmod(x, x.detach().abs() + 1)
         saving_x = x.addcmul(x, x)

@@ -81,6 +81,32 @@ def test_draws_and_branches_are_left_to_pytorch(torch, dynamo):
 
 
 @with_pytorch
+def test_gradients_that_pytorch_has_no_decomposition_of(torch, dynamo):
+    functional, x = torch.nn.functional, torch.randn(2, 3, 4, 6, requires_grad=True)
+    norm = torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(6, 5, 3), dim=2)
+    mask = torch.rand(2, 3, 4, 6) > 0.5
+    functions = [
+        lambda x: functional.interpolate(x, scale_factor=2, mode="nearest"),
+        lambda x: functional.interpolate(x, size=(5, 9), mode="nearest"),
+        lambda x: functional.interpolate(x, scale_factor=1.6, mode="nearest-exact"),
+        lambda x: functional.pad(x, (1, 2, 0, 3), mode="replicate"),
+        lambda x: functional.pad(x[0], (1, 2), mode="replicate"),
+        lambda x: norm(x.reshape(2, 12, 6).transpose(1, 2)),
+        lambda x: torch.zeros(2, 3, 4, 6).masked_scatter(mask, x * x),
+    ]
+    for function in functions:
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="thalweg", fullgraph=True, dynamic=False)
+        results = []
+        for called in (compiled, function):
+            leaves = [x, *(norm.parameters() if function is functions[5] else ())]
+            result = called(x)
+            results.append([result, *torch.autograd.grad(result, leaves, torch.linspace(-1, 1, result.numel()).view(result.shape))])
+        torch.testing.assert_close(*results)
+        assert not any(graph.passed_on for graph in dynamo.compiled()), dynamo.compiled()
+
+
+@with_pytorch
 def test_inputs_die_after_their_last_use(torch, dynamo):
     import weakref
 

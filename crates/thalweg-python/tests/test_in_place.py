@@ -286,3 +286,65 @@ def test_casts_keep_the_order_of_dimensions():
     assert len(saved) >= 2 and all(saved) and y.is_contiguous(memory_format=th.channels_last)
     y.float().sum().backward()
     assert layer.weight.grad.is_contiguous(memory_format=th.channels_last)
+
+
+def test_memory_that_is_assigned_keeps_the_tensors_place_in_the_graph():
+    seen = []
+    x, w = th.tensor([1.0, 2.0]), th.tensor([3.0, 4.0])
+    x.requires_grad_(), w.requires_grad_()
+    w.register_hook(lambda gradient: seen.append(gradient.tolist()))
+    w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf is w))
+    y = x * w
+    w.data = th.tensor([5.0, 6.0])
+    y.sum().backward()
+    assert w.grad.tolist() == [1.0, 2.0] and seen == [[1.0, 2.0], True]
+    (w * w).sum().backward()
+    assert w.grad.tolist() == [11.0, 14.0]
+
+    # The result of an operator keeps its history.
+    x.grad = None
+    y = x * 2
+    y.retain_grad()
+    y.data = th.tensor([7.0, 8.0])
+    assert not y.is_leaf
+    (y * y).sum().backward()
+    assert x.grad.tolist() == [28.0, 32.0] and y.grad.tolist() == [14.0, 16.0]
+
+    # Memory of another size between the passes: the gradient of the former one arrives.
+    w.grad = None
+    y = (w * 2).sum()
+    w.data = th.zeros(3)
+    y.backward()
+    assert w.grad.tolist() == [2.0, 2.0] and w.tolist() == [0.0] * 3
+    x.detach_()
+    assert x.grad is not None and not x.requires_grad
+
+
+def test_a_view_made_without_gradients_is_written_without_them():
+    x = th.ones(4, requires_grad=True)
+    with th.no_grad():
+        view = x[:2]
+        view.mul_(3)
+    with raises(RuntimeError, "A view was created in no_grad mode and is being modified inplace with grad mode enabled"):
+        view.mul_(2)
+    with raises(RuntimeError, "A view was created in no_grad mode"):
+        view[0] = 1
+    assert x.tolist() == [3, 3, 1, 1]
+    with th.no_grad():
+        plain = th.ones(4)[:2]
+    assert plain.mul_(2).tolist() == [2, 2]
+
+
+def test_a_product_keeps_a_factor_only_for_the_gradient_of_the_other():
+    def product(function, wanted):
+        factors = [th.full((2, 2), 2.0, requires_grad=place == wanted) for place in (0, 1)]
+        result = function(*factors)
+        with th.no_grad():
+            factors[wanted].zero_()
+        result.sum().backward()
+        return factors[wanted].grad.tolist()
+
+    functions = [lambda a, b: a @ b, lambda a, b: th.addmm(a.detach(), a, b, alpha=0.5) * 2, lambda a, b: th.bmm(a[None], b[None]),
+                 lambda a, b: th.nn.functional.linear(a, b)]
+    for function in functions:
+        assert [product(function, wanted) for wanted in (0, 1)] == [[[4.0, 4.0]] * 2] * 2

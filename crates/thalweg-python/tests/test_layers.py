@@ -80,3 +80,29 @@ def test_pools_of_random_windows_say_what_does_not_fit():
     with raises(RuntimeError, "Expected input to be a 3D or 4D tensor with non-zero size"):
         F.fractional_max_pool2d(th.ones(1, 0, 4, 4), 2, 2)
     assert F.fractional_max_pool2d(x.requires_grad_(), 2, (0, 1)).shape == (1, 2, 0, 1)
+
+
+def test_a_window_may_exceed_the_image_if_sizes_are_rounded_up():
+    x = th.arange(6.0).reshape(1, 1, 6)
+    assert F.max_pool1d(x, 8, 8, ceil_mode=True).tolist() == [[[5.0]]]
+    assert F.avg_pool2d(x[None], (1, 8), (1, 8), ceil_mode=True).tolist() == [[[[2.5]]]]
+    with raises(RuntimeError):
+        F.max_pool1d(x, 8, 8)
+    with raises(RuntimeError):
+        F.max_pool1d(x, 8, 2, ceil_mode=True)
+
+
+def test_a_point_that_is_no_number_is_at_the_border():
+    x, nan, inf = th.arange(4.0).reshape(1, 1, 1, 4), float("nan"), float("inf")
+    grid = th.tensor([[[nan, 0.0], [inf, 0.0], [-inf, 0.0]]])[None].reshape(1, 1, 3, 2)
+    for mode in ("bilinear", "nearest"):
+        assert F.grid_sample(x, grid, mode, "border", True).tolist() == [[[[0.0, 3.0, 0.0]]]]
+
+
+def test_attention_is_in_the_order_of_its_dimensions():
+    for batch_first in (False, True):
+        attention = th.nn.MultiheadAttention(4, 2, batch_first=batch_first)
+        x = th.ones(3, 2, 4)
+        assert attention(x, x, x)[0].view(6, 4).shape == (6, 4)
+    assert repr(th.nn.LSTM(2, 3, bidirectional=True)) == "LSTM(2, 3, bidirectional=True)"
+    assert repr(th.nn.Upsample(scale_factor=2)) == "Upsample(scale_factor=2.0, mode='nearest')"

@@ -119,7 +119,7 @@ pub fn refuse(reason: impl FnOnce() -> String) {
     });
 }
 
-/// Runs a function whose commands are no part of the recording.
+/// Runs a function whose commands are not part of the recording.
 pub fn excluded<T>(function: impl FnOnce() -> T) -> T {
     struct Paused(bool);
     impl Drop for Paused {

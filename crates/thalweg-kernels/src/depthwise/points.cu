@@ -64,7 +64,7 @@ struct Point {
     const u64 stride;
     const Sum bias;
 
-    template <u32 COUNT> __device__ __forceinline__ void operator()(const u64 (&images)[COUNT]) const {
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const u32 (&images)[COUNT]) const {
         const Element* planes[COUNT];
         Sum sums[COUNT];
         #pragma unroll
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     const u64 (&read_strides)[4] = BACKWARD ? x.output_strides : x.input_strides;
     const u64 (&strides)[4] = BACKWARD ? x.input_strides : x.output_strides;
     const u32 width = u32(extents[1]), inner = x.channels_last ? u32(x.channels) : 1;
-    const PlaneShare share(u32(extents[0]) * width * inner, x.images);
+    const PlaneShare share(u32(extents[0]) * width * inner, u32(x.images));
     if (share.first >= share.planes) {
         return;
     }

@@ -180,7 +180,7 @@ struct Forward {
     const Both& taps;
     const Elements& elements;
 
-    template <u32 COUNT> __device__ __forceinline__ void operator()(const u64 (&channels)[COUNT]) const {
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const u32 (&channels)[COUNT]) const {
         Sum sums[COUNT] = {};
         #pragma unroll
         for (i32 j = 0; j < TAPS; ++j) {
@@ -201,7 +201,7 @@ struct Forward {
 };
 
 static __device__ __forceinline__ void sample(const arguments& x) {
-    const PlaneShare share(u32(x.batch * x.points[0] * x.points[1]), x.channels);
+    const PlaneShare share(u32(x.batch * x.points[0] * x.points[1]), u32(x.channels));
     if (share.first >= share.planes) {
         return;
     }

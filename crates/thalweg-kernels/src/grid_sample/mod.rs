@@ -17,7 +17,7 @@ use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
 use crate::operands::span;
-use crate::planes::over_planes;
+use crate::planes::{MOST_PLANES, over_planes};
 use crate::source::Source;
 
 /// The elements that contribute to a point.
@@ -189,12 +189,13 @@ impl NativeKernel for Placed<GridSample, [DevicePointer; 5]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        let GridSample { batch, extents, points, dtype, .. } = self.kernel;
+        let GridSample { batch, channels, extents, points, dtype, .. } = self.kernel;
         let is_small = |numbers: [u64; 2]| numbers[0].saturating_mul(numbers[1]) < 1 << 31;
         let is_supported = FLOATS.contains(&dtype)
             && is_small(extents)
             && is_small(points)
-            && self.kernel.all_points() < 1 << 31;
+            && self.kernel.all_points() < 1 << 31
+            && channels <= MOST_PLANES;
         Fault::unless(is_supported, || {
             format!(
                 "grid_sample: {batch} {dtype} images {extents:?} at {points:?} points are not supported: convert to a float, or divide the batch \

@@ -79,7 +79,7 @@ static __device__ __forceinline__ Sum divisor(const arguments& x, i32 z, i32 y, 
 
 // One window of COUNT planes.
 template <u32 COUNT>
-static __device__ __forceinline__ void of_window(const arguments& x, const u64 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
+static __device__ __forceinline__ void of_window(const arguments& x, const u32 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
     // Elements of a row that are loaded before the first is used.
     constexpr i32 ABREAST = 4 / i32(COUNT);
     const u32 inner = u32(x.inner);
@@ -146,7 +146,7 @@ static __device__ __forceinline__ void of_window(const arguments& x, const u64 (
 
 // A point of COUNT planes, from the gradients of the means of the windows that it is in.
 template <u32 COUNT>
-static __device__ __forceinline__ void of_means(const arguments& x, const u64 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
+static __device__ __forceinline__ void of_means(const arguments& x, const u32 (&planes)[COUNT], const u32 channel, const i32 (&at)[3], const u64 own) {
     const u32 inner = u32(x.inner);
     const u64 points = x.extents[0] * x.extents[1] * x.extents[2] * inner, windows = x.windows[0] * x.windows[1] * x.windows[2] * inner;
     const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
@@ -220,7 +220,7 @@ struct Place {
     const i32 first;
     const u64 own;
 
-    template <u32 COUNT> __device__ __forceinline__ void operator()(const u64 (&planes)[COUNT]) const {
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const u32 (&planes)[COUNT]) const {
         if (!IS_BACKWARD) {
             of_window(x, planes, channel, at, own);
         } else if (IS_GREATEST) {
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     const u64* extents = IS_BACKWARD ? x.extents : x.windows;
     const i32 depth = i32(extents[0]), height = i32(extents[1]), width = i32(extents[2]);
     const u32 inner = u32(x.inner), pieces = u32(width + POINTS - 1) / POINTS;
-    const PlaneShare share(u32(depth * height) * pieces * inner, x.planes);
+    const PlaneShare share(u32(depth * height) * pieces * inner, u32(x.planes));
     if (share.first >= share.planes) {
         return;
     }

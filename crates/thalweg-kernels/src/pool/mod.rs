@@ -14,7 +14,7 @@ use thalweg_ir::{DType, Element};
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{rounded, with_float};
 use crate::native::{Accesses, NativeKernel, Placed, Words};
-use crate::planes::over_planes;
+use crate::planes::{MOST_PLANES, over_planes};
 use crate::source::Source;
 use crate::threads::{ranges, share};
 
@@ -138,6 +138,7 @@ impl Pool {
         };
         let volume = |numbers: [u64; 3]| numbers.iter().product::<u64>().saturating_mul(self.inner);
         FLOATS.contains(&self.dtype)
+            && self.planes <= MOST_PLANES
             && [self.extents, self.windows, self.kernel].into_iter().all(is_small)
             && self.padding.iter().chain(&self.stride).all(|&number| number < 1 << 28)
             && reach(self.kernel, self.dilation)

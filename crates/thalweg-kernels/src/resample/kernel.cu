@@ -450,29 +450,30 @@ struct FromRanges {
 template <class Point> struct Written {
     const arguments& x;
     const Element* const first;
-    const u64 count, own;
+    const u32 count;
+    Element* const written;
     const Point& point;
 
-    template <u32 COUNT> __device__ __forceinline__ void operator()(const u64 (&numbers)[COUNT]) const {
+    template <u32 COUNT> __device__ __forceinline__ void operator()(const u32 (&numbers)[COUNT]) const {
         const Element* planes[COUNT];
         Element results[COUNT];
         if (x.channels_last || x.images == 1) {
-            const u64 stride = x.channels_last ? x.strides[0] : x.strides[1];
+            const u64 bytes = (x.channels_last ? x.strides[0] : x.strides[1]) * sizeof(Element);
             #pragma unroll
             for (u32 i = 0; i < COUNT; ++i) {
-                planes[i] = first + numbers[i] * stride;
+                planes[i] = (const Element*)((const u8*)first + numbers[i] * bytes);
             }
         } else {
             #pragma unroll
             for (u32 i = 0; i < COUNT; ++i) {
-                const u64 image = numbers[i] / x.channels;
-                planes[i] = first + image * x.strides[0] + (numbers[i] - image * x.channels) * x.strides[1];
+                const u32 image = numbers[i] / u32(x.channels);
+                planes[i] = first + image * x.strides[0] + (numbers[i] - image * u32(x.channels)) * x.strides[1];
             }
         }
         point(planes, results);
         #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
-            x.written[numbers[i] * count + own] = results[i];
+            written[u64(numbers[i]) * count] = results[i];
         }
     }
 };
@@ -480,7 +481,7 @@ template <class Point> struct Written {
 template <class Point>
 static __device__ __forceinline__ void write_points(const arguments& x, const PlaneShare& share, const u32 count, const u32 channel, const Point& point) {
     const Element* const first = x.read + (x.channels_last ? channel * x.strides[1] : 0);
-    share.each<Point::PLANES>(Written<Point>{x, first, count, share.point, point});
+    share.each<Point::PLANES>(Written<Point>{x, first, count, x.written + share.point, point});
 }
 
 #if !BACKWARD
@@ -547,7 +548,7 @@ extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ a
     const u32 depth = u32(extents[0]), height = u32(extents[1]), width = u32(extents[2]);
     const u32 inner = x.channels_last ? u32(x.channels) : 1;
     const u32 count = depth * height * width * inner;
-    const PlaneShare share(count, x.channels_last ? x.images : x.images * x.channels);
+    const PlaneShare share(count, u32(x.channels_last ? x.images : x.images * x.channels));
     if (share.first >= share.planes) {
         return;
     }

@@ -22,7 +22,7 @@ use crate::arguments::{self, arguments, choices};
 use crate::dtypes::FLOATS;
 use crate::native::{Accesses, NativeKernel, Placed, Words};
 use crate::operands::span;
-use crate::planes::over_planes;
+use crate::planes::{MOST_PLANES, over_planes};
 use crate::source::Source;
 
 /// The rule by which a new point is computed from old ones. The `Corners` variants place the first and the last points of both
@@ -251,7 +251,8 @@ impl NativeKernel for Placed<Resample, [DevicePointer; 2]> {
             && is_small(&source)
             && is_small(&target)
             && self.kernel.reads_near()
-            && self.kernel.layers().0 < 1 << 31;
+            && self.kernel.layers().0 < 1 << 31
+            && self.kernel.layers().1 <= MOST_PLANES;
         if !self.kernel.reads_inside()
             || (!self.kernel.backward && self.kernel.written() > 0 && source.contains(&0))
         {

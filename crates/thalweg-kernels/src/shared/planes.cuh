@@ -8,26 +8,26 @@
 // the planes. A block has several planes if they are smaller than the block.
 struct PlaneShare {
     u32 point;
-    u64 first;
-    u64 step;
-    u64 planes;
+    u32 first;
+    u32 step;
+    u32 planes;
 
-    // Takes the number of points of a plane, and that of the planes.
-    __device__ __forceinline__ PlaneShare(const u32 points, const u64 all) {
+    // Takes the number of points of a plane, and that of the planes, which has 30 bits, so that sums of steps have 32.
+    __device__ __forceinline__ PlaneShare(const u32 points, const u32 all) {
         const u32 layers = points < blockDim.x ? blockDim.x / points : 1;
         const u32 layer = points < blockDim.x ? threadIdx.x / points : 0;
         point = blockIdx.x * blockDim.x + threadIdx.x - layer * points;
-        first = u64(blockIdx.y) * layers + layer;
-        step = u64(gridDim.y) * layers;
+        first = blockIdx.y * layers + layer;
+        step = gridDim.y * layers;
         planes = point < points && layer < layers ? all : 0;
     }
 
     template <u32 COUNT, class Each> __device__ __forceinline__ void by(const Each& each) const {
-        for (u64 plane = first; plane < planes; plane += COUNT * step) {
-            u64 own[COUNT];
+        for (u32 plane = first; plane < planes; plane += COUNT * step) {
+            u32 own[COUNT];
             #pragma unroll
             for (u32 i = 0; i < COUNT; ++i) {
-                const u64 next = plane + i * step;
+                const u32 next = plane + i * step;
                 own[i] = next < planes ? next : plane;
             }
             each(own);

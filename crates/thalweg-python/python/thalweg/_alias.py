@@ -165,6 +165,8 @@ def install_as_torch(*, simulated_as=None, testing=None):
     if testing is not None and not os.path.isdir(os.path.join(testing, "torch", "testing", "_internal")):
         raise FileNotFoundError(f"install_as_torch: {testing} has no torch/testing/_internal; name the site-packages of an installed PyTorch")
     shown = simulated_as or os.environ.get("THALWEG_SIMULATED_AS") or "cpu"
+    # Processes that the program starts show it in the same way.
+    os.environ["THALWEG_SIMULATED_AS"] = shown
     # A program that computes on the CPU has the host's memory.
     _core._show_simulated_as(shown, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if shown == "cpu" else None)
     installed = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)

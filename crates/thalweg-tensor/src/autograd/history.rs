@@ -98,7 +98,9 @@ impl Tensor {
         }
         let fits =
             self.shape() == data.shape() && self.dtype() == data.dtype() && self.device() == data.device();
-        Ok(data.detach().with_autograd(self.0.autograd.moved(edge, fits)))
+        let moved = data.detach().with_autograd(self.0.autograd.moved(edge, fits));
+        moved.0.autograd.kept().set_leaf(&moved);
+        Ok(moved)
     }
 
     /// Returns this tensor outside the graph, with its gradient and hooks (`torch.Tensor.detach_`).

@@ -292,8 +292,10 @@ impl Tensor {
             if !self.is_leaf() {
                 refuse!("post accumulate grad hooks cannot be registered on non-leaf tensors");
             }
-            let leaf = Arc::downgrade(&self.0);
-            let hook = move || leaf.upgrade().map_or(Ok(()), |leaf| hook(&Self(leaf)));
+            self.kept().set_leaf(self);
+            let kept = Arc::downgrade(self.kept());
+            let leaf = move || kept.upgrade().and_then(|kept| kept.leaf());
+            let hook = move || leaf().map_or(Ok(()), |leaf| hook(&leaf));
             Ok(self.kept().hooks_to_add().accumulated.add(0, Arc::new(hook)))
         })
     }

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::panic::Location;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use thalweg_ir::{Layout, inverse_order};
 use thalweg_lock::Mutex;
@@ -12,7 +12,7 @@ use super::hook_list::HookList;
 use super::is_grad_enabled;
 use super::node::{Backward, Gradients};
 use crate::storage::Storage;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorState};
 
 /// A gradient that is not made of a tensor's elements: a sparse tensor, or one of a program's own class. A tensor without memory
 /// represents it in the graph, with its shape and its dtype ([`Tensor::representing`]).
@@ -56,6 +56,8 @@ pub(crate) type TensorHook = dyn Fn(Option<&Tensor>) -> Result<Option<Tensor>> +
 pub(crate) struct KeptGradient {
     gradient: Mutex<Option<Tensor>>,
     hooks: OnceLock<Box<LeafHooks>>,
+    /// The tensor that hooks of the leaf receive.
+    leaf: Mutex<Weak<TensorState>>,
 }
 
 /// The hooks of a leaf. They belong to the leaf, since its node lives only as long as graphs lead to it.
@@ -79,6 +81,16 @@ impl KeptGradient {
         // The former gradient is dropped after the lock is released.
         let _former = std::mem::replace(&mut *slot, gradient);
         drop(slot);
+    }
+
+    /// Sets the tensor that hooks of the leaf receive.
+    pub(super) fn set_leaf(&self, leaf: &Tensor) {
+        *self.leaf.lock() = Arc::downgrade(&leaf.0);
+    }
+
+    /// Returns the tensor that hooks of the leaf receive, if a handle of it exists.
+    pub(super) fn leaf(&self) -> Option<Tensor> {
+        self.leaf.lock().upgrade().map(Tensor)
     }
 
     /// Returns the hooks, if there ever were any.

@@ -68,8 +68,9 @@ fn is_free(target: &Tensor, operands: &[&Tensor]) -> bool {
         Some(ViewOf::Base(base)) => Some(base),
         _ => None,
     };
+    let is_refused = matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded { of_required: true }));
     let mut tensors = operands.iter().copied().chain([target]).chain(base);
-    let is_recorded = is_grad_enabled() && tensors.any(Tensor::requires_grad);
+    let is_recorded = is_grad_enabled() && (is_refused || tensors.any(Tensor::requires_grad));
     !is_recorded && is_writable(target)
 }
 

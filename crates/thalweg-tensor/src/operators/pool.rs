@@ -301,7 +301,8 @@ impl Pool {
         let windows = [0, 1, 2].map(|axis| {
             let [kernel, stride, padding, dilation, extent] =
                 [kernel, stride, padding, dilation, extents].map(|list| list[axis] as i128);
-            (extent + 2 * padding - dilation * (kernel - 1) - 1).div_euclid(stride) + 1
+            let beyond = if ceil_mode { stride - 1 } else { 0 };
+            (extent + 2 * padding - dilation * (kernel - 1) - 1 + beyond).div_euclid(stride) + 1
         });
         if windows.iter().any(|&count| count < 1) {
             // Planes of one axis are images of one row.

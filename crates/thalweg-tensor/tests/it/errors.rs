@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
-use thalweg_kernels::embedding::EmbeddingBackward;
+use thalweg_kernels::gather::GatherRows;
 use thalweg_nn::functional::{
     AttentionOptions, ConvOptions, PoolOptions, conv2d, cross_entropy, dropout, embedding, layer_norm,
     layer_norm_fork, linear, linear_add, max_pool2d, packed_attention, scaled_dot_product_attention,
@@ -172,7 +172,7 @@ fn the_suspects_of_a_lost_device_are_lines_of_the_user() {
     };
     lost().unwrap();
     // A kernel that reads unmapped memory, after everything else: all work that is not known to be complete is suspect.
-    let sizes = EmbeddingBackward { indices: 2, embeddings: 2, features: 2, padding: -1, dtype: DType::F32 };
+    let sizes = GatherRows { sizes: [1, 2, 2, 16], index_stride: 1, fill: 0, vectors: 1 };
     let pointers = [DevicePointer::new(1 << 20), classes.pointer(), images.pointer()];
     let stream = device.current_stream();
     let failed = stream.launch_native(&Placed { kernel: sizes, at: pointers }, Label::here("wild"));

@@ -69,6 +69,37 @@ def _resampled(name, *scales):
     return rule
 
 
+def _known(sizes):
+    """Returns sizes, which must be numbers."""
+    if not all(isinstance(size, int) for size in sizes):
+        raise PassedOn("its sizes are not known")
+    return list(sizes)
+
+
+def _resampled_backward(by, *scales):
+    """Returns the rule of the gradient of an operator that resizes images by taking points, by the number of its rule in the table."""
+
+    def rule(named):
+        size, old = (_known(named[name])[-len(scales) :] for name in ("output_size", "input_size"))
+        factors = [1 / named[scale] if named.get(scale) else one / other for scale, one, other in zip(scales, old, size)]
+        return "thalweg::resample_backward", {"self": named["grad_output"], "by": by, "size": old, "scale": factors, "before": [0] * len(old)}
+
+    return rule
+
+
+def _padded_backward(by, axes):
+    """Returns the rule of the gradient of an operator that pads images by their own elements."""
+
+    def rule(named):
+        shape = _known(named["self"].meta["val"].shape)
+        if len(shape) != axes + 2:
+            raise PassedOn("its images are no batch")
+        before = _known(named["padding"])[0::2][::-1]
+        return "thalweg::resample_backward", {"self": named["grad_output"], "by": by, "size": shape[2:], "scale": [1.0] * axes, "before": before}
+
+    return rule
+
+
 # Operators whose results on the CPU have other shapes or meanings than on a GPU, which the table has.
 OTHER_ON_CPU = {
     aten._embedding_bag.default,
@@ -102,6 +133,12 @@ for _name, _scales in (
     ("nearest3d", ["scales_d", "scales_h", "scales_w"]),
 ):  # fmt: skip
     REWRITTEN[getattr(aten, f"upsample_{_name}").default] = _resampled(f"upsample_{_name}", *_scales)
+    if "nearest" in _name:
+        REWRITTEN[getattr(aten, f"upsample_{_name}_backward").default] = _resampled_backward(0, *_scales)
+        _name = _name.replace("nearest", "nearest_exact")
+        REWRITTEN[getattr(aten, f"_upsample_{_name}_backward").default] = _resampled_backward(1, *_scales)
+for _axes in (1, 2, 3):
+    REWRITTEN[getattr(aten, f"replication_pad{_axes}d_backward").default] = _padded_backward(3, _axes)
 _ONE = "abs acos acosh asin asinh atan atanh ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log10 log1p log2 neg "
 _ONE += "reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc bitwise_not isfinite"
 for _name in _ONE.split():

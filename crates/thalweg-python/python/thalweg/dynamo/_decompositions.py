@@ -1,5 +1,7 @@
 """Decompositions of our own, of operators for which PyTorch has none that can be differentiated or that fits."""
 
+import math
+
 import torch
 
 from . import _attention
@@ -41,7 +43,26 @@ def attention_on_cpu_backward(grad_out, query, key, value, out, logsumexp, dropo
     return tuple(result.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2) for result in results)
 
 
+def weight_norm_backward(grad_w, saved_v, saved_g, saved_norms, dim):
+    """Computes the gradients of a weight that is a direction times a length."""
+    wide = saved_norms.dtype
+    gradient, direction = grad_w.to(wide), saved_v.to(wide)
+    products = (gradient * direction).sum([place for place in range(saved_v.dim()) if place != dim], keepdim=True)
+    of_direction = saved_g.to(wide) / saved_norms * (gradient - direction * (products / (saved_norms * saved_norms)))
+    return of_direction.to(saved_v.dtype), (products / saved_norms).to(saved_g.dtype)
+
+
+def masked_scatter_backward(grad_output, mask, sizes):
+    """Computes the gradient of what was put where a mask is true, one element after the other."""
+    flat, count = mask.expand(grad_output.shape).reshape(-1), math.prod(sizes)
+    # The elements at other places go to one place more.
+    places = torch.where(flat, torch.cumsum(flat, 0) - 1, count)
+    return grad_output.new_zeros(count + 1).scatter(0, places, grad_output.reshape(-1))[:count].view(sizes)
+
+
 OWN = {
+    aten.masked_scatter_backward.default: masked_scatter_backward,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention_on_cpu,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_on_cpu_backward,
     **_attention.OWN,

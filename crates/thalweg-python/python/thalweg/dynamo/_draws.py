@@ -29,6 +29,9 @@ _THREADS = 1 << 18
 # The key of what is known of a node that is the call for the seeds.
 SEEDS = "thalweg_seeds"
 
+# Arguments that say how a result is stored, which its value says, too.
+_OF_STORAGE = {"dtype", "layout", "device", "pin_memory", "memory_format"}
+
 # The dtypes whose numbers are drawn as float32.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -174,6 +177,8 @@ def _is_drawn(node):
     """Returns whether the table draws numbers of the dtype of a node."""
     value = _value(node)
     are_numbers = all(not isinstance(one, torch.fx.Node) for one in node.args[1:])
+    if any(value is not None and name not in _OF_STORAGE for name, value in node.kwargs.items()):
+        return False
     is_held = value.dtype in _DTYPES and value.layout is torch.strided and 0 not in [size for size in value.shape if isinstance(size, int)]
     return is_held and (node.target in _OF_SIZES or are_numbers) and (_order(value) is not None or _is_contiguous(value))
 

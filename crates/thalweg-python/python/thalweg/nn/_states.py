@@ -12,7 +12,7 @@ from .parameter import Parameter, is_lazy
 
 _IncompatibleKeys = type("_IncompatibleKeys", (collections.namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"]),), {
     "__slots__": (), "__repr__": lambda self: "<All keys matched successfully>" if not (self.missing_keys or self.unexpected_keys)
-    else f"IncompatibleKeys(missing_keys={self.missing_keys!r}, unexpected_keys={self.unexpected_keys!r})"})
+    else f"_IncompatibleKeys(missing_keys={self.missing_keys!r}, unexpected_keys={self.unexpected_keys!r})"})
 _IncompatibleKeys.__str__ = _IncompatibleKeys.__repr__
 EXTRA = "_extra_state"
 # The changes of the current load on this thread. They are made after the walk through the modules has found no error.

@@ -112,6 +112,8 @@ def elu(input, alpha=1.0, inplace=False):
 
 def celu(input, alpha=1.0, inplace=False):
     """Returns the positive elements, and alpha · (exp(x / alpha) − 1) of the others, in place if requested."""
+    if alpha == 0:
+        raise RuntimeError("ZeroDivisionError: alpha cannot be 0 for CELU")
     return _elementwise("celu", inplace, input, alpha)
 
 

@@ -85,7 +85,7 @@ class _Lines:
 
 
 # Functions that return what makes a region like the one that a call is in, for the second run, or None.
-surroundings = []
+regions_again = []
 
 
 def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, determinism_check="default", debug=False,
@@ -102,7 +102,7 @@ def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, det
         warnings.warn("checkpoint: the use_reentrant parameter should be passed explicitly; here it is as use_reentrant=False",
                       stacklevel=2)
     context = None if context_fn is noop_context_fn else context_fn()
-    around = [again for surrounding in surroundings if (again := surrounding()) is not None]
+    around = [again for made in regions_again if (again := made()) is not None]
     lines = _Lines() if (debug if _defaults["debug"] is None else _defaults["debug"]) else None
     values = [*args, *kwargs.values()]
     names = list(kwargs)

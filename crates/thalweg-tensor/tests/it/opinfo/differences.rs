@@ -121,6 +121,8 @@ const NOT_REACHED: &[(&str, &[&str])] = &[
             "thalweg::add_layer_norm_backward",
             "thalweg::bag_products",
             "thalweg::channel_norm_backward",
+            "thalweg::channel_norm_fixed_gradients",
+            "thalweg::channel_norm_gradients",
             "thalweg::channel_norm_scale",
             "thalweg::cross_entropy_backward",
             "thalweg::cross_entropy_smoothed_backward",

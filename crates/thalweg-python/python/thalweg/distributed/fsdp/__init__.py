@@ -260,7 +260,7 @@ def _again():
     return functools.partial(_placed, places) if places else None
 
 
-checkpoint.surroundings.append(_again)
+checkpoint.regions_again.append(_again)
 
 
 def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=None, offload_policy=None, ignored_params=None,
