@@ -28,8 +28,10 @@
 //! - The order of a reduction is the one that [`Class`] documents; with [`OPTIONS`] nothing is contracted or flushed. Every
 //!   operation that is correctly rounded therefore has the bits of the host executor; the errors of the others are those of the
 //!   tables in NVIDIA's CUDA programming guide (mathematical functions, default compilation). Exponentials of rows whose elements and
-//!   results are all floats of 16 bits are `__expf` ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)), whose
-//!   error is 2 + |1.173 x| units of f32.
+//!   results are all floats of 16 bits are `__expf` ([`Body::has_fast_exponentials`](crate::Body::has_fast_exponentials)), as are
+//!   those of which only results of 16 bits follow ([`Body::rounded_coarsely`](crate::Body::rounded_coarsely)): their error is
+//!   2 + |1.173 x| units of f32. Likewise, quotients by one plus an exponential, from which only results of 16 bits follow, are
+//!   products by an approximate reciprocal, two units off at most.
 //! - A gathered element is read, and a scattered one written, only where its guard is true.
 //! - Every thread of a block reaches every barrier: loops around barriers depend on the block only, and threads without a row
 //!   take part with no points.
