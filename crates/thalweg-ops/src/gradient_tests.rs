@@ -44,7 +44,7 @@ impl Seen {
         let key = (id, operands.chain([signature.compute]).collect());
         let description = format!("{} {signature:?}", operator.name);
         let (known, former) = self.0.entry(key).or_insert_with(|| (Arc::clone(body), description.clone()));
-        // A body with a constant that is no number equals none.
+        // A body with a constant that is not a number does not equal itself.
         let is_same = known == body || format!("{known:?}") == format!("{body:?}");
         assert!(is_same, "{description} has the kernel of {former}");
     }
