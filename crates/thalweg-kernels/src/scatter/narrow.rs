@@ -5,6 +5,8 @@
 //! block keeps it in shared memory. A thread combines the elements of an index in their order, and their sum with the target's element, so
 //! that the result does not depend on timing; target and source are read once.
 
+use std::cell::Cell;
+
 use thalweg_driver::{Access, DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
@@ -135,25 +137,27 @@ fn run_typed<T: Wide>(
     let elements = kernel.elements() as usize;
     let former: Vec<T> = match kernel.from_zeros {
         true => Vec::new(),
+        // The result may be the target's memory.
+        false if target == result => launch.cells::<T>(target, elements)?.iter().map(Cell::get).collect(),
         false => launch.read::<T>(target, elements)?.to_vec(),
     };
-    let result = launch.write::<T>(result, elements)?;
+    let result = launch.cells::<T>(result, elements)?;
     let [by_outer, by_row, by_column] = kernel.source_strides.map(|stride| stride as usize);
     let places: Vec<_> = (0..extent as u32)
         .map(|row| keys.partition_point(|&key| key < row)..keys.partition_point(|&key| key <= row))
         .collect();
-    for (at, to) in result.iter_mut().enumerate() {
+    for (at, to) in result.iter().enumerate() {
         let (o, row, column) = (at / inner / extent, at / inner % extent, at % inner);
         let values = order[places[row].clone()]
             .iter()
             .map(|&place| source[o * by_outer + place as usize * by_row + column * by_column].widened());
         let added = values.reduce(|sum, value| sum.combine(kernel.combine, value));
-        *to = match (former.get(at), added) {
+        to.set(match (former.get(at), added) {
             (None, None) => T::from_f64(0.0),
             (None, Some(added)) => T::narrowed(added),
             (Some(&former), None) => former,
             (Some(former), Some(added)) => T::narrowed(former.widened().combine(kernel.combine, added)),
-        };
+        });
     }
     Ok(())
 }
