@@ -33,6 +33,10 @@ use crate::support::{close, device, values};
 trait Network: Module + Sized {
     type Options: OptimizerOptions;
 
+    /// The number of steps of training that agree with PyTorch's to rounding. After that the sign of a ReLU's operand may depend on the
+    /// order of a sum, and losses may be off by a tenth.
+    const SMOOTH_STEPS: usize = usize::MAX;
+
     fn new(generator: &mut Generator, device: &Device) -> Result<Self>;
 
     /// A model at the size that PyTorch's files have under `THALWEG_MODELS`.
@@ -178,7 +182,7 @@ fn check_once<N: Network>(golden: &Golden) {
 }
 
 /// Trains for fifty steps in f32, and compares each loss with PyTorch's: it may differ by 2e-4 of it, plus four times the
-/// greatest difference so far between PyTorch's own in f32 and f64. `THALWEG_LOSSES=FOLDER` writes both curves.
+/// greatest difference so far between PyTorch's own in f32 and f64; more after [`Network::SMOOTH_STEPS`]. `THALWEG_LOSSES=FOLDER` writes both curves.
 fn check_training<N: Network>(name: &str, golden: &Golden) {
     let model: N = golden.model(DType::F32, &device()).unwrap();
     let optimizer = Optimizer::new(model.parameters(), N::options()).unwrap();
@@ -193,7 +197,8 @@ fn check_training<N: Network>(name: &str, golden: &Golden) {
         losses.push(values(&loss)[0]);
         apart = apart.max((expected - exact).abs());
         let off = (losses[step] - expected).abs();
-        if off.is_nan() || off > 2e-4 * expected + 4.0 * apart {
+        let share = if step < N::SMOOTH_STEPS { 2e-4 } else { 0.1 };
+        if off.is_nan() || off > share * expected + 4.0 * apart {
             wrong.push(format!(
                 "step {step}: {}, not {expected}; PyTorch's are {apart:.1e} apart",
                 losses[step]

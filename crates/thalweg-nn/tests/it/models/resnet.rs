@@ -13,6 +13,8 @@ use super::Network;
 impl Network for ResNet {
     type Options = SgdOptions;
 
+    const SMOOTH_STEPS: usize = 12;
+
     fn new(g: &mut Generator, d: &Device) -> Result<Self> {
         let config = ResNetConfig { channels: 3, stem: 8, layers: vec![(4, 2), (8, 2)], classes: 5 };
         Self::new(&config, g, d)
