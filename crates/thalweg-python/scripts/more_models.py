@@ -1,4 +1,4 @@
-"""Times training steps of fourteen more models, of kinds that `models.py` has none of: its options, and its rows.
+"""Times training steps of fifteen more models, of kinds that `models.py` has none of: its options, and its rows.
 
     PYTHONPATH=python python scripts/more_models.py LIBRARY [NAME ...] [--compile [--mode MODE] [--backend BACKEND]] [--steps N] [--tiny] [--out FILE]
 """
@@ -6,7 +6,7 @@
 import math
 
 import models
-from models import definition, entropy, initialized, model, words
+from models import definition, entropy, model, words
 
 models.MODELS.clear()
 torch = nn = F = None

@@ -172,10 +172,8 @@ fn take(device: &Device, dtype: DType, fits: impl Fn(&Offer) -> Option<Tensor>) 
         let (offer, target) =
             open.map(|offer| (fits(offer), offer)).find_map(|(fit, offer)| Some((offer, fit?)))?;
         offer.is_taken = true;
-        match offer.is_recorded {
-            true => target.bump_version(),
-            // The in-place form counts the version after the call; loops that wait meanwhile must know.
-            false => target.storage().count_write(),
+        if offer.is_recorded {
+            target.bump_version();
         }
         Some(target)
     })
@@ -243,7 +241,6 @@ fn consumed(x: &Tensor) -> Option<Tensor> {
         };
         let offer = offers.iter_mut().find(is_x)?;
         offer.is_taken = true;
-        x.storage().count_write();
         Some(x.detach())
     })
 }
