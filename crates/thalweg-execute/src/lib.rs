@@ -1,7 +1,8 @@
-//! Execution: the only place where a lowered loop becomes launches on a stream.
+//! Execution: the place where a lowered loop, or a description of native kernels, becomes launches on a stream.
 //!
-//! [`lower`](thalweg_ops::lower) decides what runs, from dtypes and layouts; this crate adds a device and addresses. A launch is
-//! planned and its kernel loaded once per key ([`prepared`]), then queued with the addresses of each call.
+//! [`lower`](thalweg_ops::lower) decides which loop runs, from dtypes and layouts; this crate adds a device and addresses. A launch
+//! is planned and its kernel loaded once per key ([`prepared`]), then queued with the addresses of each call. Native kernels are
+//! described by operators ([`thalweg_kernels`]); [`execute_native`] adds scratch memory, and queues them.
 //!
 //! # Invariants
 //! - The only decision made here is the alignment of the addresses.
@@ -13,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Kernel};
+use thalweg_kernels::Native;
 use thalweg_ops::LaunchPlan;
 use thalweg_ops::lower::{LoopLaunch, LowerError, Place, Step, Steps};
 use thalweg_runtime::{
@@ -185,6 +187,17 @@ pub fn execute(
         }
     };
     stream.launch(prepared, inputs, outputs, numbers, label)
+}
+
+/// Queues native kernels over operands at these addresses on a stream, with scratch memory if they need any. Does not block.
+///
+/// # Errors
+/// Those of the allocation of scratch memory and of [`Stream::launch_native`].
+pub fn execute_native<A>(kernels: impl Native<A>, operands: A, stream: &Stream, label: Label) -> Result<()> {
+    let bytes = kernels.scratch_bytes();
+    let scratch = (bytes > 0).then(|| Buffer::labelled(stream, bytes, label)).transpose()?;
+    let at = scratch.as_ref().map_or(DevicePointer::new(0), Buffer::pointer);
+    kernels.launches(operands, at).try_for_each(|launch| stream.launch_native(&launch, label))
 }
 
 /// Queues the steps of a launch with its numbers.

@@ -13,7 +13,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments, choices};
 use crate::extremum_place::{DTYPES, ranked};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use crate::native::{Accesses, Native, NativeKernel, Placed, Words, native};
 use crate::source::Source;
 
 /// One of the two phases of the work.
@@ -25,7 +25,7 @@ pub enum Phase {
     Places,
 }
 
-/// The columns of a launch. If a column has a NaN, its first NaN is its extremum.
+/// The columns of a search. If a column has a NaN, its first NaN is its extremum.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExtremumColumns {
     /// The number of matrices, of the elements of a column, and of the columns of a matrix.
@@ -34,11 +34,19 @@ pub struct ExtremumColumns {
     pub smallest: bool,
     /// The dtype of the elements: one of [`DTYPES`].
     pub dtype: DType,
+}
+
+/// One launch of a search.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ColumnsStep {
+    /// The columns.
+    pub columns: ExtremumColumns,
     /// The phase of the work.
     pub phase: Phase,
 }
 
-arguments! { ExtremumColumns { sizes, smallest, dtype, phase } }
+arguments! { ExtremumColumns { sizes, smallest, dtype } }
+arguments! { ColumnsStep { columns, phase } }
 choices! { Phase: [Phase::Parts, Phase::Places] }
 
 /// The fewest elements for which two launches pay.
@@ -106,8 +114,7 @@ impl ExtremumColumns {
     }
 
     /// Returns the number of 8-byte numbers that the first launch writes for the second.
-    #[must_use]
-    pub fn numbers(&self) -> u64 {
+    fn numbers(&self) -> u64 {
         self.sizes[0] * self.parts() * self.sizes[2]
     }
 
@@ -136,40 +143,61 @@ impl ExtremumColumns {
     }
 }
 
-fn name(dtype: DType, phase: Phase) -> &'static str {
-    match (phase, dtype) {
-        (Phase::Places, _) => "extremum_columns_places",
-        (Phase::Parts, DType::F16) => "extremum_columns_float16",
-        (Phase::Parts, DType::Bf16) => "extremum_columns_bfloat16",
-        (Phase::Parts, _) => "extremum_columns_float32",
+impl ColumnsStep {
+    fn name(&self) -> &'static str {
+        match (self.phase, self.columns.dtype) {
+            (Phase::Places, _) => "extremum_columns_places",
+            (Phase::Parts, DType::F16) => "extremum_columns_float16",
+            (Phase::Parts, DType::Bf16) => "extremum_columns_bfloat16",
+            (Phase::Parts, _) => "extremum_columns_float32",
+        }
+    }
+
+    fn print(&self) -> String {
+        let source = Source::new(self.name()).elements(self.columns.dtype);
+        source.flag("IS_PARTS", self.phase == Phase::Parts).print(include_str!("extremum_columns.cu"))
     }
 }
 
 /// Returns name and source of every kernel of this module.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let all = DTYPES.into_iter().map(|dtype| (dtype, Phase::Parts)).chain([(DType::F32, Phase::Places)]);
-    all.map(|(dtype, phase)| (name(dtype, phase).to_owned(), print(dtype, phase)))
+    all.map(|(dtype, phase)| {
+        let columns = ExtremumColumns { sizes: [1; 3], smallest: false, dtype };
+        let step = ColumnsStep { columns, phase };
+        (step.name().to_owned(), step.print())
+    })
 }
 
-fn print(dtype: DType, phase: Phase) -> String {
-    let source = Source::new(name(dtype, phase)).elements(dtype).flag("IS_PARTS", phase == Phase::Parts);
-    source.print(include_str!("extremum_columns.cu"))
+/// Operands: the elements, and the places (int64).
+impl Native<[DevicePointer; 2]> for ExtremumColumns {
+    fn scratch_bytes(&self) -> u64 {
+        self.numbers() * size_of::<u64>() as u64
+    }
+
+    fn launches(
+        self,
+        [elements, places]: [DevicePointer; 2],
+        numbers: DevicePointer,
+    ) -> impl Iterator<Item = impl NativeKernel> {
+        let phases = [(Phase::Parts, [elements, numbers]), (Phase::Places, [numbers, places])];
+        phases.into_iter().map(move |(phase, at)| Placed { kernel: ColumnsStep { columns: self, phase }, at })
+    }
 }
 
 /// Operands: the elements and the numbers of their parts, or the numbers and the places (int64).
-impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
-    native! {
-        self: name(self.kernel.dtype, self.kernel.phase), print(self.kernel.dtype, self.kernel.phase), run_on_host
-    }
+impl NativeKernel for Placed<ColumnsStep, [DevicePointer; 2]> {
+    native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
     fn check(&self) -> Result<(), Fault> {
-        self.kernel.check()
+        self.kernel.columns.check()
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let (kernel, [outer, _, inner]) = (&self.kernel, self.kernel.sizes);
-        let grid = match kernel.phase {
-            Phase::Parts => [kernel.blocks_abreast(), kernel.parts(), outer],
+        let ColumnsStep { columns, phase } = &self.kernel;
+        let [outer, _, inner] = columns.sizes;
+        let grid = match phase {
+            Phase::Parts => [columns.blocks_abreast(), columns.parts(), outer],
             Phase::Places => [inner.div_ceil(u64::from(BLOCK)), 1, outer],
         };
         (outer > 0 && inner > 0)
@@ -182,15 +210,16 @@ impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
 
     fn words(&self) -> Words {
         let mut words = arguments::pack(&self.at, &self.kernel);
-        words.push(self.kernel.parts());
+        words.push(self.kernel.columns.parts());
         words
     }
 
     fn accesses(&self) -> Accesses {
-        let [outer, length, inner] = self.kernel.sizes;
-        let ([from, to], numbers) = (self.at, self.kernel.numbers() * size_of::<u64>() as u64);
-        let elements = outer * length * inner * self.kernel.dtype.size_bytes() as u64;
-        let [read, written] = match self.kernel.phase {
+        let ColumnsStep { columns, phase } = self.kernel;
+        let [outer, length, inner] = columns.sizes;
+        let ([from, to], numbers) = (self.at, columns.scratch_bytes());
+        let elements = outer * length * inner * columns.dtype.size_bytes() as u64;
+        let [read, written] = match phase {
             Phase::Parts => [elements, numbers],
             Phase::Places => [numbers, outer * inner * size_of::<i64>() as u64],
         };
@@ -199,9 +228,10 @@ impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (kernel, at, [_]): (ExtremumColumns, [DevicePointer; 2], _) =
+    let (step, at, [_]): (ColumnsStep, [DevicePointer; 2], _) =
         arguments::unpack("places of extrema in columns", launch)?;
-    if kernel.phase == Phase::Places {
+    let kernel = step.columns;
+    if step.phase == Phase::Places {
         let numbers = launch.read::<i64>(at[0], kernel.numbers() as usize)?;
         let numbers: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
         let places = launch.write::<i64>(at[1], (kernel.sizes[0] * kernel.sizes[2]) as usize)?;
@@ -235,20 +265,18 @@ mod tests {
 
     /// Computes the places with both launches.
     fn places(sizes: [u64; 3], smallest: bool, values: &[f32]) -> Vec<i64> {
-        let kernel = ExtremumColumns { sizes, smallest, dtype: DType::F32, phase: Phase::Parts };
+        let kernel = ExtremumColumns { sizes, smallest, dtype: DType::F32 };
         let mut numbers = vec![9; kernel.numbers() as usize];
         kernel.run_parts(values, &mut numbers);
         let mut places = vec![-1; (sizes[0] * sizes[2]) as usize];
-        ExtremumColumns { phase: Phase::Places, ..kernel }.run_places(&numbers, &mut places);
+        kernel.run_places(&numbers, &mut places);
         places
     }
 
     #[test]
     fn the_first_of_equals_and_of_nans_is_found_in_any_part() {
         let sizes = [2, 700, 8];
-        assert!(
-            ExtremumColumns { sizes, smallest: false, dtype: DType::F32, phase: Phase::Parts }.parts() > 4
-        );
+        assert!(ExtremumColumns { sizes, smallest: false, dtype: DType::F32 }.parts() > 4);
         // Few different values, so that equal elements occur in several parts.
         let mut values: Vec<f32> = (0..2 * 700 * 8u64).map(|at| (at * 7919 % 23) as f32 - 11.0).collect();
         values[(650 * 8) + 3] = f32::NAN;

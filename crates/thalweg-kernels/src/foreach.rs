@@ -9,7 +9,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::foreach::{BLOCK, ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_ir::host::{Cells, Fault, HostProgram, Source};
 
-use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
+use crate::native::{Accesses, Native, NativeKernel, Placed, Words, along_x};
 use crate::operands::{cells, slice};
 
 /// The tensors of a call that one launch takes.
@@ -19,14 +19,16 @@ pub struct Part<'a> {
     items: &'a [ForeachItem],
 }
 
-/// Returns the launches of a kernel over a list of tensors, one per [`capacity`](ForeachKernel::capacity) of them. Outputs of
-/// different tensors must not overlap.
-pub fn launches<'a>(
-    kernel: &'a Arc<ForeachKernel>,
-    arguments: &'a ForeachArguments,
-) -> impl Iterator<Item = Placed<&'a Arc<ForeachKernel>, Part<'a>>> {
-    let parts = arguments.items.chunks(kernel.capacity());
-    parts.map(move |items| Placed { kernel, at: Part { arguments, items } })
+/// One launch per [`capacity`](ForeachKernel::capacity) of a list of tensors. Outputs of different tensors must not overlap.
+impl<'a> Native<&'a ForeachArguments> for &'a Arc<ForeachKernel> {
+    fn launches(
+        self,
+        arguments: &'a ForeachArguments,
+        _: DevicePointer,
+    ) -> impl Iterator<Item = impl NativeKernel> {
+        let parts = arguments.items.chunks(self.capacity());
+        parts.map(move |items| Placed { kernel: self, at: Part { arguments, items } })
+    }
 }
 
 impl NativeKernel for Placed<&Arc<ForeachKernel>, Part<'_>> {

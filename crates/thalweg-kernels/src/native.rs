@@ -1,9 +1,10 @@
-//! [`NativeKernel`]: everything that a launch needs from a native kernel, and the types of its arguments and ranges.
+//! [`NativeKernel`]: everything that a launch needs from a native kernel, and the types of its arguments and ranges; [`Native`]: the
+//! launches of a description without addresses.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_driver::{Access, HostKernel, LaunchMode};
+use thalweg_driver::{Access, DevicePointer, HostKernel, LaunchMode};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
@@ -74,6 +75,27 @@ pub struct Placed<K, A> {
     pub kernel: K,
     /// The addresses at which the operands begin.
     pub at: A,
+}
+
+/// A description of native kernels without addresses: of one launch over its operands, or of several that also share scratch memory.
+pub trait Native<Operands> {
+    /// Returns the bytes of scratch memory.
+    fn scratch_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Returns the launches, in order, for operands and scratch memory at these addresses.
+    fn launches(self, operands: Operands, scratch: DevicePointer) -> impl Iterator<Item = impl NativeKernel>;
+}
+
+/// A description of one launch.
+impl<K, A> Native<A> for K
+where
+    Placed<K, A>: NativeKernel,
+{
+    fn launches(self, operands: A, _: DevicePointer) -> impl Iterator<Item = impl NativeKernel> {
+        std::iter::once(Placed { kernel: self, at: operands })
+    }
 }
 
 /// Returns a launch of blocks of these threads along x, as many as a grid may have; `None` for none.

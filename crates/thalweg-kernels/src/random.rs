@@ -62,23 +62,11 @@ pub struct Draw {
     pub dtype: DType,
 }
 
-/// The addresses at which the operands of a [`Draw`] begin. Source and mask are used by dropout only, and are null otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Operands {
-    /// The seed, an int64.
-    pub seed: DevicePointer,
-    /// The offset, an int64.
-    pub offset: DevicePointer,
-    /// The elements that dropout keeps or drops.
-    pub source: DevicePointer,
-    /// The result.
-    pub result: DevicePointer,
-    /// The mask of the elements that were kept.
-    pub mask: DevicePointer,
-}
+/// The seed and the offset (an int64 each); the elements that dropout keeps or drops; the result; and the mask of the elements that
+/// were kept. The addresses of elements and mask are 0 for other distributions.
+type Operands = [DevicePointer; 5];
 
 arguments! { Draw { elements, threads, numbers, dtype, distribution } }
-arguments! { Operands { seed, offset, source, result, mask } }
 choices! { Distribution: Distribution::ALL }
 
 /// Threads of a block.
@@ -214,14 +202,15 @@ impl NativeKernel for Placed<Draw, Operands> {
     fn accesses(&self) -> Accesses {
         let Draw { distribution, elements, dtype, .. } = self.kernel;
         let (word, bytes) = (size_of::<i64>() as u64, elements * dtype.size_bytes() as u64);
+        let [seed, offset, source, result, mask] = self.at;
         let mut list = Accesses::from_iter([
-            Access::read(self.at.seed, word),
-            Access::read(self.at.offset, word),
-            Access::write(self.at.result, bytes),
+            Access::read(seed, word),
+            Access::read(offset, word),
+            Access::write(result, bytes),
         ]);
         if distribution == Distribution::Dropout {
-            list.push(Access::read(self.at.source, bytes));
-            list.push(Access::write(self.at.mask, elements));
+            list.push(Access::read(source, bytes));
+            list.push(Access::write(mask, elements));
         }
         list
     }
@@ -230,7 +219,7 @@ impl NativeKernel for Placed<Draw, Operands> {
 impl Placed<Draw, Operands> {
     /// Returns the number of neighbouring subsequences that a thread draws from.
     fn vector(&self) -> u64 {
-        let Operands { source, result, mask, .. } = self.at;
+        let [_, _, source, result, mask] = self.at;
         let aligned = [source, result, mask].iter().all(|at| at.address().is_multiple_of(VECTOR_BYTES));
         let vector = vector(self.kernel.dtype);
         let is_wide = self.kernel.elements >= LEAST_WIDE && self.kernel.threads.is_multiple_of(vector);
@@ -243,10 +232,14 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     with_float!("random numbers", draw.dtype, T => run::<T>(launch, &draw, at))
 }
 
-fn run<T: Element>(launch: &HostLaunch<'_>, draw: &Draw, at: Operands) -> Result<(), HostFault> {
-    let state = [launch.read::<i64>(at.seed, 1)?[0], launch.read::<i64>(at.offset, 1)?[0]];
+fn run<T: Element>(
+    launch: &HostLaunch<'_>,
+    draw: &Draw,
+    [seed, offset, source, result, mask]: Operands,
+) -> Result<(), HostFault> {
+    let state = [launch.read::<i64>(seed, 1)?[0], launch.read::<i64>(offset, 1)?[0]];
     let count = draw.elements as usize;
-    let result = launch.write::<T>(at.result, count)?;
+    let result = launch.write::<T>(result, count)?;
     let [first, second] = draw.numbers.map(|number| number as f32);
     match draw.distribution {
         Distribution::Uniform => {
@@ -261,8 +254,8 @@ fn run<T: Element>(launch: &HostLaunch<'_>, draw: &Draw, at: Operands) -> Result
             result[place] = T::from_f64(f64::from(number.mul_add(second, first)));
         }),
         Distribution::Dropout => {
-            let source = launch.read::<T>(at.source, count)?;
-            let mask = launch.write::<u8>(at.mask, count)?;
+            let source = launch.read::<T>(source, count)?;
+            let mask = launch.write::<u8>(mask, count)?;
             let is_double = T::DTYPE == DType::F64;
             draw.each(state, |place, number| {
                 let kept = number < first;

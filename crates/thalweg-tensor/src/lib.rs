@@ -55,6 +55,7 @@ mod kernels;
 mod loops;
 mod memory_format;
 mod moves;
+mod native;
 mod ndarray;
 mod operators;
 pub mod random;

@@ -206,6 +206,15 @@ pub struct AttentionPass {
     pub processors: u32,
 }
 
+/// Passes of a gradient, after the one whose sums they read.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientPasses<'p> {
+    /// The first pass: [`Pass::Sums`].
+    pub sums: AttentionPass,
+    /// The others.
+    pub passes: &'p [Pass],
+}
+
 /// Attention, or its complete gradient, as one command: a call of a vendor's library, which the simulator executes with the same
 /// passes as a host function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -8,13 +8,29 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use super::{Addresses, Attention, AttentionPass, LibraryAttention, Operands, Outputs, Pass, TensorCores};
-use crate::native::{Accesses, NativeKernel, Placed, Words, native};
+use super::{
+    Addresses, Attention, AttentionPass, GradientPasses, LibraryAttention, Operands, Outputs, Pass,
+    TensorCores,
+};
+use crate::native::{Accesses, Native, NativeKernel, Placed, Words, native};
 
 /// The bytes of seed and offset.
 const STATE_BYTES: u64 = 2 * size_of::<u64>() as u64;
 
 /// Operands: the [`Addresses`] of the pass.
+/// Operands: those of every pass, but for the address of the sums.
+impl Native<Addresses> for GradientPasses<'_> {
+    fn scratch_bytes(&self) -> u64 {
+        self.sums.attention.sums() * size_of::<f32>() as u64
+    }
+
+    fn launches(self, at: Addresses, sums: DevicePointer) -> impl Iterator<Item = impl NativeKernel> {
+        let at = Addresses { sums: sums.address(), ..at };
+        let passes = self.passes.iter().map(move |&pass| AttentionPass { pass, ..self.sums });
+        [self.sums].into_iter().chain(passes).map(move |kernel| Placed { kernel, at })
+    }
+}
+
 impl NativeKernel for Placed<AttentionPass, Addresses> {
     native! { self: self.kernel.unit().name(), self.kernel.unit().print(), run }
 

@@ -19,7 +19,7 @@ use thalweg_ir::{DType, Element};
 
 use crate::arguments::{self, arguments, choices};
 use crate::dtypes::{DTYPES, with_float};
-use crate::native::{Accesses, NativeKernel, Placed, Words, along_x};
+use crate::native::{Accesses, Native, NativeKernel, Placed, Words, along_x};
 use crate::source::Source;
 
 /// The operation that combines a point with those before it.
@@ -179,17 +179,6 @@ impl Scan {
         self.length.div_ceil(self.part())
     }
 
-    /// Returns the launches, in order.
-    pub fn steps(self) -> impl Iterator<Item = ScanStep> {
-        let phases: &[Phase] = if self.parts() > 1 { &[Phase::Totals, Phase::Parts] } else { &[Phase::Rows] };
-        phases.iter().map(move |&phase| ScanStep { scan: self, phase })
-    }
-
-    /// Returns the number of 8-byte words of the launches' scratch memory.
-    pub fn scratch_words(&self) -> u64 {
-        if self.parts() > 1 { self.outer * self.parts() * TOTAL_BYTES / 8 } else { 0 }
-    }
-
     /// Returns the numbers of groups that are combined by doubling distances: within a warp, and among the warps' results.
     fn levels(&self) -> [usize; 2] {
         let warps = self.warps() as usize;
@@ -290,8 +279,24 @@ fn running<P: Copy>(points: &[P], combine: impl Fn(P, P) -> P) -> Vec<P> {
     points
 }
 
-/// Operands: the source, the second input or the places (a null address if there is neither), the result, and
-/// [scratch words](Scan::scratch_words).
+/// Operands: the source, the second input or the places (a null address if there is neither), and the result.
+impl Native<[DevicePointer; 3]> for Scan {
+    fn scratch_bytes(&self) -> u64 {
+        if self.parts() > 1 { self.outer * self.parts() * TOTAL_BYTES } else { 0 }
+    }
+
+    fn launches(
+        self,
+        [source, other, result]: [DevicePointer; 3],
+        scratch: DevicePointer,
+    ) -> impl Iterator<Item = impl NativeKernel> {
+        let phases: &[Phase] = if self.parts() > 1 { &[Phase::Totals, Phase::Parts] } else { &[Phase::Rows] };
+        let at = [source, other, result, scratch];
+        phases.iter().map(move |&phase| Placed { kernel: ScanStep { scan: self, phase }, at })
+    }
+}
+
+/// Operands: those of the scan, and the scratch memory.
 impl NativeKernel for Placed<ScanStep, [DevicePointer; 4]> {
     fn name(&self) -> &str {
         // Kernels are found by name, so a name must be the same string each time.
@@ -339,7 +344,7 @@ impl NativeKernel for Placed<ScanStep, [DevicePointer; 4]> {
         let (elements, size) = (scan.elements(), scan.dtype.size_bytes() as u64);
         let [source, other, result, scratch] = self.at;
         let mut list = Accesses::from_iter([Access::read(source, elements * size)]);
-        let scratch_bytes = scan.scratch_words() * 8;
+        let scratch_bytes = scan.scratch_bytes();
         match phase {
             Phase::Rows => {}
             Phase::Totals => list.push(Access::write(scratch, scratch_bytes)),

@@ -6,9 +6,9 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use super::source::of_digits;
-use super::{BLOCK, DIGITS, Operands, SHORT, Work, add_counts, blocks_that_add};
+use super::{BLOCK, DIGITS, Operands, SHORT, Work, add_counts, blocks_that_add, works};
 use crate::arguments::{self, Argument};
-use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::native::{Accesses, Native, NativeKernel, Placed, Words, along_x, native};
 use crate::operands::span;
 
 /// The sizes of a sort of indices.
@@ -38,19 +38,6 @@ const ITEMS: u64 = 16;
 impl SortIndices {
     /// The most indices, and the greatest limit: both are numbered in 31 bits.
     pub const MOST: u64 = (1 << 31) - 1;
-
-    /// Returns the launches, in order.
-    pub fn steps(self) -> impl Iterator<Item = IndexStep> {
-        let digits = if self.count <= SHORT { 0 } else { self.digits() as u32 };
-        let long = (0..digits).flat_map(|digit| [Work::Count(digit), Work::Add, Work::Place(digit)]);
-        let short = (self.count <= SHORT).then_some(Work::Rows);
-        short.into_iter().chain(long).map(move |work| IndexStep { sort: self, work })
-    }
-
-    /// Returns the number of 8-byte words of the launches' scratch memory.
-    pub fn scratch_words(&self) -> u64 {
-        if self.count <= SHORT { 0 } else { self.sections().iter().sum() }
-    }
 
     /// Returns the number of digits of the limit.
     fn digits(&self) -> u64 {
@@ -117,8 +104,24 @@ impl Argument for IndexStep {
     }
 }
 
-/// Operands: the indices (int64); the sorted indices, and the places that they had (both 32 bits); and
-/// [scratch words](SortIndices::scratch_words).
+/// Operands: the indices (int64); the sorted indices, and the places that they had (both 32 bits).
+impl Native<[DevicePointer; 3]> for SortIndices {
+    fn scratch_bytes(&self) -> u64 {
+        if self.count <= SHORT { 0 } else { self.sections().iter().sum::<u64>() * 8 }
+    }
+
+    fn launches(
+        self,
+        [source, values, places]: [DevicePointer; 3],
+        scratch: DevicePointer,
+    ) -> impl Iterator<Item = impl NativeKernel> {
+        let digits = if self.count <= SHORT { 0 } else { self.digits() as u32 };
+        let at = [source, values, places, scratch];
+        works(digits).map(move |work| Placed { kernel: IndexStep { sort: self, work }, at })
+    }
+}
+
+/// Operands: those of the sort, and the scratch memory.
 impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
     native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
@@ -148,7 +151,7 @@ impl NativeKernel for Placed<IndexStep, [DevicePointer; 4]> {
         let [source, values, places, scratch] = self.at;
         let read = Access::read(source, sort.span() * size_of::<i64>() as u64);
         let results = [values, places].map(|result| Access::write(result, sort.count * 4));
-        let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, work.scratch_mode());
+        let scratch = Access::new(scratch.address(), sort.scratch_bytes(), work.scratch_mode());
         let reads = (work.digit() == 0 && work != Work::Add).then_some(read);
         let writes = match work {
             Work::Rows => true,

@@ -13,7 +13,7 @@ use super::select::Sizes;
 use super::source::{elements_of, of_long_selection};
 use super::{DTYPES, Sort, check};
 use crate::arguments::{self, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::native::{Accesses, Native, NativeKernel, Placed, Words, along_x, native};
 
 /// One launch of a selection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -53,20 +53,38 @@ const LEAST_PART: u64 = 1 << 14;
 /// The names of the kernels without their dtype.
 const FORMS: [&str; 4] = ["count_long", "find_long", "count_equal", "place_equal"];
 
-impl SelectOne {
-    /// Returns the launches, in order, by which many blocks select from a few long rows.
-    pub fn long_steps(self) -> impl Iterator<Item = LongStep> {
-        let digits = self.width().div_ceil(DIGIT);
-        let by_digit = (0..digits).flat_map(|digit| [LongWork::Count(digit), LongWork::Find(digit)]);
-        let works = by_digit.chain([LongWork::CountEqual, LongWork::Place]);
-        works.map(move |work| LongStep { select: self, work })
+/// A selection from a few long rows, by many blocks each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SelectLong(pub SelectOne);
+
+/// Operands: the source; the selected values; their places in the source's row (int64); and [counters](SelectOne::counters).
+impl Native<[DevicePointer; 4]> for SelectLong {
+    fn scratch_bytes(&self) -> u64 {
+        self.0.states() * 4
     }
 
-    /// Returns the numbers of 4-byte words of the launches' scratch memory: counters, which are 0 before; states and counts of
-    /// parts.
-    pub fn long_scratch(&self) -> [u64; 2] {
-        let rows = self.sort.rows();
-        [rows * COUNTERS, rows * (4 + self.parts())]
+    fn launches(
+        self,
+        [source, values, places, counters]: [DevicePointer; 4],
+        states: DevicePointer,
+    ) -> impl Iterator<Item = impl NativeKernel> {
+        let digits = self.0.width().div_ceil(DIGIT);
+        let by_digit = (0..digits).flat_map(|digit| [LongWork::Count(digit), LongWork::Find(digit)]);
+        let works = by_digit.chain([LongWork::CountEqual, LongWork::Place]);
+        let at = [source, values, places, counters, states];
+        works.map(move |work| Placed { kernel: LongStep { select: self.0, work }, at })
+    }
+}
+
+impl SelectOne {
+    /// Returns the number of counters (32 bits, zeros before) of a selection from long rows.
+    pub fn counters(&self) -> u64 {
+        self.sort.rows() * COUNTERS
+    }
+
+    /// Returns the number of 4-byte words of the states and the counts of parts.
+    fn states(&self) -> u64 {
+        self.sort.rows() * (4 + self.parts())
     }
 
     /// Returns the number of bits of a key.
@@ -186,10 +204,9 @@ impl NativeKernel for Placed<LongStep, Operands> {
         let select = &self.kernel.select;
         let (rows, size) = (select.sort.rows(), select.sort.dtype.size_bytes() as u64);
         let [source, values, places, counts, state] = self.at;
-        let [counters, states] = select.long_scratch();
         let mut list = Accesses::from_iter([
-            Access::read_write(counts, counters * 4),
-            Access::read_write(state, states * 4),
+            Access::read_write(counts, select.counters() * 4),
+            Access::read_write(state, select.states() * 4),
         ]);
         if !matches!(self.kernel.work, LongWork::Find(_)) {
             list.push(Access::read(source, select.sort.elements() * size));

@@ -23,11 +23,11 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
-use crate::native::{Accesses, NativeKernel, Placed, Words, along_x, native};
+use crate::native::{Accesses, Native, NativeKernel, Placed, Words, along_x, native};
 
 pub use indices::{IndexStep, SortIndices};
 use keys::Keys;
-pub use long::{LongStep, LongWork};
+pub use long::{LongStep, LongWork, SelectLong};
 pub use one::SelectOne;
 pub use select::{MOST, Select};
 
@@ -110,17 +110,9 @@ impl Work {
 
 impl Sort {
     /// Returns the launches, in order.
-    pub fn steps(self) -> impl Iterator<Item = Step> {
-        let sort = self;
+    fn steps(self) -> impl Iterator<Item = Step> {
         let digits = if self.length <= SHORT { 0 } else { self.dtype.size_bytes() as u32 };
-        let long = (0..digits).flat_map(|digit| [Work::Count(digit), Work::Add, Work::Place(digit)]);
-        let short = (self.length <= SHORT).then_some(Work::Rows);
-        short.into_iter().chain(long).map(move |work| Step { sort, work })
-    }
-
-    /// Returns the number of 8-byte words of the launches' scratch memory.
-    pub fn scratch_words(&self) -> u64 {
-        if self.length <= SHORT { 0 } else { self.sections().iter().sum() }
+        works(digits).map(move |work| Step { sort: self, work })
     }
 
     fn rows(&self) -> u64 {
@@ -191,6 +183,12 @@ impl Step {
     fn print(&self) -> String {
         source::of_digits(self.name(), &self.work.call(&source::elements_of(self.sort.dtype), self.items()))
     }
+}
+
+/// Returns the work of the launches of a sort by this many digits, in order; 0 if it is one of short rows.
+fn works(digits: u32) -> impl Iterator<Item = Work> {
+    let long = (0..digits).flat_map(|digit| [Work::Count(digit), Work::Add, Work::Place(digit)]);
+    (digits == 0).then_some(Work::Rows).into_iter().chain(long)
 }
 
 impl Work {
@@ -312,7 +310,22 @@ impl Step {
     }
 }
 
-/// Operands: the source; the sorted values; their places in the source's row (int64); and [scratch words](Sort::scratch_words).
+/// Operands: the source; the sorted values; and their places in the source's row (int64).
+impl Native<[DevicePointer; 3]> for Sort {
+    fn scratch_bytes(&self) -> u64 {
+        if self.length <= SHORT { 0 } else { self.sections().iter().sum::<u64>() * 8 }
+    }
+
+    fn launches(
+        self,
+        [source, values, places]: [DevicePointer; 3],
+        scratch: DevicePointer,
+    ) -> impl Iterator<Item = impl NativeKernel> {
+        self.steps().map(move |kernel| Placed { kernel, at: [source, values, places, scratch] })
+    }
+}
+
+/// Operands: those of the sort, and the scratch memory.
 impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
     native! { self: self.kernel.name(), self.kernel.print(), run_on_host }
 
@@ -350,7 +363,7 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
             Access::write(values, read.bytes),
             Access::write(places, sort.elements() * size_of::<i64>() as u64),
         ];
-        let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, work.scratch_mode());
+        let scratch = Access::new(scratch.address(), sort.scratch_bytes(), work.scratch_mode());
         match work {
             Work::Rows => [read].into_iter().chain(results).collect(),
             Work::Place(_) if self.kernel.is_last() => [read, scratch].into_iter().chain(results).collect(),

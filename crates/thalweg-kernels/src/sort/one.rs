@@ -44,7 +44,7 @@ impl SelectOne {
         DTYPES.contains(&dtype) && self.place < length && length <= u64::from(u32::MAX)
     }
 
-    /// Returns whether rows are so few and so long that [many blocks](Self::long_steps) select from each.
+    /// Returns whether rows are so few and so long that [many blocks](super::SelectLong) select from each.
     pub fn is_long(&self) -> bool {
         self.sort.length > LONG && self.sort.rows() < MANY && self.sort.inner == 1
     }

@@ -6,14 +6,14 @@ use thalweg_driver::DevicePointer;
 use thalweg_ir::DType;
 use thalweg_kernels::compact::{self, Compact};
 use thalweg_kernels::decompose::{Decompose, Method};
-use thalweg_kernels::extremum_columns::{self, ExtremumColumns};
+use thalweg_kernels::extremum_columns::{self, ColumnsStep, ExtremumColumns};
 use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_kernels::gather::GatherRows;
 use thalweg_kernels::histogram::Histogram;
 use thalweg_kernels::matmul::quantized::{Quantization, QuantizedMatmul};
 use thalweg_kernels::pad_rows::PadRows;
 use thalweg_kernels::pool::{Pool, PoolPass};
-use thalweg_kernels::random::{Distribution, Draw, Operands};
+use thalweg_kernels::random::{Distribution, Draw};
 use thalweg_kernels::scan::{self, Scan, ScanOp, ScanStep};
 use thalweg_kernels::scatter::atomic::ScatterAtomic;
 use thalweg_kernels::scatter::few::ScatterFew;
@@ -93,9 +93,9 @@ fn rows_are_read_as_they_are_written() {
         &[("places", &[0x2000]), ("length", &[5]), ("smallest", &[1])],
     );
     let phase = extremum_columns::Phase::Places;
-    let columns = ExtremumColumns { sizes: [2, 1 << 20, 64], smallest: true, dtype, phase };
+    let columns = ExtremumColumns { sizes: [2, 1 << 20, 64], smallest: true, dtype };
     check(
-        &Placed { kernel: columns, at: at::<2>() },
+        &Placed { kernel: ColumnsStep { columns, phase }, at: at::<2>() },
         &[("to", &[0x2000]), ("outer", &[2]), ("inner", &[64]), ("smallest", &[1]), ("phase", &[1])],
     );
     let sort = Sort { outer: 2, length: 9000, inner: 3, descending: true, dtype };
@@ -273,7 +273,7 @@ fn other_sizes_are_read_as_they_are_written() {
     let draw =
         Draw { distribution: Distribution::Normal, elements: 64, threads: 32, numbers: [1.0, 2.0], dtype };
     check(
-        &Placed { kernel: draw, at: Operands { seed, offset, source, result, mask } },
+        &Placed { kernel: draw, at: [seed, offset, source, result, mask] },
         &[
             ("mask", &[0x5000]),
             ("threads", &[32]),

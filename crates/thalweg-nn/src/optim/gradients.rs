@@ -5,10 +5,9 @@ use std::sync::{Arc, LazyLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use thalweg_execute::execute_native;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
 use thalweg_ir::{BodyBuilder, DType, OutputPlace};
-use thalweg_kernels::Placed;
-use thalweg_kernels::foreach::launches;
 use thalweg_kernels::magnitudes::{CAPACITY, Magnitude, Magnitudes, Operands};
 use thalweg_lock::Mutex;
 use thalweg_runtime::{Device, Error, Result, refuse, refuse_if};
@@ -117,8 +116,7 @@ impl Gradients {
                         list.iter().map(|tensor| (tensor.pointer(), tensor.elements() as u64)).collect();
                     let chunks = Magnitudes::chunks(tensors.iter().map(|&(_, elements)| elements));
                     let numbers = Tensor::empty(&[chunks as usize], kernel.number_dtype(), &self.device)?;
-                    let at = Operands { tensors, numbers: numbers.pointer() };
-                    stream.launch_native(&Placed { kernel, at }, label)?;
+                    execute_native(kernel, Operands { tensors, numbers: numbers.pointer() }, &stream, label)?;
                     parts.push(numbers.to_dtype(self.dtype())?);
                 }
             }
@@ -173,9 +171,7 @@ impl Gradients {
                     scalars: SmallVec::from_slice(scalars),
                     items: dense.iter().map(|tensor| item(tensor)).collect(),
                 };
-                for launch in launches(&kernel, &arguments) {
-                    stream.launch_native(&launch, label_at("_foreach_mul_", self.location))?;
-                }
+                execute_native(&kernel, &arguments, &stream, label_at("_foreach_mul_", self.location))?;
                 dense.iter().for_each(|tensor| tensor.bump_version());
             }
             Ok(())

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use thalweg_execute::execute_native;
 use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
-use thalweg_kernels::foreach::launches;
 use thalweg_lock::Mutex;
 use thalweg_ops::optimizer::{OptimizerRule, OptimizerValues, StepForm, count_kernel, step_kernel};
 use thalweg_runtime::{Result, Stream};
@@ -210,9 +210,7 @@ impl Prepared<'_> {
                 scalars: group.scalars(),
                 items: parameters.iter().map(Stepped::item).collect(),
             };
-            for launch in launches(kernel, &arguments) {
-                stream.launch_native(&launch, label_at(group.rule.step_label, location))?;
-            }
+            execute_native(kernel, &arguments, &stream, label_at(group.rule.step_label, location))?;
             for Stepped { parameter, gradient, cast, .. } in parameters {
                 // The tensors may have been made, or backward run, on another stream; and only this code has access to the
                 // states.
@@ -252,9 +250,7 @@ impl Prepared<'_> {
             scalars: group.scalars(),
             items: items.collect(),
         };
-        for launch in launches(&group.count_kernel, &arguments) {
-            stream.launch_native(&launch, label_at(group.rule.count_label, location))?;
-        }
+        execute_native(&group.count_kernel, &arguments, stream, label_at(group.rule.count_label, location))?;
         group.scalar_states.bump_version();
         Ok(())
     }

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_kernels::Placed;
 use thalweg_kernels::decoder_layers::{
     DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS, Method,
 };
@@ -14,6 +13,7 @@ use thalweg_runtime::{Device, DevicePointer, OutOfRangeReport, RangeOf, Result};
 
 use crate::autocast::is_taken_as_it_is;
 use crate::caller::label_at;
+use crate::native::launch;
 use crate::tensor::Tensor;
 
 /// A weight with its bias, if it has one.
@@ -423,7 +423,7 @@ pub fn fused_next_token(
     let label = label_at("next_token", location);
     let _report = OutOfRangeReport::of("next_token", RangeOf::Dimension(0));
     let kernel = NextTokenLaunch { sizes, processors };
-    device.current_stream().launch_native(&Placed { kernel, at }, label)?;
+    launch(kernel, (device, at), label)?;
     state.tensors().into_iter().for_each(Tensor::bump_version);
     Ok(true)
 }

@@ -51,9 +51,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         refuse!("the input is (tokens, heads, 3, features), not {:?}", packed.shape());
     };
     let [query, key, value] = parts(&packed)?;
-    let stream = call.device.current_stream();
-    let result = Tensor::empty_on(&[tokens, heads, features], packed.dtype(), &stream, call.label)?;
-    let scores = Tensor::empty_on(&[heads, tokens, tokens], packed.dtype(), &stream, call.label)?;
+    let result = call.new_empty(&[tokens, heads, features], packed.dtype())?;
+    let scores = call.new_empty(&[heads, tokens, tokens], packed.dtype())?;
     multiply_into(&query, &key.transpose(1, 2)?, &scores, call.label)?;
     let Softmax { operator, arguments, .. } = Softmax::of(call)?;
     let weights = operator.call_loop(&[&scores], &arguments, None, call.label)?.swap_remove(0);

@@ -2,9 +2,8 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
-use thalweg_kernels::Placed;
 use thalweg_kernels::bags::{BagMode, BagProducts, Bags};
-use thalweg_runtime::{DevicePointer, Error, Result, invalid, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
 
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -55,16 +54,12 @@ pub(crate) fn bags(call: &Call<'_>) -> Result<Tensors> {
             factors.shape()
         );
     }
-    let stream = call.device.current_stream();
-    let result = Tensor::result_on(&[bags, features], table.dtype(), &stream, call.label)?;
+    let result = call.new_result(&[bags, features], table.dtype())?;
     // Offsets that decrease leave indices without a bag.
     let bags_of = Tensor::zeros(&[count], DType::I64, call.device)?;
-    let sizes = Tensor::empty_on(&[bags], DType::I64, &stream, call.label)?;
+    let sizes = call.new_empty(&[bags], DType::I64)?;
     let maxima = if mode == BagMode::Max { bags } else { 0 };
-    let maxima = Tensor::empty_on(&[maxima, features], DType::I64, &stream, call.label)?;
-    let address = |tensor: Option<&Tensor>| {
-        tensor.filter(|tensor| tensor.elements() > 0).map_or(DevicePointer::new(0), Tensor::pointer)
-    };
+    let maxima = call.new_empty(&[maxima, features], DType::I64)?;
     if bags > 0 {
         let kernel = Bags {
             count: count as u64,
@@ -75,17 +70,11 @@ pub(crate) fn bags(call: &Call<'_>) -> Result<Tensors> {
             padding,
             dtype: table.dtype(),
         };
-        let at = [
-            address(Some(&table)),
-            address(Some(&indices)),
-            address(Some(&offsets)),
-            address(factors.as_ref()),
-            address(Some(&result)),
-            address(Some(&bags_of)),
-            address(Some(&sizes)),
-            address(Some(&maxima)),
-        ];
-        stream.launch_native(&Placed { kernel, at }, call.label)?;
+        let factors = factors.as_ref().filter(|factors| factors.elements() > 0);
+        let [table, indices, offsets] = [&table, &indices, &offsets].map(Some);
+        let [result, bags_of, sizes] = [&result, &bags_of, &sizes].map(Some);
+        let maxima = (mode == BagMode::Max).then_some(&maxima).filter(|maxima| maxima.elements() > 0);
+        call.launch(kernel, [table, indices, offsets, factors, result, bags_of, sizes, maxima])?;
     }
     Ok(SmallVec::from_iter([result, bags_of, sizes, maxima]))
 }
@@ -113,8 +102,7 @@ pub(crate) fn products(call: &Call<'_>) -> Result<Tensors> {
     let (table, indices, bags_of) = (table.contiguous()?, indices.contiguous()?, bags_of.contiguous()?);
     let is_in_rows = features < 2 || gradient.layout().strides()[1] == 1;
     let gradient = if is_in_rows { gradient.clone() } else { gradient.contiguous()? };
-    let stream = call.device.current_stream();
-    let result = Tensor::result_on(indices.shape(), table.dtype(), &stream, call.label)?;
+    let result = call.new_result(indices.shape(), table.dtype())?;
     if result.elements() > 0 {
         let kernel = BagProducts {
             count: indices.elements() as u64,
@@ -125,8 +113,7 @@ pub(crate) fn products(call: &Call<'_>) -> Result<Tensors> {
             padding: call.int(4),
             dtype: table.dtype(),
         };
-        let at = [&gradient, &table, &indices, &bags_of, &result].map(Tensor::pointer);
-        stream.launch_native(&Placed { kernel, at }, call.label)?;
+        call.launch(kernel, [&gradient, &table, &indices, &bags_of, &result])?;
     }
     Ok(SmallVec::from_elem(result, 1))
 }

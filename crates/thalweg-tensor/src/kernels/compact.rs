@@ -1,11 +1,11 @@
 //! [`Selection`]: the elements whose flags are set, of which the host has read the number.
 
 use thalweg_ir::DType;
-use thalweg_kernels::Placed;
 use thalweg_kernels::compact::{Compact, MOST_DIMENSIONS, Work};
 use thalweg_runtime::graph::audit::ObstacleKind;
-use thalweg_runtime::{DevicePointer, Error, Label, Result, refuse};
+use thalweg_runtime::{Error, Label, Result, refuse};
 
+use crate::native::launch;
 use crate::tensor::Tensor;
 
 /// Flags, and the numbers of set ones in parts of them, on the device.
@@ -42,10 +42,8 @@ impl Flags {
 
     /// Launches a kernel whose operands follow flags and counts.
     fn launch(&self, kernel: Compact, rest: [Option<&Tensor>; 3]) -> Result<()> {
-        let [source, other, result] =
-            rest.map(|tensor| tensor.map_or(DevicePointer::new(0), Tensor::pointer));
-        let at = [self.flags.pointer(), self.counts.pointer(), source, other, result];
-        self.flags.device().current_stream().launch_native(&Placed { kernel, at }, self.label)
+        let [source, other, result] = rest;
+        launch(kernel, [Some(&self.flags), Some(&self.counts), source, other, result], self.label)
     }
 
     fn kernel(&self, work: Work) -> Compact {

@@ -7,13 +7,12 @@
 use std::panic::Location;
 
 use thalweg_ir::{DType, Shape};
-use thalweg_kernels::Placed;
 use thalweg_kernels::depthwise::{Depthwise, DepthwisePass};
 use thalweg_ops::table;
 use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{
-    ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, Error, Label,
-    Result, element_format, invalid, refuse, refuse_if,
+    ConvolutionEpilogue, ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result,
+    element_format, invalid, refuse, refuse_if,
 };
 
 use crate::autograd::formula::Formula;
@@ -215,13 +214,11 @@ fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> R
     }
     let stream = call.device.current_stream();
     let size: Shape = call.ints(3).iter().map(|&extent| extent as usize).collect();
-    let none = DevicePointer::new(0);
     if computed == Computed::Weight {
         let parts = kernel.parts() as usize;
         let sum = if parts == 1 { kernel.dtype } else { kernel.dtype.compute() };
-        let results = Tensor::result_on(&[parts, size.iter().product()], sum, &stream, call.label)?;
-        let at = [first.pointer(), second.pointer(), results.pointer(), none];
-        stream.launch_native(&Placed { kernel, at }, call.label)?;
+        let results = call.new_result(&[parts, size.iter().product()], sum)?;
+        call.launch(kernel, [Some(&first), Some(&second), Some(&results), None])?;
         let result = if parts == 1 { results } else { results.sum(&[0], false)?.to_dtype(kernel.dtype)? };
         return result.reshape(&size).map(Some);
     }
@@ -232,9 +229,7 @@ fn depthwise(call: &Call<'_>, shape: &ConvolutionShape, computed: Computed) -> R
         Computed::Output => [strides(&result), strides(&first)],
         _ => [strides(&first), strides(&result)],
     };
-    let bias_at = bias.as_ref().map_or(none, Tensor::pointer);
-    let at = [first.pointer(), weight.pointer(), result.pointer(), bias_at];
-    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    call.launch(kernel, [Some(&first), Some(&weight), Some(&result), bias.as_ref()])?;
     Ok(Some(result))
 }
 

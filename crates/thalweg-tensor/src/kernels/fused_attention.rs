@@ -13,17 +13,17 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
-use thalweg_kernels::Placed;
 use thalweg_kernels::attention::{
-    Addresses, Attention, AttentionPass, CHUNK, Dropout, KeptAddresses, KeptWeights, LibraryAttention, Mask,
-    MaskStrides, Pass, PerOperand, Strides, TensorCores,
+    Addresses, Attention, AttentionPass, CHUNK, Dropout, GradientPasses, KeptAddresses, KeptWeights,
+    LibraryAttention, Mask, MaskStrides, Pass, PerOperand, Strides, TensorCores,
 };
-use thalweg_runtime::{Device, Error, Label, Result, Stream, invalid, refuse, refuse_if};
+use thalweg_runtime::{Device, Error, Label, Result, invalid, refuse, refuse_if};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::native::launch;
 use crate::sdp::SdpBackend;
 use crate::tensor::{Tensor, Tensors};
 
@@ -101,13 +101,14 @@ fn numbers(mask: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// Allocates a result (batch, heads, tokens, features) with the memory order (batch, tokens, heads, features), or takes offered memory.
-fn empty_rows(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Tensor> {
+fn empty_rows(call: &Call<'_>, shape: &[usize], dtype: DType) -> Result<Tensor> {
     let [batch, heads, tokens, features] = [0, 1, 2, 3].map(|at| shape[at]);
     let strides = [tokens * heads * features, features, heads * features, 1];
-    if let Some(offered) = Tensor::offered(&Layout::new(shape, &strides, 0)?, dtype, stream) {
+    let stream = call.device.current_stream();
+    if let Some(offered) = Tensor::offered(&Layout::new(shape, &strides, 0)?, dtype, &stream) {
         return Ok(offered);
     }
-    Tensor::empty_on(&[batch, tokens, heads, features], dtype, stream, label)?.transpose(1, 2)
+    call.new_empty(&[batch, tokens, heads, features], dtype)?.transpose(1, 2)
 }
 
 /// The arguments of a call other than tensors.
@@ -171,7 +172,7 @@ struct Operands<'t> {
 
 impl Operands<'_> {
     /// Queues the call, or its gradient, by the first of its backends that takes it.
-    fn submit(&self, is_backward: bool, stream: &Stream, label: Label) -> Result<()> {
+    fn submit(&self, is_backward: bool, label: Label) -> Result<()> {
         let (attention, is_deterministic) = (self.attention()?, are_deterministic_algorithms_enabled());
         let at = self.addresses();
         let is_flash = self.options.may_be(SdpBackend::Flash);
@@ -183,16 +184,16 @@ impl Operands<'_> {
                 false => self.pass(Pass::Forward, attention).is_ahead_of_library(),
             };
         if is_cudnn && !is_ours {
-            match self.by_library(attention, is_backward, stream, label) {
+            match self.by_library(attention, is_backward, label) {
                 Err(error) if is_flash && error.is_without_library() => {}
                 done => return done,
             }
         }
         refuse_if!(!is_flash, "attention: none of the backends of this call is a fused one");
         if !is_backward {
-            return self.launch(Pass::Forward, at, attention, stream, label);
+            return launch(self.pass(Pass::Forward, attention), (self.tensors.q.device(), at), label);
         }
-        self.launch_backward(&[Pass::Keys, Pass::Queries], at, attention, stream, label)
+        self.launch_backward(&[Pass::Keys, Pass::Queries], at, attention, label)
     }
 
     /// Queues passes of the gradient, and the one whose sums they read.
@@ -201,25 +202,14 @@ impl Operands<'_> {
         passes: &[Pass],
         at: Addresses,
         attention: Attention,
-        stream: &Stream,
         label: Label,
     ) -> Result<()> {
-        let sums = Tensor::empty_on(&[attention.sums() as usize], DType::F32, stream, label)?;
-        let at = Addresses { sums: sums.pointer().address(), ..at };
-        [Pass::Sums]
-            .iter()
-            .chain(passes)
-            .try_for_each(|&pass| self.launch(pass, at, attention, stream, label))
+        let sums = self.pass(Pass::Sums, attention);
+        launch(GradientPasses { sums, passes }, (self.tensors.q.device(), at), label)
     }
 
     /// Queues the call, or its gradient, as a call of the library.
-    fn by_library(
-        &self,
-        attention: Attention,
-        is_backward: bool,
-        stream: &Stream,
-        label: Label,
-    ) -> Result<()> {
+    fn by_library(&self, attention: Attention, is_backward: bool, label: Label) -> Result<()> {
         let truths = self.mask.as_ref().filter(|mask| mask.dtype() == DType::Bool);
         let numbers = truths.map(|mask| numbers(mask, attention.dtype)).transpose()?;
         let mask = numbers.as_ref().or(self.mask.as_ref());
@@ -227,6 +217,7 @@ impl Operands<'_> {
         let attention = Attention { mask: mask.map(described), ..attention };
         let is_deterministic = are_deterministic_algorithms_enabled();
         let call = LibraryAttention { attention, is_backward, is_deterministic };
+        let stream = self.tensors.q.device().current_stream();
         stream.library_attention(&call, &Addresses { mask: address, ..self.addresses() }, label)
     }
 
@@ -240,17 +231,6 @@ impl Operands<'_> {
             grad_mask: 0,
             state: self.state.map_or(0, address),
         }
-    }
-
-    fn launch(
-        &self,
-        pass: Pass,
-        at: Addresses,
-        attention: Attention,
-        stream: &Stream,
-        label: Label,
-    ) -> Result<()> {
-        stream.launch_native(&Placed { kernel: self.pass(pass, attention), at }, label)
     }
 
     /// Returns a pass as a kernel of our own.
@@ -322,15 +302,14 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [query, key, value] = [0, 1, 2].map(|place| call.tensor(place));
     check(query, key, value, &[])?;
     let (q, k, v) = (readable(query)?, readable(key)?, readable(value)?);
-    let stream = call.device.current_stream();
-    let lse = Tensor::result_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
-    let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
+    let lse = call.new_result(&q.shape()[..3], DType::F32)?;
+    let result = empty_rows(call, q.shape(), q.dtype())?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
     let mask = call.optional_tensor(3).map(|mask| whole_mask(mask, &q, &k)).transpose()?;
     let options = Options::with_dropout(call, 5);
     let state = options.state(call.optional_tensor(4))?;
     let operands = Operands { tensors, lse: &lse, mask, state, options };
-    operands.submit(false, &stream, call.label)?;
+    operands.submit(false, call.label)?;
     Ok([result, lse].into_iter().collect())
 }
 
@@ -367,7 +346,6 @@ fn gradients_into(
     let Known { gradient, query, key, value, mask, state, result, lse } = *known;
     check(query, key, value, &[gradient, result])?;
     check_lse(query, lse)?;
-    let stream = query.device().current_stream();
     let [q, k, v, o, grad_o] = [query, key, value, result, gradient].map(readable);
     let (q, k, v, o, grad_o) = (q?, k?, v?, o?, grad_o?);
     let tensors = PerOperand {
@@ -381,19 +359,19 @@ fn gradients_into(
         grad_v: of_value,
     };
     let mask = mask.map(|mask| whole_mask(mask, query, key)).transpose()?;
-    Operands { tensors, lse, mask, state, options }.submit(true, &stream, label)
+    Operands { tensors, lse, mask, state, options }.submit(true, label)
 }
 
 /// Allocates the gradients of queries, keys and values. If these are the three parts that make up one packed tensor, so are the
 /// gradients; otherwise each has the memory order (batch, tokens, heads, features).
-fn empty_gradients(parts: [&Tensor; 3], stream: &Stream, label: Label) -> Result<[Tensor; 3]> {
+fn empty_gradients(call: &Call<'_>, parts: [&Tensor; 3]) -> Result<[Tensor; 3]> {
     let [query, key, value] = parts;
     if let Some(layouts) = packed_layouts(parts) {
-        let whole = Tensor::empty_on(&[3 * query.elements()], query.dtype(), stream, label)?;
+        let whole = call.new_empty(&[3 * query.elements()], query.dtype())?;
         return Ok(layouts.map(|layout| whole.with_layout(layout)));
     }
     let [query, key, value] =
-        [query, key, value].map(|tensor| empty_rows(tensor.shape(), tensor.dtype(), stream, label));
+        [query, key, value].map(|tensor| empty_rows(call, tensor.shape(), tensor.dtype()));
     Ok([query?, key?, value?])
 }
 
@@ -430,8 +408,7 @@ fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
 pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
     let options = Options::with_dropout(call, 8);
     let known = Known::of(call, options)?;
-    let stream = call.device.current_stream();
-    let gradients = empty_gradients([known.query, known.key, known.value], &stream, call.label)?;
+    let gradients = empty_gradients(call, [known.query, known.key, known.value])?;
     gradients_into(&known, gradients.each_ref(), options, call.label)?;
     Ok(gradients.into_iter().collect())
 }
@@ -448,14 +425,13 @@ pub(crate) fn backward_of_mask(call: &Call<'_>) -> Result<Tensors> {
     let tensors = PerOperand { k: &k, v: &v, o: &o, grad_o: &grad_o, ..PerOperand::of([&q; 8]) };
     let whole = Some(whole_mask(mask, query, key)?);
     let operands = Operands { tensors, lse, mask: whole, state, options };
-    let stream = call.device.current_stream();
-    let of_mask = Tensor::empty_on(mask.shape(), mask.dtype(), &stream, call.label)?;
+    let of_mask = call.new_empty(mask.shape(), mask.dtype())?;
     let ones = SmallVec::<[usize; 4]>::from_elem(1, 4 - mask.rank());
     let shape: SmallVec<[usize; 4]> = ones.into_iter().chain(mask.shape().iter().copied()).collect();
     let grad_mask = mask_strides(&of_mask.reshape(&shape)?);
     let attention = Attention { grad_mask, ..operands.attention()? };
     let at = Addresses { grad_mask: of_mask.pointer().address(), ..operands.addresses() };
-    operands.launch_backward(&[Pass::Mask], at, attention, &stream, call.label)?;
+    operands.launch_backward(&[Pass::Mask], at, attention, call.label)?;
     Ok([of_mask].into_iter().collect())
 }
 
@@ -469,12 +445,11 @@ pub(crate) fn kept_weights(call: &Call<'_>) -> Result<Tensors> {
     else {
         refuse!("attention: kept weights have four sizes, and a probability above 0");
     };
-    let stream = call.device.current_stream();
-    let kept = Tensor::empty_on(&shape, DType::Bool, &stream, call.label)?;
+    let kept = call.new_empty(&shape, DType::Bool)?;
     let [batch, heads, queries, keys] = [0, 1, 2, 3].map(|at| shape[at] as u64);
     let kernel = KeptWeights { heads: batch * heads, queries, keys, dropout };
     let at = KeptAddresses { state: state.pointer(), to: kept.pointer() };
-    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    call.launch(kernel, (call.device, at))?;
     Ok([kept].into_iter().collect())
 }
 
@@ -591,12 +566,11 @@ pub(crate) fn packed(call: &Call<'_>) -> Result<Tensors> {
     }
     let [query, key, value] = parts(&packed)?;
     let (q, k, v) = (readable(&query)?, readable(&key)?, readable(&value)?);
-    let stream = call.device.current_stream();
-    let lse = Tensor::result_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
-    let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
+    let lse = call.new_result(&q.shape()[..3], DType::F32)?;
+    let result = empty_rows(call, q.shape(), q.dtype())?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
     let operands = Operands { tensors, lse: &lse, mask: None, state: None, options: Options::of(call, 1) };
-    operands.submit(false, &stream, call.label)?;
+    operands.submit(false, call.label)?;
     Ok([result.squeeze(0)?.transpose(0, 1)?, lse].into_iter().collect())
 }
 

@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, element_count};
-use thalweg_kernels::Placed;
 use thalweg_kernels::pool::{Pool, PoolPass};
 use thalweg_ops::structured::{
     AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD, FOLD_WINDOWS,
@@ -10,10 +9,11 @@ use thalweg_ops::structured::{
     UNFOLD_WINDOWS,
 };
 use thalweg_ops::{LoopOp, Placement};
-use thalweg_runtime::{DevicePointer, Label, Result};
+use thalweg_runtime::{Label, Result};
 
 use crate::loops::{launch_placed, widen};
 use crate::memory_format::{empty_in, laid_out};
+use crate::native;
 use crate::tensor::{Tensor, Tensors};
 
 /// A number per axis; planes of fewer axes have leading extents of 1.
@@ -169,10 +169,9 @@ impl Geometry {
         let outputs = (outputs.iter())
             .map(|&(shape, dtype)| empty_in(shape, dtype, (channels_last, &stream), label))
             .collect::<Result<Tensors>>()?;
-        let places = inputs.get(1).or(outputs.get(1)).map_or(DevicePointer::new(0), Tensor::pointer);
-        let at = [inputs[0].pointer(), places, outputs[0].pointer()];
         if outputs[0].elements() > 0 {
-            stream.launch_native(&Placed { kernel, at }, label)?;
+            let places = inputs.get(1).or(outputs.get(1));
+            native::launch(kernel, [Some(&inputs[0]), places, Some(&outputs[0])], label)?;
         }
         Ok(outputs)
     }

@@ -3,13 +3,13 @@
 use std::panic::Location;
 
 use thalweg_ir::element_count;
-use thalweg_kernels::Placed;
 use thalweg_kernels::grid_sample::{GridSample, Interpolation, Padding};
-use thalweg_runtime::{DevicePointer, Error, Result, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, refuse, refuse_if};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::{Gradients, is_grad_enabled};
 use crate::dispatch::{self, Argument, Arguments, Call, built_in};
+use crate::native::launch;
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns images (batch, channels, height, width) at the points of a grid (batch, height, width, 2).
@@ -67,12 +67,9 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     );
     let shape = [x.shape()[0], x.shape()[1], grid.shape()[1], grid.shape()[2]];
     element_count(&shape)?;
-    let stream = call.device.current_stream();
-    let result = Tensor::result_on(&shape, x.dtype(), &stream, call.label)?;
+    let result = call.new_result(&shape, x.dtype())?;
     let kernel = described(call, [&x, &grid, &result], false)?;
-    let none = DevicePointer::new(0);
-    let at = [x.pointer(), grid.pointer(), result.pointer(), none, none];
-    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    call.launch(kernel, [Some(&x), Some(&grid), Some(&result), None, None])?;
     Ok(Tensors::from_iter([result]))
 }
 
@@ -91,9 +88,8 @@ fn by_kernel(call: &GradientCall<'_>) -> Result<Gradients> {
     let of_grid = call.wants(1).then(|| Tensor::empty_on(grid.shape(), grid.dtype(), &stream, call.label()));
     let of_grid = of_grid.transpose()?;
     let kernel = described(call, [&x, &grid, &gradient], true)?;
-    let address = |tensor: &Option<Tensor>| tensor.as_ref().map_or(DevicePointer::new(0), Tensor::pointer);
-    let at = [x.pointer(), grid.pointer(), gradient.pointer(), address(&of_input), address(&of_grid)];
-    stream.launch_native(&Placed { kernel, at }, call.label())?;
+    let operands = [Some(&x), Some(&grid), Some(&gradient), of_input.as_ref(), of_grid.as_ref()];
+    launch(kernel, operands, call.label())?;
     let of_input = of_input.map(|sum| sum.to_dtype(x.dtype())).transpose()?;
     Ok(Gradients::from_iter([of_input, of_grid]))
 }

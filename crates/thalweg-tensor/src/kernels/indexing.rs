@@ -15,18 +15,16 @@ use thalweg_kernels::scatter::segments::Segments;
 use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::sort::SortIndices;
-use thalweg_kernels::{NativeKernel, Placed};
 use thalweg_ops::Placement;
 use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_CHECK, INDEX_COPY};
-use thalweg_runtime::{
-    DevicePointer, Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if,
-};
+use thalweg_runtime::{Error, Label, OutOfRangeReport, RangeOf, Result, invalid, refuse, refuse_if};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::destination::for_kernel_over;
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, built_in, call};
 use crate::loops::{launch_placed, widen};
+use crate::native::launch;
 use crate::tensor::{Tensor, Tensors};
 
 pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
@@ -47,7 +45,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let weight = call.tensors[0].contiguous()?;
     let ([embeddings, features], indices) = sizes(&weight, call.tensors[1])?;
     let shape: Shape = call.tensors[1].shape().iter().copied().chain([features]).collect();
-    let result = Tensor::result_on(&shape, weight.dtype(), &call.device.current_stream(), call.label)?;
+    let result = call.new_result(&shape, weight.dtype())?;
     let placements =
         [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
     let _report = OutOfRangeReport::of(call.label.operator, RangeOf::Dimension(0));
@@ -134,7 +132,7 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
 pub(crate) fn index_check(call: &Call<'_>) -> Result<Tensors> {
     let index = call.tensor(0);
     refuse_if!(index.dtype() != DType::I64, "the indices are {}, not int64", index.dtype());
-    let result = Tensor::empty_on(&[1], DType::I64, &call.device.current_stream(), call.label)?;
+    let result = call.new_empty(&[1], DType::I64)?;
     if index.elements() > 0 {
         launch_placed(
             &INDEX_CHECK,
@@ -153,7 +151,7 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let (source, index) = (call.tensor(0).contiguous()?, call.tensor(1));
     let [_, extent, inner] = three(&source)?;
     let rows = check_index(three(&source)?, index)?;
-    let result = Tensor::result_on(&rows, source.dtype(), &call.device.current_stream(), call.label)?;
+    let result = call.new_result(&rows, source.dtype())?;
     let stride = stride_of_rows(index);
     let sizes = [rows[0], extent, rows[1], inner];
     let is_copied = match stride {
@@ -187,16 +185,18 @@ fn copy_rows(
     sizes: [usize; 4],
     label: Label,
 ) -> Result<bool> {
-    let at = [source, index, result].map(Tensor::pointer);
     let [outer, extent, count, inner] = sizes.map(|size| size as u64);
     let row_bytes = inner * source.dtype().size_bytes() as u64;
     let Some(fill) = GatherRows::fill_of(source.dtype()) else { return Ok(false) };
-    if extent == 0 || result.elements() == 0 || !GatherRows::takes(row_bytes, [at[0], at[2]]) {
+    if extent == 0
+        || result.elements() == 0
+        || !GatherRows::takes(row_bytes, [source, result].map(Tensor::pointer))
+    {
         return Ok(false);
     }
     let vectors = GatherRows::vectors_of(outer * count * row_bytes);
     let kernel = GatherRows { sizes: [outer, extent, count, row_bytes], index_stride, fill, vectors };
-    source.device().current_stream().launch_native(&Placed { kernel, at }, label)?;
+    launch(kernel, [source, index, result], label)?;
     Ok(true)
 }
 
@@ -324,7 +324,7 @@ impl Scatter<'_> {
                 dtype: wide,
                 keeps_dtype,
             };
-            self.launch(&Placed { kernel, at: [self.index, &source, &result].map(Tensor::pointer) })?;
+            launch(kernel, [self.index, &source, &result], self.label)?;
             result
         } else if ScatterTile::takes(sizes, wide) {
             self.tiles(sizes, &source, target, wide)?
@@ -338,15 +338,10 @@ impl Scatter<'_> {
                 dtype: wide,
                 combine: self.combine,
             };
-            let at = [self.index, &source, &result].map(Tensor::pointer);
-            self.launch(&Placed { kernel, at })?;
+            launch(kernel, [self.index, &source, &result], self.label)?;
             result
         };
         Ok(SmallVec::from_elem(result.to_dtype(dtype)?, 1))
-    }
-
-    fn launch(&self, kernel: &dyn NativeKernel) -> Result<()> {
-        self.source.device().current_stream().launch_native(kernel, self.label)
     }
 
     /// Returns a new tensor with the target's elements, in a dtype.
@@ -363,14 +358,14 @@ impl Scatter<'_> {
         let [_, rows, count, _] = sizes;
         let last = Tensor::zeros(&[rows as usize], DType::I32, source.device())?;
         let kernel = LastIndices { count, rows, stride };
-        self.launch(&Placed { kernel, at: [self.index, &last].map(Tensor::pointer) })?;
+        launch(kernel, [self.index, &last], self.label)?;
         let kernel = ScatterRows {
             sizes,
             index_stride: stride,
             source_strides: strides(source),
             dtype: source.dtype(),
         };
-        self.launch(&Placed { kernel, at: [self.index, &last, source, result].map(Tensor::pointer) })
+        launch(kernel, [self.index, &last, source, result], self.label)
     }
 
     /// Combines rows at one list of indices.
@@ -428,8 +423,7 @@ impl Scatter<'_> {
             from_zeros: former.is_none(),
             dtype,
         };
-        let at = [&keys, &order, source, former.as_ref().unwrap_or(&result), &result].map(Tensor::pointer);
-        self.launch(&Placed { kernel, at })?;
+        launch(kernel, [&keys, &order, source, former.as_ref().unwrap_or(&result), &result], self.label)?;
         Ok(result)
     }
 
@@ -444,8 +438,7 @@ impl Scatter<'_> {
             combine: self.combine,
             from_zeros: former.is_none(),
         };
-        let at = [self.index, source, former.as_ref().unwrap_or(&result), &result].map(Tensor::pointer);
-        self.launch(&Placed { kernel, at })?;
+        launch(kernel, [self.index, source, former.as_ref().unwrap_or(&result), &result], self.label)?;
         Ok(result)
     }
 }
@@ -458,7 +451,6 @@ fn combine_rows(
     result: &Tensor,
     label: Label,
 ) -> Result<()> {
-    let stream = source.device().current_stream();
     let [_, limit, count, _] = kernel.sizes;
     // The rows of a table are seldom all the same one.
     let may_be_few = kernel.from_zeros || count <= FEW_ROWS;
@@ -466,8 +458,7 @@ fn combine_rows(
         let Segments { sizes, source_strides, skipped, combine, from_zeros, dtype, .. } = kernel;
         let few =
             ScatterFew { sizes, index_stride: stride, source_strides, skipped, combine, from_zeros, dtype };
-        let at = [index, source, result].map(Tensor::pointer);
-        return stream.launch_native(&Placed { kernel: few, at }, label);
+        return launch(few, [index, source, result], label);
     }
     let (keys, order) = sorted((index, stride), [count, limit], label)?;
     combine_sorted(kernel, [&keys, &order, source, result], label)
@@ -479,15 +470,9 @@ fn sorted(
     [count, limit]: [u64; 2],
     label: Label,
 ) -> Result<(Tensor, Tensor)> {
-    let stream = index.device().current_stream();
-    let empty = |elements: u64, dtype| Tensor::empty_on(&[elements as usize], dtype, &stream, label);
-    let sort = SortIndices { count, stride, limit };
-    let (keys, order) = (empty(count, DType::I32)?, empty(count, DType::I32)?);
-    let scratch = empty(sort.scratch_words(), DType::I64)?;
-    let at = [index, &keys, &order, &scratch].map(Tensor::pointer);
-    for kernel in sort.steps() {
-        stream.launch_native(&Placed { kernel, at }, label)?;
-    }
+    let empty = || Tensor::empty_on(&[count as usize], DType::I32, &index.device().current_stream(), label);
+    let (keys, order) = (empty()?, empty()?);
+    launch(SortIndices { count, stride, limit }, [index, &keys, &order], label)?;
     Ok((keys, order))
 }
 
@@ -507,17 +492,13 @@ fn combine_sorted(
         let rows = next.map_or(0, |next| next.sizes[2]);
         let (next_keys, next_rows) =
             (empty(rows, DType::I32)?, empty(outer * rows * inner, kernel.dtype.compute())?);
-        let address = |tensor: &Tensor| if rows > 0 { tensor.pointer() } else { DevicePointer::new(0) };
-        let order_at = order.take().map_or(DevicePointer::new(0), |order| order.pointer());
-        let at = [
-            keys.pointer(),
-            order_at,
-            source.pointer(),
-            result.pointer(),
-            address(&next_keys),
-            address(&next_rows),
-        ];
-        stream.launch_native(&Placed { kernel, at }, label)?;
+        let next_at = [&next_keys, &next_rows].map(|tensor| (rows > 0).then_some(tensor));
+        let [keys_at, source_at, result_at] = [&keys, &source, result].map(Some);
+        launch(
+            kernel,
+            [keys_at, order.take().as_ref(), source_at, result_at, next_at[0], next_at[1]],
+            label,
+        )?;
         let Some(next) = next else { return Ok(()) };
         (kernel, keys, source) = (next, next_keys, next_rows);
     }

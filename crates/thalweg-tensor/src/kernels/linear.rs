@@ -4,7 +4,6 @@
 //! ([`fused`](thalweg_kernels::matmul::fused)). Any other layer is a product that is added to the bias or the addend.
 
 use smallvec::SmallVec;
-use thalweg_kernels::Placed;
 use thalweg_kernels::matmul::few_rows::FewRows;
 use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
@@ -15,6 +14,7 @@ use super::matmul::{matrix, product, summed_product, summed_rows};
 use crate::autograd::{Backward, Gradients, Request, Saved, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
 use crate::loops::{LoopArguments, run_into};
+use crate::native::launch;
 use crate::tensor::{Tensor, Tensors};
 
 /// The tensors of a call.
@@ -135,18 +135,16 @@ pub(super) fn layer(
 ) -> Result<Tensors> {
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
-    let result = Tensor::result_on(&shape, a.dtype(), &stream, call.label)?;
+    let result = call.new_result(&shape, a.dtype())?;
     let pointers = [a.pointer(), b.pointer(), result.pointer()];
     let fits = fits(product);
     if fits || stream.takes_few_rows(product, pointers) {
         let added = Added::new(bias, addend)?;
         let (at, (bias, addend)) = (added.at([a, b, &result]), added.described());
         if fits {
-            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::unfused(*product) };
-            stream.launch_native(&Placed { kernel, at }, call.label)?;
+            call.launch(FusedMatmul { bias, addend, ..FusedMatmul::unfused(*product) }, (call.device, at))?;
         } else {
-            let kernel = FewRows { bias, addend, ..FewRows::unfused(*product) };
-            stream.launch_native(&Placed { kernel, at }, call.label)?;
+            call.launch(FewRows { bias, addend, ..FewRows::unfused(*product) }, (call.device, at))?;
         }
         return Ok(SmallVec::from_elem(result, 1));
     }
@@ -199,9 +197,7 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
         );
     }
     let (product, [a, b]) = product(input, &transposed(weight)?)?;
-    let stream = call.device.current_stream();
-    let shape = [product.m as usize, product.n as usize];
-    let result = Tensor::result_on(&shape, input.dtype(), &stream, call.label)?;
+    let result = call.new_result(&[product.m as usize, product.n as usize], input.dtype())?;
     let added = Added::new(bias, addend)?;
     let norm = norm.each_ref().map(|part| part.pointer().address());
     let (at, (bias, addend)) = (PerOperand { norm, ..added.at([&a, &b, &result]) }, added.described());
@@ -212,7 +208,7 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
         addend,
         norm_eps_bits: Some((call.float(6) as f32).to_bits()),
     };
-    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    call.launch(kernel, (call.device, at))?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -276,7 +272,7 @@ impl LinearBackward {
             ..PerOperand::default()
         };
         let fused = FusedMatmul { row_sums: true, ..FusedMatmul::unfused(product) };
-        stream.launch_native(&Placed { kernel: fused, at }, self.label)?;
+        launch(fused, (gradient.device(), at), self.label)?;
         Ok([Some(weight), Some(bias)])
     }
 }

@@ -141,7 +141,7 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     let is_begun = sum.is_some();
     let result = match sum {
         Some(sum) => sum,
-        None => Tensor::result_on(&shape, a.dtype(), &stream, call.label)?,
+        None => call.new_result(&shape, a.dtype())?,
     };
     if let Some(Added { tensor, beta, alpha }) = added {
         (product.alpha, product.beta) = (Factor::new(alpha), Factor::new(beta));

@@ -91,7 +91,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
         Activation::Gelu => (columns, input.dtype()),
         Activation::Relu => (columns.next_multiple_of(function.row_multiple() as usize) / 8, DType::U8),
     };
-    let kept = Tensor::empty_on(&[rows, columns], dtype, &stream, call.label)?;
+    let kept = call.new_empty(&[rows, columns], dtype)?;
     let activation = (function, ActivationPass::Forward, &kept);
     let hidden = multiplied([&input, &transposed(&first)?], bias.as_ref(), activation, &stream, call.label)?;
     let arguments = [(&hidden).into(), (&second).into(), last_bias.as_ref().into()];

@@ -43,8 +43,8 @@ fn checked(call: &Call<'_>) -> Result<[usize; 3]> {
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [outer, classes, inner] = checked(call)?;
     let (x, target) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?);
-    let (compute, stream) = (x.dtype().compute(), call.device.current_stream());
-    let result = || Tensor::result_on(target.shape(), compute, &stream, call.label);
+    let compute = x.dtype().compute();
+    let result = || call.new_result(target.shape(), compute);
     let results: Tensors = [result()?, result()?].into_iter().collect();
     let mut placements: SmallVec<[Placement; 8]> = SmallVec::new();
     placements.push(Placement::Gathered(x.elements() as u64));

@@ -1,11 +1,11 @@
 //! Attention of one query per head over many keys, by the kernel of [`thalweg_kernels::one_query`]: a step of a decoder.
 
 use thalweg_ir::DType;
-use thalweg_kernels::Placed;
 use thalweg_kernels::one_query::{OneQuery, Steps};
-use thalweg_runtime::{DevicePointer, Error, Label, Result, refuse_if};
+use thalweg_runtime::{Error, Label, Result, refuse_if};
 
 use crate::dispatch::{Arguments, Call};
+use crate::native::launch;
 use crate::tensor::{Tensor, Tensors};
 
 /// Returns whether the kernel supports queries (batch, heads, 1, features), keys and values (batch, heads, keys, features) of
@@ -60,8 +60,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         value.shape()
     );
     let shape = [query.shape()[0], query.shape()[1], 1, query.shape()[3]];
-    let stream = call.device.current_stream();
-    let result = Tensor::empty_on(&shape, query.dtype(), &stream, call.label)?;
+    let result = call.new_empty(&shape, query.dtype())?;
     let ((query, query_steps), (key, key_steps), (value, value_steps)) =
         (readable(query)?, readable(key)?, readable(value)?);
     let mask = mask.map(|mask| mask.detach().expand(&[shape[0], shape[1], 1, key.shape()[2]])).transpose()?;
@@ -83,10 +82,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         mask: mask_steps,
         append: None,
     };
-    let mask = mask.as_ref().map_or(DevicePointer::new(0), Tensor::pointer);
-    let none = DevicePointer::new(0);
-    let at = [query.pointer(), key.pointer(), value.pointer(), mask, result.pointer(), none, none, none];
-    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    let [q, k, v, to] = [&query, &key, &value, &result].map(Some);
+    call.launch(kernel, [q, k, v, mask.as_ref(), to, None, None, None])?;
     Ok(Tensors::from_elem(result, 1))
 }
 
@@ -138,10 +135,9 @@ pub(crate) fn append(
     let stream = query.device().current_stream();
     let result = Tensor::empty_on(&[batch, heads, 1, features], query.dtype(), &stream, label)?;
     let position = position.detach().contiguous()?;
-    let at = [&query, caches[0], caches[1]].map(Tensor::pointer);
-    let new = [&key, &value, &position].map(Tensor::pointer);
-    let at = [at[0], at[1], at[2], DevicePointer::new(0), result.pointer(), new[0], new[1], new[2]];
-    stream.launch_native(&Placed { kernel, at }, label)?;
+    let [q, k, v, to] = [&query, caches[0], caches[1], &result].map(Some);
+    let [new_key, new_value, position] = [&key, &value, &position].map(Some);
+    launch(kernel, [q, k, v, None, to, new_key, new_value, position], label)?;
     caches.into_iter().for_each(Tensor::bump_version);
     Ok(Some(result))
 }

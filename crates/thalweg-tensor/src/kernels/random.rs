@@ -1,9 +1,8 @@
 //! Numbers of a device's generator, and dropout: the draws of [`thalweg_kernels::random`].
 
 use thalweg_ir::{DType, element_count};
-use thalweg_kernels::Placed;
-use thalweg_kernels::random::{Distribution, Draw, Operands};
-use thalweg_runtime::{DevicePointer, Error, Result, invalid, refuse_if};
+use thalweg_kernels::random::{Distribution, Draw};
+use thalweg_runtime::{Error, Result, invalid, refuse_if};
 
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -12,12 +11,10 @@ use crate::tensor::{Tensor, Tensors};
 pub(crate) fn drawn(call: &Call<'_>, distribution: Distribution) -> Result<Tensors> {
     let (dtype, elements) = (call.dtype(6), count(call, 5)?);
     let numbers = [3, 4].map(|place| call.scalar(place).to_f64());
-    let result = Tensor::result_on(&[elements], dtype, &call.device.current_stream(), call.label)?;
+    let result = call.new_result(&[elements], dtype)?;
     let draw = Draw { distribution, elements: elements as u64, threads: threads(call, 2)?, numbers, dtype };
     let [seed, offset] = state(call, 0)?;
-    let none = DevicePointer::new(0);
-    let at = Operands { seed, offset, source: none, result: result.pointer(), mask: none };
-    call.device.current_stream().launch_native(&Placed { kernel: draw, at }, call.label)?;
+    call.launch(draw, [Some(seed), Some(offset), None, Some(&result), None])?;
     Ok(Tensors::from_iter([result]))
 }
 
@@ -26,9 +23,8 @@ pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
     let (source, elements, keep) =
         (call.tensor(0).detach().contiguous()?, count(call, 5)?, call.scalar(4).to_f64());
     refuse_if!(source.shape() != [elements], "it drops of {elements} elements, not of {:?}", source.shape());
-    let stream = call.device.current_stream();
-    let empty = |dtype| Tensor::result_on(&[elements], dtype, &stream, call.label);
-    let (result, mask) = (empty(source.dtype())?, empty(DType::Bool)?);
+    let result = call.new_result(&[elements], source.dtype())?;
+    let mask = call.new_result(&[elements], DType::Bool)?;
     let draw = Draw {
         distribution: Distribution::Dropout,
         elements: elements as u64,
@@ -37,9 +33,7 @@ pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
         dtype: source.dtype(),
     };
     let [seed, offset] = state(call, 1)?;
-    let at =
-        Operands { seed, offset, source: source.pointer(), result: result.pointer(), mask: mask.pointer() };
-    stream.launch_native(&Placed { kernel: draw, at }, call.label)?;
+    call.launch(draw, [seed, offset, &source, &result, &mask])?;
     Ok(Tensors::from_iter([result, mask]))
 }
 
@@ -56,11 +50,11 @@ fn threads(call: &Call<'_>, place: usize) -> Result<u64> {
     u64::try_from(threads).map_err(|_| invalid!("random numbers of {threads} threads"))
 }
 
-/// Returns the addresses of seed and offset, the tensors from a position on.
-fn state(call: &Call<'_>, place: usize) -> Result<[DevicePointer; 2]> {
+/// Returns seed and offset, the tensors from a position on.
+fn state<'c>(call: &'c Call<'_>, place: usize) -> Result<[&'c Tensor; 2]> {
     let state = [place, place + 1].map(|place| call.tensor(place));
     match state.iter().all(|number| number.dtype() == DType::I64 && number.elements() == 1) {
-        true => Ok(state.map(Tensor::pointer)),
+        true => Ok(state),
         false => Err(invalid!("seed and offset are an int64 each")),
     }
 }

@@ -4,7 +4,6 @@
 use std::panic::Location;
 
 use thalweg_ir::{Shape, element_count};
-use thalweg_kernels::Placed;
 use thalweg_kernels::resample::{Resample, ResampleBy};
 use thalweg_runtime::{Error, Result, refuse};
 
@@ -105,8 +104,7 @@ fn run(call: &Call<'_>, backward: bool) -> Result<Tensors> {
         // Planes at one distance from each other are those of one image.
         (kernel.images, kernel.channels) = (1, kernel.images * kernel.channels);
     }
-    let at = [planes.pointer(), result.pointer()];
-    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    call.launch(kernel, [&planes, &result])?;
     Ok(Tensors::from_iter([result]))
 }
 

@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, HostElement, Scalar, Shape};
-use thalweg_kernels::Placed;
 use thalweg_kernels::histogram::Histogram as CountBins;
 use thalweg_kernels::search::Search;
 use thalweg_ops::default_dtype;
@@ -161,15 +160,11 @@ fn search(call: &Call<'_>, sorted: &Tensor, values: &Tensor, right: bool) -> Res
     let (row, values) = (operand(sorted)?, operand(values)?);
     let length = row.shape().last().copied().unwrap_or(1);
     let rows = if row.rank() > 1 { row.shape()[..row.rank() - 1].iter().product() } else { 1usize };
-    let stream = call.device.current_stream();
-    let places = Tensor::result_on(values.shape(), DType::I64, &stream, call.label)?;
+    let places = call.new_result(values.shape(), DType::I64)?;
     if places.elements() > 0 {
         let count = (values.elements() / rows.max(1)) as u64;
         let kernel = Search { rows: rows as u64, length: length as u64, count, right, dtype };
-        stream.launch_native(
-            &Placed { kernel, at: [&row, &values, &places].map(Tensor::pointer) },
-            call.label,
-        )?;
+        call.launch(kernel, [&row, &values, &places])?;
     }
     Ok(places)
 }
@@ -268,8 +263,7 @@ fn counts(call: &Call<'_>, x: &Tensor, bins: usize, bounds: [f64; 2]) -> Result<
     let x = x.contiguous()?;
     let counts = Tensor::zeros(&[bins], DType::I64, call.device)?;
     let kernel = CountBins { elements: x.elements() as u64, bins: bins as u64, bounds, dtype: x.dtype() };
-    let at = [&x, &counts].map(Tensor::pointer);
-    call.device.current_stream().launch_native(&Placed { kernel, at }, call.label)?;
+    call.launch(kernel, [&x, &counts])?;
     Ok(counts)
 }
 
@@ -516,8 +510,7 @@ fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
     if count == 0 {
         return Tensor::full(&[size, x.rank()], fill, DType::I64, device);
     }
-    let stream = device.current_stream();
-    let result = Tensor::result_on(&[size, x.rank()], DType::I64, &stream, call.label)?;
+    let result = call.new_result(&[size, x.rank()], DType::I64)?;
     Flags::new(&x, call.label)?.write_coordinates(x.shape(), fill, &result)?;
     Ok(result)
 }

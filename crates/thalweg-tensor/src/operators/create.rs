@@ -297,7 +297,7 @@ fn filled_like(call: &Call<'_>, value: Scalar, at: usize) -> Result<Tensors> {
 fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Tensor> {
     let (call, named) = options(call, at)?;
     let dtype = named.unwrap_or(dtype);
-    uninitialized(Tensor::result_on(shape, dtype, &call.device.current_stream(), call.label)?)
+    uninitialized(call.new_result(shape, dtype)?)
 }
 
 fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype: DType) -> Result<Tensor> {
@@ -324,7 +324,7 @@ fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype
             .ok_or_else(too_large)?,
     };
     byte_count(&[elements], dtype)?;
-    let memory = Tensor::empty_on(&[elements], dtype, &call.device.current_stream(), call.label)?;
+    let memory = call.new_empty(&[elements], dtype)?;
     let memory = uninitialized(memory)?;
     Ok(memory.with_layout(Layout::new(&shape, &strides, 0)?))
 }
@@ -410,9 +410,7 @@ fn triangle(call: &Call<'_>, is_lower: bool) -> Result<Tensors> {
     let matrices = x.detach().reshape(&[count, rows, columns])?;
     let result = match for_kernel_over(&matrices) {
         Some(over) if over.is_contiguous() => over,
-        _ => {
-            Tensor::result_on(&[count, rows, columns], x.dtype(), &call.device.current_stream(), call.label)?
-        }
+        _ => call.new_result(&[count, rows, columns], x.dtype())?,
     };
     if result.elements() > 0 {
         let placed = |tensor: &Tensor| Placement::Strided {
@@ -500,7 +498,7 @@ fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
     let ordered: Shape = order.iter().map(|&dim| shape[dim]).collect();
     let result = match source.shape() == shape.as_slice() {
         // Nothing is added.
-        true => Tensor::result_on(&ordered, x.dtype(), &call.device.current_stream(), call.label)?,
+        true => call.new_result(&ordered, x.dtype())?,
         false => Tensor::full(&ordered, value, x.dtype(), call.device)?,
     };
     let result = if is_last { from_last(&result)? } else { result };
@@ -582,7 +580,7 @@ fn reversed(call: &Call<'_>, x: &Tensor, dims: std::ops::Range<usize>) -> Result
     let shape = x.shape();
     let sizes @ [_, extent, inner] =
         [product(&shape[..dims.start]), product(&shape[dims.clone()]), product(&shape[dims.end..])];
-    let result = Tensor::result_on(shape, x.dtype(), &call.device.current_stream(), call.label)?;
+    let result = call.new_result(shape, x.dtype())?;
     if result.elements() > 0 {
         let rows: Dimensions = [extent * inner, inner, 1].map(|stride| stride as u64).into_iter().collect();
         let placements =

@@ -5,15 +5,15 @@
 //! results* (2008), and S. F. Walter, L. Lehmann, *Algorithmic differentiation of linear algebra functions* (2010).
 
 use thalweg_ir::DType;
-use thalweg_kernels::Placed;
 use thalweg_kernels::decompose::{Decompose, Method};
-use thalweg_runtime::{DevicePointer, Error, Label, Result, invalid, refuse};
+use thalweg_runtime::{Error, Label, Result, invalid, refuse};
 
 use super::Body::{Differentiable, Kernel};
 use super::{call_all, decompose_library, operators, single};
 use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::native;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -95,10 +95,7 @@ pub(super) fn launch(
 ) -> Result<()> {
     let [batch, rows, columns] = [batch, rows, columns].map(|extent| extent as u64);
     let kernel = Decompose { method, batch, rows, columns, width, flags };
-    let at =
-        [0, 1, 2].map(|place| operands.get(place).map_or(DevicePointer::new(0), |operand| operand.pointer()));
-    let stream = operands[0].device().current_stream();
-    stream.launch_native(&Placed { kernel, at }, label)
+    native::launch(kernel, [0, 1, 2].map(|place| operands.get(place).copied()), label)
 }
 
 fn cholesky(call: &Call<'_>) -> Result<Tensors> {

@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
-use thalweg_kernels::Placed;
 use thalweg_kernels::join::{Join, JoinPart, Joined, PARTS};
 use thalweg_ops::structured::COPY;
 use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
@@ -89,7 +88,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
             }
         }
     }
-    let result = Tensor::result_on(&shape, dtype, &call.device.current_stream(), call.label)?;
+    let result = call.new_result(&shape, dtype)?;
     let layout = layout_in(&shape, common_format(list))?;
     let result = result.with_layout(Layout::new(&shape, layout.strides(), result.layout().offset())?);
     let (mut start, mut parts) = (0, Vec::new());
@@ -137,10 +136,8 @@ fn join_at_once(
             offset: *start as u64 * inner * size,
         })
         .collect();
-    let stream = call.device.current_stream();
     for parts in chosen.chunks(PARTS) {
-        let at = Joined { result: result.pointer(), parts: parts.into() };
-        stream.launch_native(&Placed { kernel, at }, call.label)?;
+        call.launch(kernel, (call.device, Joined { result: result.pointer(), parts: parts.into() }))?;
     }
     Ok(taken)
 }

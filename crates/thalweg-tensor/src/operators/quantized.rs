@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use thalweg_ir::{DType, Layout, contiguous_strides};
-use thalweg_kernels::Placed;
 use thalweg_kernels::matmul::few_rows::cuda::needs_tensor_cores;
 use thalweg_kernels::matmul::quantized::{Quantization, QuantizedMatmul};
 use thalweg_runtime::{Error, Result};
@@ -132,16 +131,14 @@ fn of_few_rows(call: &Call<'_>, kernel: QuantizedMatmul, operands: [&Tensor; 3])
     if !kernel.fits() || k == 0 || !runs {
         return Ok(None);
     }
-    let stream = call.device.current_stream();
     let dense = operands.map(|operand| operand.detach().contiguous());
     let [x, weight, scales] = dense;
-    let operands = [x?, weight?, scales?];
-    if operands.iter().any(|operand| !operand.pointer().address().is_multiple_of(16)) {
+    let [x, weight, scales] = &[x?, weight?, scales?];
+    if [x, weight, scales].iter().any(|operand| !operand.pointer().address().is_multiple_of(16)) {
         return Ok(None);
     }
-    let result = Tensor::empty_on(&[m as usize, n as usize], kernel.dtype, &stream, call.label)?;
-    let [x, weight, scales] = operands.each_ref().map(Tensor::pointer);
-    stream.launch_native(&Placed { kernel, at: [x, weight, scales, result.pointer()] }, call.label)?;
+    let result = call.new_empty(&[m as usize, n as usize], kernel.dtype)?;
+    call.launch(kernel, [x, weight, scales, &result])?;
     Ok(Some(result))
 }
 

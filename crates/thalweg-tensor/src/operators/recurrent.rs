@@ -80,8 +80,7 @@ fn step<const STATES: usize>(
     inputs.push(state.detach());
     let operands: SmallVec<[&Tensor; 9]> = inputs.iter().collect();
     let dtype = signature(operator, &operands, &LoopArguments::default())?.outputs[0];
-    let stream = call.device.current_stream();
-    let empty = |shape: &[usize]| Tensor::empty_on(shape, dtype, &stream, call.label);
+    let empty = |shape: &[usize]| call.new_empty(shape, dtype);
     let states: Operands = (0..STATES).map(|_| empty(state.shape())).collect::<Result<_>>()?;
     let after = empty(&of_gates)?;
     let outputs: Operands = states.iter().cloned().chain(gates(&after, count)?).collect();

@@ -2,8 +2,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_kernels::Placed;
-use thalweg_kernels::extremum_columns::{ExtremumColumns, Phase};
+use thalweg_kernels::extremum_columns::ExtremumColumns;
 use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_ops::default_dtype;
 use thalweg_ops::structured;
@@ -430,16 +429,12 @@ fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -
     let extent = |dimensions: &[usize]| dimensions.iter().map(|&extent| extent as u64).product::<u64>();
     let (before, after) = (&x.shape()[..along], &x.shape()[along + 1..]);
     let sizes = [extent(before), x.shape()[along] as u64, extent(after)];
-    let kernel = ExtremumColumns { sizes, smallest, dtype: x.dtype(), phase: Phase::Parts };
+    let kernel = ExtremumColumns { sizes, smallest, dtype: x.dtype() };
     if !x.is_contiguous() || !kernel.fits(x.pointer()) {
         return Ok(None);
     }
-    let stream = call.device.current_stream();
-    let numbers = Tensor::empty_on(&[kernel.numbers() as usize], DType::I64, &stream, call.label)?;
-    let places = Tensor::result_on(&[before, after].concat(), DType::I64, &stream, call.label)?;
-    stream.launch_native(&Placed { kernel, at: [x, &numbers].map(Tensor::pointer) }, call.label)?;
-    let kernel = ExtremumColumns { phase: Phase::Places, ..kernel };
-    stream.launch_native(&Placed { kernel, at: [&numbers, &places].map(Tensor::pointer) }, call.label)?;
+    let places = call.new_result(&[before, after].concat(), DType::I64)?;
+    call.launch(kernel, [x, &places])?;
     Ok(Some(places))
 }
 
@@ -451,9 +446,8 @@ fn place_in_few_rows(call: &Call<'_>, smallest: bool, x: &Tensor) -> Result<Opti
     if !kernel.fits() || !x.is_contiguous() {
         return Ok(None);
     }
-    let stream = call.device.current_stream();
-    let places = Tensor::result_on(&[rows as usize], DType::I64, &stream, call.label)?;
-    stream.launch_native(&Placed { kernel, at: [x, &places].map(Tensor::pointer) }, call.label)?;
+    let places = call.new_result(&[rows as usize], DType::I64)?;
+    call.launch(kernel, [x, &places])?;
     Ok(Some(places))
 }
 

@@ -2,9 +2,8 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
-use thalweg_kernels::Placed;
 use thalweg_kernels::scan::{Scan, ScanOp};
-use thalweg_runtime::{DevicePointer, Error, Label, Result, refuse};
+use thalweg_runtime::{Error, Label, Result, refuse};
 
 use super::Body::{Composite, Differentiable};
 use super::reduce::{dimensions, rows_along};
@@ -12,6 +11,7 @@ use super::{call as call_operator, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::destination::for_kernel_over;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::native::launch;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -58,20 +58,13 @@ fn scan(
     label: Label,
 ) -> Result<Tensor> {
     let [outer, length, inner] = rows_along(x, dim)?;
-    let stream = x.device().current_stream();
     let result = match for_kernel_over(x) {
         Some(over) => over,
-        None => Tensor::result_on(x.shape(), x.dtype(), &stream, label)?,
+        None => Tensor::result_on(x.shape(), x.dtype(), &x.device().current_stream(), label)?,
     };
-    if x.elements() == 0 {
-        return Ok(result);
-    }
-    let kernel = Scan { op, outer, length, inner, reversed, dtype: x.dtype() };
-    let scratch = Tensor::empty_on(&[kernel.scratch_words() as usize], DType::I64, &stream, label)?;
-    let other = other.map_or(DevicePointer::new(0), Tensor::pointer);
-    let at = [x.pointer(), other, result.pointer(), scratch.pointer()];
-    for kernel in kernel.steps() {
-        stream.launch_native(&Placed { kernel, at }, label)?;
+    if x.elements() > 0 {
+        let kernel = Scan { op, outer, length, inner, reversed, dtype: x.dtype() };
+        launch(kernel, [Some(x), other, Some(&result)], label)?;
     }
     Ok(result)
 }
@@ -138,7 +131,7 @@ fn extremum(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
     }
     let dtype = x.dtype();
     let wide = if dtype.is_floating_point() { x } else { x.to_dtype(DType::I64)? }.contiguous()?;
-    let places = Tensor::result_on(wide.shape(), DType::I64, &call.device.current_stream(), call.label)?;
+    let places = call.new_result(wide.shape(), DType::I64)?;
     let values = scan(&wide, Some(&places), dim, op, false, call.label)?;
     Ok(SmallVec::from_iter([values.to_dtype(dtype)?, places]))
 }

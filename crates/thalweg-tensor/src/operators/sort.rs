@@ -2,8 +2,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::DType;
-use thalweg_kernels::Placed;
-use thalweg_kernels::sort::{Select, SelectOne, Sort};
+use thalweg_kernels::sort::{Select, SelectLong, SelectOne, Sort};
 use thalweg_runtime::{Error, Label, Result, invalid, refuse, refuse_if};
 
 use super::Body::{Composite, Differentiable};
@@ -12,6 +11,7 @@ use super::view::wrap;
 use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::native::launch;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -153,11 +153,8 @@ fn select(call: &Call<'_>) -> Result<Tensors> {
     );
     let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(x.shape());
     shape[x.layout().dimension(dim)?] = k as usize;
-    let stream = x.device().current_stream();
-    let empty = |dtype| Tensor::result_on(&shape, dtype, &stream, call.label);
-    let results = [empty(x.dtype())?, empty(DType::I64)?];
-    let at = [x.pointer(), results[0].pointer(), results[1].pointer()];
-    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    let results = [call.new_result(&shape, x.dtype())?, call.new_result(&shape, DType::I64)?];
+    call.launch(kernel, [&x, &results[0], &results[1]])?;
     Ok(SmallVec::from_iter(results))
 }
 
@@ -170,12 +167,7 @@ fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors>
     let (values, places) = (empty(x.dtype())?, empty(DType::I64)?);
     wrap(dim, x.rank())?;
     if x.elements() > 0 {
-        let kernel = rows(&x, dim, descending)?;
-        let scratch = Tensor::empty_on(&[kernel.scratch_words() as usize], DType::I64, &stream, label)?;
-        let at = [&x, &values, &places, &scratch].map(Tensor::pointer);
-        for kernel in kernel.steps() {
-            stream.launch_native(&Placed { kernel, at }, label)?;
-        }
+        launch(rows(&x, dim, descending)?, [&x, &values, &places], label)?;
     }
     Ok(SmallVec::from_iter([values, places]))
 }
@@ -298,20 +290,13 @@ fn select_one(call: &Call<'_>) -> Result<Tensors> {
     if !kernel.is_possible() {
         refuse!("a point of the order of rows cannot be selected from {} of {:?}", x.dtype(), x.shape());
     }
-    let stream = x.device().current_stream();
-    let empty = |dtype| Tensor::empty_on(&shape, dtype, &stream, call.label);
-    let results = [empty(x.dtype())?, empty(DType::I64)?];
-    let at = [transposed.pointer(), results[0].pointer(), results[1].pointer()];
+    let results = [call.new_empty(&shape, x.dtype())?, call.new_empty(&shape, DType::I64)?];
+    let [values, places] = &results;
     if kernel.is_long() {
-        let [counters, states] = kernel.long_scratch().map(|words| words as usize);
-        let counters = Tensor::zeros(&[counters], DType::I32, x.device())?;
-        let states = Tensor::empty_on(&[states], DType::I32, &stream, call.label)?;
-        let at = [at[0], at[1], at[2], counters.pointer(), states.pointer()];
-        for kernel in kernel.long_steps() {
-            stream.launch_native(&Placed { kernel, at }, call.label)?;
-        }
+        let counters = Tensor::zeros(&[kernel.counters() as usize], DType::I32, x.device())?;
+        call.launch(SelectLong(kernel), [&transposed, values, places, &counters])?;
     } else {
-        stream.launch_native(&Placed { kernel, at }, call.label)?;
+        call.launch(kernel, [&transposed, values, places])?;
     }
     let results: Tensors = SmallVec::from_iter(results);
     if !keepdim {

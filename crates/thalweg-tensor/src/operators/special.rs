@@ -1,7 +1,6 @@
 //! Functions of two numbers whose kernel is not a loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
 
 use thalweg_ir::{DType, Scalar, broadcast_shapes};
-use thalweg_kernels::Placed;
 use thalweg_kernels::special::{Function, Special};
 use thalweg_ops::default_dtype;
 use thalweg_runtime::{Error, Result, refuse_if};
@@ -109,13 +108,12 @@ fn launch(call: &Call<'_>, function: Function, x: &Tensor, y: &Tensor, dtype: DT
         if tensor.elements() == 1 { tensor.contiguous() } else { tensor.expand(&shape)?.contiguous() }
     };
     let (x, y) = (operand(x)?, operand(y)?);
-    let stream = call.device.current_stream();
     let over = if x.shape() == shape.as_slice() { for_kernel_over(&x) } else { None };
-    let result = over.map_or_else(|| Tensor::result_on(&shape, dtype, &stream, call.label), Ok)?;
+    let result = over.map_or_else(|| call.new_result(&shape, dtype), Ok)?;
     if result.elements() > 0 {
         let strides = [&x, &y].map(|operand| u64::from(operand.elements() > 1));
         let kernel = Special { function, elements: result.elements() as u64, strides, dtype };
-        stream.launch_native(&Placed { kernel, at: [&x, &y, &result].map(Tensor::pointer) }, call.label)?;
+        call.launch(kernel, [&x, &y, &result])?;
     }
     Ok(result)
 }

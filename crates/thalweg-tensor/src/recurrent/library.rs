@@ -309,7 +309,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let memory = checked(&stream, &shape, [input, weights, hidden], call.optional_tensor(3))?;
     let [input, weights, hidden] = [readable(input)?, readable(weights)?, readable(hidden)?];
     let cell = call.optional_tensor(3).map(readable).transpose()?;
-    let empty = |sizes: &[usize]| Tensor::empty_on(sizes, input.dtype(), &stream, call.label);
+    let empty = |sizes: &[usize]| call.new_empty(sizes, input.dtype());
     let mut sizes = input.shape().to_vec();
     sizes.pop();
     sizes.push((shape.outputs() * shape.directions()) as usize);
@@ -317,7 +317,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let last_hidden = empty(hidden.shape())?;
     let last_cell = empty(cell.as_ref().map_or(&[0], |cell| cell.shape()))?;
     let bytes = if call.bool(11) { memory.reserve_bytes as usize } else { 0 };
-    let reserve = Tensor::empty_on(&[bytes], DType::U8, &stream, call.label)?;
+    let reserve = call.new_empty(&[bytes], DType::U8)?;
     let last = states_at(&last_hidden, cell.is_some().then_some(&last_cell));
     let pass = RecurrentCall {
         pass: RecurrentPass::Forward { last },

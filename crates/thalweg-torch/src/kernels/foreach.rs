@@ -4,10 +4,10 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use thalweg_driver::Label;
+use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachKernel};
-use thalweg_kernels::foreach::launches;
+use thalweg_kernels::Native;
 use thalweg_lock::Mutex;
 use thalweg_ops::optimizer::StepForm;
 
@@ -50,7 +50,7 @@ pub(super) unsafe fn run(
     device: i32,
 ) -> Option<Result<()>> {
     let native = NativeLaunches { kernels, device, stream: kernels.current_stream(device)? };
-    for (number, launch) in launches(kernel, arguments).enumerate() {
+    for (number, launch) in kernel.launches(arguments, DevicePointer::new(0)).enumerate() {
         // SAFETY: the caller's promise.
         if let Err(error) = unsafe { native.run(&launch, Label::here(operator.name())) } {
             kernels.give_up(operator, &error);
