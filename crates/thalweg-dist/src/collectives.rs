@@ -73,9 +73,6 @@ collectives! {
 impl ProcessGroup {
     /// Waits until all ranks have made this call (`torch.distributed.barrier`). *Blocks*, also until the earlier work of this
     /// rank's current stream is done.
-    ///
-    /// # Errors
-    /// Those of [`Work::synchronize`].
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let location = std::panic::Location::caller();

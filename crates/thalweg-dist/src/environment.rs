@@ -44,9 +44,6 @@ impl LaunchEnvironment {
     }
 
     /// Reads the variables from a lookup function.
-    ///
-    /// # Errors
-    /// Those of [`LaunchEnvironment::get`].
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let Some(launcher) = LAUNCHERS.iter().find(|names| variable(names[0]).is_some()) else {
@@ -133,9 +130,6 @@ impl Rendezvous {
     }
 
     /// Makes a device this process's rank (`torch.distributed.init_process_group`). *Blocks* until all ranks have made this call.
-    ///
-    /// # Errors
-    /// Those of [`ProcessGroup::new`].
     #[track_caller]
     pub fn init_process_group(&self, device: &Device, options: GroupOptions) -> Result<ProcessGroup> {
         ProcessGroup::new(self.store.clone(), self.rank, self.world_size, device, options)

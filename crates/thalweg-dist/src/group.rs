@@ -413,9 +413,6 @@ impl ProcessGroup {
 
     /// Ends the group at once: pending collectives of this rank end unfinished, and later calls of this rank return errors. So do
     /// calls of the other ranks that have a watchdog, which receives the reason. Does not wait.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn abort(&self, reason: &str) -> Result<()> {
         self.fail(format!("rank {} aborted the group \"{}\": {reason}", self.rank(), self.name()))
     }

@@ -13,9 +13,6 @@ use crate::{Coalescing, ProcessGroup};
 impl ProcessGroup {
     /// Returns the objects of all ranks, on every rank, by rank (`torch.distributed.all_gather_object`); lengths may differ.
     /// *Blocks*.
-    ///
-    /// # Errors
-    /// Those of the underlying collectives.
     #[track_caller]
     pub fn all_gather_object(&self, object: &[u8]) -> Result<Vec<Vec<u8>>> {
         at_line(Location::caller(), || {

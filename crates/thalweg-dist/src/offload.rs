@@ -84,9 +84,6 @@ struct Returned {
 impl ActivationOffload {
     /// Creates the streams. Tensors that share memory with a parameter are never moved, because the module keeps them on the
     /// device anyway.
-    ///
-    /// # Errors
-    /// Those of the streams.
     pub fn new(device: &Device, parameters: &[Tensor], options: OffloadOptions) -> Result<Self> {
         let (out, back) = (Stream::new(device)?, Stream::new(device)?);
         let shared = Shared { device: device.clone(), options, out, back, state: Mutex::default() };

@@ -40,9 +40,6 @@ pub fn alignment_of(pointers: impl IntoIterator<Item = DevicePointer>) -> u64 {
 }
 
 /// Returns a launch for addresses of this alignment, planned and loaded once per device.
-///
-/// # Errors
-/// Those of the plan, of the compiler and of the driver.
 pub fn prepared(launch: &LoopLaunch, device: &Device, alignment_bytes: u64) -> Result<Arc<PreparedLaunch>> {
     device.prepared_launch(&launch.key(alignment_bytes), || prepare(launch, device, alignment_bytes))
 }
@@ -145,9 +142,6 @@ impl Kept {
 }
 
 /// Queues a launch, or the steps of one whose rows are few and long, on a stream. Does not block.
-///
-/// # Errors
-/// Those of [`execute`].
 pub fn run(
     launch: &LoopLaunch,
     stream: &Stream,
@@ -160,9 +154,6 @@ pub fn run(
 }
 
 /// Queues a lowered loop with the addresses of inputs and outputs on a stream. Does not block.
-///
-/// # Errors
-/// Those of [`prepared`], of the allocation of temporaries and of the launch.
 pub fn execute(
     lowered: &Lowered<'_>,
     stream: &Stream,
@@ -190,9 +181,6 @@ pub fn execute(
 }
 
 /// Queues native kernels over operands at these addresses on a stream, with scratch memory if they need any. Does not block.
-///
-/// # Errors
-/// Those of the allocation of scratch memory and of [`Stream::launch_native`].
 pub fn execute_native<A>(kernels: impl Native<A>, operands: A, stream: &Stream, label: Label) -> Result<()> {
     let bytes = kernels.scratch_bytes();
     let scratch = (bytes > 0).then(|| Buffer::labelled(stream, bytes, label)).transpose()?;

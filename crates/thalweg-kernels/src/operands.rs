@@ -13,9 +13,6 @@ pub(crate) fn span<const RANK: usize>(extents: [u64; RANK], strides: [u64; RANK]
 }
 
 /// Returns elements of device memory to read, in the variant of their dtype.
-///
-/// # Errors
-/// Those of [`HostLaunch::read`].
 pub fn slice<'a>(
     launch: &'a HostLaunch<'_>,
     dtype: DType,
@@ -27,9 +24,6 @@ pub fn slice<'a>(
 }
 
 /// Returns elements of device memory as cells, which may alias others, in the variant of their dtype.
-///
-/// # Errors
-/// Those of [`HostLaunch::cells`].
 pub fn cells<'a>(
     launch: &'a HostLaunch<'_>,
     dtype: DType,
@@ -41,9 +35,6 @@ pub fn cells<'a>(
 }
 
 /// Returns elements of device memory to write, in the variant of their dtype.
-///
-/// # Errors
-/// Those of [`HostLaunch::write`].
 pub fn slice_mut<'a>(
     launch: &'a HostLaunch<'_>,
     dtype: DType,

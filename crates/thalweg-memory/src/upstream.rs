@@ -87,9 +87,6 @@ pub trait Events: Send + Sync {
     fn query_event(&self, event: EventId) -> Result<bool, UpstreamError>;
 
     /// *Blocks* the host until the device has passed `event`.
-    ///
-    /// # Errors
-    /// Those of the work before the event, and the upstream's own errors.
     fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError>;
 
     /// Makes all later work of `stream` wait for `event`, on the device. Must not block.
@@ -160,15 +157,9 @@ pub trait Upstream: Events {
 /// allocator of the user. Events still come from the upstream.
 pub trait SegmentSource: Send + Sync {
     /// Allocates a segment, as [`Upstream::allocate`] does.
-    ///
-    /// # Errors
-    /// Those of [`Upstream::allocate`].
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
 
     /// Frees a segment, as [`Upstream::free`] does.
-    ///
-    /// # Errors
-    /// Those of [`Upstream::free`].
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError>;
 }
 
@@ -217,9 +208,6 @@ pub trait VirtualMemory: Send + Sync {
 
     /// *Blocks* until all work that `stream` was given so far is done, so that pages that it used can be unmapped. Not called for
     /// a stream that [may end](Upstream::may_end) while a capture is under way.
-    ///
-    /// # Errors
-    /// Those of the work, and the upstream's own errors.
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError>;
 }
 
@@ -247,27 +235,15 @@ pub trait StreamOrdered: Send + Sync {
     fn free_async(&self, address: u64, stream: StreamId) -> Result<(), UpstreamError>;
 
     /// Returns unused memory to the device, down to `keep_bytes`. May block.
-    ///
-    /// # Errors
-    /// Any error.
     fn trim(&self, keep_bytes: u64) -> Result<(), UpstreamError>;
 
     /// Returns the size of the driver's pool, in use or not.
-    ///
-    /// # Errors
-    /// Any error.
     fn reserved(&self) -> Result<Reserved, UpstreamError>;
 
     /// Sets the peak of the driver's pool to its present size.
-    ///
-    /// # Errors
-    /// Any error.
     fn reset_reserved_peak(&self) -> Result<(), UpstreamError>;
 
     /// *Blocks* until the device is idle.
-    ///
-    /// # Errors
-    /// Those of the work, and the upstream's own errors.
     fn synchronize(&self) -> Result<(), UpstreamError>;
 }
 
@@ -280,15 +256,9 @@ pub trait Captures: Send + Sync {
     fn capture_of(&self, stream: StreamId) -> Result<Option<CaptureId>, UpstreamError>;
 
     /// Returns the nodes that the next command on the capturing `stream` will depend on.
-    ///
-    /// # Errors
-    /// Any error.
     fn terminals(&self, stream: StreamId) -> Result<Vec<NodeId>, UpstreamError>;
 
     /// Returns the nodes that `node` depends on directly. Its graph is still being captured, on `stream` among others.
-    ///
-    /// # Errors
-    /// Any error.
     fn predecessors(&self, stream: StreamId, node: NodeId) -> Result<Vec<NodeId>, UpstreamError>;
 }
 
@@ -358,9 +328,6 @@ pub trait MemorySharing: Send + Sync {
 
     /// Exports a page of [`VirtualMemory`] for another process. A file descriptor belongs to the upstream: it is the same at each
     /// call, and open until the page is destroyed.
-    ///
-    /// # Errors
-    /// Any error.
     fn export_page(&self, page: PageId) -> Result<PageHandle, UpstreamError>;
 
     /// Returns a number that changes whenever an exported file descriptor has been closed, since its number may then be reused;

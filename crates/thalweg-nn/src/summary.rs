@@ -76,9 +76,6 @@ impl SummaryWriter {
     }
 
     /// Adds a number with its time, in seconds since 1970.
-    ///
-    /// # Errors
-    /// Those of [`add_scalar`](Self::add_scalar).
     pub fn add_scalar_at(&mut self, tag: &str, value: f64, step: i64, wall_time: f64) -> Result<()> {
         // JSON cannot represent numbers that are not finite.
         let number = if value.is_finite() { json!(value) } else { Value::String(value.to_string()) };

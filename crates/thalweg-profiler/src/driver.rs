@@ -44,9 +44,6 @@ impl Operators {
 
 /// Records the work that `body` submits to the driver (`torch.profiler.profile`). *Blocks* until the devices that had work are
 /// idle.
-///
-/// # Errors
-/// The errors of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
 pub fn profile<T>(driver: &ProfilerDriver, body: impl FnOnce() -> T) -> Result<(T, Trace)> {
     driver.start()?;
     let answer = body();

@@ -28,9 +28,6 @@ static PROFILE: OnceLock<(ProgramProfile, Arc<ProfilerDriver>)> = OnceLock::new(
 impl ProgramProfile {
     /// Records a driver from now until the process exits. Only the first driver of a process is recorded; others are returned
     /// unchanged.
-    ///
-    /// # Errors
-    /// The errors of [`ProfilerDriver::start`].
     pub fn record(&self, driver: Arc<dyn Driver>) -> Result<Arc<dyn Driver>> {
         let profiler = ProfilerDriver::new(Arc::clone(&driver));
         if PROFILE.set((self.clone(), Arc::clone(&profiler))).is_err() {

@@ -187,9 +187,6 @@ impl Profile {
     }
 
     /// Ends the last step. *Blocks* until the devices are idle if it records.
-    ///
-    /// # Errors
-    /// The errors of [`step`](Self::step).
     pub fn stop(&mut self) -> Result<()> {
         let action = self.expect_started("stop")?;
         self.region = None;

@@ -250,9 +250,6 @@ impl Trace {
     }
 
     /// Writes the timeline in Kineto's format, for Perfetto and tools that read the traces of PyTorch's profiler.
-    ///
-    /// # Errors
-    /// The errors of writing the file.
     pub fn export_chrome_trace(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.write_chrome_trace(std::fs::File::create(path)?)
     }

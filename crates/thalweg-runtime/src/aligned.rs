@@ -146,9 +146,6 @@ pub(crate) struct Call<'a, F> {
 
 impl<F: Fn(&Matmul, Operands) -> Result<()>> Call<'_, F> {
     /// Queues the copies and the products of all strips.
-    ///
-    /// # Errors
-    /// Those of the allocation, of the copies and of the products.
     pub(crate) fn queue(&self) -> Result<()> {
         let Self { strips, product, operands, .. } = self;
         let [mut left, right, mut target] = operands.at;

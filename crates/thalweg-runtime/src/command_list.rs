@@ -190,9 +190,6 @@ impl CommandList {
     }
 
     /// Begins to queue the commands, for given memory at these addresses, which must [fit](Self::fits).
-    ///
-    /// # Errors
-    /// Those of deferred work and of an allocation.
     pub fn begin(&self, stream: &Stream, given: &[DevicePointer], label: Label) -> Result<Queueing<'_>> {
         queue_deferred_before(label, Before::Unlisted)?;
         let block = Buffer::labelled(stream, self.block_bytes, label)?;
@@ -229,9 +226,6 @@ impl Queueing<'_> {
     }
 
     /// Queues some of the commands. Does not block.
-    ///
-    /// # Errors
-    /// Those of the commands.
     pub fn queue(&self, commands: Range<usize>) -> Result<()> {
         self.list.commands[commands].iter().try_for_each(|command| command.queue(&self.stream, &self.bases))
     }

@@ -46,18 +46,12 @@ pub(crate) fn has_deferred() -> bool {
 }
 
 /// Queues this thread's deferred work, before a call with this label.
-///
-/// # Errors
-/// Those of the deferred work.
 #[inline]
 pub fn queue_deferred(label: Label) -> Result<()> {
     queue_deferred_before(label, Before::Anything)
 }
 
 /// Queues this thread's deferred work as far as it must run before something, with this label.
-///
-/// # Errors
-/// Those of the deferred work.
 #[inline]
 pub(crate) fn queue_deferred_before(label: Label, before: Before<'_>) -> Result<()> {
     match DEFERRED.get() {

@@ -115,9 +115,6 @@ pub(crate) fn entry_of(path: &Path) -> io::Result<(u128, Vec<u8>)> {
 }
 
 /// Reads the entries of the key by any compiler, for a machine without a compiler.
-///
-/// # Errors
-/// The errors of [`read`].
 pub fn read_of_any_compiler(folder: &Path, key: &EntryKey<'_>) -> io::Result<Vec<Vec<u8>>> {
     let mut found = Vec::new();
     let hash = key.hash();
@@ -175,9 +172,6 @@ fn parse<'a>(bytes: &'a [u8], key: &EntryKey<'_>, of_this_compiler: bool) -> Opt
 }
 
 /// Writes an entry so that readers see all of it or nothing.
-///
-/// # Errors
-/// The errors of the file system, and those of [`read`].
 pub fn write(folder: &Path, key: &EntryKey<'_>, image: &[u8]) -> io::Result<()> {
     let path = key.path(folder);
     let parent = path.parent().expect("an entry lies in the folder of its architecture");
@@ -242,9 +236,6 @@ pub(crate) fn warn_once(folder: &Path, error: &io::Error) {
 
 /// Removes files that interrupted writers left; and if the entries exceed `most_bytes`, removes the least recently used ones
 /// until the rest takes three quarters of it.
-///
-/// # Errors
-/// The errors of the file system.
 pub fn sweep(folder: &Path, most_bytes: u64) -> io::Result<()> {
     let now = SystemTime::now();
     let mut entries = Vec::new();

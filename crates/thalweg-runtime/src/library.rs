@@ -411,9 +411,6 @@ impl Stream {
 
     /// Queues a pass of a recurrent network as a call of the vendor's library, with the memory that
     /// [`recurrent_memory`](Self::recurrent_memory) returned for its shape. The call's workspace is allocated here.
-    ///
-    /// # Errors
-    /// Those of [`recurrent_memory`](Self::recurrent_memory).
     pub fn library_recurrent(
         &self,
         call: &RecurrentCall,

@@ -233,9 +233,6 @@ impl Stream {
 
     /// Launches a kernel of the program's own, asynchronously, as [`Driver::launch`](thalweg_driver::Driver::launch) does, but as
     /// a command of this stream. So it is a suspect of later failures, and a graph knows the ranges that it touches.
-    ///
-    /// # Errors
-    /// The driver's errors.
     pub fn launch_kernel(&self, launch: &Launch<'_>) -> Result<()> {
         self.submit(Command::Launch(launch), || self.device.driver().launch(self.handle(), launch))
     }

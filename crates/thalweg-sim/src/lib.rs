@@ -143,9 +143,6 @@ impl SimDriver {
     ///
     /// Creating and dropping such a machine costs microseconds: the next one of the same size reuses the host's memory,
     /// which reads as zeros again.
-    ///
-    /// # Errors
-    /// As for [`new`](Self::new).
     pub fn controlled(config: SimConfig, schedule: Box<dyn Schedule>) -> Result<Arc<Self>> {
         let (state, config) = Self::prepare("SimDriver::controlled", config, true)?;
         let machine = machine::Machine::start_controlled(state, schedule);

@@ -71,9 +71,6 @@ pub fn autocast<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result
 }
 
 /// Runs a function in a region like that of [`autocast`], with options.
-///
-/// # Errors
-/// Those of [`autocast`].
 #[track_caller]
 pub fn autocast_with<T>(options: AutocastOptions, function: impl FnOnce() -> Result<T>) -> Result<T> {
     let _region = Region::enter_at(options, Location::caller())?;
@@ -117,9 +114,6 @@ pub struct ForwardRegion(AutocastOptions);
 /// the region for [`custom_bwd`] (`torch.amp.custom_fwd`). Without `cast_inputs` the function is passed the inputs unchanged and
 /// computes in the region that it is called in. With it, inside a region, inputs of floating-point dtypes other than f64 are cast
 /// to that dtype, and the function and its backward pass run outside any region.
-///
-/// # Errors
-/// Those of the function and of the casts.
 pub fn custom_fwd<T>(
     cast_inputs: Option<DType>,
     inputs: &[&Tensor],
@@ -140,9 +134,6 @@ pub fn custom_fwd<T>(
 }
 
 /// Runs the backward pass of a custom function in the region of its forward pass (`torch.amp.custom_bwd`).
-///
-/// # Errors
-/// Those of the function.
 pub fn custom_bwd<T>(region: ForwardRegion, function: impl FnOnce() -> Result<T>) -> Result<T> {
     autocast_with(region.0, function)
 }

@@ -59,9 +59,6 @@ where
 }
 
 /// Runs a function once, compiled. See [`compile`].
-///
-/// # Errors
-/// Those of the function, and those of its work.
 pub fn compiled<T>(function: impl FnOnce() -> Result<T>) -> Result<T> {
     let region = Region::enter();
     let result = function();
@@ -71,9 +68,6 @@ pub fn compiled<T>(function: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// Runs a part of a compiled function as it would run outside.
-///
-/// # Errors
-/// Those of the function, and those of the work before it.
 pub fn excluded<T>(function: impl FnOnce() -> Result<T>) -> Result<T> {
     let _excluded = Region::leave()?;
     function()

@@ -45,9 +45,6 @@ impl Tensor {
     }
 
     /// Returns whether the elements are in a memory format without gaps (`torch.Tensor.is_contiguous(memory_format=)`).
-    ///
-    /// # Errors
-    /// Those of [`contiguous_in`](Self::contiguous_in).
     #[track_caller]
     pub fn is_contiguous_in(&self, format: MemoryFormat) -> Result<bool> {
         in_call("is_contiguous_in", &[self], Location::caller(), || {

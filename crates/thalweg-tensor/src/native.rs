@@ -9,43 +9,47 @@ use crate::dispatch::Call;
 use crate::tensor::Tensor;
 
 /// The operands of native kernels, in the order that their description states.
-pub(crate) trait Operands {
+pub(crate) trait Operands<'t> {
     /// The addresses.
     type At;
 
     /// Returns the device, and the addresses.
-    fn placed(&self) -> (&Device, Self::At);
+    fn placed(self) -> (&'t Device, Self::At);
 }
 
-impl<const COUNT: usize> Operands for [&Tensor; COUNT] {
+impl<'t, const COUNT: usize> Operands<'t> for [&'t Tensor; COUNT] {
     type At = [DevicePointer; COUNT];
 
-    fn placed(&self) -> (&Device, Self::At) {
+    fn placed(self) -> (&'t Device, Self::At) {
         (self[0].device(), self.map(Tensor::pointer))
     }
 }
 
 /// The first operand exists; the address of one that does not is 0.
-impl<const COUNT: usize> Operands for [Option<&Tensor>; COUNT] {
+impl<'t, const COUNT: usize> Operands<'t> for [Option<&'t Tensor>; COUNT] {
     type At = [DevicePointer; COUNT];
 
-    fn placed(&self) -> (&Device, Self::At) {
+    fn placed(self) -> (&'t Device, Self::At) {
         let address = |tensor: Option<&Tensor>| tensor.map_or(DevicePointer::new(0), Tensor::pointer);
         (self[0].expect("the first operand exists").device(), self.map(address))
     }
 }
 
 /// Addresses on a device.
-impl<A: Clone> Operands for (&Device, A) {
+impl<'t, A> Operands<'t> for (&'t Device, A) {
     type At = A;
 
-    fn placed(&self) -> (&Device, A) {
-        (self.0, self.1.clone())
+    fn placed(self) -> (&'t Device, A) {
+        self
     }
 }
 
 /// Queues native kernels on the current stream of their operands' device. Asynchronous.
-pub(crate) fn launch<O: Operands>(kernels: impl Native<O::At>, operands: O, label: Label) -> Result<()> {
+pub(crate) fn launch<'t, O: Operands<'t>>(
+    kernels: impl Native<O::At>,
+    operands: O,
+    label: Label,
+) -> Result<()> {
     let (device, at) = operands.placed();
     execute_native(kernels, at, &device.current_stream(), label)
 }
@@ -62,7 +66,7 @@ impl Call<'_> {
     }
 
     /// Queues native kernels over operands of the call's device. Asynchronous.
-    pub(crate) fn launch<O: Operands>(&self, kernels: impl Native<O::At>, operands: O) -> Result<()> {
+    pub(crate) fn launch<'t, O: Operands<'t>>(&self, kernels: impl Native<O::At>, operands: O) -> Result<()> {
         launch(kernels, operands, self.label)
     }
 }

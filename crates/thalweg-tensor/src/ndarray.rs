@@ -11,9 +11,6 @@ use crate::tensor::Tensor;
 
 impl Tensor {
     /// Returns an array's elements as a tensor, row-major for any layout of the array.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::from_slice`].
     #[track_caller]
     pub fn from_ndarray<T: HostElement, S: Data<Elem = T>, D: Dimension>(
         array: &ArrayBase<S, D>,
@@ -27,9 +24,6 @@ impl Tensor {
     }
 
     /// Returns the elements as an array. *Blocks* until they are on the host.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::to_vec`].
     #[track_caller]
     pub fn to_ndarray<T: HostElement>(&self) -> Result<ArrayD<T>> {
         at_line(Location::caller(), || {

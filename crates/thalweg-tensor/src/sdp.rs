@@ -163,9 +163,6 @@ pub fn fused_attention(
 
 /// Returns attention of one query per head by its own kernel, a form of [`SdpBackend::Flash`] that takes a mask of truth values
 /// and float32, too, and has no gradient; `None` if that kernel does not support the call.
-///
-/// # Errors
-/// Those of the device.
 pub fn one_query_attention(
     [query, key, value]: [&Tensor; 3],
     request: Request<'_>,
@@ -209,9 +206,6 @@ pub fn one_query_attention(
 /// position, by one kernel; `None` if no kernel supports the call. The caller has checked that the shapes fit: query (batch,
 /// heads, 1, features), key and value (batch, fewer heads, 1, features), caches (batch, fewer heads, keys, features), position of
 /// one int64.
-///
-/// # Errors
-/// Those of the device.
 pub fn cached_attention(
     tensors: [&Tensor; 3],
     caches: [&Tensor; 2],
@@ -234,9 +228,6 @@ pub fn cached_attention(
 
 /// Returns self-attention, (tokens, heads, features), of a packed tensor (tokens, heads, 3, features), as [`fused_attention`]
 /// does.
-///
-/// # Errors
-/// Those of [`fused_attention`].
 pub fn fused_packed_attention(
     packed: &Tensor,
     is_causal: bool,

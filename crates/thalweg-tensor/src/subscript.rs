@@ -270,9 +270,6 @@ impl Tensor {
 
     /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast, and converted unless
     /// the subscript contains tensors. Recorded by autograd. Asynchronous, except with a mask and a value of several elements.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::i`] and [`Tensor::copy_`].
     #[track_caller]
     pub fn assign(&self, indices: impl AsRef<[Index]>, value: &Self) -> Result<()> {
         in_call("assign", &[self, value], Location::caller(), || {

@@ -373,9 +373,6 @@ impl Allocator {
 
 impl Allocator {
     /// Empties the cache of the pools of one name that are no longer held. A pool that is held may contain a graph.
-    ///
-    /// # Errors
-    /// As [`empty_cache`](Self::empty_cache).
     pub(crate) fn empty_pool_cache(&self, pool: PoolName) -> Result<()> {
         let _context = self.keep_context();
         let mut outcome = Ok(());

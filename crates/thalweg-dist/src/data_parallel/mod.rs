@@ -68,9 +68,6 @@ impl Default for DataParallelOptions {
 }
 
 /// Reduces a bucket in bfloat16, which halves the bytes sent (`bf16_compress_hook`).
-///
-/// # Errors
-/// Those of a collective.
 pub fn bf16_compress_hook(group: &ProcessGroup, bucket: &Tensor) -> Result<(Work, Tensor)> {
     let narrow = bucket.to_dtype(thalweg_ir::DType::Bf16)?;
     Ok((group.all_reduce(&narrow, ReduceOp::Avg)?, narrow))

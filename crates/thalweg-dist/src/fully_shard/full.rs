@@ -13,9 +13,6 @@ use super::unit::Sharded;
 impl<M: Module> FullyShard<M> {
     /// Returns the full parameters and the buffers by name, on every rank (`get_model_state_dict` with `full_state_dict`). All
     /// ranks call it. [`Module::state_dict`] has this rank's shards. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of collectives.
     #[track_caller]
     pub fn full_state_dict(&self) -> Result<StateDict> {
         at_line(Location::caller(), || {

@@ -252,18 +252,12 @@ impl<M: Module> FullyShard<M> {
 
     /// Gathers the full parameters, which stay until [`reshard`](Self::reshard) or the next pass frees them. A forward pass then
     /// need not wait for them. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of collectives.
     #[track_caller]
     pub fn unshard(&self) -> Result<()> {
         at_line(Location::caller(), || self.unit.gather_after_current())
     }
 
     /// Frees the full parameters. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of the driver.
     pub fn reshard(&self) -> Result<()> {
         self.unit.reshard()
     }
@@ -281,9 +275,6 @@ impl<M: Module> FullyShard<M> {
 
     /// Ends a backward pass that did not reach all units whose forward pass was recorded: the gradients that were still being
     /// reduced are added to those of the shards. Other passes end without this call.
-    ///
-    /// # Errors
-    /// Those of collectives.
     #[track_caller]
     pub fn finish_backward(&self) -> Result<()> {
         at_line(Location::caller(), || self.unit.context().finish())

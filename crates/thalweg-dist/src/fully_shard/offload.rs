@@ -165,9 +165,6 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
 
     /// Returns the states and options, by the index in [`Module::parameters`], as [`Optimizer::state_dict`] does. The states are
     /// copies on the device: load changed ones with [`load_state_dict`](Self::load_state_dict).
-    ///
-    /// # Errors
-    /// Those of allocation.
     #[track_caller]
     pub fn state_dict(&self) -> Result<OptimizerState> {
         at_line(Location::caller(), || {

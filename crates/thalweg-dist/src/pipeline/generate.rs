@@ -144,9 +144,6 @@ impl Schedule {
 
     /// Makes the zero-bubble schedule ZB1P of one or more stages per rank (`ScheduleInterleavedZeroBubble`): gradients of weights
     /// are computed where a rank would idle. Each rank keeps as many activations as rank 0 does in 1F1B.
-    ///
-    /// # Errors
-    /// Those of [`interleaved`](Self::interleaved).
     pub fn zero_bubble(ranks: usize, stages_per_rank: usize, microbatches: usize) -> Result<Self> {
         let turns = Turns::new("Zero bubble", ranks, stages_per_rank, microbatches)?;
         Ok(turns.schedule(|rank| turns.warmup(rank, 1), Some(|rank| rank)))

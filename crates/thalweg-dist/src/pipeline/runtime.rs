@@ -60,9 +60,6 @@ impl PipelineOutput {
     }
 
     /// Returns the results concatenated to one batch; `None` on other ranks.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::cat`].
     pub fn merged(&self) -> Result<Option<Tensor>> {
         if self.outputs.is_empty() {
             return Ok(None);
@@ -71,9 +68,6 @@ impl PipelineOutput {
     }
 
     /// Returns the mean of the losses; `None` on other ranks, or without a loss function.
-    ///
-    /// # Errors
-    /// Those of the operators.
     pub fn mean_loss(&self) -> Result<Option<Tensor>> {
         let Some(((_, first), rest)) = self.losses.split_first() else { return Ok(None) };
         let sum = rest.iter().try_fold(first.clone(), |sum, (_, loss)| sum.add(loss))?;
@@ -200,18 +194,12 @@ impl<'m> Pipeline<'m> {
     }
 
     /// Trains as [`step`](Self::step) does, on a batch that is already divided into microbatches.
-    ///
-    /// # Errors
-    /// Those of [`step`](Self::step).
     #[track_caller]
     pub fn step_microbatches(&mut self, inputs: &[Tensor], targets: &[Tensor]) -> Result<PipelineOutput> {
         at_line(Location::caller(), || self.run(inputs.to_vec(), targets.to_vec(), true))
     }
 
     /// Runs only the forward passes (`schedule.eval`), with losses if there is a target.
-    ///
-    /// # Errors
-    /// Those of [`step`](Self::step).
     #[track_caller]
     pub fn eval(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<PipelineOutput> {
         at_line(Location::caller(), || {

@@ -93,9 +93,6 @@ impl Schedule {
     }
 
     /// Returns the stages of a rank, in order; empty for a rank that the table does not have.
-    ///
-    /// # Errors
-    /// Those of [`Schedule::check`].
     pub fn stages_of(&self, rank: usize) -> Result<Vec<usize>> {
         let rank_of = self.check()?;
         Ok((0..rank_of.len()).filter(|&stage| rank_of[stage] == rank).collect())

@@ -39,9 +39,6 @@ impl FileStore {
     }
 
     /// Opens the store in a file with a timeout for waits.
-    ///
-    /// # Errors
-    /// Those of [`FileStore::open`].
     pub fn with_timeout(path: impl AsRef<Path>, timeout: Duration) -> Result<Self> {
         let store = Self { path: path.as_ref().to_owned(), timeout };
         store.num_keys()?;

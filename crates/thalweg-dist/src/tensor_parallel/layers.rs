@@ -32,9 +32,6 @@ pub trait Parallelize: Forward {
     }
 
     /// Returns the result for an input, both with the style's layouts, using the parameters as the style has divided them.
-    ///
-    /// # Errors
-    /// Those of the operators and of collectives.
     #[track_caller]
     fn forward_parallel(
         &self,

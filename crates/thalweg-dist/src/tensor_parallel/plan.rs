@@ -241,9 +241,6 @@ impl TensorParallel {
 
     /// Returns the full tensors for this rank's parts by the names of parameters, on every rank: for a state dictionary, say, or
     /// for gradients. All ranks call it with the same names. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of collectives.
     #[track_caller]
     pub fn full_state_dict(&self, local: &StateDict) -> Result<StateDict> {
         at_line(Location::caller(), || {

@@ -110,9 +110,6 @@ impl HostProgram {
     }
 
     /// Runs the program like [`run`](Self::run), and calls the observer's functions.
-    ///
-    /// # Errors
-    /// Those of [`run`](Self::run).
     pub fn run_observed(
         &self,
         geometry: &Geometry,
@@ -126,9 +123,6 @@ impl HostProgram {
 
     /// Runs one of the launch's [`parts`](Self::parts), as [`run_observed`](Self::run_observed) runs the complete launch: the
     /// geometry and the operands are [those of the part](Part::geometry).
-    ///
-    /// # Errors
-    /// Those of [`run`](Self::run).
     pub fn run_part(
         &self,
         part: Part,

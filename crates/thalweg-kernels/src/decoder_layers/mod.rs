@@ -43,7 +43,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
-use crate::native::{Accesses, NativeKernel, Words, native};
+use crate::native::{Accesses, Native, NativeKernel, Words, native};
 use crate::one_query::{OneQuery, Steps};
 use crate::source::Source;
 
@@ -466,7 +466,7 @@ arguments! { DecoderAddresses { row, result, position, exchange, embedded, rotat
 
 /// A launch: the sizes, the addresses of the operands, and the layers.
 #[derive(Clone, Debug)]
-pub struct DecoderLaunch {
+struct DecoderLaunch {
     sizes: DecoderLayers,
     name: String,
     at: DecoderAddresses,
@@ -475,8 +475,7 @@ pub struct DecoderLaunch {
 
 impl DecoderLaunch {
     /// Creates the launch of layers; the number of layers is that of the addresses.
-    #[must_use]
-    pub fn new(sizes: DecoderLayers, at: DecoderAddresses, layers: Vec<LayerAddresses>) -> Self {
+    fn new(sizes: DecoderLayers, at: DecoderAddresses, layers: Vec<LayerAddresses>) -> Self {
         let sizes = DecoderLayers { layers: layers.len() as u64, ..sizes };
         Self { name: sizes.name(), sizes, at, layers }
     }
@@ -512,6 +511,17 @@ impl DecoderLaunch {
         let mut addresses = addresses.iter();
         let layers = (0..count).map(|_| LayerAddresses::read(&mut addresses)).collect::<Option<_>>()?;
         Some((sizes, at, layers))
+    }
+}
+
+/// Operands: the addresses that layers share, and those of each layer; there are as many layers as addresses of layers.
+impl Native<(DecoderAddresses, Vec<LayerAddresses>)> for DecoderLayers {
+    fn launches(
+        self,
+        (at, layers): (DecoderAddresses, Vec<LayerAddresses>),
+        _: DevicePointer,
+    ) -> impl Iterator<Item = impl NativeKernel> {
+        std::iter::once(DecoderLaunch::new(self, at, layers))
     }
 }
 

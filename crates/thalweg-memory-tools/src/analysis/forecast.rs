@@ -67,9 +67,6 @@ pub enum Answer {
 impl Forecast {
     /// Replays `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `is_recorded` means that these
     /// settings led to the state in which the trace begins. `progress` is called now and then with the number of steps served.
-    ///
-    /// # Errors
-    /// Those of [`what_if::run`].
     pub fn of(
         program: &RecordedProgram,
         settings: &Settings,
@@ -94,9 +91,6 @@ impl Forecast {
     }
 
     /// Searches for the smallest GPU that is enough. This takes several replays.
-    ///
-    /// # Errors
-    /// Those of [`what_if::run`].
     pub fn find_gpu(&mut self, program: &RecordedProgram, settings: &Settings) -> Result<(), String> {
         let is_unknown =
             settings.backend() == Backend::CudaMallocAsync || settings.per_process_memory_fraction() < 1.0;

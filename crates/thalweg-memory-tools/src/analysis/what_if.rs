@@ -137,9 +137,6 @@ fn endless_bytes(program: &RecordedProgram) -> u64 {
 
 /// Returns whether the program runs to its end on a GPU, including the requests that failed in the recording, and the program's
 /// peak of reserved memory.
-///
-/// # Errors
-/// Those of [`run`].
 pub(super) fn fits(
     program: &RecordedProgram,
     settings: Settings,

@@ -122,9 +122,6 @@ impl RecordedProgram {
     }
 
     /// Creates the program of a trace without further information.
-    ///
-    /// # Errors
-    /// Those of [`from_snapshot`](Self::from_snapshot).
     pub fn from_trace(trace: &[Event]) -> Result<Self, SnapshotError> {
         reading::read(Vec::new(), trace.iter().copied(), 0)
     }

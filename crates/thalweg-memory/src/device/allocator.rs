@@ -206,9 +206,6 @@ impl DeviceAllocator {
 
     /// Releases the cached memory of one private pool to the upstream, even if the pool still has references. A graph that was
     /// captured into the pool cannot be replayed afterwards.
-    ///
-    /// # Errors
-    /// As [`empty_cache`](Self::empty_cache).
     pub fn empty_pool_cache(&self, pool: PoolId) -> Result<(), AllocationError> {
         self.empty("empty_pool_cache", Some(pool))
     }
@@ -317,9 +314,6 @@ impl DeviceAllocator {
     /// Removes a reference from a pool whose memory may still be touched by other streams than its blocks' own, even after all
     /// blocks were dropped: by replays of graphs that were captured into it. The pool's memory returns to the upstream only after
     /// the work that these streams have at the time of the call.
-    ///
-    /// # Errors
-    /// Those of [`release_pool`](Self::release_pool).
     pub fn release_pool_after(&self, pool: PoolId, streams: &[StreamId]) -> Result<(), AllocationError> {
         Ok(self.enter()?.pools.release_after(pool, streams)?)
     }
@@ -538,9 +532,6 @@ impl DeviceAllocator {
 
     /// Returns the number of addresses to reserve for an expandable segment that `bytes` must fit in; `None` if that exceeds the
     /// limit.
-    ///
-    /// # Errors
-    /// Returns the upstream's error.
     pub(crate) fn segment_reserve_bytes(
         &self,
         stream: StreamId,
@@ -551,9 +542,6 @@ impl DeviceAllocator {
     }
 
     /// Returns the most addresses that a segment may reserve.
-    ///
-    /// # Errors
-    /// Returns the upstream's error.
     pub(crate) fn full_reserve_bytes(&self, stream: StreamId) -> Result<u64, AllocationError> {
         let total_bytes = self.total_bytes()?;
         let class = self.expandable_segment_reserve_class(stream);

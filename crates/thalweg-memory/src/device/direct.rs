@@ -58,9 +58,6 @@ impl DeviceAllocator {
 
     /// Releases the free memory of the driver's own allocator to the system. *Blocks* until the device is idle. No capture may be
     /// under way: it would be invalidated.
-    ///
-    /// # Errors
-    /// Returns the upstream's error.
     pub(crate) fn trim_driver(&self) -> Result<(), AllocationError> {
         assert!(!self.common().is_capturing(), "nothing waits for the device while a capture is under way");
         let Some(driver) = self.driver_pool(&self.settings()) else { return Ok(()) };

@@ -274,9 +274,6 @@ impl ArenaState {
 
     /// Maps new pages from `address` on. Returns whether this was possible: the range consists of whole unmapped pages, and the
     /// upstream has room.
-    ///
-    /// # Errors
-    /// Returns the upstream's error.
     pub(crate) fn map_at(
         &mut self,
         address: u64,

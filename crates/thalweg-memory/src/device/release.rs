@@ -62,9 +62,6 @@ impl DeviceAllocator {
     /// Releases free memory to the upstream until it makes up `bytes`, or all if there is less; first the memory in segments of
     /// the other class than `class`. Memory that waits for other streams stays. *Blocks* until the work of the streams that own
     /// the memory is done. Returns the number of bytes that were returned.
-    ///
-    /// # Errors
-    /// As [`release_cached`](Self::release_cached).
     pub(crate) fn release_some(
         &self,
         central: &mut Central,

@@ -55,9 +55,6 @@ impl DeviceAllocator {
     }
 
     /// Takes a plain segment from the upstream; all of it is free.
-    ///
-    /// # Errors
-    /// Returns the upstream's error.
     pub fn restore_plain(
         &self,
         arena: &RestoreArena,
@@ -79,9 +76,6 @@ impl DeviceAllocator {
     /// Reserves addresses for an expandable segment, and maps these ranges of it, given as (offset, bytes); they are free.
     /// Returns the address of the segment; `None` if the ranges are not whole pages or do not fit, or the upstream has no room.
     /// Ranges that were mapped before stay mapped.
-    ///
-    /// # Errors
-    /// Returns the upstream's error.
     pub fn restore_expandable(
         &self,
         arena: &RestoreArena,

@@ -129,9 +129,6 @@ impl HostAllocator {
 
     /// Allocates a block as [`allocate`](Self::allocate) does, for work on `stream`: while allocations for it are directed to a
     /// private pool (see [`begin_allocate_to_pool`](Self::begin_allocate_to_pool)), the block is from that pool.
-    ///
-    /// # Errors
-    /// Those of [`allocate`](Self::allocate).
     pub fn allocate_on(self: &Arc<Self>, bytes: u64, stream: StreamId) -> Result<HostBlock, AllocationError> {
         self.allocate_for(bytes, Some(stream))
     }

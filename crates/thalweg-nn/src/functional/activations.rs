@@ -7,9 +7,6 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 
 /// Returns x − tanh x (`torch.nn.functional.tanhshrink`).
-///
-/// # Errors
-/// Those of the allocation and the launch.
 #[track_caller]
 pub fn tanhshrink(input: &Tensor) -> Result<Tensor> {
     in_call("tanhshrink", &[input], Location::caller(), || input.sub(&input.tanh()?))

@@ -123,9 +123,6 @@ pub fn conv_transpose<const AXES: usize>(
 macro_rules! transposes {
     ($($name:ident($axes:literal, $of:literal);)*) => {$(
         #[doc = concat!("Returns the transpose of a convolution of ", $of, ": [`conv_transpose`].")]
-        ///
-        /// # Errors
-        /// Those of [`conv_transpose`].
         #[track_caller]
         pub fn $name(
             input: &Tensor,

@@ -23,9 +23,6 @@ pub enum Reduction {
 
 impl Reduction {
     /// Returns the reduction of losses.
-    ///
-    /// # Errors
-    /// Those of the reduction.
     #[track_caller]
     pub fn of(self, losses: &Tensor) -> Result<Tensor> {
         match self {

@@ -183,9 +183,6 @@ impl BertModel {
     }
 
     /// Makes a model without the layer for [`pool`](Self::pool) (`add_pooling_layer=False`), as for masked tokens.
-    ///
-    /// # Errors
-    /// Those of [`new`](Self::new).
     pub fn without_pooler(config: &BertConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         Ok(Self { pooler: None, ..Self::new(config, g, d)? })
     }
@@ -222,18 +219,12 @@ pub struct BertForSequenceClassification {
 
 impl BertForSequenceClassification {
     /// Makes a model with random weights in f32.
-    ///
-    /// # Errors
-    /// Those of [`BertModel::new`].
     pub fn new(config: &BertConfig, classes: usize, g: &mut Generator, d: &Device) -> Result<Self> {
         let bert = BertModel::new(config, g, d)?;
         Ok(Self { bert, classifier: Linear::new(config.hidden_size, classes, g, d)? })
     }
 
     /// Returns the scores of the classes, (batch, classes); the arguments are those of [`BertModel::encode`]. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`BertModel::encode`].
     pub fn forward(&self, tokens: &Tensor, types: &Tensor, mask: &Tensor) -> Result<Tensor> {
         self.classifier.forward(&self.bert.pool(&self.bert.encode(tokens, types, mask)?)?)
     }
@@ -269,9 +260,6 @@ pub struct BertForMaskedLM {
 
 impl BertForMaskedLM {
     /// Makes a model with random weights in f32.
-    ///
-    /// # Errors
-    /// Those of [`BertModel::new`].
     pub fn new(config: &BertConfig, g: &mut Generator, d: &Device) -> Result<Self> {
         let bert = BertModel::without_pooler(config, g, d)?;
         let weight = bert.embeddings.word_embeddings.weight.clone();
@@ -287,9 +275,6 @@ impl BertForMaskedLM {
 
     /// Returns the scores of the tokens at every position, (batch, length, tokens); the arguments are those of
     /// [`BertModel::encode`]. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`BertModel::encode`].
     pub fn forward(&self, tokens: &Tensor, types: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let Predictions { transform, decoder, .. } = &self.cls.predictions;
         let features = self.bert.encode(tokens, types, mask)?;

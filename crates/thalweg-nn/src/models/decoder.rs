@@ -254,9 +254,6 @@ impl Decoder {
 
     /// Reads the token at the position, and appends the next one to the sequence, to be read by the next step. Asynchronous. If
     /// the context is full, the index out of range is reported at the next synchronization.
-    ///
-    /// # Errors
-    /// Those of the device.
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
             let (row, head) = (self.read()?, self.head());

@@ -173,9 +173,6 @@ pub struct PReLU {
 
 impl PReLU {
     /// Makes an activation with `count` fractions, initially `init` (0.25 in PyTorch).
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(count: usize, init: f64, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());

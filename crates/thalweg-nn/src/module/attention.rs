@@ -187,9 +187,6 @@ impl MultiheadAttention {
 
     /// Computes [`MultiheadAttention::forward`] without returning the weights, which need not be stored then. A query whose keys
     /// are all ignored results in the output's bias.
-    ///
-    /// # Errors
-    /// Those of [`MultiheadAttention::forward`].
     #[track_caller]
     pub fn attend(
         &self,

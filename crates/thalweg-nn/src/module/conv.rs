@@ -77,9 +77,6 @@ macro_rules! constructors {
             }
 
             /// Makes a layer without a bias.
-            ///
-            /// # Errors
-            /// Those of [`Self::new`].
             #[track_caller]
             pub fn without_bias(
                 inputs: usize,

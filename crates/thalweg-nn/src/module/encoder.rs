@@ -271,9 +271,6 @@ pub struct TransformerEncoder {
 
 impl TransformerEncoder {
     /// Returns the last layer's result; each layer has the same masks. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`TransformerEncoderLayer::forward_masked`].
     #[track_caller]
     pub fn forward_masked(&self, input: &Tensor, masks: AttentionMasks<'_>) -> Result<Tensor> {
         in_call("TransformerEncoder", &[input], Location::caller(), || {
@@ -304,9 +301,6 @@ pub struct TransformerDecoder {
 
 impl TransformerDecoder {
     /// Returns the last layer's result; each layer has the same masks. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`TransformerDecoderLayer::forward`].
     #[track_caller]
     pub fn forward(
         &self,

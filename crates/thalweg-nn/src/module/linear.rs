@@ -23,9 +23,6 @@ pub struct Linear {
 
 impl Linear {
     /// Makes a layer from `inputs` to `outputs` features, with random parameters.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -34,9 +31,6 @@ impl Linear {
     }
 
     /// Makes a layer without a bias.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn without_bias(
         inputs: usize,
@@ -73,9 +67,6 @@ pub struct Mlp {
 
 impl Mlp {
     /// Makes two layers, from `features` to `hidden` features and back, with random parameters and GELU.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(features: usize, hidden: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -117,9 +108,6 @@ pub struct Bilinear {
 
 impl Bilinear {
     /// Makes a layer with random parameters, from pairs of features.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(
         inputs: [usize; 2],
@@ -159,9 +147,6 @@ pub struct Embedding {
 
 impl Embedding {
     /// Makes a table of `count` rows of `features` numbers, normally distributed.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(count: usize, features: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());

@@ -227,9 +227,6 @@ pub trait Module {
     }
 
     /// Sets whether all parameters require gradients (`requires_grad_`).
-    ///
-    /// # Errors
-    /// Those of [`Tensor::set_requires_grad`].
     #[track_caller]
     fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
         state::set_requires_grad(&self.parameters(), requires_grad, Location::caller())

@@ -101,9 +101,6 @@ pub type BatchNorm3d = BatchNorm;
 
 impl BatchNorm {
     /// Makes a layer over `features` channels.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(features: usize, options: BatchNormOptions, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -166,9 +163,6 @@ pub type InstanceNorm3d = InstanceNorm<3>;
 
 impl<const AXES: usize> InstanceNorm<AXES> {
     /// Makes a layer over `features` channels; PyTorch's defaults are [`BatchNormOptions::instance`].
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(features: usize, options: BatchNormOptions, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -217,9 +211,6 @@ pub struct LayerNorm {
 
 impl LayerNorm {
     /// Makes a layer over `features` features, with a weight of ones and a bias of zeros.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(features: usize, device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -227,9 +218,6 @@ impl LayerNorm {
     }
 
     /// Makes a layer over several dimensions.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn over(normalized_shape: &[usize], device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());
@@ -293,9 +281,6 @@ pub struct RMSNorm {
 
 impl RMSNorm {
     /// Makes a layer with a weight of ones.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(normalized_shape: &[usize], device: &Device) -> Result<Self> {
         let _entered = enter(Location::caller());

@@ -206,9 +206,6 @@ pub fn pad_sequence(
 }
 
 /// Packs sequences of shapes (steps, …).
-///
-/// # Errors
-/// Those of [`pad_sequence`] and [`pack_padded_sequence`].
 #[track_caller]
 pub fn pack_sequence(sequences: &[Tensor], enforce_sorted: bool) -> Result<PackedSequence> {
     let all: Vec<&Tensor> = sequences.iter().collect();

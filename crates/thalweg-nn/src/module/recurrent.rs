@@ -366,9 +366,6 @@ impl<K: RecurrentStep> Module for RecurrentCell<K> {
 
 impl<K: RecurrentStep + Default> RecurrentCell<K> {
     /// Makes a cell from `inputs` features to states of `hidden` features, with random parameters.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn new(
         inputs: usize,
@@ -383,9 +380,6 @@ impl<K: RecurrentStep + Default> RecurrentCell<K> {
 
 impl<K: RecurrentStep> RecurrentCell<K> {
     /// Makes a cell with the step of `kind`.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     #[track_caller]
     pub fn with_kind(
         kind: K,

@@ -42,9 +42,6 @@ pub fn clip_grad_norm_<'a>(
 
 /// Returns the norm of the gradients of some parameters, and the divisor that reduces it to at most `max_norm`: one element of
 /// f32.
-///
-/// # Errors
-/// Those of [`clip_grad_norm_`].
 pub(super) fn clip_scale<'a>(
     operator: &str,
     parameters: impl IntoIterator<Item = &'a Tensor>,

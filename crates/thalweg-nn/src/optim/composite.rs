@@ -33,15 +33,9 @@ pub trait CompositeRule: Copy + Debug {
     fn check(&self, parameters: &[Tensor]) -> Result<()>;
 
     /// Makes the states of a parameter, by PyTorch's names.
-    ///
-    /// # Errors
-    /// Those of the operators.
     fn states(&self, parameter: &Tensor) -> Result<ParameterState>;
 
     /// Updates a parameter and its states. The learning rate is one element of f64 on the device.
-    ///
-    /// # Errors
-    /// Those of the operators.
     fn update(
         &self,
         rate: &Tensor,
@@ -118,9 +112,6 @@ impl<R: CompositeRule> CompositeOptimizer<R> {
     }
 
     /// Updates every parameter that has a gradient. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of the operators.
     #[track_caller]
     pub fn step(&self) -> Result<()> {
         let step = || {

@@ -40,9 +40,6 @@ type Products = FxHashMap<(Factor, [DType; 2]), Arc<ForeachKernel>>;
 
 impl Gradients {
     /// Takes the gradients of those parameters that have one; `None` if none has.
-    ///
-    /// # Errors
-    /// Those of [`new`](Self::new).
     pub(super) fn of<'a>(
         operator: &str,
         parameters: impl IntoIterator<Item = &'a Tensor>,

@@ -131,9 +131,6 @@ impl Lbfgs {
     /// Takes up to `max_iter` steps. The closure must remove the gradients, compute the loss and its gradients, and return the
     /// loss; it is called for every point that is tried. Returns the first loss. *Blocks*, because the host reads numbers from
     /// the device.
-    ///
-    /// # Errors
-    /// Those of the closure.
     #[track_caller]
     pub fn step(&mut self, mut closure: impl FnMut() -> Result<Tensor>) -> Result<Tensor> {
         at_line(Location::caller(), || {

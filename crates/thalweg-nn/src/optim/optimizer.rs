@@ -242,9 +242,6 @@ impl<O: OptimizerOptions> Optimizer<O> {
     /// and returns the norm of all gradients together. The step's launch scales the gradients without writing them: they are read
     /// once for the norm and once for the step. They are divided by max(1, (norm + 10⁻⁶) / max_norm), which may differ in the
     /// last place. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`clip_grad_norm_`](super::clip_grad_norm_).
     #[track_caller]
     pub fn step_clipped(&self, max_norm: f64, norm_type: f64) -> Result<Tensor> {
         at_line(Location::caller(), || {

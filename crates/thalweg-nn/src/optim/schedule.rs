@@ -400,9 +400,6 @@ pub struct LrScheduler<S> {
 
 impl<S: Schedule> LrScheduler<S> {
     /// Makes a scheduler from the optimizer's present learning rates, and sets those of epoch 0.
-    ///
-    /// # Errors
-    /// Those of [`Optimizer::set_learning_rate`] for the schedule's rates, and of [`Schedule::check`].
     #[track_caller]
     pub fn new<O: OptimizerOptions>(optimizer: &Optimizer<O>, schedule: S) -> Result<Self> {
         let base_rates = optimizer.param_groups().iter().map(|group| group.learning_rate()).collect();
@@ -535,9 +532,6 @@ impl ReduceLrOnPlateau {
     }
 
     /// Records the metric of an epoch, and lowers the learning rates if it has not improved for long enough. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`Optimizer::set_learning_rate`].
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&mut self, metric: f64, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {

@@ -18,7 +18,6 @@ macro_rules! activations_table {
                 gradient(y, g): g * y * (1.0 - y),
                 reference: 0.5 * (1.0 + (0.5 * x).tanh()),
                 samples: [[-200.0], [-2.0], [0.5]],
-                numbers: [],
                 complex: "thalweg::sigmoid_of_complex",
             }
             /// x · sigmoid(x). An infinite exponential gives 0.
@@ -33,7 +32,6 @@ macro_rules! activations_table {
                 }],
                 reference: x * 0.5 * (1.0 + (0.5 * x).tanh()),
                 samples: [[-2.0], [0.5]],
-                numbers: [],
                 complex: "thalweg::silu_of_complex",
             }
             /// The greater of x and 0. The gradient at 0 is 0, as in PyTorch.
@@ -42,7 +40,6 @@ macro_rules! activations_table {
                 gradient(y, g): y.le(0.0).select(g.like(0.0), g),
                 reference: x.max(0.0),
                 samples: [[-2.0], [0.5]],
-                numbers: [],
             }
             /// x where it is positive, else x · negative_slope.
             leaky_relu(x; negative_slope): "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor" Floating {
@@ -56,7 +53,6 @@ macro_rules! activations_table {
                 body: x.le(0.0).select(x.like(0.0), x.ge(6.0).select(x.like(6.0), x)),
                 reference: x.clamp(0.0, 6.0),
                 samples: [[-2.0], [0.5], [7.0]],
-                numbers: [],
             }
             /// (x + 3) / 6 between 0 and 1.
             hardsigmoid(x) Floating {
@@ -68,7 +64,6 @@ macro_rules! activations_table {
                 },
                 reference: ((x + 3.0) / 6.0).clamp(0.0, 1.0),
                 samples: [[-4.0], [0.5], [4.0]],
-                numbers: [],
             }
             /// x · hardsigmoid(x).
             hardswish(x) Floating {
@@ -78,7 +73,6 @@ macro_rules! activations_table {
                 },
                 reference: x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),
                 samples: [[-4.0], [0.5], [4.0]],
-                numbers: [],
             }
             /// x · tanh(softplus(x)).
             mish(x) Floating {
@@ -91,7 +85,6 @@ macro_rules! activations_table {
                 },
                 reference: x * x.exp().ln_1p().tanh(),
                 samples: [[-30.0], [-2.0], [0.5], [30.0]],
-                numbers: [],
             }
             /// The scaled exponential linear unit, with the constants of its paper.
             selu(x) Floating {
@@ -101,7 +94,6 @@ macro_rules! activations_table {
                 },
                 reference: 1.0507009873554805 * if x > 0.0 { x } else { 1.6732632423543772 * (x.exp() - 1.0) },
                 samples: [[-2.0], [0.5]],
-                numbers: [],
             }
             /// ln sigmoid(x), without overflow.
             log_sigmoid(x) Floating {
@@ -111,7 +103,6 @@ macro_rules! activations_table {
                 },
                 reference: -(-x).exp().ln_1p(),
                 samples: [[-2.0], [0.5], [30.0]],
-                numbers: [],
             }
             /// max(0, x) + min(0, alpha · (e^(x / alpha) − 1)).
             celu(x; alpha): "celu(Tensor self, Scalar alpha=1.0) -> Tensor" Floating {
@@ -139,14 +130,12 @@ macro_rules! activations_table {
                 body: x.gt(0.0).select(x, x * y),
                 reference: if x > 0.0 { x } else { x * y },
                 samples: [[-2.0, 0.25], [0.5, 4.0]],
-                numbers: [],
             }
             /// x / (1 + |x|).
             softsign(x) Floating {
                 body: x / (1.0 + x.abs()),
                 reference: if x < 0.0 { x / (1.0 - x) } else { x / (1.0 + x) },
                 samples: [[-2.0], [0.5], [30.0]],
-                numbers: [],
                 complex: "thalweg::softsign_of_complex",
             }
         }

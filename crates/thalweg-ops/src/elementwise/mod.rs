@@ -13,7 +13,7 @@
 //!         would not be PyTorch's at a pole or where they overflow,
 //!     reference: the same function over f64, written independently,
 //!     samples: [[x, y], …] inputs clear of kinks and poles,
-//!     numbers: [values of the scalar arguments],
+//!     numbers: [values of the scalar arguments], if there are any,
 //!     autocast: optional: the dtype that `torch.autocast` gives the inputs,
 //!     complex: optional: the operator that takes complex numbers, where the formula has no meaning for them,
 //! }
@@ -74,8 +74,8 @@ macro_rules! define {
             $(gradient($result:ident, $gradient:ident): $slope:expr,)?
             $(gradients($part:ident): [$($slope_by:expr),+],)?
             reference: $reference:expr,
-            samples: [$([$($sample:expr),+]),+],
-            numbers: [$($value:expr),*]
+            samples: [$([$($sample:expr),+]),+]
+            $(, numbers: [$($value:expr),+])?
             $(, autocast: $autocast:ident)?
             $(, complex: $complex:literal)?
             $(,)?
@@ -157,7 +157,7 @@ macro_rules! define {
                     complex: [$(Some($complex),)? None][0],
                     examples: Some(Examples {
                         inputs: &[$(&[$($sample),+]),+],
-                        scalars: &[$($value),*],
+                        scalars: &[$($($value),+)?],
                         reference: {
                             fn reference(inputs: &[f64], numbers: &[f64]) -> f64 {
                                 let _ = numbers;

@@ -25,14 +25,12 @@ macro_rules! parts_table {
                 body: halves(x).0,
                 reference: { let (mut m, mut e) = (x.abs(), 0); while m >= 1.0 { m /= 2.0; e += 1 } while m < 0.5 { m *= 2.0; e -= 1 } let _ = e; m.copysign(x) },
                 samples: [[-3.0], [0.75], [0.011]],
-                numbers: [],
             }
             /// The exponent of 2 that belongs to `fraction_of_power`; 0 where x is 0 or not finite.
             exponent_of_power(x) Floating {
                 body: halves(x).1.detach(),
                 reference: { let (mut m, mut e) = (x.abs(), 0.0); while m >= 1.0 { m /= 2.0; e += 1.0 } while m < 0.5 { m *= 2.0; e -= 1.0 } e },
                 samples: [[-3.0], [0.75], [0.011]],
-                numbers: [],
             }
             /// x, but not below min. The gradient is 0 where x or min is NaN.
             clamp_min(x; min) Numeric {
@@ -90,7 +88,6 @@ macro_rules! parts_table {
                     x * (0.5 + sum * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt())
                 },
                 samples: [[-2.0], [0.5]],
-                numbers: [],
             }
             /// The tanh form of `gelu` (`approximate='tanh'`): x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
             gelu_tanh(x) Floating {
@@ -104,7 +101,6 @@ macro_rules! parts_table {
                     x / (1.0 + (-2.0 * y).exp())
                 },
                 samples: [[-2.0], [0.5]],
-                numbers: [],
             }
             /// x + other. Integers wrap around, and so does a number outside of their dtype's range, as in PyTorch.
             add_scalar(x; other) Numeric { body: x + other, reference: x + other, samples: [[-2.0], [0.5]], numbers: [3.0] }
@@ -122,11 +118,11 @@ macro_rules! parts_table {
                 numbers: [-1.0, 2.0],
             }
             /// x + y; for truth values, whether at least one is true.
-            add(x, y) NumericOrBool { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            add(x, y) NumericOrBool { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]] }
             /// The conjugate of x, for real numbers.
-            conj_of(x) Numeric { body: x.conj(), reference: x, samples: [[-2.0], [0.5]], numbers: [] }
+            conj_of(x) Numeric { body: x.conj(), reference: x, samples: [[-2.0], [0.5]] }
             /// x − y.
-            sub(x, y) Numeric { body: x - y, reference: x - y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            sub(x, y) Numeric { body: x - y, reference: x - y, samples: [[-2.0, 3.0], [0.5, 4.0]] }
             /// x · mask · scale: the gradient of dropout.
             masked_scale(x, mask; scale) Floating {
                 body: x * mask * scale,
@@ -146,14 +142,12 @@ macro_rules! parts_table {
                 body: if x.dtype().is_differentiable() { (x / y).trunc().detach() } else { x / y },
                 reference: (x / y).trunc(),
                 samples: [[-5.5, 4.0], [9.5, 4.0]],
-                numbers: [],
             }
             /// The largest integer that is not above x / y.
             floor_divide_of(x, y) Numeric {
                 body: floored_quotient(x, y).detach(),
                 reference: (x / y).floor(),
                 samples: [[-5.5, 4.0], [9.5, 4.0], [9.5, -4.0]],
-                numbers: [],
             }
             /// x / other without its fraction.
             trunc_divide_scalar(x; other) Numeric {
@@ -182,7 +176,6 @@ macro_rules! parts_table {
                 gradients(g): [x.ge(0.0).and(x.le(1.0)).select(g / (x * (1.0 - x)), x.like(f64::NAN))],
                 reference: (x / (1.0 - x)).ln(),
                 samples: [[0.25], [0.75]],
-                numbers: [],
             }
             /// ln (x / (1 − x)) for x between low and high; outside, that of the nearer bound, with a gradient of 0.
             logit_within(x; low, high) Floating {
@@ -220,37 +213,32 @@ macro_rules! parts_table {
                 },
                 reference: x.max(min).min(max),
                 samples: [[-2.0, -1.0, 2.0], [0.5, -1.0, 2.0], [4.0, -1.0, 2.0]],
-                numbers: [],
             }
             /// x, but not below min; NaN where either is NaN.
             clamp_above(x, min) NumericOrBool {
                 body: x.ge(min).select(x, x.lt(min).select(min, (x + min).detach())),
                 reference: x.max(min),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
-                numbers: [],
             }
             /// x, but not above max; NaN where either is NaN.
             clamp_below(x, max) NumericOrBool {
                 body: x.le(max).select(x, x.gt(max).select(max, (x + max).detach())),
                 reference: x.min(max),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
-                numbers: [],
             }
             /// 0 where x is negative, y where it is 0, else 1.
             heaviside(x, y) NumericOrBool {
                 body: x.eq(0.0).select(y, x.gt(0.0).select(x.like(1.0), x.like(0.0))).detach(),
                 reference: if x == 0.0 { y } else { f64::from(x > 0.0) },
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
-                numbers: [],
             }
             /// x to the power of y.
-            power(x, y) Floating { body: x.pow(y), reference: x.powf(y), samples: [[2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            power(x, y) Floating { body: x.pow(y), reference: x.powf(y), samples: [[2.0, 3.0], [0.5, 4.0]] }
             /// x to the power of y, for integers: 0 where y is negative and |x| is above 1.
             integer_power(x, y) Numeric {
                 body: if x.dtype().is_differentiable() { x.pow(y) } else { integer_power_of(x, y) },
                 reference: x.powf(y),
                 samples: [[2.0, 3.0], [3.0, 4.0]],
-                numbers: [],
             }
             /// x to the power of exponent.
             power_scalar(x; exponent) Floating {
@@ -260,16 +248,15 @@ macro_rules! parts_table {
                 numbers: [3.0],
             }
             /// x to the power of 2.
-            power_2(x) Floating { body: x * x, reference: x * x, samples: [[0.25], [-2.0]], numbers: [] }
+            power_2(x) Floating { body: x * x, reference: x * x, samples: [[0.25], [-2.0]] }
             /// x to the power of 3.
-            power_3(x) Floating { body: x * x * x, reference: x.powi(3), samples: [[0.25], [-2.0]], numbers: [] }
+            power_3(x) Floating { body: x * x * x, reference: x.powi(3), samples: [[0.25], [-2.0]] }
             /// x to the power of −2.
             power_minus_2(x) Floating {
                 body: 1.0 / (x * x),
                 gradients(g): [g * -2.0 * x.pow(-3.0)],
                 reference: x.powi(-2),
                 samples: [[0.25], [-2.0]],
-                numbers: [],
             }
             /// x to the power of exponent, for integers.
             integer_power_scalar(x; exponent) Numeric {
@@ -290,7 +277,6 @@ macro_rules! parts_table {
                 body: y.lt(0.0).or((1.0 / y).eq(f64::NEG_INFINITY)).select(-x.abs(), x.abs()),
                 reference: x.copysign(y),
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
-                numbers: [],
             }
             /// |x| with the sign of other.
             copysign_scalar(x; other) Floating {
@@ -323,7 +309,6 @@ macro_rules! parts_table {
                     if x < 1.0 { square - 8.0 * 0.915_965_594_177_219 } else { square / 2.0 - 4.0 * sum }
                 },
                 samples: [[0.75], [3.5]],
-                numbers: [],
             }
             /// x + weight · (y − x).
             lerp(x, y; weight) Floating {
@@ -337,7 +322,6 @@ macro_rules! parts_table {
                 body: weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)),
                 reference: (1.0 - weight) * x + weight * y,
                 samples: [[1.0, -2.0, 0.25], [0.5, 4.0, 0.75]],
-                numbers: [],
             }
             /// x + value · y · z.
             addcmul(x, y, z; value) Numeric {
@@ -358,24 +342,21 @@ macro_rules! parts_table {
                 body: if x.dtype().is_differentiable() { x.lt(0.0).or((1.0 / x).eq(f64::NEG_INFINITY)) } else { x.lt(0.0) },
                 reference: f64::from(x.is_sign_negative()),
                 samples: [[-2.0], [0.0], [-0.0], [0.5]],
-                numbers: [],
             }
             /// Returns whether x is +∞.
             isposinf(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.ge(f64::INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x == f64::INFINITY),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
-                numbers: [],
             }
             /// Returns whether x is −∞.
             isneginf(x) Comparison {
                 body: if x.dtype().is_differentiable() { x.le(f64::NEG_INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x == f64::NEG_INFINITY),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
-                numbers: [],
             }
             /// x².
-            square_of(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]], numbers: [] }
+            square_of(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]] }
         }
     };
 }

@@ -126,9 +126,6 @@ impl CapturedGraph {
     }
 
     /// Returns the captured nodes and edges, with the operators that submitted them. The first call reads them from the driver.
-    ///
-    /// # Errors
-    /// The driver's errors.
     pub fn description(&self) -> Result<&GraphDescription> {
         self.content.description()
     }

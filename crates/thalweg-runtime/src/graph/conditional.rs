@@ -76,9 +76,6 @@ pub fn if_else(
 
 /// Captures a region that runs as long as the condition is not 0. The condition is read before each iteration, so the region and
 /// the work before the loop must write it.
-///
-/// # Errors
-/// The errors of [`if_`].
 #[track_caller]
 pub fn while_(stream: &Stream, condition: Condition, body: impl FnOnce() -> Result<()>) -> Result<()> {
     let label = Label::here("while");

@@ -170,9 +170,6 @@ impl Graph {
     }
 
     /// Queues the whole graph on the current stream.
-    ///
-    /// # Errors
-    /// The errors of [`replay_on`](Self::replay_on).
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
         self.launch(&self.exec.device.current_stream(), Label::here("graph replay"))

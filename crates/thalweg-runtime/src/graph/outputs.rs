@@ -41,9 +41,6 @@ impl Graph {
 
 impl<T> BoundGraph<T> {
     /// Replays as [`Graph::replay`] does, and returns the outputs: valid in the order of the current stream.
-    ///
-    /// # Errors
-    /// The errors of [`Graph::replay_on`].
     #[track_caller]
     pub fn replay(&mut self) -> Result<Outputs<'_, T>> {
         self.graph.replay()?;
@@ -51,9 +48,6 @@ impl<T> BoundGraph<T> {
     }
 
     /// Replays as [`Graph::replay_on`] does, and returns the outputs: valid in the order of that stream.
-    ///
-    /// # Errors
-    /// The errors of [`Graph::replay_on`].
     #[track_caller]
     pub fn replay_on(&mut self, stream: &Stream) -> Result<Outputs<'_, T>> {
         self.graph.replay_on(stream)?;

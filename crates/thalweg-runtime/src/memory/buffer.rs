@@ -121,9 +121,6 @@ impl Buffer {
 
     /// Returns a copy of the memory's content, made in the order of `stream`, in newly allocated memory of that stream. (It takes
     /// the place of `clone`, which CUDA cannot do without a stream.)
-    ///
-    /// # Errors
-    /// The errors of an allocation and of a copy.
     #[track_caller]
     pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
         let label = Label::here("duplicate");

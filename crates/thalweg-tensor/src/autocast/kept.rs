@@ -80,9 +80,6 @@ impl KeptCast {
     /// Returns the cast that the launch of an optimizer on the current stream is to write. Returns `None`, and drops the kept
     /// cast, if no region has read one since the last step, or if a stream is capturing that cannot use it. Call
     /// [`written`](Self::written) after the launch.
-    ///
-    /// # Errors
-    /// Those of the allocation.
     pub fn to_write(self: &Arc<Self>) -> Result<Option<Tensor>> {
         let mut slot = self.state.lock();
         let Some(state) = slot.take() else { return Ok(None) };
@@ -110,9 +107,6 @@ impl KeptCast {
     }
 
     /// Returns the cast for work on the current stream, if it matches the parameter's present value.
-    ///
-    /// # Errors
-    /// Those of the driver.
     pub(super) fn get(self: &Arc<Self>, dtype: DType) -> Result<Option<Tensor>> {
         let mut slot = self.state.lock();
         let Some(state) = slot.as_mut() else { return Ok(None) };
@@ -150,9 +144,6 @@ impl KeptCast {
     }
 
     /// Keeps a cast that a region has made on the current stream, of the parameter with this version.
-    ///
-    /// # Errors
-    /// Those of the driver.
     pub(super) fn put(&self, cast: &Tensor, version: u32) -> Result<()> {
         let stream = cast.device().current_stream();
         let is_plain =

@@ -23,9 +23,6 @@ impl Tensor {
     }
 
     /// Runs backward as [`Tensor::backward`] does, from a given gradient of this tensor.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::backward_options`].
     #[track_caller]
     pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
         self.backward_options(Some(gradient), BackwardOptions::default())
@@ -102,9 +99,6 @@ pub fn gradients(
 }
 
 /// Computes gradients as [`gradients`] does, with options.
-///
-/// # Errors
-/// Those of [`gradients`].
 #[track_caller]
 pub fn gradients_with(
     outputs: &[Tensor],

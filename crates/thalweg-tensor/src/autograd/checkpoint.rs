@@ -86,9 +86,6 @@ pub fn checkpoint<T>(
 }
 
 /// Runs a function as [`checkpoint`] does, with options.
-///
-/// # Errors
-/// Those of [`checkpoint`].
 #[track_caller]
 pub fn checkpoint_with<T>(
     options: CheckpointOptions,

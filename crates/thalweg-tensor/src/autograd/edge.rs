@@ -24,9 +24,6 @@ pub enum Backpropagation<'a> {
 
 /// Runs a backward pass from several places at once, each with its gradient, and returns the gradients that arrive at the places
 /// that [`Backpropagation::Gradients`] names.
-///
-/// # Errors
-/// Those of [`Tensor::backward`].
 #[track_caller]
 pub fn run_backward(
     roots: Vec<(Edge, Tensor)>,
@@ -54,9 +51,6 @@ impl Node {
 
     /// Calls the node's backward function directly, with a gradient for each result: outside a pass and without hooks. Saved
     /// tensors are kept.
-    ///
-    /// # Errors
-    /// Those of the function.
     pub fn call(self: &Arc<Self>, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         run_function(self, gradients, &Request::default())
     }

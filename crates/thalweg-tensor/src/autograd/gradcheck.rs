@@ -90,9 +90,6 @@ fn check_gradients(function: &Function<'_>, inputs: &[Tensor], options: Gradchec
 /// Checks the gradients of gradients of a function's outputs, with respect to all inputs that require one and to the gradients of
 /// the outputs, as [`gradcheck`] does for gradients (`torch.autograd.gradgradcheck`). `output_gradients` has one per output that
 /// requires a gradient; by default they are drawn from [−1, 1), with the same values every time. *Blocks*.
-///
-/// # Errors
-/// Those of [`gradcheck`].
 #[track_caller]
 pub fn gradgradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,

@@ -26,9 +26,6 @@ pub struct BackwardWeights {
 impl BackwardWeights {
     /// Adds the gradients of all leaves except the input to [`Tensor::grad`], and frees the tensors that the graph saved.
     /// Together both halves have the effect of one pass, with the same bits.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::backward`].
     #[track_caller]
     pub fn run(self) -> Result<()> {
         let _call = within(Label::here("backward"));
@@ -45,9 +42,6 @@ impl BackwardWeights {
 /// [`Tensor::grad`] changes before the rest has run.
 ///
 /// Hooks of tensors and hooks before nodes are called in the first half if it reaches the node, hooks after a node in both.
-///
-/// # Errors
-/// Those of [`Tensor::backward_options`].
 #[track_caller]
 pub fn backward_input(
     output: &Tensor,

@@ -255,9 +255,6 @@ impl Tensor {
 
     /// Registers a hook as [`register_hook`](Self::register_hook) does. It is also called, with `None`, if a gradient has arrived
     /// for other results of the same operator but none for this one.
-    ///
-    /// # Errors
-    /// Those of [`register_hook`](Self::register_hook).
     #[track_caller]
     pub fn register_hook_of_any(
         &self,

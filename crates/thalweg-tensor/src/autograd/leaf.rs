@@ -18,24 +18,15 @@ use crate::tensor::{Tensor, TensorState};
 /// represents it in the graph, with its shape and its dtype ([`Tensor::representing`]).
 pub trait ExternalGradient: Any + Send + Sync {
     /// Returns the sum of two gradients, of which at least one is external.
-    ///
-    /// # Errors
-    /// Those of the addition.
     fn sum(&self, first: &Tensor, second: &Tensor) -> Result<Tensor>;
 
     /// Returns the sum of the gradient that a leaf keeps and one that has arrived, of which at least one is external: in place, if
     /// the kept one can be written.
-    ///
-    /// # Errors
-    /// Those of the addition.
     fn accumulated(&self, kept: &Tensor, arrived: &Tensor) -> Result<Tensor> {
         self.sum(kept, arrived)
     }
 
     /// Returns the gradient as a tensor with elements, for an operator that computes with it.
-    ///
-    /// # Errors
-    /// Those of a gradient that has no elements.
     fn dense(&self) -> Result<Tensor>;
 }
 

@@ -53,9 +53,6 @@ impl NoGrad {
 /// # Ok(())
 /// # }
 /// ```
-///
-/// # Errors
-/// Those of the function.
 pub fn try_no_grad<T>(function: impl FnOnce() -> Result<T>) -> Result<T> {
     no_grad(function)
 }

@@ -79,9 +79,6 @@ impl Saved {
     }
 
     /// Keeps a result of the node, by its index.
-    ///
-    /// # Errors
-    /// Those of [`Saved::new`].
     pub fn result(tensor: &Tensor, place: usize) -> Result<Self> {
         Self::with_origin(tensor, Origin::Result(place))
     }
@@ -119,9 +116,6 @@ impl Saved {
     }
 
     /// Returns the tensor with its place in the graph, whether operators are recorded or not, for functions in Python.
-    ///
-    /// # Errors
-    /// Those of [`get`](Self::get).
     pub fn get_recorded(&self) -> Result<Tensor> {
         self.unpacked(true)
     }

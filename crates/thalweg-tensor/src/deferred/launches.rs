@@ -55,9 +55,6 @@ impl SharedLaunch {
     }
 
     /// Queues the launch by itself.
-    ///
-    /// # Errors
-    /// Those of [`execute`].
     pub(super) fn run(
         &self,
         stream: &Stream,

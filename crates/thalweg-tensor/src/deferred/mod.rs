@@ -129,18 +129,12 @@ impl Region {
     }
 
     /// Begins a part that is excluded from the regions around it.
-    ///
-    /// # Errors
-    /// Those of the work before it.
     pub fn leave() -> Result<Self> {
         queue_deferred(Label::here("excluded part"))?;
         Ok(Self { former: DEPTH.replace(0), _not_send: PhantomData })
     }
 
     /// Ends the region, and queues what it deferred if it is the outermost one.
-    ///
-    /// # Errors
-    /// Those of the region's work.
     pub fn end(self) -> Result<()> {
         match self.former {
             0 => queue_at_end(),

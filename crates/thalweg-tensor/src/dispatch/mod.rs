@@ -369,9 +369,6 @@ impl Operator {
 
     /// Calls the operator with owned values and returns owned values, one per result of the schema, for code that knows nothing
     /// of the operator.
-    ///
-    /// # Errors
-    /// Those of [`Operator::call`].
     #[track_caller]
     pub fn call_boxed(&'static self, values: &[Value], device: Option<&Device>) -> Result<Vec<Value>> {
         let arguments: SmallVec<[Argument<'_>; 8]> = values.iter().map(Value::as_argument).collect();

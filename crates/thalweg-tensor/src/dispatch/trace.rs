@@ -25,9 +25,6 @@ pub struct TracedCall {
 
 impl TracedCall {
     /// Calls the operator again with these arguments, in which `replaced` maps each tensor to the one to use.
-    ///
-    /// # Errors
-    /// Those of [`Operator::call_boxed`].
     #[track_caller]
     pub fn call_with(&self, replaced: impl Fn(&Tensor) -> Tensor) -> Result<Vec<Value>> {
         let values: Vec<Value> = (self.arguments.iter())
@@ -124,9 +121,6 @@ thread_local! {
 /// Runs a function and records the calls of operators that it makes on this thread: the calls that it makes itself, not those
 /// that their kernels make in turn. Calls of backward functions are recorded if the function runs a backward pass. If traces are
 /// nested, the inner one records.
-///
-/// # Errors
-/// Those of the function.
 pub fn trace<T>(function: impl FnOnce() -> Result<T>) -> Result<(T, Trace)> {
     static FALLBACK: Once = Once::new();
     FALLBACK.call_once(|| register_fallback(DispatchKey::Trace, Arc::new(record)).keep());

@@ -5,9 +5,7 @@ use std::ops::Range;
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_kernels::decoder_layers::{
-    DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS, Method,
-};
+use thalweg_kernels::decoder_layers::{DecoderAddresses, DecoderLayers, LayerAddresses, MOST_LAYERS, Method};
 use thalweg_kernels::next_token::{NextToken, NextTokenAddresses, NextTokenLaunch};
 use thalweg_runtime::{Device, DevicePointer, OutOfRangeReport, RangeOf, Result};
 
@@ -193,9 +191,6 @@ pub struct DecoderOptions<'t> {
 
 /// Returns memory, filled with zeros, through which the blocks of calls of these layers exchange results. Returns `None` if the
 /// layers are not computed by one kernel.
-///
-/// # Errors
-/// Those of the allocation.
 pub fn exchange_for(
     input: DecoderInput<'_>,
     layers: &[DecoderLayer<'_>],
@@ -271,9 +266,6 @@ fn are_apart<'t>(caches: &[Range<u64>], others: impl IntoIterator<Item = &'t Ten
 /// Returns `None` if one kernel cannot: if a gradient is required, for dtypes other than float16 and bfloat16, for sizes that no
 /// kernel takes, on GPUs before compute capability 9.0, and on GPUs that cannot run all blocks at once. Asynchronous. A position
 /// out of range writes nothing.
-///
-/// # Errors
-/// Those of the allocation and the launch.
 pub fn fused_decoder_layers(
     input: DecoderInput<'_>,
     position: &Tensor,
@@ -329,7 +321,7 @@ pub fn fused_decoder_layers(
         };
         let sizes = DecoderLayers { vocabulary: if number == 0 { sizes.vocabulary } else { 0 }, ..sizes };
         let addresses = layers.iter().map(DecoderLayer::addresses).collect();
-        match stream.launch_native(&DecoderLaunch::new(sizes, at, addresses), label) {
+        match launch(sizes, (device, (at, addresses)), label) {
             // A cluster runs in one group of multiprocessors, and no device property reports the size of these groups.
             Err(error) if number == 0 && error.is_launch_too_large() => return Ok(None),
             launched => launched?,
@@ -374,9 +366,6 @@ pub struct DecoderHead<'t> {
 /// in one kernel. Returns `false`, with nothing done, if one kernel cannot compute it for these tensors. Input (1, features),
 /// a product without bias, all in float16 or bfloat16 with a multiple of 32 features up to 4,096. A position past
 /// the end of the history is reported at the next synchronization. Asynchronous.
-///
-/// # Errors
-/// Those of the launch.
 pub fn fused_next_token(
     input: &Tensor,
     head: &DecoderHead<'_>,

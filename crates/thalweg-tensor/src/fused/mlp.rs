@@ -16,9 +16,6 @@ static RELU: Fusion = Fusion::new(&MLP_RELU);
 /// is GELU by its tanh formula or the rectified linear unit. Returns `None` if the library cannot fuse it: for dtypes other than
 /// bf16 and f16, a number of hidden features that is not a multiple of 8 (GELU), only one bias, shapes that do not fit, or
 /// without the library.
-///
-/// # Errors
-/// Those of the allocation and the launch.
 pub fn fused_mlp(
     input: &Tensor,
     [weight1, weight2]: [&Tensor; 2],

@@ -43,9 +43,6 @@ pub fn has_few_rows(input: &Tensor) -> bool {
 
 /// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix (rows, in); `None` if one kernel cannot compute it: for more
 /// than four rows, if a gradient is required, for mixed dtypes, shapes that do not fit, or a small weight.
-///
-/// # Errors
-/// Those of the allocation and the launch.
 pub fn fused_norm_linear(
     input: &Tensor,
     parts: &NormLinear<'_>,

@@ -77,9 +77,6 @@ impl Tensor {
 
     /// Returns a tensor of one dimension with the values of an iterator, in its order. `device` copies them as
     /// [`from_slice`](Self::from_slice) does.
-    ///
-    /// # Errors
-    /// Those of [`from_slice`](Self::from_slice).
     #[track_caller]
     pub fn from_values<T: HostElement>(values: impl IntoIterator<Item = T>, device: &Device) -> Result<Self> {
         at_line(Location::caller(), || {

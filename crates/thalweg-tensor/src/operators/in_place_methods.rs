@@ -115,9 +115,6 @@ impl Tensor {
     }
 
     /// Sets every element to 0, in place. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::copy_`].
     #[track_caller]
     pub fn zero_(&self) -> Result<()> {
         self.fill_(0)

@@ -36,9 +36,6 @@ pub fn with_generator<T>(generator: &Arc<DeviceGenerator>, function: impl FnOnce
 
 /// Returns the generator from which operators such as `rand` and `dropout` draw on a device (`torch.cuda.default_generators`). Its
 /// seed is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
-///
-/// # Errors
-/// Those of [`DeviceGenerator::new`], at the first call for the device.
 pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
     let instead =
         INSTEAD.with_borrow(|list| list.last().filter(|generator| generator.device() == device).cloned());

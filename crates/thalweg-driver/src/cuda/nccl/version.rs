@@ -113,9 +113,6 @@ impl Version {
     }
 
     /// Checks that this version has all that a collective needs, except for captures.
-    ///
-    /// # Errors
-    /// The errors of [`Version::require`].
     pub(in crate::cuda) fn allows(self, collective: &Collective, call: &'static str) -> Result<()> {
         Feature::of(collective).try_for_each(|feature| self.require(feature, call, &collective.label))
     }

@@ -182,9 +182,6 @@ pub fn device_reading(device: u32, reading: Reading) -> Result<u64, StateUnknown
 }
 
 /// Returns the processes that compute on a device, by its number among those that `CUDA_VISIBLE_DEVICES` shows.
-///
-/// # Errors
-/// The errors of [`device_reading`].
 pub fn device_processes(device: u32) -> Result<Vec<DeviceProcess>, StateUnknown> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     with_nvml(&SearchEnvironment::from_process(), |table| {

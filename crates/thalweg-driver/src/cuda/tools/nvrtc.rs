@@ -195,9 +195,6 @@ impl Nvrtc {
 
     /// Compiles CUDA C for an architecture that may be a virtual one (`compute_90a`), which takes a tenth of the time, and returns the
     /// compiler's warnings.
-    ///
-    /// # Errors
-    /// Those of [`compile`](Self::compile).
     pub fn warnings(&self, source: &str, name: &str, options: &CompileOptions) -> Result<String> {
         Ok(self.program(source, name, options)?.1)
     }

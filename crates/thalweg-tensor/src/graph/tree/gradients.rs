@@ -253,9 +253,6 @@ impl ForwardPass {
 
     /// Computes the gradients of the differentiable inputs, and then of the leaves, from the saved tensors of a call and the
     /// gradients of its results.
-    ///
-    /// # Errors
-    /// Those of the backward functions.
     pub fn backward(&self, saved: Vec<Tensor>, gradients: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
         let roots = (self.results.iter().zip(gradients))
             .filter_map(|(edge, gradient)| Some((edge.clone()?, gradient.clone()?)))
@@ -275,9 +272,6 @@ impl ForwardPass {
 
     /// Computes gradients as [`backward`](Self::backward) does, from the inputs of a backward graph. `is_given` says which results
     /// have a gradient.
-    ///
-    /// # Errors
-    /// Those of [`backward`](Self::backward).
     pub fn backward_of(&self, inputs: &[Tensor], is_given: &[bool]) -> Result<Vec<Option<Tensor>>> {
         let mut inputs = inputs.iter().cloned();
         let mut next = || inputs.next().ok_or_else(|| invalid!("a backward graph lacks an input"));
