@@ -19,7 +19,7 @@ use std::time::Duration;
 use thalweg_driver::Code;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_runtime::{
-    Communicator, CommunicatorId, Device, Error, Label, MemPool, Result, Stream, refuse, refuse_if,
+    Communicator, CommunicatorId, Device, Error, Label, MemPool, Result, Stream, options, refuse, refuse_if,
 };
 use thalweg_tensor::caller::{at_line, label_at};
 
@@ -39,22 +39,18 @@ fn prefix(name: &str) -> String {
     format!("group/{name}")
 }
 
-/// The options of a process group.
-#[derive(Clone, Debug)]
-pub struct GroupOptions {
-    /// The time that a collective may take before the [watchdog](Self::watchdog) ends the group; 10 minutes.
-    pub timeout: Duration,
-    /// Whether a thread watches over the group: it aborts the group's collectives if one takes longer than the timeout, or
-    /// another rank has failed, so that no host thread waits forever. `None`: only on GPUs. The simulated GPU itself detects work
-    /// that cannot end.
-    pub watchdog: Option<bool>,
-    /// The priority of the group's stream; smaller numbers are more urgent. The default is 0.
-    pub stream_priority: i32,
-}
-
-impl Default for GroupOptions {
-    fn default() -> Self {
-        Self { timeout: DEFAULT_TIMEOUT, watchdog: None, stream_priority: 0 }
+options! {
+    /// The options of a process group.
+    #[derive(Clone, Debug)]
+    pub struct GroupOptions {
+        /// The time that a collective may take before the [watchdog](Self::watchdog) ends the group; 10 minutes.
+        pub timeout: Duration = DEFAULT_TIMEOUT,
+        /// Whether a thread watches over the group: it aborts the group's collectives if one takes longer than the timeout, or
+        /// another rank has failed, so that no host thread waits forever. `None`: only on GPUs. The simulated GPU itself detects work
+        /// that cannot end.
+        pub watchdog: Option<bool> = None,
+        /// The priority of the group's stream; smaller numbers are more urgent. The default is 0.
+        pub stream_priority: i32 = 0,
     }
 }
 

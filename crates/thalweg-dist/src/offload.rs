@@ -14,25 +14,21 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use thalweg_lock::{Mutex, MutexGuard};
-use thalweg_runtime::{Device, Event, Result, Stream};
+use thalweg_runtime::{Device, Event, Result, Stream, options};
 use thalweg_tensor::autograd::saved_tensors_hooks_for;
 use thalweg_tensor::{HostTensor, Tensor, no_grad};
 
-/// The options of an [`ActivationOffload`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OffloadOptions {
-    /// The minimum size of tensors that are moved; smaller ones stay on the device. The default is 1 KiB.
-    pub min_bytes: usize,
-    /// The number of copies out that may be in progress; the default is 2. A forward pass that is further ahead *blocks*, since
-    /// the memory is not free yet.
-    pub in_flight: usize,
-    /// The number of tensors that are copied back before they are used, the last saved first; the default is 2.
-    pub prefetch: usize,
-}
-
-impl Default for OffloadOptions {
-    fn default() -> Self {
-        Self { min_bytes: 1024, in_flight: 2, prefetch: 2 }
+options! {
+    /// The options of an [`ActivationOffload`].
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct OffloadOptions {
+        /// The minimum size of tensors that are moved; smaller ones stay on the device. The default is 1 KiB.
+        pub min_bytes: usize = 1024,
+        /// The number of copies out that may be in progress; the default is 2. A forward pass that is further ahead *blocks*, since
+        /// the memory is not free yet.
+        pub in_flight: usize = 2,
+        /// The number of tensors that are copied back before they are used, the last saved first; the default is 2.
+        pub prefetch: usize = 2,
     }
 }
 

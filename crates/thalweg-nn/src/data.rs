@@ -42,7 +42,7 @@ use std::thread::JoinHandle;
 
 use thalweg_ir::{DType, Element, byte_count};
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, Stream, invalid, refuse_if};
+use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, Stream, invalid, options, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{at_line, label_at};
 use thalweg_tensor::random::Generator;
@@ -115,25 +115,20 @@ impl SampleField<'_> {
     }
 }
 
-/// The options of a [`DataLoader`], by PyTorch's names.
-#[derive(Clone, Debug)]
-pub struct DataLoaderOptions {
-    /// The number of samples per batch.
-    pub batch_size: usize,
-    /// The seed with which each epoch is shuffled; without one, samples keep the order of the data set.
-    pub shuffle: Option<u64>,
-    /// The number of threads that read samples; with 0 the caller's thread reads them.
-    pub num_workers: usize,
-    /// The number of batches that each worker reads ahead.
-    pub prefetch_factor: usize,
-    /// Whether an incomplete last batch is dropped.
-    pub drop_last: bool,
-}
-
-impl Default for DataLoaderOptions {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self { batch_size: 1, shuffle: None, num_workers: 0, prefetch_factor: 2, drop_last: false }
+options! {
+    /// The options of a [`DataLoader`], by PyTorch's names.
+    #[derive(Clone, Debug)]
+    pub struct DataLoaderOptions {
+        /// The number of samples per batch.
+        pub batch_size: usize = 1,
+        /// The seed with which each epoch is shuffled; without one, samples keep the order of the data set.
+        pub shuffle: Option<u64> = None,
+        /// The number of threads that read samples; with 0 the caller's thread reads them.
+        pub num_workers: usize = 0,
+        /// The number of batches that each worker reads ahead.
+        pub prefetch_factor: usize = 2,
+        /// Whether an incomplete last batch is dropped.
+        pub drop_last: bool = false,
     }
 }
 

@@ -45,6 +45,7 @@ mod mem_pool;
 mod memory;
 mod meta;
 mod native;
+mod options;
 mod out_of_range;
 mod pinned;
 mod recorder;

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_ops::Autocast;
-use thalweg_runtime::{Device, Error, Result, invalid};
+use thalweg_runtime::{Device, Error, Result, invalid, options};
 
 use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
 use crate::caller::{CallLocation, outermost};
@@ -34,20 +34,16 @@ use crate::tensor::{Tensor, Tensors};
 
 pub use kept::KeptCast;
 
-/// The options of a region, with PyTorch's defaults.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AutocastOptions {
-    /// The 16-bit dtype of products and convolutions.
-    pub dtype: DType,
-    /// Whether operators cast. A region with `false` may be nested in one with `true`.
-    pub enabled: bool,
-    /// Whether casts of leaves are kept until the outermost region ends.
-    pub cache_enabled: bool,
-}
-
-impl Default for AutocastOptions {
-    fn default() -> Self {
-        Self { dtype: DType::F16, enabled: true, cache_enabled: true }
+options! {
+    /// The options of a region, with PyTorch's defaults.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct AutocastOptions {
+        /// The 16-bit dtype of products and convolutions.
+        pub dtype: DType = DType::F16,
+        /// Whether operators cast. A region with `false` may be nested in one with `true`.
+        pub enabled: bool = true,
+        /// Whether casts of leaves are kept until the outermost region ends.
+        pub cache_enabled: bool = true,
     }
 }
 

@@ -10,7 +10,7 @@
 //! ```
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result, refuse_if};
+use thalweg_runtime::{Error, Result, options, refuse_if};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::broadcast;
@@ -18,19 +18,15 @@ use super::reducer::{Reducer, State};
 use super::used::UsedMap;
 use crate::ReduceOp;
 
-/// The options of [`DistributedDataParallel::join`](super::DistributedDataParallel::join), with PyTorch's names and defaults.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct JoinOptions {
-    /// Whether gradients are divided by the number of all ranks instead of the number of ranks that still have inputs. All
-    /// samples then have the same weight.
-    pub divide_by_initial_world_size: bool,
-    /// Whether all ranks return an error as soon as one runs out of inputs before the others.
-    pub throw_on_early_termination: bool,
-}
-
-impl Default for JoinOptions {
-    fn default() -> Self {
-        Self { divide_by_initial_world_size: true, throw_on_early_termination: false }
+options! {
+    /// The options of [`DistributedDataParallel::join`](super::DistributedDataParallel::join), with PyTorch's names and defaults.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct JoinOptions {
+        /// Whether gradients are divided by the number of all ranks instead of the number of ranks that still have inputs. All
+        /// samples then have the same weight.
+        pub divide_by_initial_world_size: bool = true,
+        /// Whether all ranks return an error as soon as one runs out of inputs before the others.
+        pub throw_on_early_termination: bool = false,
     }
 }
 

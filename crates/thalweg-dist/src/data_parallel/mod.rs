@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
 use thalweg_nn::optim::{Optimizer, OptimizerOptions};
-use thalweg_runtime::{Error, Result, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, options, refuse, refuse_if};
 use thalweg_tensor::autograd::HookHandle;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -36,34 +36,24 @@ use crate::{ProcessGroup, ReduceOp, Work};
 /// elements, in any floating-point dtype.
 pub type BucketHook = dyn Fn(&ProcessGroup, &Tensor) -> Result<(Work, Tensor)> + Send + Sync;
 
-/// The options of data parallel training, with PyTorch's names and defaults.
-#[derive(Clone)]
-pub struct DataParallelOptions {
-    /// The size of a bucket in bytes; the default is 25 MiB. The first bucket is full at 1 MiB, so that reductions begin early.
-    pub bucket_cap_bytes: usize,
-    /// Whether a forward pass in training mode first copies rank 0's values to the module's buffers.
-    pub broadcast_buffers: bool,
-    /// Whether parameters may get no gradient in a pass. Each forward pass then walks its graph to find them, and the ranks
-    /// reduce a map of those that are used. If a rank leaves some out, its backward pass *blocks* until that map has arrived,
-    /// which is queued before the pass's first bucket. Gradients of parameters that no rank uses are unchanged.
-    pub find_unused_parameters: bool,
-    /// Whether all passes use the same parameters. Parameters that get no gradient are found in the first pass, as with
-    /// `find_unused_parameters`, which has no effect if this is set. Later passes do not wait on the host and can be captured;
-    /// using other parameters is an error.
-    pub static_graph: bool,
-    /// The function that reduces a bucket; `None` computes the mean with `all_reduce`.
-    pub hook: Option<Arc<BucketHook>>,
-}
-
-impl Default for DataParallelOptions {
-    fn default() -> Self {
-        Self {
-            bucket_cap_bytes: 25 << 20,
-            broadcast_buffers: true,
-            find_unused_parameters: false,
-            static_graph: false,
-            hook: None,
-        }
+options! {
+    /// The options of data parallel training, with PyTorch's names and defaults.
+    #[derive(Clone)]
+    pub struct DataParallelOptions {
+        /// The size of a bucket in bytes; the default is 25 MiB. The first bucket is full at 1 MiB, so that reductions begin early.
+        pub bucket_cap_bytes: usize = 25 << 20,
+        /// Whether a forward pass in training mode first copies rank 0's values to the module's buffers.
+        pub broadcast_buffers: bool = true,
+        /// Whether parameters may get no gradient in a pass. Each forward pass then walks its graph to find them, and the ranks
+        /// reduce a map of those that are used. If a rank leaves some out, its backward pass *blocks* until that map has arrived,
+        /// which is queued before the pass's first bucket. Gradients of parameters that no rank uses are unchanged.
+        pub find_unused_parameters: bool = false,
+        /// Whether all passes use the same parameters. Parameters that get no gradient are found in the first pass, as with
+        /// `find_unused_parameters`, which has no effect if this is set. Later passes do not wait on the host and can be captured;
+        /// using other parameters is an error.
+        pub static_graph: bool = false,
+        /// The function that reduces a bucket; `None` computes the mean with `all_reduce`.
+        pub hook: Option<Arc<BucketHook>> = None,
     }
 }
 

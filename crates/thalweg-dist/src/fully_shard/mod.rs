@@ -42,7 +42,7 @@ use thalweg_ir::DType;
 use thalweg_lock::{Mutex, MutexGuard};
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module, walk, walk_mut};
 use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
-use thalweg_runtime::{Error, Result, invalid, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, options, refuse_if};
 use thalweg_tensor::autograd::saved_tensors_hooks_for;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -51,22 +51,18 @@ pub use self::offload::OffloadedOptimizer;
 use self::unit::Unit;
 use crate::{DeviceMesh, ProcessGroup, ReduceOp};
 
-/// The dtypes in which a unit computes (`MixedPrecisionPolicy`). Shards and their gradients keep the dtype of the parameters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MixedPrecision {
-    /// The dtype of gathered parameters, and so of the computation; `None`: the dtype of the shards.
-    pub param_dtype: Option<DType>,
-    /// The dtype in which gradients are reduced; `None`: the dtype of the gathered parameters.
-    pub reduce_dtype: Option<DType>,
-    /// The dtype to which [`Forward::forward`] converts its result; `None`: no conversion.
-    pub output_dtype: Option<DType>,
-    /// Whether [`Forward::forward`] converts a floating-point input to `param_dtype`.
-    pub cast_forward_inputs: bool,
-}
-
-impl Default for MixedPrecision {
-    fn default() -> Self {
-        Self { param_dtype: None, reduce_dtype: None, output_dtype: None, cast_forward_inputs: true }
+options! {
+    /// The dtypes in which a unit computes (`MixedPrecisionPolicy`). Shards and their gradients keep the dtype of the parameters.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct MixedPrecision {
+        /// The dtype of gathered parameters, and so of the computation; `None`: the dtype of the shards.
+        pub param_dtype: Option<DType> = None,
+        /// The dtype in which gradients are reduced; `None`: the dtype of the gathered parameters.
+        pub reduce_dtype: Option<DType> = None,
+        /// The dtype to which [`Forward::forward`] converts its result; `None`: no conversion.
+        pub output_dtype: Option<DType> = None,
+        /// Whether [`Forward::forward`] converts a floating-point input to `param_dtype`.
+        pub cast_forward_inputs: bool = true,
     }
 }
 
@@ -83,29 +79,20 @@ pub enum OffloadPolicy {
     Cpu,
 }
 
-/// The options of [`fully_shard`], with PyTorch's names and defaults.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FullyShardOptions {
-    /// Whether the full parameters are freed after a forward pass, and gathered again for the backward pass. `None`: yes, except
-    /// for the outermost unit, whose backward pass follows immediately.
-    pub reshard_after_forward: Option<bool>,
-    /// The dtypes of the computation.
-    pub mixed_precision: MixedPrecision,
-    /// The number of units that are gathered before they are used, in the order of the previous pass. The default is 1; 0 gathers
-    /// each unit when it is needed.
-    pub prefetch: usize,
-    /// The memory in which the shards are kept.
-    pub offload_policy: OffloadPolicy,
-}
-
-impl Default for FullyShardOptions {
-    fn default() -> Self {
-        Self {
-            reshard_after_forward: None,
-            mixed_precision: MixedPrecision::default(),
-            prefetch: 1,
-            offload_policy: OffloadPolicy::None,
-        }
+options! {
+    /// The options of [`fully_shard`], with PyTorch's names and defaults.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct FullyShardOptions {
+        /// Whether the full parameters are freed after a forward pass, and gathered again for the backward pass. `None`: yes, except
+        /// for the outermost unit, whose backward pass follows immediately.
+        pub reshard_after_forward: Option<bool> = None,
+        /// The dtypes of the computation.
+        pub mixed_precision: MixedPrecision = MixedPrecision::default(),
+        /// The number of units that are gathered before they are used, in the order of the previous pass. The default is 1; 0 gathers
+        /// each unit when it is needed.
+        pub prefetch: usize = 1,
+        /// The memory in which the shards are kept.
+        pub offload_policy: OffloadPolicy = OffloadPolicy::None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The styles of a plan: how a module's parameters are divided, and the placements of its input and output.
 
 use super::Placement;
+use thalweg_runtime::options;
 
 /// A style of parallel computation (`torch.distributed.tensor.parallel.ParallelStyle`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,45 +31,32 @@ impl ParallelStyle {
     }
 }
 
-/// A style that divides the outputs of a linear layer, or the features of an embedding.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ColwiseParallel {
-    /// The placement of the input, which is converted to a replicated one. The default is [`Placement::Replicate`].
-    pub input_layouts: Placement,
-    /// The placement of the output. The default is [`Placement::Shard`] of the last dimension, as it is computed.
-    pub output_layouts: Placement,
-    /// The number of equal consecutive groups of outputs: 3 for queries, keys and values in one layer. Every rank gets a part of
-    /// each group. The default is 1.
-    pub packed: usize,
-    /// Whether the input's gradient is summed over the ranks here; `false` where a [`PrepareModuleInput`] does it for several
-    /// layers at once, whose input is replicated. The default is `true`.
-    pub reduce_gradient: bool,
-}
-
-impl Default for ColwiseParallel {
-    fn default() -> Self {
-        Self {
-            input_layouts: Placement::Replicate,
-            output_layouts: Placement::Shard(-1),
-            packed: 1,
-            reduce_gradient: true,
-        }
+options! {
+    /// A style that divides the outputs of a linear layer, or the features of an embedding.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct ColwiseParallel {
+        /// The placement of the input, which is converted to a replicated one. The default is [`Placement::Replicate`].
+        pub input_layouts: Placement = Placement::Replicate,
+        /// The placement of the output. The default is [`Placement::Shard`] of the last dimension, as it is computed.
+        pub output_layouts: Placement = Placement::Shard(-1),
+        /// The number of equal consecutive groups of outputs: 3 for queries, keys and values in one layer. Every rank gets a part of
+        /// each group. The default is 1.
+        pub packed: usize = 1,
+        /// Whether the input's gradient is summed over the ranks here; `false` where a [`PrepareModuleInput`] does it for several
+        /// layers at once, whose input is replicated. The default is `true`.
+        pub reduce_gradient: bool = true,
     }
 }
 
-/// A style that divides the inputs of a linear layer, or the rows of an embedding (its vocabulary).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RowwiseParallel {
-    /// The placement of the input. The default is [`Placement::Shard`] of the last dimension, as a [`ColwiseParallel`] layer
-    /// returns it. Indices of an embedding are mostly [`Placement::Replicate`].
-    pub input_layouts: Placement,
-    /// The placement of the output. The default is [`Placement::Replicate`].
-    pub output_layouts: Placement,
-}
-
-impl Default for RowwiseParallel {
-    fn default() -> Self {
-        Self { input_layouts: Placement::Shard(-1), output_layouts: Placement::Replicate }
+options! {
+    /// A style that divides the inputs of a linear layer, or the rows of an embedding (its vocabulary).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct RowwiseParallel {
+        /// The placement of the input. The default is [`Placement::Shard`] of the last dimension, as a [`ColwiseParallel`] layer
+        /// returns it. Indices of an embedding are mostly [`Placement::Replicate`].
+        pub input_layouts: Placement = Placement::Shard(-1),
+        /// The placement of the output. The default is [`Placement::Replicate`].
+        pub output_layouts: Placement = Placement::Replicate,
     }
 }
 

@@ -3,29 +3,25 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_runtime::Result;
+use thalweg_runtime::{Result, options};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::dispatch::as_ints;
 
 use super::{call, int, of_axes};
 
-/// The options of a convolution over some axes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ConvOptions<const AXES: usize> {
-    /// The distance from one window to the next.
-    pub stride: [usize; AXES],
-    /// The width of the zero padding.
-    pub padding: [usize; AXES],
-    /// The distance from one element of the kernel to the next.
-    pub dilation: [usize; AXES],
-    /// The number of groups of channels, which are convolved independently.
-    pub groups: usize,
-}
-
-impl<const AXES: usize> Default for ConvOptions<AXES> {
-    fn default() -> Self {
-        Self { stride: [1; AXES], padding: [0; AXES], dilation: [1; AXES], groups: 1 }
+options! {
+    /// The options of a convolution over some axes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct ConvOptions<const AXES: usize> {
+        /// The distance from one window to the next.
+        pub stride: [usize; AXES] = [1; AXES],
+        /// The width of the zero padding.
+        pub padding: [usize; AXES] = [0; AXES],
+        /// The distance from one element of the kernel to the next.
+        pub dilation: [usize; AXES] = [1; AXES],
+        /// The number of groups of channels, which are convolved independently.
+        pub groups: usize = 1,
     }
 }
 

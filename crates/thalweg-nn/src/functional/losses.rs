@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result, refuse_if};
+use thalweg_runtime::{Error, Result, options, refuse_if};
 
 use super::operator;
 use thalweg_tensor::Tensor;
@@ -44,20 +44,16 @@ impl From<Reduction> for Argument<'_> {
     }
 }
 
-/// The options of a loss over classes, with PyTorch's defaults.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ClassLossOptions {
-    /// The class whose rows have loss 0 and are ignored in the mean.
-    pub ignore_index: i64,
-    /// The fraction of a target, from 0 to 1, that is spread evenly over all classes. Only cross entropy uses it.
-    pub label_smoothing: f64,
-    /// The reduction of the losses.
-    pub reduction: Reduction,
-}
-
-impl Default for ClassLossOptions {
-    fn default() -> Self {
-        Self { ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
+options! {
+    /// The options of a loss over classes, with PyTorch's defaults.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct ClassLossOptions {
+        /// The class whose rows have loss 0 and are ignored in the mean.
+        pub ignore_index: i64 = -100,
+        /// The fraction of a target, from 0 to 1, that is spread evenly over all classes. Only cross entropy uses it.
+        pub label_smoothing: f64 = 0.0,
+        /// The reduction of the losses.
+        pub reduction: Reduction = Reduction::Mean,
     }
 }
 

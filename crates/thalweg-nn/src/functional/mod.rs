@@ -51,7 +51,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
-use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, options, refuse, refuse_if};
 
 pub use activations::{gumbel_softmax, softmin, tanhshrink};
 pub use attention::{AttentionOptions, cached_attention, packed_attention, scaled_dot_product_attention};
@@ -146,20 +146,16 @@ fn affine(
     })
 }
 
-/// The options of a pooling.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PoolOptions {
-    /// The distance from one window to the next, in y and in x: by default the extents of the kernel.
-    pub stride: Option<[usize; 2]>,
-    /// The width of the padding around the image, whose elements never count as the greatest: at most half of the kernel.
-    pub padding: usize,
-    /// The distance from one element of the kernel to the next.
-    pub dilation: usize,
-}
-
-impl Default for PoolOptions {
-    fn default() -> Self {
-        Self { stride: None, padding: 0, dilation: 1 }
+options! {
+    /// The options of a pooling.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct PoolOptions {
+        /// The distance from one window to the next, in y and in x: by default the extents of the kernel.
+        pub stride: Option<[usize; 2]> = None,
+        /// The width of the padding around the image, whose elements never count as the greatest: at most half of the kernel.
+        pub padding: usize = 0,
+        /// The distance from one element of the kernel to the next.
+        pub dilation: usize = 1,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, options, refuse, refuse_if};
 use thalweg_tensor::autocast::{AutocastOptions, autocast_with};
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::dispatch::{Argument, Operator, find_operator};
@@ -206,21 +206,16 @@ pub fn affine_grid(theta: &Tensor, size: impl Sizes, align_corners: bool) -> Res
     })
 }
 
-/// The windows of [`unfold`] and [`fold`], in y and in x.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct UnfoldOptions {
-    /// The distance from one element of a window to the next.
-    pub dilation: [usize; 2],
-    /// The width of the zero padding.
-    pub padding: [usize; 2],
-    /// The distance from one window to the next.
-    pub stride: [usize; 2],
-}
-
-impl Default for UnfoldOptions {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self { dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+options! {
+    /// The windows of [`unfold`] and [`fold`], in y and in x.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct UnfoldOptions {
+        /// The distance from one element of a window to the next.
+        pub dilation: [usize; 2] = [1; 2],
+        /// The width of the zero padding.
+        pub padding: [usize; 2] = [0; 2],
+        /// The distance from one window to the next.
+        pub stride: [usize; 2] = [1; 2],
     }
 }
 

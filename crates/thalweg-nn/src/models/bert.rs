@@ -1,7 +1,7 @@
 //! BERT, with the names of Hugging Face's weights.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result, invalid};
+use thalweg_runtime::{Device, Error, Result, invalid, options};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, i};
 
@@ -9,42 +9,28 @@ use super::{check_heads, merge_heads, split_heads};
 use crate::functional::{AttentionOptions, scaled_dot_product_attention};
 use crate::module::{Embedding, Forward, LayerNorm, Linear, Module};
 
-/// The sizes of a BERT (`BertConfig`); the defaults are those of `bert-base-uncased`.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct BertConfig {
-    /// The number of tokens.
-    pub vocab_size: usize,
-    /// The number of features of a token.
-    pub hidden_size: usize,
-    /// The number of layers.
-    pub num_hidden_layers: usize,
-    /// The number of attention heads.
-    pub num_attention_heads: usize,
-    /// The number of features inside a layer.
-    pub intermediate_size: usize,
-    /// The maximum length of a sequence.
-    pub max_position_embeddings: usize,
-    /// The number of segment kinds, by which sentences of a pair are distinguished.
-    pub type_vocab_size: usize,
-    /// The number that norms add to the variance.
-    pub layer_norm_eps: f64,
-    /// The token that pads sequences: its embedding has no gradient.
-    pub pad_token_id: usize,
-}
-
-impl Default for BertConfig {
-    fn default() -> Self {
-        Self {
-            vocab_size: 30522,
-            hidden_size: 768,
-            num_hidden_layers: 12,
-            num_attention_heads: 12,
-            intermediate_size: 3072,
-            max_position_embeddings: 512,
-            type_vocab_size: 2,
-            layer_norm_eps: 1e-12,
-            pad_token_id: 0,
-        }
+options! {
+    /// The sizes of a BERT (`BertConfig`); the defaults are those of `bert-base-uncased`.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct BertConfig {
+        /// The number of tokens.
+        pub vocab_size: usize = 30522,
+        /// The number of features of a token.
+        pub hidden_size: usize = 768,
+        /// The number of layers.
+        pub num_hidden_layers: usize = 12,
+        /// The number of attention heads.
+        pub num_attention_heads: usize = 12,
+        /// The number of features inside a layer.
+        pub intermediate_size: usize = 3072,
+        /// The maximum length of a sequence.
+        pub max_position_embeddings: usize = 512,
+        /// The number of segment kinds, by which sentences of a pair are distinguished.
+        pub type_vocab_size: usize = 2,
+        /// The number that norms add to the variance.
+        pub layer_norm_eps: f64 = 1e-12,
+        /// The token that pads sequences: its embedding has no gradient.
+        pub pad_token_id: usize = 0,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Language models token by token, with a cache of keys and values.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, options, refuse, refuse_if};
 use thalweg_tensor::fused::decoder::exchange_for;
 use thalweg_tensor::random::default_generator;
 use thalweg_tensor::{Tensor, no_grad};
@@ -11,21 +11,17 @@ use crate::functional::{
 };
 use crate::module::{Forward, IntegerFormat, Linear, WeightOnlyLinear};
 
-/// The options of a [`Decoder`].
-#[derive(Clone, Copy, Debug)]
-pub struct DecodeOptions {
-    /// The dtype of weights, caches and scores.
-    pub dtype: DType,
-    /// The temperature at which tokens are drawn from the device's generator; `None` chooses the likeliest.
-    pub temperature: Option<f64>,
-    /// The integer format to which the weights of the layers' products are converted; `None` leaves them unchanged. Embeddings
-    /// and head stay in `dtype`.
-    pub integers: Option<IntegerFormat>,
-}
-
-impl Default for DecodeOptions {
-    fn default() -> Self {
-        Self { dtype: DType::Bf16, temperature: None, integers: None }
+options! {
+    /// The options of a [`Decoder`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct DecodeOptions {
+        /// The dtype of weights, caches and scores.
+        pub dtype: DType = DType::Bf16,
+        /// The temperature at which tokens are drawn from the device's generator; `None` chooses the likeliest.
+        pub temperature: Option<f64> = None,
+        /// The integer format to which the weights of the layers' products are converted; `None` leaves them unchanged. Embeddings
+        /// and head stay in `dtype`.
+        pub integers: Option<IntegerFormat> = None,
     }
 }
 

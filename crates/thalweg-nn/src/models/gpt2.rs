@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result, invalid, refuse};
+use thalweg_runtime::{Device, Error, Result, invalid, options, refuse};
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
@@ -13,24 +13,20 @@ use super::{DecodeOptions, Decoder, check_heads, merge_heads, split_heads};
 use crate::functional::{AttentionOptions, scaled_dot_product_attention};
 use crate::module::{Embedding, Forward, LayerNorm, Linear, Module, StateDict};
 
-/// The sizes of a GPT-2 (`GPT2Config`); the defaults are those of the smallest checkpoint, with 124 million parameters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GPT2Config {
-    /// The number of tokens.
-    pub vocab_size: usize,
-    /// The maximum length of a sequence.
-    pub n_positions: usize,
-    /// The number of features of a token.
-    pub n_embd: usize,
-    /// The number of blocks.
-    pub n_layer: usize,
-    /// The number of attention heads.
-    pub n_head: usize,
-}
-
-impl Default for GPT2Config {
-    fn default() -> Self {
-        Self { vocab_size: 50257, n_positions: 1024, n_embd: 768, n_layer: 12, n_head: 12 }
+options! {
+    /// The sizes of a GPT-2 (`GPT2Config`); the defaults are those of the smallest checkpoint, with 124 million parameters.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct GPT2Config {
+        /// The number of tokens.
+        pub vocab_size: usize = 50257,
+        /// The maximum length of a sequence.
+        pub n_positions: usize = 1024,
+        /// The number of features of a token.
+        pub n_embd: usize = 768,
+        /// The number of blocks.
+        pub n_layer: usize = 12,
+        /// The number of attention heads.
+        pub n_head: usize = 12,
     }
 }
 

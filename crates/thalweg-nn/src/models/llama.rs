@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result, invalid, refuse_if};
+use thalweg_runtime::{Device, Error, Result, invalid, options, refuse_if};
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
@@ -13,30 +13,32 @@ use super::{DecodeOptions, Decoder as TokenDecoder, check_heads, merge_heads, sp
 use crate::functional::{AttentionOptions, scaled_dot_product_attention};
 use crate::module::{Embedding, Forward, Linear, Module, RMSNorm};
 
-/// The sizes of a Llama (`LlamaConfig`); the defaults are those of the second generation's model with 7 billion parameters.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct LlamaConfig {
-    /// The number of tokens.
-    pub vocab_size: usize,
-    /// The number of features of a token.
-    pub hidden_size: usize,
-    /// The number of features inside a gated layer.
-    pub intermediate_size: usize,
-    /// The number of layers.
-    pub num_hidden_layers: usize,
-    /// The number of query heads.
-    pub num_attention_heads: usize,
-    /// The number of heads of keys and values, each of which is shared by an equal number of query heads.
-    pub num_key_value_heads: usize,
-    /// The base of the rotations' wavelengths.
-    pub rope_theta: f64,
-    /// The change of the rotations for sequences that are longer than the sequences of the first training.
-    pub rope_scaling: Option<RopeScaling>,
-    /// The number that norms add to the mean square.
-    pub rms_norm_eps: f64,
-    /// Whether the head that scores tokens shares the weight of their embedding, as in the smaller models of the third
-    /// generation.
-    pub tie_word_embeddings: bool,
+options! {
+    /// The sizes of a Llama (`LlamaConfig`); the defaults are those of the second generation's model with 7 billion parameters.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct LlamaConfig {
+        /// The number of tokens.
+        pub vocab_size: usize = 32000,
+        /// The number of features of a token.
+        pub hidden_size: usize = 4096,
+        /// The number of features inside a gated layer.
+        pub intermediate_size: usize = 11008,
+        /// The number of layers.
+        pub num_hidden_layers: usize = 32,
+        /// The number of query heads.
+        pub num_attention_heads: usize = 32,
+        /// The number of heads of keys and values, each of which is shared by an equal number of query heads.
+        pub num_key_value_heads: usize = 32,
+        /// The base of the rotations' wavelengths.
+        pub rope_theta: f64 = 10000.0,
+        /// The change of the rotations for sequences that are longer than the sequences of the first training.
+        pub rope_scaling: Option<RopeScaling> = None,
+        /// The number that norms add to the mean square.
+        pub rms_norm_eps: f64 = 1e-5,
+        /// Whether the head that scores tokens shares the weight of their embedding, as in the smaller models of the third
+        /// generation.
+        pub tie_word_embeddings: bool = false,
+    }
 }
 
 /// A change of the rotations (`rope_scaling`), by the names of its types.
@@ -59,23 +61,6 @@ pub enum RopeScaling {
         /// The original length.
         original_max_position_embeddings: usize,
     },
-}
-
-impl Default for LlamaConfig {
-    fn default() -> Self {
-        Self {
-            vocab_size: 32000,
-            hidden_size: 4096,
-            intermediate_size: 11008,
-            num_hidden_layers: 32,
-            num_attention_heads: 32,
-            num_key_value_heads: 32,
-            rope_theta: 10000.0,
-            rope_scaling: None,
-            rms_norm_eps: 1e-5,
-            tie_word_embeddings: false,
-        }
-    }
 }
 
 /// Cosines and sines of the rotations, (length, features of a head).

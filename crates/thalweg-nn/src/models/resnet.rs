@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Device, Error, Result, refuse};
+use thalweg_runtime::{Device, Error, Result, options, refuse};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::enter;
 use thalweg_tensor::random::Generator;
@@ -13,23 +13,19 @@ use crate::module::{BatchNorm2d, BatchNormOptions, Conv2d, Forward, Linear, Modu
 /// The ratio of a bottleneck's output channels to its inner channels.
 const EXPANSION: usize = 4;
 
-/// The sizes of a [`ResNet`]; the defaults are those of `resnet50`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ResNetConfig {
-    /// The number of channels of an image.
-    pub channels: usize,
-    /// The number of channels after the first convolution.
-    pub stem: usize,
-    /// The layers, from one to four: for each, the inner channels of its bottlenecks and the number of its bottlenecks. Each
-    /// layer after the first halves height and width.
-    pub layers: Vec<(usize, usize)>,
-    /// The number of classes.
-    pub classes: usize,
-}
-
-impl Default for ResNetConfig {
-    fn default() -> Self {
-        Self { channels: 3, stem: 64, layers: vec![(64, 3), (128, 4), (256, 6), (512, 3)], classes: 1000 }
+options! {
+    /// The sizes of a [`ResNet`]; the defaults are those of `resnet50`.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    pub struct ResNetConfig {
+        /// The number of channels of an image.
+        pub channels: usize = 3,
+        /// The number of channels after the first convolution.
+        pub stem: usize = 64,
+        /// The layers, from one to four: for each, the inner channels of its bottlenecks and the number of its bottlenecks. Each
+        /// layer after the first halves height and width.
+        pub layers: Vec<(usize, usize)> = vec![(64, 3), (128, 4), (256, 6), (512, 3)],
+        /// The number of classes.
+        pub classes: usize = 1000,
     }
 }
 

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
+use thalweg_runtime::{Device, Error, Result, invalid, options, refuse, refuse_if};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
@@ -12,37 +12,24 @@ use thalweg_tensor::random::{DeviceGenerator, Generator};
 use super::{Forward, Linear, Module, constant, uniform};
 use crate::functional::{self, AttentionOptions};
 
-/// The options of [`MultiheadAttention`].
-#[derive(Clone, Debug)]
-pub struct MultiheadAttentionOptions {
-    /// The probability with which a weight is dropped in training, and its generator.
-    pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
-    /// Whether the projections have biases.
-    pub bias: bool,
-    /// Whether a learnt key and value are added to the sequence.
-    pub add_bias_kv: bool,
-    /// Whether a key and a value of zeros are added to the sequence.
-    pub add_zero_attn: bool,
-    /// The number of features of a key, if it differs from the number of features of a query.
-    pub kdim: Option<usize>,
-    /// The number of features of a value, if it differs from the number of features of a query.
-    pub vdim: Option<usize>,
-    /// Whether the batch comes before the sequence.
-    pub batch_first: bool,
-}
-
-impl Default for MultiheadAttentionOptions {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self {
-            dropout: None,
-            bias: true,
-            add_bias_kv: false,
-            add_zero_attn: false,
-            kdim: None,
-            vdim: None,
-            batch_first: false,
-        }
+options! {
+    /// The options of [`MultiheadAttention`].
+    #[derive(Clone, Debug)]
+    pub struct MultiheadAttentionOptions {
+        /// The probability with which a weight is dropped in training, and its generator.
+        pub dropout: Option<(f64, Arc<DeviceGenerator>)> = None,
+        /// Whether the projections have biases.
+        pub bias: bool = true,
+        /// Whether a learnt key and value are added to the sequence.
+        pub add_bias_kv: bool = false,
+        /// Whether a key and a value of zeros are added to the sequence.
+        pub add_zero_attn: bool = false,
+        /// The number of features of a key, if it differs from the number of features of a query.
+        pub kdim: Option<usize> = None,
+        /// The number of features of a value, if it differs from the number of features of a query.
+        pub vdim: Option<usize> = None,
+        /// Whether the batch comes before the sequence.
+        pub batch_first: bool = false,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use thalweg_runtime::{Device, Error, Result, refuse_if};
+use thalweg_runtime::{Device, Error, Result, options, refuse_if};
 use thalweg_tensor::caller::{in_call, in_function};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{Tensor, no_grad};
@@ -14,37 +14,24 @@ use super::{
 };
 use crate::functional;
 
-/// The options of a layer of a transformer.
-#[derive(Clone, Debug)]
-pub struct TransformerLayerOptions {
-    /// The number of features between the two products of the feed-forward part.
-    pub dim_feedforward: usize,
-    /// The probability with which elements are dropped in training, and its generator.
-    pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
-    /// Whether GELU replaces max(0, x) (`activation="gelu"`).
-    pub gelu: bool,
-    /// The number that layer norms add to the variance.
-    pub layer_norm_eps: f64,
-    /// Whether the batch comes before the sequence.
-    pub batch_first: bool,
-    /// Whether the input of each part is normalized, instead of the sum after it.
-    pub norm_first: bool,
-    /// Whether products and norms have biases.
-    pub bias: bool,
-}
-
-impl Default for TransformerLayerOptions {
-    /// Returns PyTorch's options, without dropout.
-    fn default() -> Self {
-        Self {
-            dim_feedforward: 2048,
-            dropout: None,
-            gelu: false,
-            layer_norm_eps: 1e-5,
-            batch_first: false,
-            norm_first: false,
-            bias: true,
-        }
+options! {
+    /// The options of a layer of a transformer.
+    #[derive(Clone, Debug)]
+    pub struct TransformerLayerOptions {
+        /// The number of features between the two products of the feed-forward part.
+        pub dim_feedforward: usize = 2048,
+        /// The probability with which elements are dropped in training, and its generator.
+        pub dropout: Option<(f64, Arc<DeviceGenerator>)> = None,
+        /// Whether GELU replaces max(0, x) (`activation="gelu"`).
+        pub gelu: bool = false,
+        /// The number that layer norms add to the variance.
+        pub layer_norm_eps: f64 = 1e-5,
+        /// Whether the batch comes before the sequence.
+        pub batch_first: bool = false,
+        /// Whether the input of each part is normalized, instead of the sum after it.
+        pub norm_first: bool = false,
+        /// Whether products and norms have biases.
+        pub bias: bool = true,
     }
 }
 

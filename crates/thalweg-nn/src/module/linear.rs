@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::{Activation, Device, Error, Result};
+use thalweg_runtime::{Activation, Device, Error, Result, options};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, outermost};
 use thalweg_tensor::random::Generator;
@@ -196,21 +196,16 @@ impl Forward for Identity {
     }
 }
 
-/// A module that merges a range of dimensions.
-#[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Flatten {
-    /// The first dimension of the range.
-    #[module(skip)]
-    pub start_dim: i64,
-    /// The last dimension of the range.
-    #[module(skip)]
-    pub end_dim: i64,
-}
-
-impl Default for Flatten {
-    /// Returns the options that flatten all but the first dimension.
-    fn default() -> Self {
-        Self { start_dim: 1, end_dim: -1 }
+options! {
+    /// A module that merges a range of dimensions.
+    #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Flatten {
+        /// The first dimension of the range.
+        #[module(skip)]
+        pub start_dim: i64 = 1,
+        /// The last dimension of the range.
+        #[module(skip)]
+        pub end_dim: i64 = -1,
     }
 }
 

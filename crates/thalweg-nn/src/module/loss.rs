@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_runtime::Result;
+use thalweg_runtime::{Result, options};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::dispatch::Argument;
@@ -199,24 +199,19 @@ impl KLDivLoss {
     }
 }
 
-/// Half of ln variance + (x − target)² / variance.
-#[derive(Module, Clone, Copy, PartialEq, Debug)]
-pub struct GaussianNLLLoss {
-    /// Whether half of ln 2π is added.
-    #[module(skip)]
-    pub full: bool,
-    /// The least variance.
-    #[module(skip)]
-    pub eps: f64,
-    /// The reduction of the losses.
-    #[module(skip)]
-    pub reduction: Reduction,
-}
-
-impl Default for GaussianNLLLoss {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self { full: false, eps: 1e-6, reduction: Reduction::Mean }
+options! {
+    /// Half of ln variance + (x − target)² / variance.
+    #[derive(Module, Clone, Copy, PartialEq, Debug)]
+    pub struct GaussianNLLLoss {
+        /// Whether half of ln 2π is added.
+        #[module(skip)]
+        pub full: bool = false,
+        /// The least variance.
+        #[module(skip)]
+        pub eps: f64 = 1e-6,
+        /// The reduction of the losses.
+        #[module(skip)]
+        pub reduction: Reduction = Reduction::Mean,
     }
 }
 
@@ -233,21 +228,16 @@ impl GaussianNLLLoss {
     }
 }
 
-/// The mean over a row's classes of −target · ln σ(x) − (1 − target) · ln σ(−x).
-#[derive(Module, Clone, Debug)]
-pub struct MultiLabelSoftMarginLoss {
-    /// A weight per class.
-    #[module(buffer)]
-    pub weight: Option<Tensor>,
-    /// The reduction of the losses of rows.
-    #[module(skip)]
-    pub reduction: Reduction,
-}
-
-impl Default for MultiLabelSoftMarginLoss {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self { weight: None, reduction: Reduction::Mean }
+options! {
+    /// The mean over a row's classes of −target · ln σ(x) − (1 − target) · ln σ(−x).
+    #[derive(Module, Clone, Debug)]
+    pub struct MultiLabelSoftMarginLoss {
+        /// A weight per class.
+        #[module(buffer)]
+        pub weight: Option<Tensor> = None,
+        /// The reduction of the losses of rows.
+        #[module(skip)]
+        pub reduction: Reduction = Reduction::Mean,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
+use thalweg_runtime::{Device, Error, Result, invalid, options, refuse, refuse_if};
 use thalweg_tensor::caller::{enter, in_call, outermost};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -15,23 +15,18 @@ fn buffer(shape: &[usize], value: f64, device: &Device) -> Result<Tensor> {
     Tensor::full(shape, value, DType::F32, device)
 }
 
-/// The options of [`BatchNorm`] and [`InstanceNorm`].
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct BatchNormOptions {
-    /// The number that is added to the variance.
-    pub eps: f64,
-    /// The weight of a batch in the running statistics; without it they are the mean over all batches.
-    pub momentum: Option<f64>,
-    /// Whether there are a weight and a bias.
-    pub affine: bool,
-    /// Whether there are running statistics.
-    pub track_running_stats: bool,
-}
-
-impl Default for BatchNormOptions {
-    /// Returns PyTorch's options of batch normalization.
-    fn default() -> Self {
-        Self { eps: 1e-5, momentum: Some(0.1), affine: true, track_running_stats: true }
+options! {
+    /// The options of [`BatchNorm`] and [`InstanceNorm`].
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct BatchNormOptions {
+        /// The number that is added to the variance.
+        pub eps: f64 = 1e-5,
+        /// The weight of a batch in the running statistics; without it they are the mean over all batches.
+        pub momentum: Option<f64> = Some(0.1),
+        /// Whether there are a weight and a bias.
+        pub affine: bool = true,
+        /// Whether there are running statistics.
+        pub track_running_stats: bool = true,
     }
 }
 

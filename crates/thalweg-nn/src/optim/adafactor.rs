@@ -7,7 +7,7 @@
 //! It is therefore a [`CompositeRule`]: options, states and one function of operators; [`CompositeOptimizer`] does the rest.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result, invalid};
+use thalweg_runtime::{Error, Result, invalid, options};
 use thalweg_tensor::Tensor;
 
 use super::ParameterState;
@@ -18,28 +18,23 @@ use super::optimizer::is_at_least;
 /// on the device, so that a step can be captured, unlike PyTorch's.
 pub type Adafactor = CompositeOptimizer<AdafactorOptions>;
 
-/// The options of [`Adafactor`], by PyTorch's names.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct AdafactorOptions {
-    /// The greatest relative step, and the factor of the weight decay.
-    pub lr: f64,
-    /// The exponent of the step number in the decay of the variance: at most 0.
-    pub beta2_decay: f64,
-    /// Two lower bounds: of the root of a variance (by default the dtype's precision), and of the parameter magnitude that steps
-    /// are relative to.
-    pub eps: (Option<f64>, f64),
-    /// The magnitude above which an update is scaled down: at least 1.
-    pub d: f64,
-    /// The fraction of each parameter that a step subtracts from it, times the learning rate.
-    pub weight_decay: f64,
-    /// Whether the loss is maximized.
-    pub maximize: bool,
-}
-
-impl Default for AdafactorOptions {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self { lr: 1e-2, beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false }
+options! {
+    /// The options of [`Adafactor`], by PyTorch's names.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct AdafactorOptions {
+        /// The greatest relative step, and the factor of the weight decay.
+        pub lr: f64 = 1e-2,
+        /// The exponent of the step number in the decay of the variance: at most 0.
+        pub beta2_decay: f64 = -0.8,
+        /// Two lower bounds: of the root of a variance (by default the dtype's precision), and of the parameter magnitude that steps
+        /// are relative to.
+        pub eps: (Option<f64>, f64) = (None, 1e-3),
+        /// The magnitude above which an update is scaled down: at least 1.
+        pub d: f64 = 1.0,
+        /// The fraction of each parameter that a step subtracts from it, times the learning rate.
+        pub weight_decay: f64 = 0.0,
+        /// Whether the loss is maximized.
+        pub maximize: bool = false,
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result, invalid, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, options, refuse_if};
 use thalweg_tensor::autograd::enable_grad;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -12,37 +12,24 @@ use thalweg_tensor::{Tensor, no_grad};
 use super::line_search::{Point, strong_wolfe};
 use super::optimizer::{check_parameters, is_at_least};
 
-/// The options of [`Lbfgs`], by PyTorch's names.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct LbfgsOptions {
-    /// The length of a step along its direction, or the first to be tried by a line search.
-    pub lr: f64,
-    /// The maximum number of directions per call of [`Lbfgs::step`].
-    pub max_iter: usize,
-    /// The maximum number of evaluations of the loss per call; by default a quarter more than `max_iter`.
-    pub max_eval: Option<usize>,
-    /// The tolerance of the gradient: a call ends if no element is greater.
-    pub tolerance_grad: f64,
-    /// The tolerance of changes: a call ends if neither a parameter nor the loss changes by more.
-    pub tolerance_change: f64,
-    /// The number of steps from which the Hessian is approximated.
-    pub history_size: usize,
-    /// Whether each step's length is searched until it satisfies the strong Wolfe conditions (`line_search_fn="strong_wolfe"`).
-    pub strong_wolfe: bool,
-}
-
-impl Default for LbfgsOptions {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self {
-            lr: 1.0,
-            max_iter: 20,
-            max_eval: None,
-            tolerance_grad: 1e-7,
-            tolerance_change: 1e-9,
-            history_size: 100,
-            strong_wolfe: false,
-        }
+options! {
+    /// The options of [`Lbfgs`], by PyTorch's names.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct LbfgsOptions {
+        /// The length of a step along its direction, or the first to be tried by a line search.
+        pub lr: f64 = 1.0,
+        /// The maximum number of directions per call of [`Lbfgs::step`].
+        pub max_iter: usize = 20,
+        /// The maximum number of evaluations of the loss per call; by default a quarter more than `max_iter`.
+        pub max_eval: Option<usize> = None,
+        /// The tolerance of the gradient: a call ends if no element is greater.
+        pub tolerance_grad: f64 = 1e-7,
+        /// The tolerance of changes: a call ends if neither a parameter nor the loss changes by more.
+        pub tolerance_change: f64 = 1e-9,
+        /// The number of steps from which the Hessian is approximated.
+        pub history_size: usize = 100,
+        /// Whether each step's length is searched until it satisfies the strong Wolfe conditions (`line_search_fn="strong_wolfe"`).
+        pub strong_wolfe: bool = false,
     }
 }
 

@@ -5,7 +5,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result, invalid, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, options, refuse_if};
 use thalweg_tensor::Tensor;
 
 use super::ParameterState;
@@ -25,40 +25,26 @@ pub enum AdjustLr {
     MatchRmsAdamW,
 }
 
-/// The options of [`Muon`], by PyTorch's names.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct MuonOptions {
-    /// The learning rate.
-    pub lr: f64,
-    /// The fraction of each parameter that a step subtracts from it, times the learning rate.
-    pub weight_decay: f64,
-    /// The fraction of the momentum that is kept.
-    pub momentum: f64,
-    /// Whether the gradient is added once more (Nesterov).
-    pub nesterov: bool,
-    /// The coefficients of the polynomial that is iterated.
-    pub ns_coefficients: [f64; 3],
-    /// The lower bound of the norm that a matrix is divided by.
-    pub eps: f64,
-    /// The number of iterations of the polynomial.
-    pub ns_steps: usize,
-    /// The way in which the learning rate is adapted to the shape.
-    pub adjust_lr: AdjustLr,
-}
-
-impl Default for MuonOptions {
-    /// Returns PyTorch's options.
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            weight_decay: 0.1,
-            momentum: 0.95,
-            nesterov: true,
-            ns_coefficients: [3.4445, -4.7750, 2.0315],
-            eps: 1e-7,
-            ns_steps: 5,
-            adjust_lr: AdjustLr::Original,
-        }
+options! {
+    /// The options of [`Muon`], by PyTorch's names.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct MuonOptions {
+        /// The learning rate.
+        pub lr: f64 = 1e-3,
+        /// The fraction of each parameter that a step subtracts from it, times the learning rate.
+        pub weight_decay: f64 = 0.1,
+        /// The fraction of the momentum that is kept.
+        pub momentum: f64 = 0.95,
+        /// Whether the gradient is added once more (Nesterov).
+        pub nesterov: bool = true,
+        /// The coefficients of the polynomial that is iterated.
+        pub ns_coefficients: [f64; 3] = [3.4445, -4.7750, 2.0315],
+        /// The lower bound of the norm that a matrix is divided by.
+        pub eps: f64 = 1e-7,
+        /// The number of iterations of the polynomial.
+        pub ns_steps: usize = 5,
+        /// The way in which the learning rate is adapted to the shape.
+        pub adjust_lr: AdjustLr = AdjustLr::Original,
     }
 }
 

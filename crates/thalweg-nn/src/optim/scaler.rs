@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Error, Result, invalid, refuse, refuse_if};
+use thalweg_runtime::{Device, Error, Result, invalid, options, refuse, refuse_if};
 
 use thalweg_kernels::magnitudes::Magnitude;
 
@@ -17,22 +17,18 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::no_grad;
 
-/// The numbers of a [`GradientScaler`], with PyTorch's defaults.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct GradientScalerOptions {
-    /// The first scale.
-    pub init_scale: f64,
-    /// The factor of the scale after `growth_interval` consecutive steps with finite gradients.
-    pub growth_factor: f64,
-    /// The factor of the scale after a step with a gradient that is not finite.
-    pub backoff_factor: f64,
-    /// The number of consecutive steps until the scale grows.
-    pub growth_interval: u32,
-}
-
-impl Default for GradientScalerOptions {
-    fn default() -> Self {
-        Self { init_scale: 65536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+options! {
+    /// The numbers of a [`GradientScaler`], with PyTorch's defaults.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct GradientScalerOptions {
+        /// The first scale.
+        pub init_scale: f64 = 65536.0,
+        /// The factor of the scale after `growth_interval` consecutive steps with finite gradients.
+        pub growth_factor: f64 = 2.0,
+        /// The factor of the scale after a step with a gradient that is not finite.
+        pub backoff_factor: f64 = 0.5,
+        /// The number of consecutive steps until the scale grows.
+        pub growth_interval: u32 = 2000,
     }
 }
 

@@ -4,7 +4,7 @@
 use std::f64::consts::PI;
 use std::panic::Location;
 
-use thalweg_runtime::{Error, Result, invalid, refuse};
+use thalweg_runtime::{Error, Result, invalid, options, refuse};
 
 use super::{Optimizer, OptimizerOptions};
 use thalweg_tensor::caller::at_line;
@@ -470,39 +470,26 @@ pub enum ThresholdMode {
     Absolute,
 }
 
-/// The options of [`ReduceLrOnPlateau`], with PyTorch's defaults.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct PlateauOptions {
-    /// The direction in which the metric improves.
-    pub mode: PlateauMode,
-    /// The factor of the rates: below 1.
-    pub factor: f64,
-    /// The number of epochs without improvement that are tolerated.
-    pub patience: u64,
-    /// The threshold by which a value must improve.
-    pub threshold: f64,
-    /// The quantity that the threshold is compared with.
-    pub threshold_mode: ThresholdMode,
-    /// The number of epochs after a reduction that are not counted.
-    pub cooldown: u64,
-    /// The lowest rate.
-    pub min_lr: f64,
-    /// The smallest change of a rate that is applied.
-    pub eps: f64,
-}
-
-impl Default for PlateauOptions {
-    fn default() -> Self {
-        Self {
-            mode: PlateauMode::Min,
-            factor: 0.1,
-            patience: 10,
-            threshold: 1e-4,
-            threshold_mode: ThresholdMode::Relative,
-            cooldown: 0,
-            min_lr: 0.0,
-            eps: 1e-8,
-        }
+options! {
+    /// The options of [`ReduceLrOnPlateau`], with PyTorch's defaults.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct PlateauOptions {
+        /// The direction in which the metric improves.
+        pub mode: PlateauMode = PlateauMode::Min,
+        /// The factor of the rates: below 1.
+        pub factor: f64 = 0.1,
+        /// The number of epochs without improvement that are tolerated.
+        pub patience: u64 = 10,
+        /// The threshold by which a value must improve.
+        pub threshold: f64 = 1e-4,
+        /// The quantity that the threshold is compared with.
+        pub threshold_mode: ThresholdMode = ThresholdMode::Relative,
+        /// The number of epochs after a reduction that are not counted.
+        pub cooldown: u64 = 0,
+        /// The lowest rate.
+        pub min_lr: f64 = 0.0,
+        /// The smallest change of a rate that is applied.
+        pub eps: f64 = 1e-8,
     }
 }
 

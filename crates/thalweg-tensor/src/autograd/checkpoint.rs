@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
 use thalweg_lock::Mutex;
-use thalweg_runtime::{Device, Error, Result, Stream, refuse};
+use thalweg_runtime::{Device, Error, Result, Stream, options, refuse};
 
 use super::saved::{Pack, Saved, Unpack, check_version, with_pack};
 use super::{enable_grad, is_grad_enabled, no_grad, pass};
@@ -24,21 +24,23 @@ use crate::caller::{CallLocation, outermost};
 use crate::random::{DeviceGenerator, GeneratorState, SEED, made_generator};
 use crate::tensor::Tensor;
 
-/// The options of a checkpointed function, with PyTorch's defaults.
-#[derive(Clone, Debug)]
-pub struct CheckpointOptions {
-    /// Whether random numbers are drawn again: the states of the default generators of the inputs' devices, and of `generators`,
-    /// are reset for the second run to those of the first, and restored after it.
-    pub preserve_rng_state: bool,
-    /// Other generators that the function draws from.
-    pub generators: Vec<Arc<DeviceGenerator>>,
-    /// Whether it is an error if the second run saves tensors of other shapes, dtypes or devices than the first.
-    pub determinism_check: bool,
-    /// Whether the second run is stopped, by an error that the function must propagate, once it has saved all tensors that
-    /// backward needs.
-    pub early_stop: bool,
-    /// A function that extends the message of an error about differences between the second run and the first.
-    pub explain: Option<Explain>,
+options! {
+    /// The options of a checkpointed function, with PyTorch's defaults.
+    #[derive(Clone, Debug)]
+    pub struct CheckpointOptions {
+        /// Whether random numbers are drawn again: the states of the default generators of the inputs' devices, and of `generators`,
+        /// are reset for the second run to those of the first, and restored after it.
+        pub preserve_rng_state: bool = true,
+        /// Other generators that the function draws from.
+        pub generators: Vec<Arc<DeviceGenerator>> = Vec::new(),
+        /// Whether it is an error if the second run saves tensors of other shapes, dtypes or devices than the first.
+        pub determinism_check: bool = true,
+        /// Whether the second run is stopped, by an error that the function must propagate, once it has saved all tensors that
+        /// backward needs.
+        pub early_stop: bool = true,
+        /// A function that extends the message of an error about differences between the second run and the first.
+        pub explain: Option<Explain> = None,
+    }
 }
 
 /// A function that extends a message.
@@ -48,18 +50,6 @@ pub struct Explain(pub Arc<dyn Fn(String) -> String + Send + Sync>);
 impl fmt::Debug for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Explain")
-    }
-}
-
-impl Default for CheckpointOptions {
-    fn default() -> Self {
-        Self {
-            preserve_rng_state: true,
-            generators: Vec::new(),
-            determinism_check: true,
-            early_stop: true,
-            explain: None,
-        }
     }
 }
 

@@ -3,29 +3,25 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result, invalid, refuse, refuse_if};
+use thalweg_runtime::{Error, Result, invalid, options, refuse, refuse_if};
 
 use super::{BackwardOptions, enable_grad, gradients_with};
 use crate::caller::at_line;
 use crate::random::Generator;
 use crate::tensor::Tensor;
 
-/// The options of [`gradcheck`], with PyTorch's defaults.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct GradcheckOptions {
-    /// The distance by which inputs are moved for finite differences.
-    pub eps: f64,
-    /// The absolute tolerance.
-    pub atol: f64,
-    /// The relative tolerance.
-    pub rtol: f64,
-    /// The tolerance between the gradients of two runs of backward.
-    pub nondet_tol: f64,
-}
-
-impl Default for GradcheckOptions {
-    fn default() -> Self {
-        Self { eps: 1e-6, atol: 1e-5, rtol: 1e-3, nondet_tol: 0.0 }
+options! {
+    /// The options of [`gradcheck`], with PyTorch's defaults.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    pub struct GradcheckOptions {
+        /// The distance by which inputs are moved for finite differences.
+        pub eps: f64 = 1e-6,
+        /// The absolute tolerance.
+        pub atol: f64 = 1e-5,
+        /// The relative tolerance.
+        pub rtol: f64 = 1e-3,
+        /// The tolerance between the gradients of two runs of backward.
+        pub nondet_tol: f64 = 0.0,
     }
 }
 

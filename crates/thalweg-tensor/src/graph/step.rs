@@ -1,20 +1,15 @@
 //! [`CapturedStep`]: an entire training step, or any other repeated piece of work, as one graph.
 
-use thalweg_runtime::{CaptureOptions, Device, Graph, Result};
+use thalweg_runtime::{CaptureOptions, Device, Graph, Result, options};
 
-/// The options with which a step is captured.
-#[derive(Clone, Debug)]
-pub struct StepOptions {
-    /// The number of eager runs before the capture: they compile the kernels and make the persistent tensors (moments, caches).
-    pub warm_up: usize,
-    /// The pool, mode and stream of the capture.
-    pub capture: CaptureOptions,
-}
-
-impl Default for StepOptions {
-    /// Returns options with three eager runs, like PyTorch's warm-up, and a new pool.
-    fn default() -> Self {
-        Self { warm_up: 3, capture: CaptureOptions::default() }
+options! {
+    /// The options with which a step is captured.
+    #[derive(Clone, Debug)]
+    pub struct StepOptions {
+        /// The number of eager runs before the capture: they compile the kernels and make the persistent tensors (moments, caches).
+        pub warm_up: usize = 3,
+        /// The pool, mode and stream of the capture.
+        pub capture: CaptureOptions = CaptureOptions::default(),
     }
 }
 

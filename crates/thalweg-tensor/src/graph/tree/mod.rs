@@ -47,7 +47,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use thalweg_runtime::{CaptureMode, Device, Error, Label, Result, Stream, invalid, refuse};
+use thalweg_runtime::{CaptureMode, Device, Error, Label, Result, Stream, invalid, options, refuse};
 
 pub use counters::{Decision, DecisionKind, GraphTreeCounters};
 pub use function::{CaptureSizes, FunctionId, FunctionOptions, Padding, PaddingFunction};
@@ -74,47 +74,31 @@ pub enum Steps {
     Explicit,
 }
 
-/// The options of a [`GraphTreeManager`].
-#[derive(Clone, Debug)]
-pub struct GraphTreeOptions {
-    /// The number of eager runs of a function with some shapes before it is recorded.
-    pub warm_up: usize,
-    /// The policy for outputs that are held beyond their step when a call would overwrite them.
-    pub live_outputs: LiveOutputs,
-    /// The rule for the end of a step.
-    pub steps: Steps,
-    /// The number of times that the invariants of a function's graphs may fail (apart from those of static inputs) before it
-    /// always runs eagerly.
-    pub rerecord_limit: usize,
-    /// The number of times that a managed input may have moved before it is always copied.
-    pub managed_move_limit: usize,
-    /// The number of different shapes that a function is captured for. Calls with others run eagerly.
-    pub shape_limit: usize,
-    /// The number of variants of a node. A new one replaces the least recently used one.
-    pub variant_limit: usize,
-    /// The number of graphs per step. Further calls run eagerly.
-    pub depth_limit: usize,
-    /// The number of bytes that all pools together may take from the driver. The least recently used pool is evicted with its graphs.
-    pub pool_bytes_limit: Option<u64>,
-    /// The calls of other threads that the captures forbid.
-    pub mode: CaptureMode,
-}
-
-impl Default for GraphTreeOptions {
-    /// Returns PyTorch's values, where they exist: one warm-up, 128 re-recordings, 5 moves of an input.
-    fn default() -> Self {
-        Self {
-            warm_up: 1,
-            live_outputs: LiveOutputs::default(),
-            steps: Steps::default(),
-            rerecord_limit: 128,
-            managed_move_limit: 5,
-            shape_limit: 64,
-            variant_limit: 16,
-            depth_limit: 64,
-            pool_bytes_limit: None,
-            mode: CaptureMode::ThreadLocal,
-        }
+options! {
+    /// The options of a [`GraphTreeManager`].
+    #[derive(Clone, Debug)]
+    pub struct GraphTreeOptions {
+        /// The number of eager runs of a function with some shapes before it is recorded.
+        pub warm_up: usize = 1,
+        /// The policy for outputs that are held beyond their step when a call would overwrite them.
+        pub live_outputs: LiveOutputs = LiveOutputs::default(),
+        /// The rule for the end of a step.
+        pub steps: Steps = Steps::default(),
+        /// The number of times that the invariants of a function's graphs may fail (apart from those of static inputs) before it
+        /// always runs eagerly.
+        pub rerecord_limit: usize = 128,
+        /// The number of times that a managed input may have moved before it is always copied.
+        pub managed_move_limit: usize = 5,
+        /// The number of different shapes that a function is captured for. Calls with others run eagerly.
+        pub shape_limit: usize = 64,
+        /// The number of variants of a node. A new one replaces the least recently used one.
+        pub variant_limit: usize = 16,
+        /// The number of graphs per step. Further calls run eagerly.
+        pub depth_limit: usize = 64,
+        /// The number of bytes that all pools together may take from the driver. The least recently used pool is evicted with its graphs.
+        pub pool_bytes_limit: Option<u64> = None,
+        /// The calls of other threads that the captures forbid.
+        pub mode: CaptureMode = CaptureMode::ThreadLocal,
     }
 }
 
