@@ -13,6 +13,26 @@ use thalweg_kernels::matmul::{Factor, Matmul};
 use crate::{Error, Result};
 use crate::{invalid, refuse};
 
+/// Defines settings: of each what it says, the functions that return and set it, and where it is stored with its default.
+macro_rules! settings {
+    ($(
+        $(#[doc = $meaning:literal])+
+        $get:ident, $set:ident: $type:ty = $cell:ident, $atomic:ident, $default:literal;
+    )*) => {$(
+        static $cell: $atomic = $atomic::new($default);
+
+        #[doc = concat!("Returns", $($meaning,)+ "; the default is ", $default, ".")]
+        pub fn $get() -> $type {
+            $cell.load(Ordering::Relaxed)
+        }
+
+        #[doc = concat!("Sets", $($meaning,)+ ".")]
+        pub fn $set(to: $type) {
+            $cell.store(to, Ordering::Relaxed);
+        }
+    )*};
+}
+
 /// The precision in which a product of 32-bit floats is computed (`fp32_precision`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -198,7 +218,6 @@ pub mod cuda {
         static PRECISION: AtomicU8 = AtomicU8::new(Fp32Precision::None as u8);
         static FP16_REDUCTION: AtomicU8 = AtomicU8::new(REDUCED);
         static BF16_REDUCTION: AtomicU8 = AtomicU8::new(REDUCED);
-        static FP16_ACCUMULATION: AtomicBool = AtomicBool::new(false);
 
         const REDUCED: u8 = 0;
         const FULL: u8 = 1;
@@ -300,15 +319,9 @@ pub mod cuda {
             set_reduction(&BF16_REDUCTION, to)
         }
 
-        /// Returns whether products of float16 are accumulated in 16 bits.
-        pub fn allow_fp16_accumulation() -> bool {
-            FP16_ACCUMULATION.load(Ordering::Relaxed)
-        }
-
-        /// Sets whether products of float16 whose factors are 0 or 1 are accumulated in 16 bits: faster on some devices, and far
-        /// less exact.
-        pub fn set_allow_fp16_accumulation(allow: bool) {
-            FP16_ACCUMULATION.store(allow, Ordering::Relaxed);
+        settings! {
+            /// whether products of float16 whose factors are 0 or 1 are accumulated in 16 bits: faster on some devices, and far less exact
+            allow_fp16_accumulation, set_allow_fp16_accumulation: bool = FP16_ACCUMULATION, AtomicBool, false;
         }
     }
 }
@@ -317,62 +330,18 @@ pub mod cuda {
 pub mod cudnn {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-    static ENABLED: AtomicBool = AtomicBool::new(true);
-    static ALLOW_TF32: AtomicBool = AtomicBool::new(true);
-    static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
-    static BENCHMARK: AtomicBool = AtomicBool::new(false);
-    static BENCHMARK_LIMIT: AtomicU32 = AtomicU32::new(10);
-
-    /// Returns whether convolutions may call cuDNN (`enabled`); the default is true.
-    pub fn enabled() -> bool {
-        ENABLED.load(Ordering::Relaxed)
-    }
-
-    /// Sets whether convolutions may call cuDNN.
-    pub fn set_enabled(enabled: bool) {
-        ENABLED.store(enabled, Ordering::Relaxed);
-    }
-
-    /// Returns whether cuDNN may round f32 to TF32 before it multiplies (`allow_tf32`); the default is true, as in PyTorch.
-    pub fn allow_tf32() -> bool {
-        ALLOW_TF32.load(Ordering::Relaxed)
-    }
-
-    /// Sets whether cuDNN may round f32 to TF32.
-    pub fn set_allow_tf32(allow: bool) {
-        ALLOW_TF32.store(allow, Ordering::Relaxed);
-    }
-
-    /// Returns whether cuDNN's convolutions must be bitwise reproducible (`deterministic`); the default is false.
-    pub fn deterministic() -> bool {
-        DETERMINISTIC.load(Ordering::Relaxed)
-    }
-
-    /// Sets whether cuDNN's convolutions must be bitwise reproducible.
-    pub fn set_deterministic(deterministic: bool) {
-        DETERMINISTIC.store(deterministic, Ordering::Relaxed);
-    }
-
-    /// Returns whether the first convolution of each shape tries cuDNN's engines and keeps the fastest (`benchmark`); the default
-    /// is false.
-    pub fn benchmark() -> bool {
-        BENCHMARK.load(Ordering::Relaxed)
-    }
-
-    /// Sets whether the first convolution of each shape tries cuDNN's engines, which blocks. Not in a capture: run the region
-    /// once before.
-    pub fn set_benchmark(benchmark: bool) {
-        BENCHMARK.store(benchmark, Ordering::Relaxed);
-    }
-
-    /// Returns the maximum number of engines that are tried (`benchmark_limit`); the default is 10, and 0 means all.
-    pub fn benchmark_limit() -> u32 {
-        BENCHMARK_LIMIT.load(Ordering::Relaxed)
-    }
-
-    /// Sets the maximum number of engines that are tried; 0 means all.
-    pub fn set_benchmark_limit(limit: u32) {
-        BENCHMARK_LIMIT.store(limit, Ordering::Relaxed);
+    settings! {
+        /// whether convolutions may call cuDNN (`enabled`)
+        enabled, set_enabled: bool = ENABLED, AtomicBool, true;
+        /// whether cuDNN may round f32 to TF32 before it multiplies (`allow_tf32`)
+        allow_tf32, set_allow_tf32: bool = ALLOW_TF32, AtomicBool, true;
+        /// whether cuDNN's convolutions must be bitwise reproducible (`deterministic`)
+        deterministic, set_deterministic: bool = DETERMINISTIC, AtomicBool, false;
+        /// whether the first convolution of each shape tries cuDNN's engines, which blocks, and keeps the fastest (`benchmark`): run a
+        /// region once before it is captured
+        benchmark, set_benchmark: bool = BENCHMARK, AtomicBool, false;
+        /// the maximum number of engines that are tried (`benchmark_limit`), where 0 means all
+        benchmark_limit, set_benchmark_limit: u32 = BENCHMARK_LIMIT, AtomicU32, 10;
     }
 
     /// Returns the maximum number of engines that a call may try.

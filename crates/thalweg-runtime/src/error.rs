@@ -300,11 +300,6 @@ impl Error {
     pub fn is_distributed(&self) -> bool {
         matches!(self.0.kind, Kind::Distributed(_))
     }
-
-    /// Returns whether the run-time compiler refused a kernel.
-    pub fn is_compilation(&self) -> bool {
-        self.driver_error().is_some_and(|error| error.code() == Code::Compilation)
-    }
 }
 
 impl From<thalweg_driver::Error> for Error {

@@ -152,21 +152,8 @@ impl SanitizerDriver {
         let number = model.host_acts(host);
         let strand = model.hosts[host as usize].strand;
         let access = Access::new(start, bytes as u64, mode);
-        let kind = MarkKind::Host;
-        let mark = Mark {
-            strand,
-            within: 0,
-            site,
-            number,
-            start,
-            bytes: access.bytes,
-            launch: 0,
-            mode,
-            kind,
-            is_certain: true,
-            is_whole: false,
-            ticket: 0,
-        };
+        let mark =
+            Mark { start, bytes: access.bytes, mode, ..Mark::new(strand, number, site, MarkKind::Host) };
         let clock = std::mem::take(&mut model.hosts[host as usize].clock);
         model.touch(&clock, mark, &access, Manner::Submitted);
         model.hosts[host as usize].clock = clock;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{Access, AccessMode, BlockKind, CaptureInfo, Driver, GraphHandle, GraphNodeHandle};
+use thalweg_driver::{Access, BlockKind, CaptureInfo, Driver, GraphHandle, GraphNodeHandle};
 
 use super::clock::Clock;
 use super::finding::FindingKind;
@@ -138,21 +138,8 @@ impl Model {
         }
         let number = self.number + 1;
         let strand = self.hosts[0].strand;
-        let (start, bytes, mode) = (access.start, access.bytes, access.mode);
-        let mark = Mark {
-            strand,
-            within: 0,
-            site,
-            number,
-            start,
-            bytes,
-            launch: 0,
-            mode,
-            kind: MarkKind::Command,
-            is_certain: true,
-            is_whole: false,
-            ticket: 0,
-        };
+        let Access { start, bytes, mode, .. } = *access;
+        let mark = Mark { start, bytes, mode, ..Mark::new(strand, number, site, MarkKind::Command) };
         for trouble in troubles {
             self.report(&trouble, &mark, &Clock::default());
         }
@@ -207,22 +194,8 @@ impl Model {
             if let NodeWork::Record { event } = node.work {
                 self.events.insert(event, Record::Live(clock.clone(), id));
             }
-            let kind = MarkKind::Command;
-            let mode = AccessMode::Read;
-            let mark = Mark {
-                strand,
-                within: node.within,
-                site: node.site,
-                number,
-                start: 0,
-                bytes: 0,
-                launch,
-                mode,
-                kind,
-                is_certain: true,
-                is_whole: false,
-                ticket: 0,
-            };
+            let mark = Mark::new(strand, number, node.site, MarkKind::Command);
+            let mark = Mark { within: node.within, launch, ..mark };
             self.run_node(node, &clock, mark);
             if place.is_awaited {
                 awaited.insert(index as u32, clock.clone());

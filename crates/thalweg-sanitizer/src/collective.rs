@@ -10,9 +10,7 @@
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{
-    Access, AccessMode, Collective, CollectiveOperation, CommunicatorHandle, CommunicatorId,
-};
+use thalweg_driver::{Access, Collective, CollectiveOperation, CommunicatorHandle, CommunicatorId};
 
 use super::clock::Clock;
 use super::model::{Actor, HostId, Model, StreamId};
@@ -191,21 +189,8 @@ impl Model {
             let mut clock = entry.clone();
             clock.learn(strand, number);
             let site = self.sites.of(call.label);
-            let (mode, kind) = (AccessMode::Read, MarkKind::Command);
-            let mark = Mark {
-                strand,
-                within: self.sites.within(),
-                site,
-                number,
-                start: 0,
-                bytes: 0,
-                launch: 0,
-                mode,
-                kind,
-                is_certain: true,
-                is_whole: false,
-                ticket: 0,
-            };
+            let mark =
+                Mark { within: self.sites.within(), ..Mark::new(strand, number, site, MarkKind::Command) };
             for access in &accesses {
                 self.touch(&clock, mark, access, Manner::Submitted);
             }

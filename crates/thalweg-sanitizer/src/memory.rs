@@ -87,21 +87,8 @@ impl Model {
         }
         let number = self.number + 1;
         let strand = self.hosts[host as usize].strand;
-        let (mode, kind) = (AccessMode::Write, MarkKind::Free);
-        let mark = Mark {
-            strand,
-            within: 0,
-            site,
-            number,
-            start,
-            bytes,
-            launch: 0,
-            mode,
-            kind,
-            is_certain: true,
-            is_whole: false,
-            ticket: 0,
-        };
+        let mode = AccessMode::Write;
+        let mark = Mark { start, bytes, mode, ..Mark::new(strand, number, site, MarkKind::Free) };
         for trouble in troubles {
             self.report(&trouble, &mark, &known);
         }

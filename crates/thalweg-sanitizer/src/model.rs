@@ -446,19 +446,6 @@ impl Model {
     /// Returns a mark for the command with this number on the stream.
     pub(super) fn mark(&mut self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
         let strand = self.streams[id as usize].strand;
-        Mark {
-            strand,
-            site,
-            within: self.sites.within(),
-            number,
-            start: 0,
-            bytes: 0,
-            launch: 0,
-            mode: AccessMode::Write,
-            kind,
-            is_certain: true,
-            is_whole: false,
-            ticket: 0,
-        }
+        Mark { within: self.sites.within(), mode: AccessMode::Write, ..Mark::new(strand, number, site, kind) }
     }
 }

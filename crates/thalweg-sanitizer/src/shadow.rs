@@ -66,6 +66,24 @@ pub(super) struct Mark {
 }
 
 impl Mark {
+    /// Returns the mark of work that touches no bytes yet; bytes that are given to it are touched for certain.
+    pub(super) fn new(strand: Strand, number: u64, site: SiteId, kind: MarkKind) -> Self {
+        Self {
+            strand,
+            site,
+            within: 0,
+            number,
+            start: 0,
+            bytes: 0,
+            launch: 0,
+            mode: AccessMode::Read,
+            kind,
+            is_certain: true,
+            is_whole: false,
+            ticket: 0,
+        }
+    }
+
     /// Returns whether this access and another one that overlaps it touch a common byte for certain.
     pub(super) fn surely_meets(&self, other: &Self) -> bool {
         let holds = |whole: &Self, some: &Self| {

@@ -357,11 +357,6 @@ impl DeviceAllocator {
         self.common().watch.rejections.add(observer)
     }
 
-    /// Removes an observer. Returns whether it was registered.
-    pub fn remove_rejection_observer(&self, observer: ObserverId) -> bool {
-        self.common().watch.rejections.remove(observer)
-    }
-
     /// Writes a snapshot into these files when a request fails for lack of memory; `None` ends that. The error names the file, or
     /// the reason why it was not written.
     pub fn write_snapshots_on_out_of_memory(&self, files: Option<SnapshotFiles>) {

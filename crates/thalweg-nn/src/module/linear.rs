@@ -74,12 +74,6 @@ impl Mlp {
         let contract = Linear::new(hidden, features, generator, device)?;
         Ok(Self { expand, contract, activation: Activation::Gelu })
     }
-
-    /// Returns the layers with this activation function between them.
-    #[must_use]
-    pub fn with_activation(self, activation: Activation) -> Self {
-        Self { activation, ..self }
-    }
 }
 
 impl Forward for Mlp {

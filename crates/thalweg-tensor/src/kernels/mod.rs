@@ -1,8 +1,8 @@
 //! The kernels of the built-in operators: the functions that the dispatcher calls for a backend or for autograd.
 //!
 //! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`](crate::loops)), made from their
-//! entry. Matrix products, linear layers, attention, windows, gathers and scatters have separate kernels; layer normalization and
-//! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
+//! entry. Matrix products, linear layers, attention, windows, gathers and scatters have separate kernels; layer
+//! normalization records a node of its own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod attention;
 pub(crate) mod bags;
@@ -11,7 +11,6 @@ pub(crate) mod compact;
 pub(crate) mod convolution;
 pub(crate) mod creation;
 pub(crate) mod cross_entropy;
-pub(crate) mod dropout;
 pub(crate) mod fused_attention;
 pub(crate) mod geometry;
 pub(crate) mod grid_sample;

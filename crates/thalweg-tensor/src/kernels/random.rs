@@ -1,10 +1,13 @@
 //! Numbers of a device's generator, and dropout: the draws of [`thalweg_kernels::random`].
 
-use thalweg_ir::{DType, element_count};
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, element_count};
 use thalweg_kernels::random::{Distribution, Draw};
 use thalweg_runtime::{Error, Result, invalid, refuse_if};
 
-use crate::dispatch::{Arguments, Call};
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Arguments, Call, built_in};
+use crate::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
 /// Draws numbers of a distribution, from a seed and an offset on the device, a number of threads, and two numbers.
@@ -36,6 +39,26 @@ pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
     call.launch(draw, [seed, offset, &source, &result, &mask])?;
     Ok(Tensors::from_iter([result, mask]))
 }
+
+/// The gradient of [`dropout`]: the same elements, times the same scale. It reads which were kept, since the generator has advanced.
+pub(crate) static DROPOUT: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let scale = Scalar::F64(1.0 / call.scalar(4).to_f64());
+            let arguments =
+                LoopArguments { scalars: SmallVec::from_slice(&[scale]), ..LoopArguments::default() };
+            let scaled = built_in!("thalweg::masked_scale")?.call_loop(
+                &[&call.gradient()?, &call.result(1)?],
+                &arguments,
+                None,
+                call.label(),
+            )?;
+            scaled[0].sum_to_shape(call.shape(0))
+        })
+    },
+};
 
 /// Returns the number of elements to draw.
 fn count(call: &Call<'_>, place: usize) -> Result<usize> {

@@ -7,8 +7,8 @@ use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED};
 use super::Body::{Differentiable, Kernel, Pair};
 use super::{Complex, OpDef};
 use crate::kernels::{
-    attention, channel_norm, convolution, creation, cross_entropy, dropout, fused_attention, grid_sample,
-    indexing, linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
+    attention, channel_norm, convolution, creation, cross_entropy, fused_attention, grid_sample, indexing,
+    linear, matmul, mlp, nll, normalization, one_query, random, resample, rms_norm,
 };
 use crate::loops::{LoopCall, run};
 
@@ -28,7 +28,7 @@ pub(super) static OPERATORS: &[OpDef] = &[
     ),
     OpDef::part(
         "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] size) -> (Tensor, Tensor)",
-        Pair(random::dropout, dropout::autograd),
+        Differentiable(random::dropout, &random::DROPOUT),
     ),
     OpDef::part(
         "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] dim) -> (Tensor, Tensor)",
