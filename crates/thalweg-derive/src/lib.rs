@@ -8,7 +8,7 @@
 //! | `buffer` | `Tensor` or `Option<Tensor>` that is saved and not learnt |
 //! | `training` | `bool`: whether the module is in training mode |
 //! | `flatten` | a module whose names are merged into those of this one |
-//! | `skip` | anything else: sizes, options |
+//! | `skip` | anything else: sizes, options. Over a structure: all of its fields |
 //! | `name = "…"` | the name in the state dictionary, if it differs from the field's |
 //!
 //! A field with a forgotten attribute does not compile, since a number or a tensor is not a module, so no parameter can be lost.
@@ -60,7 +60,8 @@ struct Part {
 }
 
 impl Part {
-    fn new(index: usize, field: &Field) -> Result<Self> {
+    /// Describes a field, which has this kind if it does not state another.
+    fn new(index: usize, field: &Field, of_all: Kind) -> Result<Self> {
         let member = match &field.ident {
             Some(ident) => Member::Named(ident.clone()),
             None => Member::from(index),
@@ -72,6 +73,9 @@ impl Part {
         let mut kind = Kind::Child;
         for attribute in &field.attrs {
             read(attribute, &mut kind, &mut name)?;
+        }
+        if kind == Kind::Child {
+            kind = of_all;
         }
         Ok(Self { member, name, kind, span: field.ty.span() })
     }
@@ -148,10 +152,17 @@ fn expand(mut input: DeriveInput, path: &Tokens) -> Result<Tokens> {
         Fields::Unnamed(fields) => fields.unnamed.iter().collect(),
         Fields::Unit => Vec::new(),
     };
+    let mut of_all = Kind::Child;
+    for attribute in &input.attrs {
+        read(attribute, &mut of_all, &mut String::new())?;
+    }
+    if !matches!(of_all, Kind::Child | Kind::Skipped) {
+        return Err(Error::new(input.span(), "over a structure, `#[module(…)]` takes `skip` only"));
+    }
     let parts = fields
         .into_iter()
         .enumerate()
-        .map(|(index, field)| Part::new(index, field))
+        .map(|(index, field)| Part::new(index, field, of_all))
         .collect::<Result<Vec<_>>>()?;
     let visits = parts.iter().map(|part| part.visit(path, false));
     let visits_mut = parts.iter().map(|part| part.visit(path, true));

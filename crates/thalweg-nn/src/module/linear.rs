@@ -193,12 +193,11 @@ impl Forward for Identity {
 options! {
     /// A module that merges a range of dimensions.
     #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+    #[module(skip)]
     pub struct Flatten {
         /// The first dimension of the range.
-        #[module(skip)]
         pub start_dim: i64 = 1,
         /// The last dimension of the range.
-        #[module(skip)]
         pub end_dim: i64 = -1,
     }
 }
@@ -212,12 +211,11 @@ impl Forward for Flatten {
 
 /// A module that splits a dimension into several.
 #[derive(Module, Clone, PartialEq, Eq, Debug)]
+#[module(skip)]
 pub struct Unflatten {
     /// The dimension.
-    #[module(skip)]
     pub dim: i64,
     /// The new extents; one of them may be −1.
-    #[module(skip)]
     pub unflattened_size: Vec<i64>,
 }
 

@@ -168,15 +168,13 @@ losses! {
 
 /// target · (ln target − x), where x holds logarithms.
 #[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
+#[module(skip)]
 pub struct KLDivLoss {
     /// The reduction of the losses of all elements.
-    #[module(skip)]
     pub reduction: Reduction,
     /// Whether the sum is divided by the first extent, regardless of `reduction` (`reduction='batchmean'`).
-    #[module(skip)]
     pub batch_mean: bool,
     /// Whether the target holds logarithms, too.
-    #[module(skip)]
     pub log_target: bool,
 }
 
@@ -202,15 +200,13 @@ impl KLDivLoss {
 options! {
     /// Half of ln variance + (x − target)² / variance.
     #[derive(Module, Clone, Copy, PartialEq, Debug)]
+    #[module(skip)]
     pub struct GaussianNLLLoss {
         /// Whether half of ln 2π is added.
-        #[module(skip)]
         pub full: bool = false,
         /// The least variance.
-        #[module(skip)]
         pub eps: f64 = 1e-6,
         /// The reduction of the losses.
-        #[module(skip)]
         pub reduction: Reduction = Reduction::Mean,
     }
 }
@@ -255,15 +251,13 @@ impl MultiLabelSoftMarginLoss {
 
 /// Connectionist temporal classification: −ln of the probability of each sequence of labels, over all its alignments with time.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[module(skip)]
 pub struct CTCLoss {
     /// The label that represents a blank.
-    #[module(skip)]
     pub blank: i64,
     /// The reduction of the losses of sequences; the mean is taken over the losses divided by their numbers of labels.
-    #[module(skip)]
     pub reduction: Reduction,
     /// Whether the loss of a sequence that does not fit into its time is 0, instead of infinity.
-    #[module(skip)]
     pub zero_infinity: bool,
 }
 

@@ -339,18 +339,15 @@ impl Forward for GroupNorm {
 
 /// Normalization of each element by a power of the sum of squares of its neighbours among the channels.
 #[derive(Module, Clone, Copy, PartialEq, Debug)]
+#[module(skip)]
 pub struct LocalResponseNorm {
     /// The number of channels that are summed.
-    #[module(skip)]
     pub size: usize,
     /// The factor of the sum.
-    #[module(skip)]
     pub alpha: f64,
     /// The power.
-    #[module(skip)]
     pub beta: f64,
     /// The number that is added to the sum.
-    #[module(skip)]
     pub k: f64,
 }
 

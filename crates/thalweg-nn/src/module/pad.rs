@@ -79,12 +79,11 @@ fn circular(x: &Tensor, padding: &[i64]) -> Result<Tensor> {
 
 /// Padding with one value.
 #[derive(Module, Clone, PartialEq, Debug)]
+#[module(skip)]
 pub struct ConstantPad {
     /// Two widths per axis, the last axis first.
-    #[module(skip)]
     pub padding: Vec<i64>,
     /// The value.
-    #[module(skip)]
     pub value: f64,
 }
 

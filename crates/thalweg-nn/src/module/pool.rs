@@ -14,21 +14,17 @@ use crate::functional::{call, call_all, of_axes, operator};
 
 /// The greatest element of each window.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+#[module(skip)]
 pub struct MaxPool<const AXES: usize> {
     /// The extents of a window.
-    #[module(skip)]
     pub kernel_size: [usize; AXES],
     /// The distance from one window to the next: by default the window's extents.
-    #[module(skip)]
     pub stride: Option<[usize; AXES]>,
     /// The width of the padding, whose elements never count as the greatest: at most half of the extents.
-    #[module(skip)]
     pub padding: [usize; AXES],
     /// The distance from one element of a window to the next.
-    #[module(skip)]
     pub dilation: [usize; AXES],
     /// Whether the number of windows is rounded up.
-    #[module(skip)]
     pub ceil_mode: bool,
 }
 
@@ -84,24 +80,19 @@ impl<const AXES: usize> Forward for MaxPool<AXES> {
 
 /// The mean of each window.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+#[module(skip)]
 pub struct AvgPool<const AXES: usize> {
     /// The extents of a window.
-    #[module(skip)]
     pub kernel_size: [usize; AXES],
     /// The distance from one window to the next: by default the window's extents.
-    #[module(skip)]
     pub stride: Option<[usize; AXES]>,
     /// The width of the zero padding: at most half of the extents.
-    #[module(skip)]
     pub padding: [usize; AXES],
     /// Whether the number of windows is rounded up.
-    #[module(skip)]
     pub ceil_mode: bool,
     /// Whether the padding counts in the mean.
-    #[module(skip)]
     pub count_include_pad: bool,
     /// The divisor of sums, if it is not the number of elements. Not supported for sequences.
-    #[module(skip)]
     pub divisor_override: Option<i64>,
 }
 
@@ -143,18 +134,15 @@ impl<const AXES: usize> Forward for AvgPool<AXES> {
 
 /// The power mean of each window, without the division by the number of elements: (Σ x^p)^(1/p).
 #[derive(Module, Clone, Copy, PartialEq, Debug)]
+#[module(skip)]
 pub struct LPPool<const AXES: usize> {
     /// The power.
-    #[module(skip)]
     pub norm_type: f64,
     /// The extents of a window.
-    #[module(skip)]
     pub kernel_size: [usize; AXES],
     /// The distance from one window to the next: by default the window's extents.
-    #[module(skip)]
     pub stride: Option<[usize; AXES]>,
     /// Whether the number of windows is rounded up.
-    #[module(skip)]
     pub ceil_mode: bool,
 }
 
@@ -182,15 +170,13 @@ pub enum FractionalSize<const AXES: usize> {
 
 /// The greatest element of windows whose positions are drawn anew at each call (`torch.nn.FractionalMaxPool2d` and `3d`).
 #[derive(Module, Clone, Debug)]
+#[module(skip)]
 pub struct FractionalMaxPool<const AXES: usize> {
     /// The extents of a window.
-    #[module(skip)]
     pub kernel_size: [usize; AXES],
     /// The numbers of windows.
-    #[module(skip)]
     pub output_size: FractionalSize<AXES>,
     /// The generator from which positions are drawn.
-    #[module(skip)]
     pub generator: Arc<DeviceGenerator>,
 }
 

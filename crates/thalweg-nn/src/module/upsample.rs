@@ -12,15 +12,13 @@ use crate::functional::{InterpolateOptions, call, interpolate, operator};
 
 /// Images (batch, channels, …) of one to three axes in another size: `size`, or each axis times a factor.
 #[derive(Module, Clone, PartialEq, Debug, Default)]
+#[module(skip)]
 pub struct Upsample {
     /// The extents of the result.
-    #[module(skip)]
     pub size: Option<Vec<usize>>,
     /// The factors, or one for all axes.
-    #[module(skip)]
     pub scale_factor: Option<Vec<f64>>,
     /// The way in which elements are computed.
-    #[module(skip)]
     pub mode: UpsampleMode,
 }
 
